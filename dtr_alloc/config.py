@@ -1,0 +1,345 @@
+"""The configuration: one frozen value, read in one place.
+
+``load_config`` is the only function that reads ``DTR_ALLOC_*`` variables for settings.
+A setting is looked for in this order, and the first one that is there wins:
+
+1. the arguments of the call (``enable(budget="8GiB")``; None means "not given"),
+2. the variable ``DTR_ALLOC_<FIELD>`` (an empty one counts as not set),
+3. the key ``<field>`` of the TOML file that ``DTR_ALLOC_CONFIG`` names,
+4. the default.
+
+Every setting that is present is checked, also when another one wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+UNLIMITED_BYTES = 2**64 - 1
+"""What the C header calls "no limit"."""
+
+DEVICES = ("auto", "cuda", "cpu")
+HEURISTICS = ("dtr-eqclass",)
+DEALLOCS = ("eager",)
+
+PREFIX = "DTR_ALLOC_"
+
+OTHER_VARIABLES = {
+    "DTR_ALLOC_CONFIG": "a TOML file with settings, keys as the fields of Config",
+    "DTR_ALLOC_BUILD": "how the core is compiled, read by native/build_core.py",
+    "DTR_ALLOC_CACHE": "the folder in which the compiled torch bridge is kept",
+    "DTR_ALLOC_CXX": "the C++ compiler for the torch bridge",
+}
+"""Known variables that are not fields of Config, and what they are."""
+
+_UNITS = {
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
+
+SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
+BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
+SWITCH_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+class ConfigError(ValueError):
+    """A setting is wrong. The message names where it stands, its value and what is allowed."""
+
+    def __init__(self, source: str, value: object, allowed: str) -> None:
+        super().__init__(f"{source} is {value!r}; allowed: {allowed}")
+        self.source = source
+        self.value = value
+        self.allowed = allowed
+
+
+def parse_size(value: object) -> int:
+    """The bytes that a size means: an int, or text such as ``8GiB`` or ``1.5GB`` (decimal).
+
+    Parts of a byte are cut off. Raises ValueError for anything else, for a number without a
+    unit that is not whole, and for what does not fit in 64 bits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"not a size: {value!r}")
+    if isinstance(value, int):
+        size_bytes = value
+    else:
+        match = _NUMBER.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f"not a size: {value!r}")
+        number, unit = match["number"], match["unit"].lower()
+        if unit:
+            if unit not in _UNITS:
+                raise ValueError(f"unknown unit in {value!r}")
+            size_bytes = int(Fraction(number) * _UNITS[unit])
+        elif "." in number:
+            raise ValueError(f"part of a byte: {value!r}")
+        else:
+            size_bytes = int(number)
+    if not 0 <= size_bytes < UNLIMITED_BYTES:
+        raise ValueError(f"not within 64 bits: {value!r}")
+    return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """A size for people: the largest binary unit that is not above it, two decimals."""
+    if size_bytes >= UNLIMITED_BYTES:
+        return "unlimited"
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes} B"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much memory a job may have: a number of bytes, a share of the device, or no limit.
+
+    Attributes:
+        size_bytes: the bytes, or None.
+        share: the part of the device, above 0 and at most 1, or None. Exact, so that 60 % of a
+            device is the same number of bytes everywhere.
+
+    At most one is given; neither means unlimited.
+    """
+
+    size_bytes: int | None = None
+    share: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.size_bytes is not None and self.share is not None:
+            raise ValueError("a budget is bytes or a share, not both")
+        if self.size_bytes is not None and not 0 < self.size_bytes < UNLIMITED_BYTES:
+            raise ValueError(f"not a budget in bytes: {self.size_bytes}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"not a share of a device: {self.share}")
+
+    @classmethod
+    def parse(cls, value: object) -> Budget:
+        """A budget from bytes, text or another budget. Raises ValueError, as parse_size does.
+
+        A float is refused: 0.6 could mean a share or bytes.
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, str):
+            text = value.strip()
+            if text.lower() == "unlimited":
+                return cls()
+            match = _NUMBER.fullmatch(text)
+            if match is not None and match["unit"] == "%":
+                return cls(share=Fraction(match["number"]) / 100)
+        return cls(size_bytes=parse_size(value))
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.size_bytes is None and self.share is None
+
+    def resolve(self, total_bytes: int) -> int:
+        """The budget in bytes on a device of total_bytes; 2**64 - 1 if unlimited.
+
+        Raises ConfigError for a share of a device whose size is unknown (0).
+        """
+        if self.size_bytes is not None:
+            return self.size_bytes
+        if self.share is None:
+            return UNLIMITED_BYTES
+        if total_bytes <= 0:
+            raise ConfigError("budget", str(self), f"{SIZE_FORMS}: the device's size is unknown")
+        return max(1, int(self.share * total_bytes))
+
+    def __str__(self) -> str:
+        """Text that parse() reads back as the same budget (a share to 18 decimals)."""
+        if self.share is not None:
+            return f"{_decimal(self.share * 100)}%"
+        return "unlimited" if self.size_bytes is None else str(self.size_bytes)
+
+
+def _decimal(number: Fraction) -> str:
+    """A decimal fraction written out exactly; rounded to 18 places if it is not one."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    places = next((n for n in range(1, 18) if 10**n % number.denominator == 0), 18)
+    digits = f"{round(number * 10**places):0{places + 1}d}"
+    return f"{digits[:-places]}.{digits[-places:]}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run was asked to do. Values are checked by load_config."""
+
+    budget: Budget = Budget()
+    """The most memory that the job's tensors may have. Unlimited: allocator and recorder are on
+    and nothing is ever evicted, to measure a job."""
+
+    device: str = "auto"
+    """Whose memory is budgeted: ``cuda``, ``cpu``, or ``auto`` (CUDA if there is a device)."""
+
+    heuristic: str = "dtr-eqclass"
+    """How the engine chooses what to evict; one of HEURISTICS."""
+
+    dealloc: str = "eager"
+    """What becomes of a tensor that the job dropped while a closure may still need it; ``eager``
+    evicts it at once."""
+
+    min_evict: int = 0
+    """Bytes. Storages smaller than this are never chosen for eviction."""
+
+    history: int = 262144
+    """The most operator records that are kept before the oldest settle: what hangs on them is
+    made resident and forgets how it was computed."""
+
+    stats: Path | None = None
+    """Where stats() is written as JSON when the process ends, also after an error. ``{pid}`` and
+    ``{rank}`` (the variable RANK, or 0) in the path are filled in."""
+
+    report: bool | Path = False
+    """Whether a readable report is written when the process ends: to stderr (True) or to this
+    file, with the same placeholders as in ``stats``."""
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.strip() not in allowed:
+            raise ValueError(f"not one of {allowed}")
+        return value.strip()
+
+    return parse
+
+
+def _history(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value, re.ASCII):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise ValueError("not a count")
+    return value
+
+
+def _path(value: object) -> Path:
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        if isinstance(text, str) and text.strip() and "\0" not in text:
+            return Path(text).expanduser()
+    raise ValueError("not a path")
+
+
+def _report(value: object) -> bool | Path:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in SWITCH_WORDS:
+        return SWITCH_WORDS[value.strip().lower()]
+    return _path(value)
+
+
+_PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
+    # The second part is a function because HEURISTICS and its like may grow.
+    "budget": (Budget.parse, lambda: BUDGET_FORMS),
+    "device": (lambda v: _choice(DEVICES)(v), lambda: ", ".join(DEVICES)),
+    "heuristic": (lambda v: _choice(HEURISTICS)(v), lambda: ", ".join(HEURISTICS)),
+    "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
+    "min_evict": (parse_size, lambda: SIZE_FORMS),
+    "history": (_history, lambda: "a whole number of records, at least 1"),
+    "stats": (_path, lambda: "a path"),
+    "report": (_report, lambda: "1, true, yes, on (stderr), 0, false, no, off, or a path"),
+}
+
+FIELDS = tuple(field.name for field in fields(Config))
+
+
+def variable(field: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + field.upper()
+
+
+def known_variables() -> tuple[str, ...]:
+    """Every DTR_ALLOC_* variable that means something, sorted."""
+    return tuple(sorted([variable(field) for field in FIELDS] + list(OTHER_VARIABLES)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that somebody gave: from where, as it was written, and what it means."""
+
+    source: str
+    written: object
+    value: Any
+
+
+def _setting(field: str, source: str, written: object) -> Setting:
+    parse, allowed = _PARSERS[field]
+    try:
+        return Setting(source, written, parse(written))
+    except ValueError:
+        raise ConfigError(source, written, allowed()) from None
+
+
+def _from_file(path: str) -> dict[str, Setting]:
+    source = f"DTR_ALLOC_CONFIG ({path})"
+    try:
+        with open(Path(path).expanduser(), "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(
+            "DTR_ALLOC_CONFIG", path, f"a TOML file that can be read ({error.strerror})"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("DTR_ALLOC_CONFIG", path, f"a TOML file ({error})") from None
+    for key in table:
+        if key not in FIELDS:
+            raise ConfigError(f"a key of {source}", key, ", ".join(FIELDS))
+    return {key: _setting(key, f"{key} in {source}", value) for key, value in table.items()}
+
+
+def given_settings(
+    environ: Mapping[str, str] | None = None, **arguments: object
+) -> dict[str, Setting]:
+    """The settings that somebody gave, by field: for each, the one that wins.
+
+    Raises ConfigError for a wrong value or a DTR_ALLOC_* variable that means nothing, and
+    TypeError for an argument that is not a field of Config.
+    """
+    environ = os.environ if environ is None else environ
+    for name in arguments:
+        if name not in FIELDS:
+            raise TypeError(f"unknown setting {name!r}; known: {', '.join(FIELDS)}")
+    known = known_variables()
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            raise ConfigError("the name of a variable", name, ", ".join(known))
+
+    path = environ.get("DTR_ALLOC_CONFIG")
+    found = _from_file(path) if path else {}
+    for field in FIELDS:
+        if text := environ.get(variable(field)):
+            found[field] = _setting(field, variable(field), text)
+    for field, value in arguments.items():
+        if value is not None:
+            found[field] = _setting(field, f"the argument {field}", value)
+    return found
+
+
+def load_config(environ: Mapping[str, str] | None = None, **arguments: object) -> Config:
+    """The configuration of a run; see the top of this module for the precedence.
+
+    ``environ`` stands for os.environ. ``arguments`` are fields of Config; None means not given.
+    Raises as given_settings does.
+    """
+    settings = given_settings(environ, **arguments)
+    return Config(**{field: setting.value for field, setting in settings.items()})

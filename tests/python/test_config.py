@@ -1,0 +1,241 @@
+"""The configuration is read from one place, in one order, and says what is wrong. Needs nothing."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtr_alloc.config import (
+    FIELDS,
+    UNLIMITED_BYTES,
+    Budget,
+    Config,
+    ConfigError,
+    format_size,
+    given_settings,
+    known_variables,
+    load_config,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("8589934592", 2**33),
+        ("8GiB", 2**33),
+        (" 8 gib ", 2**33),
+        ("512MiB", 2**29),
+        ("1.5GB", 1_500_000_000),
+        ("0.5KiB", 512),
+        ("10B", 10),
+        ("1TiB", 2**40),
+        ("0.3kB", 300),
+        (4096, 4096),
+    ],
+)
+def test_a_size_is_bytes_or_a_number_with_a_unit(text, size_bytes):
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "GiB", "8G", "8.5", "-1", -1, "1e9", "8GiB8", "٣", "1_000", 0.6, 8e9, True, None, 2**64],
+)
+def test_what_is_not_a_size_is_refused(value):
+    with pytest.raises(ValueError, match=r"."):
+        parse_size(value)
+
+
+@given(st.integers(0, 2**63))
+def test_a_whole_number_of_bytes_is_read_as_it_is(size_bytes):
+    assert parse_size(str(size_bytes)) == parse_size(size_bytes) == size_bytes
+    assert parse_size(f"{size_bytes}B") == size_bytes
+
+
+@given(st.integers(0, 2**20), st.sampled_from([("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]))
+def test_binary_units_shift(number, unit):
+    assert parse_size(f"{number}{unit[0]}") == number << unit[1]
+
+
+@given(st.text())
+def test_any_text_is_a_size_or_a_value_error(text):
+    try:
+        size_bytes = parse_size(text)
+    except ValueError:
+        return
+    assert 0 <= size_bytes < UNLIMITED_BYTES
+
+
+@given(st.text())
+def test_any_text_is_a_budget_that_reads_back_or_a_config_error(text):
+    try:
+        budget = load_config({"DTR_ALLOC_BUDGET": text}).budget
+    except ConfigError:
+        return
+    assert Budget.parse(str(budget)) == budget
+
+
+@given(st.integers(1, 10**6))
+def test_a_share_reads_back_exactly(millionths):
+    budget = Budget(share=Fraction(millionths, 10**6))
+    assert Budget.parse(str(budget)) == budget
+
+
+@given(st.integers(1, UNLIMITED_BYTES - 1), st.integers(1, 2**50))
+def test_a_budget_in_bytes_does_not_depend_on_the_device(size_bytes, total_bytes):
+    assert Budget.parse(size_bytes).resolve(total_bytes) == size_bytes
+
+
+@given(st.integers(1, 100), st.integers(1, 2**50))
+def test_a_share_is_never_more_than_the_device(percent, total_bytes):
+    resolved = Budget.parse(f"{percent}%").resolve(total_bytes)
+    assert resolved == max(1, percent * total_bytes // 100)
+
+
+def test_unlimited_is_the_largest_number():
+    assert Budget.parse("unlimited") == Budget.parse("Unlimited") == Budget()
+    assert Budget().is_unlimited
+    assert Budget().resolve(0) == UNLIMITED_BYTES
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "0.0GiB", "101%", "-5%", "%", "all", str(2**64)])
+def test_a_budget_is_more_than_nothing_and_at_most_the_device(text):
+    with pytest.raises(ConfigError, match="DTR_ALLOC_BUDGET is"):
+        load_config({"DTR_ALLOC_BUDGET": text})
+
+
+def test_a_share_of_an_unknown_device_is_an_error():
+    with pytest.raises(ConfigError, match="size is unknown"):
+        Budget.parse("60%").resolve(0)
+
+
+def test_without_settings_the_defaults_hold():
+    assert load_config({}) == Config()
+
+
+def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
+    path = tmp_path / "dtr.toml"
+    path.write_text('budget = "1GiB"\nmin_evict = "1MiB"\nhistory = 10\n')
+    environ = {
+        "DTR_ALLOC_CONFIG": str(path),
+        "DTR_ALLOC_BUDGET": "2GiB",
+        "DTR_ALLOC_MIN_EVICT": "2MiB",
+    }
+    config = load_config(environ, budget="3GiB", device=None)
+    assert config.budget.resolve(0) == 3 * 2**30
+    assert config.min_evict == 2 * 2**20
+    assert config.history == 10
+    assert config.device == "auto"
+    assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
+
+
+def test_an_empty_variable_counts_as_not_set():
+    assert load_config({"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""}) == Config()
+
+
+def test_other_peoples_variables_are_not_read():
+    assert load_config({"DTR_BUDGET": "x", "PATH": "/"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("DTR_ALLOC_BUDGET", "much", "60%"),
+        ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
+        ("DTR_ALLOC_HEURISTIC", "best", "dtr-eqclass"),
+        ("DTR_ALLOC_DEALLOC", "never", "eager"),
+        ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
+        ("DTR_ALLOC_HISTORY", "0", "at least 1"),
+        ("DTR_ALLOC_STATS", " ", "a path"),
+    ],
+)
+def test_a_wrong_variable_names_itself_its_value_and_what_is_allowed(name, value, allowed):
+    with pytest.raises(ConfigError) as caught:
+        load_config({name: value})
+    assert name in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_a_wrong_argument_names_itself():
+    with pytest.raises(ConfigError, match=r"the argument budget is 0\.6"):
+        load_config({}, budget=0.6)
+    with pytest.raises(TypeError, match="unknown setting 'bugdet'"):
+        load_config({}, bugdet=1)
+
+
+def test_an_unknown_variable_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ConfigError) as caught:
+        load_config({"DTR_ALLOC_BUGDET": "8GiB"})
+    assert "DTR_ALLOC_BUGDET" in str(caught.value)
+    for name in known_variables():
+        assert name in str(caught.value)
+
+
+def test_variables_of_the_build_and_the_bridge_are_known():
+    environ = {"DTR_ALLOC_BUILD": "debug", "DTR_ALLOC_CXX": "c++", "DTR_ALLOC_CACHE": "x"}
+    assert load_config(environ) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('bugdet = "8GiB"', "'bugdet'"),
+        ('budget = "lots"', "budget in DTR_ALLOC_CONFIG"),
+        ("budget = 0.5", "is 0.5"),
+        ("history = true", "history in DTR_ALLOC_CONFIG"),
+        ("budget =", "a TOML file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, text, message):
+    path = tmp_path / "dtr.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config({"DTR_ALLOC_CONFIG": str(path)})
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"DTR_ALLOC_CONFIG is .*No such file"):
+        load_config({"DTR_ALLOC_CONFIG": str(tmp_path / "nowhere.toml")})
+
+
+def test_a_wrong_variable_is_an_error_even_when_an_argument_wins():
+    with pytest.raises(ConfigError, match="DTR_ALLOC_BUDGET"):
+        load_config({"DTR_ALLOC_BUDGET": "much"}, budget="8GiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [("1", True), ("on", True), ("False", False), ("0", False), ("out.txt", Path("out.txt"))],
+)
+def test_a_report_is_a_switch_or_a_path(text, report):
+    assert load_config({"DTR_ALLOC_REPORT": text}).report == report
+
+
+def test_every_field_can_be_given_in_each_way():
+    written = {
+        "budget": "60%",
+        "device": "cpu",
+        "heuristic": "dtr-eqclass",
+        "dealloc": "eager",
+        "min_evict": "1KiB",
+        "history": "7",
+        "stats": "s.json",
+        "report": "r.txt",
+    }
+    assert tuple(written) == FIELDS
+    by_variable = load_config({f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()})
+    assert by_variable == load_config({}, **written)
+
+
+def test_sizes_are_shown_in_the_largest_unit_that_fits():
+    assert format_size(0) == "0 B"
+    assert format_size(1536) == "1.50 KiB"
+    assert format_size(8 * 2**30) == "8.00 GiB"
+    assert format_size(UNLIMITED_BYTES) == "unlimited"
