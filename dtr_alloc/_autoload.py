@@ -1,0 +1,79 @@
+"""Switches on an unedited job: the ``torch.backends`` entry point.
+
+PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
+``_import_device_backends``) in every process that imports torch, so this module imports next to
+nothing and returns at once unless ``DTR_ALLOC_BUDGET`` is set.
+
+PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
+the import. Going on without a budget would be worse: the job asked for one, and would run out
+of memory hours later. So a failure prints one line and ends the process: with status 2 if a
+setting is wrong, with 1 if the budget cannot be had here. ``SystemExit`` is no Exception, and
+passes through PyTorch as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+_stands_aside = False
+_waits_for_runtime = False
+
+
+def stand_aside() -> None:
+    """Makes autoload() do nothing in this process: the caller decides what is switched on."""
+    global _stands_aside
+    _stands_aside = True
+
+
+def autoload() -> None:
+    """Enables the budget that the environment asks for, or does nothing if it asks for none."""
+    global _waits_for_runtime
+    if _stands_aside or not os.environ.get("DTR_ALLOC_BUDGET"):
+        return
+    runtime = sys.modules.get("dtr_alloc.runtime")
+    if runtime is not None and not hasattr(runtime, "enable_from_environment"):
+        # The job imported dtr_alloc first, and runtime is importing torch just now. It calls
+        # resume() when it is complete.
+        _waits_for_runtime = True
+        return
+    switch_on()
+
+
+def resume() -> None:
+    """The last line of dtr_alloc.runtime: does what autoload() had to put off, if anything."""
+    global _waits_for_runtime
+    if _waits_for_runtime:
+        _waits_for_runtime = False
+        switch_on()
+
+
+def switch_on() -> None:
+    """Enables the environment's configuration; ends the process if that cannot be done."""
+    from dtr_alloc import report
+    from dtr_alloc.config import ConfigError, load_config
+
+    try:
+        config = load_config()
+        from dtr_alloc import runtime
+
+        runtime.enable_from_environment()
+    except ConfigError as error:
+        _give_up(str(error), status=2)
+    except Exception as error:
+        if not isinstance(error, RuntimeError | OSError):
+            traceback.print_exc()  # nothing that we foresaw: the one line would not be enough
+        _give_up(
+            f"DTR_ALLOC_BUDGET is {os.environ['DTR_ALLOC_BUDGET']!r}, but the budget cannot be "
+            f"enforced here: {error}. `dtr-alloc info` says more; without the variable the job "
+            "runs without a budget",
+            status=1,
+        )
+    report.write_at_exit(config)
+
+
+def _give_up(message: str, status: int) -> NoReturn:
+    print(f"dtr_alloc: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(status)

@@ -1,0 +1,327 @@
+"""The command line: ``dtr-alloc run`` and ``dtr-alloc info``.
+
+``run`` is the same as setting the variables and starting python: it checks the options, sets
+``DTR_ALLOC_*`` in the environment and runs the job in this process as ``__main__``. The budget is
+switched on by ``import torch`` in the job, so that what a script sets before it imports torch
+(``OMP_NUM_THREADS``, ``CUDA_VISIBLE_DEVICES``) counts as it does without us. Where PyTorch does
+not call entry points, it is switched on before the job's first line.
+
+Processes that the job starts inherit the variables, so the ranks that ``torch.distributed.run``
+starts have the budget too: each its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Any
+
+import click
+
+from dtr_alloc import _autoload, config, report
+
+ENTRY_POINT = "dtr_alloc._autoload:autoload"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to run as ``__main__``, as python would: a script (or folder, or zip) or a module.
+
+    Attributes:
+        target: the script's path, or the module's name.
+        is_module: which of the two.
+        arguments: sys.argv[1:] of the job.
+    """
+
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    def run(self) -> None:
+        """Runs the job to its end in this process; what it raises passes through."""
+        sys.excepthook = _job_excepthook(sys.excepthook)
+        sys.argv = [self.target, *self.arguments]
+        if self.is_module:
+            _set_first_path(os.getcwd())
+            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+        else:
+            _set_first_path(os.path.dirname(os.path.realpath(self.target)))
+            runpy.run_path(self.target, run_name="__main__")
+
+
+def _set_first_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # was the folder of this command
+
+
+def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
+    """The excepthook of a job: leaves out the frames between python and the job."""
+    runpy_files = (getattr(runpy, "__file__", None), "<frozen runpy>")
+
+    def file_of(traceback: TracebackType) -> str:
+        return traceback.tb_frame.f_code.co_filename
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        outer = traceback
+        while outer is not None and file_of(outer) != __file__:
+            outer = outer.tb_next
+        while outer is not None and file_of(outer) in (__file__, *runpy_files):
+            outer = outer.tb_next
+        shown = outer or traceback
+        show(kind, error.with_traceback(shown), shown)
+
+    return excepthook
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dtr-alloc", prog_name="dtr-alloc")
+def commands() -> None:
+    """Trains PyTorch jobs under a memory budget, with the same bits as without one."""
+
+
+@commands.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script or module under a budget.",
+)
+@click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
+@click.option("--device", metavar="D", help="auto, cuda or cpu.")
+@click.option("--heuristic", metavar="H", help="How to choose what to evict.")
+@click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
+@click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    budget: str | None,
+    device: str | None,
+    heuristic: str | None,
+    show_report: bool,
+    stats: str | None,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> Job:
+    """Runs SCRIPT (with -m: the module SCRIPT) with ARGUMENTS under a budget.
+
+    Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
+    by DTR_ALLOC_CONFIG must give one. Processes that the job starts get the same budget each.
+    """
+    options = {
+        "budget": budget,
+        "device": device,
+        "heuristic": heuristic,
+        "report": "1" if show_report else None,
+        "stats": stats,
+    }
+    # An empty option is a mistake, an empty variable is none: here the two must not meet.
+    for name, value in options.items():
+        if value == "":
+            raise click.UsageError(f"--{name} is empty")
+    try:
+        given = config.given_settings(**options)
+    except config.ConfigError as error:
+        source = error.source.replace("the argument ", "--")
+        raise click.UsageError(
+            str(config.ConfigError(source, error.value, error.allowed))
+        ) from None
+    if "budget" not in given:
+        raise click.UsageError(
+            "no budget: give --budget 8GiB (or 60%, or unlimited), or set DTR_ALLOC_BUDGET"
+        )
+    if not is_module and not os.path.exists(script):
+        raise click.UsageError(f"there is no script {script!r}")
+    for name, value in options.items():
+        if value is not None:
+            os.environ[config.variable(name)] = value
+    # The file may have given it; the entry point looks at the variable only.
+    os.environ["DTR_ALLOC_BUDGET"] = str(given["budget"].written)
+    return Job(script, is_module, arguments)
+
+
+@commands.command(short_help="Say what is active here, and if something is not, why.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def info(as_json: bool) -> None:
+    """Says what is active here and, if something is not, why.
+
+    Starts nothing: no budget is enabled and no bridge is compiled.
+    """
+    _autoload.stand_aside()
+    found = gather_info()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="dtr_alloc", show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for name, value in _info_rows(found):
+        table.add_row(name, value)
+    Console(markup=False).print(table)
+
+
+def gather_info() -> dict[str, Any]:
+    """What `info` shows, by subject. A part that fails is described, never raised."""
+    return {
+        "dtr_alloc": report.package_version("dtr-alloc") or "not installed: run from its sources",
+        "python": sys.version.split()[0],
+        "core": _core_info(),
+        "torch": _torch_info(),
+        "bridge": _bridge_info(),
+        "cuda": _cuda_info(),
+        "entry_point": _entry_point_info(),
+        "variables": _variables_info(),
+        "physical_memory_bytes": _physical_memory_bytes(),
+    }
+
+
+def _failure(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _core_info() -> dict[str, Any]:
+    try:
+        from dtr_alloc.core import lib
+    except ImportError as error:
+        return {"built": False, "reason": _failure(error)}
+    return {"built": True, "abi_version": lib.dtr_abi_version()}
+
+
+def _torch_info() -> dict[str, Any]:
+    try:
+        import torch
+    except Exception as error:  # a broken torch is a finding, whatever it raises
+        return {"version": None, "reason": _failure(error)}
+    return {"version": str(torch.__version__), "cuda": torch.version.cuda}
+
+
+def _bridge_info() -> dict[str, Any]:
+    try:
+        from dtr_alloc import bridge
+
+        found = bridge.status()
+    except Exception as error:
+        return {"compiler": None, "cached": None, "path": None, "reason": _failure(error)}
+    return {key: value if value is None else _plain(value) for key, value in found.items()}
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _cuda_info() -> dict[str, Any]:
+    try:
+        from dtr_alloc.core import ffi, lib
+    except ImportError as error:
+        return {"usable": False, "devices": 0, "reason": f"the core is not built: {error}"}
+    count = ffi.new("int32_t *")
+    if lib.dtr_cuda_probe(ffi.NULL, count) == lib.DTR_OK:
+        return {"usable": True, "devices": int(count[0]), "reason": None}
+    message = ffi.string(lib.dtr_last_error()).decode(errors="replace")
+    return {"usable": False, "devices": 0, "reason": message}
+
+
+def _entry_point_info() -> dict[str, Any]:
+    registered = any(point.value == ENTRY_POINT for point in entry_points(group="torch.backends"))
+    switch = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    reason = None
+    if not registered:
+        reason = "dtr_alloc is not installed here, so import torch does not call it"
+    elif not _autoload_is_on():
+        reason = "TORCH_DEVICE_BACKEND_AUTOLOAD is not 1, so import torch calls no entry point"
+    elif not os.environ.get("DTR_ALLOC_BUDGET"):
+        reason = "DTR_ALLOC_BUDGET is not set, so import torch enables nothing"
+    return {
+        "registered": registered,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": switch,
+        "enables": reason is None,
+        "reason": reason,
+    }
+
+
+def _autoload_is_on() -> bool:
+    return os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+
+
+def _variables_info() -> dict[str, Any]:
+    present = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(config.PREFIX) and value
+    }
+    try:
+        config.load_config()
+    except config.ConfigError as error:
+        return {"set": present, "valid": False, "reason": str(error)}
+    return {"set": present, "valid": True, "reason": None}
+
+
+def _physical_memory_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _info_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    def show(value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return "-" if value is None else str(value)
+
+    rows = []
+    for name, value in found.items():
+        if name.endswith("_bytes"):
+            rows.append((name.removesuffix("_bytes"), config.format_size(value)))
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                if isinstance(part, dict):
+                    part = "\n".join(f"{k}={v}" for k, v in part.items()) or "none"
+                rows.append((f"{name}: {key}", show(part)))
+        else:
+            rows.append((name, show(value)))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command ``dtr-alloc``. A job runs after click has returned, so that its exceptions and
+    exit codes are python's and not click's."""
+    try:
+        job = commands.main(
+            arguments if arguments is None else list(arguments),
+            prog_name="dtr-alloc",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(1)
+    if not isinstance(job, Job):
+        sys.exit(job if isinstance(job, int) else 0)
+    if not _autoload_is_on() or not _entry_point_info()["registered"]:
+        _autoload.stand_aside()
+        _autoload.switch_on()
+    try:
+        job.run()
+    finally:
+        if "torch" in sys.modules and "dtr_alloc.runtime" not in sys.modules:
+            print(
+                "dtr_alloc: the job ran WITHOUT a budget: import torch did not call the entry "
+                "point (was DTR_ALLOC_BUDGET or TORCH_DEVICE_BACKEND_AUTOLOAD changed?)",
+                file=sys.stderr,
+            )
+        elif "torch" not in sys.modules:
+            print("dtr_alloc: the job never imported torch: nothing was budgeted", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

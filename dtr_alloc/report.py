@@ -1,0 +1,189 @@
+"""Shows what a run did: ``stats()`` as JSON for programs and as a table for people.
+
+Nothing here measures or decides. rich is imported when a table is drawn, not before: this
+module is loaded in every job that has a budget.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dtr_alloc.config import Config, format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TITLE = "dtr_alloc"
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed distribution; None if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def job_facts(config: Config | None = None) -> dict[str, Any]:
+    """What a reader of numbers must know of the process that made them."""
+    torch = sys.modules.get("torch")
+    return {
+        "argv": list(sys.orig_argv),
+        "budget": None if config is None else str(config.budget),
+        "device": None if config is None else config.device,
+        "heuristic": None if config is None else config.heuristic,
+        "dtr_alloc": package_version("dtr-alloc"),
+        "torch": None if torch is None else str(getattr(torch, "__version__", None)),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "pid": os.getpid(),
+        "rank": os.environ.get("RANK"),
+        # Linux counts ru_maxrss in KiB.
+        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "written_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def write_stats(
+    path: str | os.PathLike[str],
+    stats: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> Path:
+    """Writes stats (default: ``dtr_alloc.runtime.stats()``) as JSON; returns the path written.
+
+    The keys are those of stats(), and ``job``: versions, budget, argv. A reader sees the whole
+    file or the one before: it is written beside its place and renamed. Raises OSError.
+    """
+    document = {**(_current_stats() if stats is None else stats), "job": job_facts(config)}
+    return _write_text(path, json.dumps(document, indent=2, default=str) + "\n")
+
+
+def stats_table(stats: Mapping[str, Any], title: str = TITLE) -> Table:
+    """stats() as a rich table: one row a counter, sizes and times in units for people."""
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    table.add_column("counter")
+    table.add_column("value", justify="right")
+    for name, value in _rows(stats):
+        table.add_row(name, value)
+    return table
+
+
+def render(stats: Mapping[str, Any], title: str = TITLE, width: int = 72) -> str:
+    """stats_table as plain text."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    Console(file=text, width=width, markup=False).print(stats_table(stats, title))
+    return text.getvalue()
+
+
+def write_report(
+    target: bool | str | os.PathLike[str],
+    stats: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> None:
+    """Writes the table to stderr (True) or to a file; False writes nothing. Raises OSError."""
+    if target is False:
+        return
+    stats = _current_stats() if stats is None else stats
+    facts = job_facts(config)
+    title = f"{TITLE}: budget {facts['budget'] or 'unknown'}"
+    shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
+    text = render(shown, title)
+    if target is True:
+        print(text, file=sys.stderr, end="", flush=True)
+    else:
+        _write_text(target, text)
+
+
+_exit_config: Config | None = None
+_exit_pid: int | None = None
+
+
+def write_at_exit(config: Config) -> None:
+    """Writes what ``config.stats`` and ``config.report`` ask for when this process ends.
+
+    Also after an exception; not after os._exit or a signal that kills. A forked child writes
+    nothing. Calling it again replaces the configuration, it does not write twice.
+    """
+    global _exit_config, _exit_pid
+    if _exit_pid is None:
+        atexit.register(_write_at_exit)
+    # Paths mean what they meant now, also if the job changes its folder.
+    stats = None if config.stats is None else config.stats.absolute()
+    report = config.report if isinstance(config.report, bool) else config.report.absolute()
+    _exit_config = Config(**{**vars(config), "stats": stats, "report": report})
+    _exit_pid = os.getpid()
+
+
+def _write_at_exit() -> None:
+    config = _exit_config
+    if config is None or os.getpid() != _exit_pid or not (config.stats or config.report):
+        return
+    try:
+        stats = _current_stats()
+    except Exception as error:
+        stats = {"error": f"{type(error).__name__}: {error}"}
+    # The job's own result is not changed by a file that cannot be written.
+    if config.stats is not None:
+        try:
+            write_stats(config.stats, stats, config)
+        except OSError as error:
+            print(f"dtr_alloc: cannot write DTR_ALLOC_STATS: {error}", file=sys.stderr)
+    try:
+        write_report(config.report, stats, config)
+    except OSError as error:
+        print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
+
+
+def _current_stats() -> dict[str, Any]:
+    from dtr_alloc import runtime
+
+    return runtime.stats()
+
+
+def _fill_in(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path)
+    text = text.replace("{pid}", str(os.getpid()))
+    return Path(text.replace("{rank}", os.environ.get("RANK", "0")))
+
+
+def _write_text(path: str | os.PathLike[str], text: str) -> Path:
+    place = _fill_in(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(place)
+    finally:
+        beside.unlink(missing_ok=True)
+    return place
+
+
+def _rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in stats.items():
+        name = prefix + str(key)
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes"):
+            yield name.removesuffix("_bytes").replace("_", " "), format_size(value)
+        elif isinstance(value, int | float) and name.endswith("_seconds"):
+            yield name.removesuffix("_seconds").replace("_", " "), f"{value:.3f} s"
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield name.replace("_", " "), f"{value:,}"
+        else:
+            yield name.replace("_", " "), str(value)

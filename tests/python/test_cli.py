@@ -1,0 +1,187 @@
+"""The command line reads its options, runs a program as python would, and says what is wrong.
+
+Needs nothing: the programs that run here do not import torch (tests/torch/test_jobs.py has those
+that do), and each runs in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dtr_alloc.config import known_variables
+
+pytest.importorskip("click", reason="the command line is written with click")
+
+
+def command(*arguments, environ=None, cwd=None):
+    """Runs dtr-alloc with only the DTR_ALLOC_* variables given."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    return subprocess.run(
+        [sys.executable, "-m", "dtr_alloc.cli", *arguments],
+        env={**clean, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script into its own folder and returns its path."""
+
+    def write(text, name="job.py"):
+        folder = tmp_path / "jobs"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+SHOW = "import json, sys; print(json.dumps([__name__, sys.argv, sys.path[0]]))"
+
+
+def test_help_names_the_two_commands():
+    result = command("--help")
+    assert result.returncode == 0
+    assert "run" in result.stdout
+    assert "info" in result.stdout
+
+
+def test_without_a_budget_run_says_how_to_give_one(script):
+    result = command("run", script(SHOW))
+    assert result.returncode == 2
+    assert "no budget: give --budget 8GiB" in result.stderr
+    assert "DTR_ALLOC_BUDGET" in result.stderr
+
+
+def test_a_wrong_option_names_itself_its_value_and_what_is_allowed(script):
+    result = command("run", "--budget", "much", script(SHOW))
+    assert result.returncode == 2
+    assert "--budget is 'much'; allowed: bytes" in result.stderr
+    result = command("run", "--budget", "1GiB", "--device", "tpu", script(SHOW))
+    assert result.returncode == 2
+    assert "--device is 'tpu'; allowed: auto, cuda, cpu" in result.stderr
+
+
+def test_an_empty_option_is_a_mistake(script):
+    result = command("run", "--budget", "", script(SHOW), environ={"DTR_ALLOC_BUDGET": "1GiB"})
+    assert result.returncode == 2
+    assert "--budget is empty" in result.stderr
+
+
+def test_a_wrong_variable_is_named_before_the_job_starts(script):
+    result = command("run", script(SHOW), environ={"DTR_ALLOC_BUDGET": "much"})
+    assert result.returncode == 2
+    assert "DTR_ALLOC_BUDGET is 'much'" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_unknown_variable_is_named(script):
+    result = command("run", "--budget", "1GiB", script(SHOW), environ={"DTR_ALLOC_BUGDET": "1"})
+    assert result.returncode == 2
+    assert "DTR_ALLOC_BUGDET" in result.stderr
+    assert known_variables()[0] in result.stderr
+
+
+def test_a_missing_script_is_an_error():
+    result = command("run", "--budget", "1GiB", "nowhere.py")
+    assert result.returncode == 2
+    assert "there is no script 'nowhere.py'" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """A job that does not import torch needs the entry point, or the core would be started."""
+    found = command("info", "--json")
+    assert found.returncode == 0, found.stderr
+    if not json.loads(found.stdout)["entry_point"]["registered"]:
+        pytest.skip("dtr_alloc is not installed here (pip install -e .)")
+
+
+@pytest.mark.usefixtures("installed")
+class TestJobsThatNeverImportTorch:
+    def test_a_script_sees_what_python_shows_it(self, script):
+        path = script(SHOW)
+        arguments = ["--budget", "x", "-m", "--", "a b"]
+        result = command("run", "--budget", "1GiB", path, *arguments)
+        assert result.returncode == 0, result.stderr
+        plain = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
+        assert result.stdout == plain.stdout
+        assert "never imported torch" in result.stderr
+
+    def test_a_module_sees_what_python_shows_it(self, script, tmp_path):
+        script(SHOW, "job.py")
+        folder = tmp_path / "jobs"
+        arguments = ["-m", "job", "--budget", "x"]
+        result = command("run", "--budget", "1GiB", *arguments, cwd=folder)
+        assert result.returncode == 0, result.stderr
+        plain = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, cwd=folder
+        )
+        assert result.stdout == plain.stdout
+
+    def test_a_folder_with_a_main_runs(self, script, tmp_path):
+        script("print(__name__)", "__main__.py")
+        result = command("run", "--budget", "1GiB", str(tmp_path / "jobs"))
+        assert (result.returncode, result.stdout) == (0, "__main__\n")
+
+    @pytest.mark.parametrize(("code", "status"), [("7", 7), ("", 0), ("'text'", 1)])
+    def test_exit_codes_pass_through(self, script, code, status):
+        result = command("run", "--budget", "1GiB", script(f"import sys; sys.exit({code})"))
+        assert result.returncode == status
+
+    def test_a_traceback_begins_in_the_job(self, script):
+        path = script("def f():\n    raise KeyError('lost')\nf()\n")
+        result = command("run", "--budget", "1GiB", path)
+        assert result.returncode == 1
+        assert "KeyError: 'lost'" in result.stderr
+        files = [line for line in result.stderr.splitlines() if line.startswith("  File ")]
+        assert len(files) == 2, result.stderr
+        assert all(path in line for line in files)
+
+    def test_the_job_and_its_children_find_the_variables(self, script):
+        text = "import subprocess, sys\n" + (
+            "code = \"import os; print(os.environ['DTR_ALLOC_BUDGET'], "
+            "os.environ['DTR_ALLOC_DEVICE'], os.environ['DTR_ALLOC_REPORT'])\"\n"
+            "print(subprocess.check_output([sys.executable, '-c', code], text=True))\n"
+        )
+        result = command("run", "--budget", "1GiB", "--device", "cpu", "--report", script(text))
+        assert result.stdout.split() == ["1GiB", "cpu", "1"], result.stderr
+
+    def test_a_budget_from_the_file_reaches_the_entry_point(self, script, tmp_path):
+        path = tmp_path / "dtr.toml"
+        path.write_text("budget = 1073741824\n")
+        text = "import os; print(os.environ['DTR_ALLOC_BUDGET'])"
+        result = command("run", script(text), environ={"DTR_ALLOC_CONFIG": str(path)})
+        assert result.stdout == "1073741824\n", result.stderr
+
+
+def test_info_says_what_is_active_and_why_not():
+    result = command("info", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert set(found) >= {"core", "torch", "bridge", "cuda", "entry_point", "variables"}
+    assert found["physical_memory_bytes"] > 0
+    for subject, works in [("core", "built"), ("cuda", "usable"), ("entry_point", "enables")]:
+        assert found[subject][works] or found[subject]["reason"], subject
+
+
+def test_info_names_a_wrong_variable_and_enables_nothing():
+    result = command("info", "--json", environ={"DTR_ALLOC_BUDGET": "much"})
+    assert result.returncode == 0, result.stderr
+    variables = json.loads(result.stdout)["variables"]
+    assert variables["set"] == {"DTR_ALLOC_BUDGET": "much"}
+    assert not variables["valid"]
+    assert "DTR_ALLOC_BUDGET is 'much'" in variables["reason"]
+
+
+def test_info_prints_a_table():
+    result = command("info")
+    assert result.returncode == 0, result.stderr
+    assert "physical_memory" in result.stdout

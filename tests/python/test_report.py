@@ -1,0 +1,104 @@
+"""Statistics are written whole and shown in units that people read. Needs nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dtr_alloc import report
+from dtr_alloc.config import Budget, Config
+
+STATS = {"budget_bytes": 2**30, "evictions": 12345, "recompute_seconds": 0.5, "device": "cpu"}
+
+
+def test_the_file_holds_stats_and_the_facts_of_the_job(tmp_path):
+    config = Config(budget=Budget.parse("60%"))
+    path = report.write_stats(tmp_path / "new" / "stats.json", STATS, config)
+    document = json.loads(path.read_text())
+    job = document.pop("job")
+    assert document == STATS
+    assert job["budget"] == "60%"
+    assert job["argv"] == sys.orig_argv
+    assert job["peak_resident_bytes"] > 0
+    assert set(job) >= {"dtr_alloc", "torch", "python", "pid"}
+
+
+def test_nothing_is_left_beside_the_file(tmp_path):
+    report.write_stats(tmp_path / "stats.json", STATS)
+    report.write_stats(tmp_path / "stats.json", {"evictions": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
+    assert json.loads((tmp_path / "stats.json").read_text())["evictions"] == 1
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "stats.json").mkdir()
+    with pytest.raises(OSError, match=r"stats\.json"):
+        report.write_stats(tmp_path / "stats.json", STATS)
+    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
+
+
+def test_ranks_and_processes_can_have_their_own_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    path = report.write_stats(tmp_path / "{rank}-{pid}.json", STATS)
+    assert path.name == f"3-{os.getpid()}.json"
+
+
+def test_the_table_speaks_in_units():
+    text = report.render({**STATS, "by_op": {"mm": 3}, "note": "[bold]"})
+    assert "1.00 GiB" in text
+    assert "12,345" in text
+    assert "0.500 s" in text
+    assert "by op.mm" in text
+    assert "[bold]" in text
+
+
+def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
+    report.write_report(False, STATS)
+    assert capsys.readouterr().err == ""
+    report.write_report(True, STATS)
+    assert "12,345" in capsys.readouterr().err
+    report.write_report(tmp_path / "report.txt", STATS)
+    assert "12,345" in (tmp_path / "report.txt").read_text()
+
+
+FAKE_RUNTIME = """
+import os, sys, types
+from pathlib import Path
+from dtr_alloc import config, report
+runtime = types.ModuleType("dtr_alloc.runtime")
+runtime.stats = lambda: {"evictions": 5}
+import dtr_alloc
+dtr_alloc.runtime = sys.modules["dtr_alloc.runtime"] = runtime
+report.write_at_exit(config.load_config())
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", 0),
+        ("raise KeyError('lost')", 1),
+        ("os.chdir('/'); sys.exit(3)", 3),
+        ("pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit(1)", 0),
+    ],
+)
+def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status):
+    result = subprocess.run(
+        [sys.executable, "-c", FAKE_RUNTIME + ending],
+        env={
+            **os.environ,
+            "DTR_ALLOC_STATS": "stats-{pid}.json",
+            "DTR_ALLOC_REPORT": "1",
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == status, result.stderr
+    (path,) = tmp_path.glob("stats-*.json")
+    assert json.loads(path.read_text())["evictions"] == 5
+    assert result.stderr.count("dtr_alloc: budget unlimited") == 1
