@@ -3,7 +3,9 @@
 One extension holds ``allocator/`` and ``native/``. It links neither CUDA nor PyTorch.
 
 Environment:
-    DTR_ALLOC_BUILD: ``release`` (default) or ``debug`` (assertions on, no optimization).
+    DTR_ALLOC_BUILD: ``release`` (default), ``debug`` (assertions on, little optimization) or
+        ``sanitize`` (as debug, with the address and undefined-behavior sanitizers; python must
+        be started with libasan preloaded, as ``make sanitize`` does).
 """
 
 import os
@@ -13,6 +15,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "native" / "dtr_alloc.h"
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 def declarations(header: str) -> str:
@@ -28,10 +31,20 @@ def sources() -> list[str]:
 
 def compile_args() -> list[str]:
     build = os.environ.get("DTR_ALLOC_BUILD", "release")
-    if build not in ("release", "debug"):
-        raise ValueError(f"DTR_ALLOC_BUILD is {build!r}; allowed: 'release', 'debug'")
+    kinds = {
+        "release": ["-O3", "-DNDEBUG"],
+        "debug": ["-O1", "-g", "-UNDEBUG"],
+        "sanitize": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *SANITIZERS],
+    }
+    if build not in kinds:
+        raise ValueError(f"DTR_ALLOC_BUILD is {build!r}; allowed: {', '.join(kinds)}")
     common = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    return common + (["-O3", "-DNDEBUG"] if build == "release" else ["-O1", "-g", "-UNDEBUG"])
+    return common + kinds[build]
+
+
+def link_args() -> list[str]:
+    sanitizers = SANITIZERS if os.environ.get("DTR_ALLOC_BUILD") == "sanitize" else []
+    return ["-ldl", "-lpthread", *sanitizers]
 
 
 ffibuilder = FFI()
@@ -43,5 +56,5 @@ ffibuilder.set_source(
     include_dirs=[str(ROOT / "native"), str(ROOT / "allocator")],
     source_extension=".cpp",
     extra_compile_args=compile_args(),
-    extra_link_args=["-ldl", "-lpthread"],
+    extra_link_args=link_args(),
 )

@@ -1,0 +1,96 @@
+# Commands of dtr_alloc. From a clean checkout, `make test` and `make demo` need
+# python3 (3.11 or later, with venv), g++ and make, and make everything else.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+CXX ?= g++
+CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h) native/build_core.py
+CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
+
+.PHONY: demo test check format sanitize cuda-bridge-check bench soak clean
+
+demo: $(VENV)/core
+	$(PY) -m bench.demo
+
+test: $(VENV)/core
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+# What a reader would mention in review, without building or running anything.
+check: $(VENV)/packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/packages
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The compiled core and its tests under address and undefined-behavior sanitizers, with
+# assertions on. It is built in a tree of its own under build/, so that the release build stays.
+# Leaks are not looked for: python itself never frees all it has.
+SANITIZED := build/sanitize
+sanitize: $(SANITIZED)/core
+	cd $(SANITIZED)/tree && \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	  DTR_ALLOC_BUILD=sanitize \
+	  $(abspath $(PY)) -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
+	  $(wildcard tests/allocator tests/native) tests/python/test_header.py
+
+$(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tree
+	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml; do \
+	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
+	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
+	ln -s "$(CURDIR)"/dtr_alloc/*.py $(SANITIZED)/tree/dtr_alloc/
+	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
+	touch $@
+
+# Compiles the bridge with its CUDA half, without running it, against the CUDA builds of torch
+# whose site-packages folders CUDA_TORCH names (no GPU and no nvcc needed):
+#   make cuda-bridge-check CUDA_TORCH="/a/site-packages /b/site-packages"
+cuda-bridge-check:
+	@test -n "$(CUDA_TORCH)" || { echo "set CUDA_TORCH to site-packages folders with CUDA builds of torch"; exit 2; }
+	@set -e; for site in $(CUDA_TORCH); do \
+	  cat "$$site/torch/version.py" | grep -E "^(__version__|cuda)"; \
+	  cuda=$$(find "$$site/nvidia" -name cuda_runtime_api.h -printf '%h\n' | head -1); \
+	  test -n "$$cuda" || { echo "no CUDA runtime headers below $$site/nvidia"; exit 2; }; \
+	  for source in native/bridge/*.cpp; do \
+	    echo "  $$source"; \
+	    $(CXX) -std=c++20 -fPIC -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Inative \
+	      -isystem "$$site/torch/include" -isystem "$$site/torch/include/torch/csrc/api/include" \
+	      -isystem "$$cuda" "$$source"; \
+	  done; \
+	done
+
+bench: $(VENV)/core
+	$(PY) -m bench.overhead --json -
+	$(PY) -m bench.smallest_budget
+
+soak: $(VENV)/core
+	$(PY) -m bench.soak
+
+clean:
+	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f dtr_alloc/_core.*.so dtr_alloc/_core.cpp $(VENV)/core
+
+# Everything from registries. No build isolation afterwards: the core is built with what is here.
+$(VENV)/packages: pyproject.toml setup.py
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q 'setuptools>=77' 'cffi>=1.17' '$(TORCH)'
+	$(PY) -m pip install -q --no-build-isolation -e '.[dev,plots]'
+	touch $@
+
+# The release build: asserts cost time and tests have a target with asserts (sanitize).
+$(VENV)/core: $(VENV)/packages $(CORE)
+	DTR_ALLOC_BUILD=release $(PY) setup.py -q build_ext --inplace --force
+	touch $@
