@@ -1,0 +1,107 @@
+"""Train a job without dtr_alloc, under it, and under less and less of it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from bench.models import JOBS
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run under dtr_alloc left behind."""
+
+    state: dict[str, Tensor]
+    stats: dict[str, Any]
+    idle_bytes: int
+    """The most that stayed allocated between two steps."""
+    evictions: int
+    rematerializations: int
+    step_seconds: float
+    """The fastest step after the first."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.stats["peak_allocated_bytes"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a job holds without a budget; activation memory is what a step adds and gives back."""
+
+    idle_bytes: int
+    peak_bytes: int
+
+    @property
+    def activation_bytes(self) -> int:
+        return self.peak_bytes - self.idle_bytes
+
+    def budget(self, fraction: float) -> int:
+        """The budget in bytes that leaves this fraction of the activation memory."""
+        return self.idle_bytes + int(fraction * self.activation_bytes)
+
+    def fraction(self, budget_bytes: int) -> float:
+        """The inverse of `budget`."""
+        return (budget_bytes - self.idle_bytes) / self.activation_bytes
+
+
+def train_plain(name: str, steps: int, **options: Any) -> dict[str, Tensor]:
+    """The job's state after `steps` steps without dtr_alloc."""
+    job = JOBS[name](**options)
+    for i in range(steps):
+        job.step(i)
+    return job.state()
+
+
+def train(name: str, budget: int | str, steps: int, check: bool = False, **options: Any) -> Run:
+    """Train under a budget; `check` verifies every structure after every step.
+
+    Raises torch.OutOfMemoryError when the budget is too small.
+    """
+    device = options.get("device", "cpu")
+    gc.collect()
+    with dtr_alloc.session(budget=budget, device=device):
+        dtr_alloc.reset_peak_stats()
+        before = dtr_alloc.stats()
+        job = JOBS[name](**options)
+        idle, fastest = 0, float("inf")
+        for i in range(steps):
+            start = time.perf_counter()
+            job.step(i)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if i:
+                fastest = min(fastest, time.perf_counter() - start)
+            if check:
+                dtr_alloc.check_invariants()
+            idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+        after = dtr_alloc.stats()
+    return Run(
+        state=job.state(),
+        stats=after,
+        idle_bytes=idle,
+        evictions=after["evictions"] - before["evictions"],
+        rematerializations=after["rematerializations"] - before["rematerializations"],
+        step_seconds=fastest,
+    )
+
+
+def try_train(name: str, budget: int | str, steps: int, **options: Any) -> Run | None:
+    """As `train`; None when the budget is too small."""
+    try:
+        return train(name, budget, steps, **options)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def profile(name: str, steps: int, **options: Any) -> tuple[Profile, Run]:
+    """The job's memory with dtr_alloc on and nothing evicted."""
+    run = train(name, "unlimited", steps, **options)
+    return Profile(run.idle_bytes, run.peak_bytes), run

@@ -1,0 +1,116 @@
+"""The smallest budget under which each job still trains, by bisection.
+
+    python -m bench.smallest_budget [--job NAME]... [--smoke] [--json PATH]
+
+A budget is stated in bytes and as the fraction of activation memory that it leaves (activation
+memory is the unconstrained peak minus what is allocated between steps). Every run that fits is
+compared bit for bit with a run without dtr_alloc.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import results
+from bench.measure import Profile, Run, profile, train_plain, try_train
+from bench.models import JOBS, differences
+
+
+def bisect(
+    name: str, shape: Profile, steps: int, resolution: float, **options: Any
+) -> list[tuple[int, Run]]:
+    """The budgets that worked with their runs, the smallest last; `resolution` is a fraction
+    of activation memory."""
+    worked: list[tuple[int, Run]] = []
+    low, high = 0.0, 1.0
+    while high - low > resolution:
+        middle = (low + high) / 2
+        budget = shape.budget(middle)
+        run = try_train(name, budget, steps, **options)
+        if run is None:
+            low = middle
+        else:
+            high = middle
+            worked.append((budget, run))
+    return worked
+
+
+def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[str, Any]:
+    """One row: the job's memory, its smallest budget and what training there costs."""
+    reference = train_plain(name, steps, **options)
+    shape, free = profile(name, steps, **options)
+    runs = bisect(name, shape, steps, resolution, **options)
+    budget, tightest = runs[-1] if runs else (shape.peak_bytes, free)
+    wrong = [bad for _, run in [(0, free), *runs] for bad in differences(reference, run.state)]
+    return {
+        "job": name,
+        "idle_bytes": shape.idle_bytes,
+        "peak_bytes": shape.peak_bytes,
+        "activation_bytes": shape.activation_bytes,
+        "smallest_budget_bytes": budget,
+        "smallest_fraction": shape.fraction(budget),
+        "peak_allocated_bytes": tightest.peak_bytes,
+        "evictions": tightest.evictions,
+        "rematerializations": tightest.rematerializations,
+        "slowdown": tightest.step_seconds / free.step_seconds,
+        "same_bits": not wrong,
+    }
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """The rows as a table."""
+    table = Table(title="Smallest budget that trains")
+    for column in ("job", "idle MiB", "activations MiB", "smallest MiB", "of activations"):
+        table.add_column(column, justify="left" if column == "job" else "right")
+    for column in ("evictions", "remats", "slowdown", "same bits"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["job"],
+            f"{row['idle_bytes'] / results.MIB:.2f}",
+            f"{row['activation_bytes'] / results.MIB:.2f}",
+            f"{row['smallest_budget_bytes'] / results.MIB:.2f}",
+            f"{row['smallest_fraction']:.1%}",
+            str(row["evictions"]),
+            str(row["rematerializations"]),
+            f"{row['slowdown']:.2f}x",
+            "yes" if row["same_bits"] else "NO",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The smallest budget under which a job trains.")
+    parser.add_argument("--job", action="append", choices=sorted(JOBS), help="default: all")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on batch sizes")
+    parser.add_argument("--resolution", type=float, default=0.01, help="of activation memory")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="PATH", help="write results there, - for stdout")
+    parser.add_argument("--smoke", action="store_true", help="two jobs, coarse, seconds")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    device = results.pick_device(args.device)
+    jobs = args.job or (["mlp", "inplace"] if args.smoke else list(JOBS))
+    resolution = 0.25 if args.smoke else args.resolution
+    console = Console(stderr=True)
+    rows = []
+    for name in jobs:
+        with console.status(f"bisecting {name}"):
+            options = {"scale": args.scale, "device": device, "seed": args.seed}
+            rows.append(measure(name, args.steps, resolution, **options))
+    show(rows, console)
+    if args.json:
+        document = results.environment(device, args.seed) | {"bench": "smallest_budget"}
+        document |= {"steps": args.steps, "scale": args.scale, "resolution": resolution}
+        results.write_json(document | {"results": rows}, args.json)
+
+
+if __name__ == "__main__":
+    main()

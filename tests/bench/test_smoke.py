@@ -1,0 +1,56 @@
+"""Every bench script runs in its smoke mode and writes JSON with what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"dtr_alloc", "torch", "python", "platform", "device", "threads", "seed", "bench"}
+
+
+def run(module: str, *options: str) -> dict[str, Any]:
+    """The JSON document that ``python -m module --smoke --json -`` prints."""
+    command = [sys.executable, "-m", module, "--smoke", "--json", "-", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_smallest_budget() -> None:
+    """Bisects two jobs coarsely, bits compared at every budget."""
+    document = run("bench.smallest_budget", "--device", "cpu")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps", "resolution"}
+    for row in document["results"]:
+        assert row["same_bits"]
+        assert row["peak_allocated_bytes"] <= row["smallest_budget_bytes"]
+        assert row["smallest_fraction"] <= 0.5
+
+
+def test_soak() -> None:
+    """A few hundred steps; what is watched is reported per window."""
+    document = run("bench.soak", "--device", "cpu")
+    assert document.keys() >= ENVIRONMENT | {"results", "growth", "budget_bytes"}
+    assert document["growth"].keys() == {"live_records", "resident_set_bytes", "step_seconds"}
+    assert len(document["results"]) == 20
+
+
+@pytest.mark.parametrize("job", ["digits", "gpt"])
+def test_demo(job: str, tmp_path: Path) -> None:
+    """Both jobs of the demo at two budgets; a table's worth of numbers and a picture."""
+    document = run("bench.demo", "--device", "cpu", "--job", job, "--out", str(tmp_path))
+    assert document.keys() >= ENVIRONMENT | {"jobs"}
+    (result,) = document["jobs"]
+    rows = result["runs"]
+    assert rows[0]["label"] == "plain"
+    wanted = {"budget_bytes", "peak_allocated_bytes", "peak_resident_bytes", "step_seconds"}
+    wanted |= {"slowdown", "evictions", "rematerializations", "same_bits"}
+    assert all(row.keys() >= wanted for row in rows)
+    assert all(row["same_bits"] for row in rows if row["fits"])
+    assert (tmp_path / f"demo_{job}.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "demo.json").read_text()) == document

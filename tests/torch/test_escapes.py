@@ -1,0 +1,336 @@
+"""Whatever reads a tensor's memory behind the dispatcher's back sees the right values."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor, nn
+from torch.utils import dlpack
+
+import dtr_alloc
+
+Evict = Callable[[Tensor], Tensor]
+SHAPE = (6, 8)
+
+
+def source() -> Tensor:
+    """A constant of shape (6, 8) whose multiples are not round numbers."""
+    return torch.arange(48, dtype=torch.float32).reshape(SHAPE) / 7
+
+
+def plain(evict: Evict) -> Tensor:
+    return evict(source() * 2 + 1)
+
+
+def view(evict: Evict) -> Tensor:
+    """A strided view whose base has no content and no other name."""
+    return evict(source() * 2 + 1)[1:, ::2].t()
+
+
+def view_made_before(evict: Evict) -> Tensor:
+    base = source() * 2 + 1
+    part = base[:, 3:5]
+    evict(base)
+    return part
+
+
+def aliased(evict: Evict) -> Tensor:
+    """Two tensors on one storage; evicting one evicts both."""
+    first = source() * 2 + 1
+    second = first.detach()
+    evict(first)
+    return second
+
+
+def mutated(evict: Evict) -> Tensor:
+    """The second version of a storage whose first version is gone."""
+    y = source() * 2
+    y.add_(5).mul_(y)
+    return evict(y)
+
+
+def needs_old_version(evict: Evict) -> Tensor:
+    """Evicted, and computed from a version that has been overwritten in place since."""
+    y = source() * 2
+    z = evict(y.exp() + y)
+    y.add_(5)
+    evict(y)
+    return z
+
+
+def mutated_through_view(evict: Evict) -> Tensor:
+    y = source() * 2
+    y[2:4].neg_()
+    y.t()[0] = 9.0
+    return evict(y)
+
+
+def ghost(evict: Evict) -> Tensor:
+    """Evicted, and computed from intermediates that nothing refers to any more."""
+    x = source()
+    return evict((x.sin() * 2 + x.cos()).tanh())
+
+
+def random(evict: Evict) -> Tensor:
+    torch.manual_seed(3)
+    return evict(nn.functional.dropout(source(), 0.5) + torch.rand(SHAPE))
+
+
+def output_of_many(evict: Evict) -> Tensor:
+    """One of two outputs of an operator, the other of which is dead."""
+    values, _ = (source() * -1).sort(dim=1)
+    return evict(values)
+
+
+def saved_for_backward(evict: Evict) -> Tensor:
+    """A gradient that went through an evicted saved tensor."""
+    x = source().requires_grad_()
+    y = x.tanh()
+    evict(y)
+    (y * y).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+TENSORS = [
+    plain,
+    view,
+    view_made_before,
+    aliased,
+    mutated,
+    needs_old_version,
+    mutated_through_view,
+    ghost,
+    random,
+    output_of_many,
+    saved_for_backward,
+]
+
+
+def read_pointer(address: int, like: Tensor) -> np.ndarray:
+    """The floats at an address, laid out as `like`."""
+    span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+    flat = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (span,))
+    strides = [4 * s for s in like.stride()]
+    return np.lib.stride_tricks.as_strided(flat, like.shape, strides).copy()
+
+
+def through_storage_pointer(t: Tensor) -> np.ndarray:
+    return read_pointer(t.untyped_storage().data_ptr() + 4 * t.storage_offset(), t)
+
+
+def through_share_memory(t: Tensor) -> np.ndarray:
+    t.share_memory_()
+    assert t.is_shared()
+    return t.numpy().copy()
+
+
+# Each of these hands out an address, after which the storage must stay where it is.
+POINTERS: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda t: t.numpy().copy(),
+    "asarray": lambda t: np.asarray(t).copy(),
+    "data_ptr": lambda t: read_pointer(t.data_ptr(), t),
+    "storage data_ptr": through_storage_pointer,
+    "torch.from_dlpack": lambda t: torch.from_dlpack(t).clone().numpy(),
+    "np.from_dlpack": lambda t: np.from_dlpack(t).copy(),  # type: ignore[arg-type]
+    "to_dlpack": lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t)).clone().numpy(),
+    "share_memory_": through_share_memory,
+}
+
+
+def through_file(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def through_state_dict(t: Tensor) -> np.ndarray:
+    module = nn.Module()
+    module.register_buffer("t", t)
+    return through_file(module.state_dict())["t"].numpy()
+
+
+def through_typed_storage(t: Tensor) -> list[float]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return t.storage().tolist()
+
+
+def through_set(t: Tensor) -> np.ndarray:
+    """A new tensor put on the old storage."""
+    other = torch.empty(0)
+    other.set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+    return other.clone().numpy()
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "clone": lambda t: t.clone().numpy(),
+    "cpu": lambda t: t.cpu().numpy().copy(),
+    "tolist": lambda t: t.tolist(),
+    "item": lambda t: [t[i, j].item() for i in range(len(t)) for j in range(t.shape[1])],
+    "float and bool": lambda t: (float(t[1, 1]), bool((t > 1).any()), int(t[0, 1])),
+    "iteration": lambda t: [float(x) for row in t for x in row],
+    "format": lambda t: f"{t[1, 1]:.5f} {t[0, 0].item()}",
+    "repr": repr,
+    "str of data": lambda t: str(t.data),
+    "torch.save": lambda t: through_file(t).numpy(),
+    "state_dict": through_state_dict,
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).numpy(),
+    "deepcopy": lambda t: copy.deepcopy(t).numpy(),
+    "copy": lambda t: copy.copy(t).clone().numpy(),
+    "storage bytes": lambda t: bytes(t.untyped_storage()),
+    "storage index": lambda t: [t.untyped_storage()[i] for i in range(16)],
+    "storage clone": lambda t: t.untyped_storage().clone().tolist(),
+    "typed storage": through_typed_storage,
+    "deepcopy of storage": lambda t: copy.deepcopy(t.untyped_storage()).tolist(),
+    "set_": through_set,
+    "torch.equal": lambda t: torch.equal(t, t.clone()),
+    "torch.tensor": lambda t: torch.tensor(t.tolist()).numpy(),
+    "out of place op": lambda t: (t + t.t().t()).numpy(),
+}
+
+
+def keep(tensor: Tensor) -> Tensor:
+    """The eviction that does not happen, for the reference."""
+    return tensor
+
+
+@pytest.mark.parametrize("read", [*POINTERS, *READS])
+@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
+def test_reading_an_evicted_tensor_gives_its_values(make: Callable[[Evict], Tensor], read: str):
+    """Every way out, on every kind of evicted storage, against a run without dtr_alloc."""
+    escape = (POINTERS | READS)[read]
+    expected = escape(make(keep).detach())
+    with checked_session():
+        tensor = make(evicted).detach()
+        got = escape(tensor)
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(escape(tensor), expected)
+
+
+@pytest.mark.parametrize("read", POINTERS)
+@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
+def test_a_storage_whose_address_is_known_stays(make: Callable[[Evict], Tensor], read: str):
+    """After the pointer has been read the storage cannot be evicted, by any of its aliases."""
+    with checked_session():
+        tensor = make(evicted).detach()
+        POINTERS[read](tensor)
+        assert dtr_alloc.is_resident(tensor)
+        assert not dtr_alloc.evict(tensor)
+        assert not dtr_alloc.evict(tensor.view_as(tensor))
+
+
+@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
+def test_writing_through_an_escaped_pointer_is_kept(make: Callable[[Evict], Tensor]):
+    """What numpy writes is what the tensor holds, whatever is evicted around it."""
+    with checked_session():
+        tensor = make(evicted).detach()
+        array = tensor.numpy()
+        array[...] = 7
+        derived = evicted(tensor * 2)
+        assert not dtr_alloc.evict(tensor)
+        assert torch.equal(tensor, torch.full(tensor.shape, 7.0))
+        assert torch.equal(derived, torch.full(tensor.shape, 14.0))
+
+
+def test_writing_into_an_evicted_storage_is_kept():
+    """`UntypedStorage.fill_` and item assignment change a content that no operator recorded."""
+    with checked_session():
+        filled = evicted(source() * 2)
+        filled.untyped_storage().fill_(0)
+        dtr_alloc.evict(filled)
+        assert torch.equal(filled, torch.zeros(SHAPE))
+        changed = evicted(source() * 2)
+        storage = changed.untyped_storage()
+        for i in range(4):
+            storage[i] = 0
+        dtr_alloc.evict(changed)
+        expected = source() * 2
+        expected[0, 0] = 0.0
+        assert torch.equal(changed, expected)
+
+
+def test_resizing_an_evicted_storage_keeps_what_it_can():
+    """`resize_` of a tensor and of a storage copy the old content to the new buffer."""
+    with checked_session():
+        tensor = evicted(source() * 2)
+        tensor.resize_(12, 8)
+        assert torch.equal(tensor[:6], source() * 2)
+        other = evicted(source() * 2)
+        other.untyped_storage().resize_(2 * other.untyped_storage().nbytes())
+        assert torch.equal(other, source() * 2)
+
+
+def test_assigning_data_to_an_evicted_tensor_and_from_one():
+    """`.data =` and `torch.utils.swap_tensors` move storages between tensors."""
+    with checked_session():
+        first, second = evicted(source() * 2), evicted(source() * 3)
+        first.data = second
+        assert torch.equal(first, source() * 3)
+        third = evicted(source() * 5)
+        torch.utils.swap_tensors(first, third)
+        assert torch.equal(first, source() * 5)
+        assert torch.equal(third, source() * 3)
+        assert torch.equal(second, source() * 3)
+
+
+def test_constants_are_not_evicted():
+    """Data that came from outside has nothing to be recomputed from."""
+    with checked_session():
+        outside = torch.from_numpy(np.ones(SHAPE, np.float32))
+        assert not dtr_alloc.evict(outside)
+        assert not dtr_alloc.evict(torch.tensor([1.0, 2.0]))
+        assert torch.equal(outside, torch.ones(SHAPE))
+
+
+def test_pinned_by_hand_until_unpinned():
+    """`pin` keeps a storage for all its aliases, `unpin` gives it back."""
+    with checked_session():
+        tensor = source() * 2
+        dtr_alloc.pin(tensor)
+        assert not dtr_alloc.evict(tensor.t())
+        dtr_alloc.unpin(tensor)
+        evicted(tensor)
+        dtr_alloc.materialize(tensor)
+        assert dtr_alloc.is_resident(tensor)
+        assert torch.equal(tensor, source() * 2)
+
+
+@pytest.mark.parametrize("read", ["item", "tolist", "clone", "pickle", "repr", "set_"])
+def test_reading_under_pressure(read: str):
+    """The same when the engine, not the user, chose what to evict: 64 tensors of 64 KiB under a
+    budget for a quarter of them."""
+
+    def make() -> list[Tensor]:
+        base = torch.linspace(-1, 1, 128 * 128).reshape(128, 128)
+        tensors = [base]
+        for k in range(64):
+            tensors.append(torch.sin(tensors[-1] + k))
+        return tensors
+
+    escape = READS[read]
+    expected = [escape(t[1:3, 1:9]) for t in make()]
+    with checked_session(16 * 65536 + 2**18):
+        tensors = make()
+        assert sum(not dtr_alloc.is_resident(t) for t in tensors) >= 40
+        for tensor, value in zip(tensors, expected, strict=True):
+            np.testing.assert_array_equal(escape(tensor[1:3, 1:9]), value)
+
+
+def test_disabling_makes_everything_resident():
+    """What was evicted when the session ends is there afterwards, with no recorder left."""
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        tensors = [make(evicted) for make in TENSORS]
+    for tensor, make in zip(tensors, TENSORS, strict=True):
+        np.testing.assert_array_equal(tensor.detach().numpy(), make(keep).detach().numpy())

@@ -1,0 +1,82 @@
+"""Training under any budget that works gives the bits of training without one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from harness import assert_same_bits, one_thread  # noqa: F401
+
+import dtr_alloc
+from bench.measure import profile, train, train_plain, try_train
+from bench.models import JOBS
+
+STEPS = 3
+FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> None:
+    """From the unconstrained peak downward, everything a user can compare is the same; half of
+    the activation memory is enough; what is too little raises, and the process goes on."""
+    reference = train_plain(name, STEPS)
+    shape, free = profile(name, STEPS, check=True)
+    assert_same_bits(reference, free.state, f"{name} without a budget")
+    assert free.evictions == 0
+
+    for fraction in FRACTIONS:
+        budget = shape.budget(fraction)
+        where = f"{name} at {fraction:.0%} of its activation memory ({budget} bytes)"
+        run = try_train(name, budget, STEPS, check=True)
+        if run is None:
+            assert fraction < 0.5, f"{where}: out of memory"
+            break
+        assert_same_bits(reference, run.state, where)
+        assert run.stats["peak_allocated_bytes"] <= budget, where
+        assert run.stats["peak_reserved_bytes"] <= budget, where
+        if fraction <= 0.8:
+            assert run.evictions > 0, where
+            assert run.rematerializations > 0, where
+
+    # Less than what must stay between two steps cannot work.
+    errors = dtr_alloc.stats()["out_of_memory_errors"]
+    with pytest.raises(torch.OutOfMemoryError):
+        train(name, shape.idle_bytes // 2, STEPS)
+    gc.collect()
+    assert dtr_alloc.stats()["out_of_memory_errors"] > errors
+    again = train(name, shape.budget(0.7), STEPS, check=True)
+    assert_same_bits(reference, again.state, f"{name} after running out of memory")
+
+
+def test_a_step_that_ran_out_of_memory_leaves_the_session_usable() -> None:
+    """Inside one session: a batch that is too big fails, a smaller one then trains."""
+    shape, _ = profile("mlp", STEPS)
+    reference = train_plain("mlp", STEPS)
+    with dtr_alloc.session(budget=shape.budget(0.6), device="cpu"):
+        big = JOBS["mlp"](scale=40.0)
+        with pytest.raises(torch.OutOfMemoryError):
+            big.step(0)
+        del big
+        gc.collect()
+        dtr_alloc.check_invariants()
+        job = JOBS["mlp"]()
+        for i in range(STEPS):
+            job.step(i)
+        dtr_alloc.check_invariants()
+    assert_same_bits(reference, job.state(), "a smaller batch after out of memory")
+
+
+def test_the_budget_may_change_between_steps() -> None:
+    """`set_budget` tightens and loosens a running job without touching its bits."""
+    shape, _ = profile("resnet", STEPS)
+    reference = train_plain("resnet", 4)
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        job = JOBS["resnet"]()
+        for i, fraction in enumerate((1.0, 0.5, 0.8, 0.6)):
+            dtr_alloc.set_budget(shape.budget(fraction))
+            dtr_alloc.reset_peak_stats()
+            job.step(i)
+            dtr_alloc.check_invariants()
+            assert dtr_alloc.stats()["peak_allocated_bytes"] <= shape.budget(fraction)
+    assert_same_bits(reference, job.state(), "a budget that changes")
