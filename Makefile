@@ -83,14 +83,17 @@ clean:
 	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f dtr_alloc/_core.*.so dtr_alloc/_core.cpp $(VENV)/core
 
-# Everything from registries. No build isolation afterwards: the core is built with what is here.
-$(VENV)/packages: pyproject.toml setup.py
+# What pyproject.toml asks for, and torch; dtr_alloc itself is the next rule.
+$(VENV)/packages: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q 'setuptools>=77' 'cffi>=1.17' '$(TORCH)'
-	$(PY) -m pip install -q --no-build-isolation -e '.[dev,plots]'
+	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	  extras = p["project"]["optional-dependencies"]; \
+	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
+	        *extras["dev"], *extras["plots"], sep="\n")' > $(VENV)/requirements.txt
+	$(PY) -m pip install -q '$(TORCH)' -r $(VENV)/requirements.txt
 	touch $@
 
-# The release build: asserts cost time and tests have a target with asserts (sanitize).
-$(VENV)/core: $(VENV)/packages $(CORE)
-	DTR_ALLOC_BUILD=release $(PY) setup.py -q build_ext --inplace --force
+# The release build: assertions cost time, and `make sanitize` runs with them.
+$(VENV)/core: $(VENV)/packages setup.py $(CORE)
+	DTR_ALLOC_BUILD=release $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
