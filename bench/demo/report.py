@@ -1,0 +1,61 @@
+"""The demo's table and pictures, from nothing but its results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bench.results import MIB
+
+
+def mib(count: int | None) -> str:
+    return "-" if count is None else f"{count / MIB:.1f}"
+
+
+def table(result: dict[str, Any]) -> Table:
+    """One row per run of a job, from the run without a plug-in to the smallest budget."""
+    title = f"{result['job']}: {mib(result['activation_bytes'])} MiB of activations a step"
+    shown = Table(title=title)
+    for column in ("budget MiB", "activations", "peak allocated MiB", "peak resident MiB"):
+        shown.add_column(column, justify="right")
+    for column in ("step ms", "against plain", "evictions", "remats", "same bits"):
+        shown.add_column(column, justify="right")
+    for row in result["runs"]:
+        budget = row["label"] if row["budget_bytes"] is None else mib(row["budget_bytes"])
+        share = "-" if row["fraction"] is None else f"{row['fraction']:.0%}"
+        if not row["fits"]:
+            shown.add_row(budget, share, "out of memory", *["-"] * 6, style="dim")
+            continue
+        shown.add_row(
+            *(budget, share, mib(row["peak_allocated_bytes"]), mib(row["peak_resident_bytes"])),
+            *(f"{1e3 * row['step_seconds']:.0f}", f"{row['slowdown']:.2f}x"),
+            *(str(row["evictions"]), str(row["rematerializations"])),
+            "yes" if row["same_bits"] else "[bold red]NO[/]",
+        )
+    return shown
+
+
+def picture(result: dict[str, Any], path: Path) -> None:
+    """Allocated bytes against time: no limit, and the smallest budget that works."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sampled = [row for row in result["runs"] if row["fits"] and row["timeline"]]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for row, color in zip((sampled[0], sampled[-1]), ("tab:gray", "tab:blue"), strict=True):
+        seconds, sizes = zip(*row["timeline"], strict=True)
+        limit = row["budget_bytes"]
+        name = "no limit" if limit is None else f"budget {mib(limit)} MiB"
+        axes.step(seconds, [size / MIB for size in sizes], color=color, label=name, where="post")
+        if limit is not None:
+            axes.axhline(limit / MIB, color=color, linestyle="--", linewidth=1)
+    axes.set_xlabel("seconds (two training steps)")
+    axes.set_ylabel("allocated MiB")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{result['job']}: the same training, bit for bit")
+    axes.legend(loc="upper right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(path)

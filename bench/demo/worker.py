@@ -1,0 +1,125 @@
+"""One training run in a process of its own, so that its peak resident set is its own.
+
+    python -m bench.demo.worker --job digits --budget plain|unlimited|BYTES
+
+Writes JSON objects, one a line: ``{"step": i, "loss": x}`` after each step, at the end one with
+``"fits"`` and what was measured (bytes, seconds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import dtr_alloc
+from bench.demo.jobs import JOBS
+from bench.models.job import digest
+
+SAMPLED_STEPS = 2
+SAMPLING_SECONDS = 0.002
+
+
+def peak_resident_bytes() -> int:
+    """The process's largest resident set. Linux's VmHWM begins at exec; ru_maxrss, the fallback,
+    may begin with what the parent had."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Sampler(threading.Thread):
+    """Polls the allocated bytes while steps run; samples are (seconds, bytes)."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[float, int]] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        while not self.done.is_set():
+            now = time.perf_counter() - start
+            self.samples.append((round(now, 4), dtr_alloc.stats()["allocated_bytes"]))
+            self.done.wait(SAMPLING_SECONDS)
+
+    def stop(self) -> list[tuple[float, int]]:
+        self.done.set()
+        self.join()
+        return self.samples
+
+
+def say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int) -> dict[str, Any]:
+    """Train; the last two steps are sampled, those between them and the first are timed."""
+    plain = budget == "plain"
+    session: AbstractContextManager[Any] = nullcontext()
+    if not plain:
+        limit: int | str = int(budget) if budget.isdigit() else budget
+        session = dtr_alloc.session(budget=limit, device=device)
+    found: dict[str, Any] = {"fits": True}
+    with session:
+        job = JOBS[name](scale=scale, device=device, seed=seed)
+        found["start_resident_bytes"] = psutil.Process().memory_info().rss
+        seconds, idle, sampler = [], 0, None
+        for i in range(steps):
+            if i == steps - SAMPLED_STEPS and not plain:
+                sampler = Sampler()
+                sampler.start()
+            start = time.perf_counter()
+            loss = job.step(i).item()
+            seconds.append(time.perf_counter() - start)
+            if not plain:
+                idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+            say({"step": i, "loss": loss})
+        if sampler is not None:
+            found["timeline"] = sampler.stop()
+        found["peak_resident_bytes"] = peak_resident_bytes()
+        found["step_seconds"] = statistics.median(seconds[1:-SAMPLED_STEPS])
+        if not plain:
+            stats = dtr_alloc.stats()
+            found["idle_bytes"] = idle
+            for key in ("peak_allocated_bytes", "evictions", "rematerializations"):
+                found[key] = stats[key]
+        elif device == "cuda":
+            found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+    return found | {"digest": digest(job.state())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One training run of the demo.")
+    parser.add_argument("--job", choices=sorted(JOBS), required=True)
+    parser.add_argument("--budget", required=True, help="plain, unlimited or bytes")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        say(run(args.job, args.budget, args.steps, args.scale, args.device, args.seed))
+    except torch.OutOfMemoryError as error:
+        say({"fits": False, "message": str(error)})
+
+
+if __name__ == "__main__":
+    main()
