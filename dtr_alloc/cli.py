@@ -307,7 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     if not isinstance(job, Job):
         sys.exit(job if isinstance(job, int) else 0)
-    if not _autoload_is_on() or not _entry_point_info()["registered"]:
+    called = _autoload_is_on() and _entry_point_info()["registered"]
+    if not called or "torch" in sys.modules:
         _autoload.stand_aside()
         _autoload.switch_on()
     try:
