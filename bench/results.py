@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 MIB = 2**20
+
+
+def console() -> Console:
+    """Standard error, where tables go; wide enough for them when it is not a terminal."""
+    shown = Console(stderr=True)
+    return shown if shown.is_terminal else Console(stderr=True, width=120)
 
 
 def pick_device(name: str) -> str:

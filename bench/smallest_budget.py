@@ -99,7 +99,7 @@ def main() -> None:
     device = results.pick_device(args.device)
     jobs = args.job or (["mlp", "inplace"] if args.smoke else list(JOBS))
     resolution = 0.25 if args.smoke else args.resolution
-    console = Console(stderr=True)
+    console = results.console()
     rows = []
     for name in jobs:
         with console.status(f"bisecting {name}"):

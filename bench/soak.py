@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -131,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = results.pick_device(args.device)
     steps = 400 if args.smoke else args.steps
-    console = Console(stderr=True)
+    console = results.console()
     budget, rows = soak(
         steps, 20, device, args.seed, lambda r: track(r, "training", console=console)
     )

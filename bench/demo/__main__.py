@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import torch
 from rich.progress import Progress, TaskID
 
 from bench import results
@@ -40,6 +40,7 @@ class Runner:
         args = self.args
         options = ["--job", self.job, "--budget", budget, "--steps", str(args.steps)]
         options += ["--scale", str(args.scale), "--device", self.device, "--seed", str(args.seed)]
+        options += ["--threads", str(args.threads)]
         command = [sys.executable, "-m", "bench.demo.worker", *options]
         last: dict[str, Any] = {}
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="per run, at least 4")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batch sizes")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=1, help="of an operator on the CPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures, JSON")
     parser.add_argument("--json", metavar="PATH", help="write results there too, - for stdout")
@@ -113,8 +115,9 @@ def main() -> None:
         parser.error("--steps must be at least 4: one to warm up, one to time, two to sample")
     if args.smoke:
         args.steps, args.scale = 4, 0.1
+    torch.set_num_threads(args.threads)
     device = results.pick_device(args.device)
-    console = Console(stderr=True)
+    console = results.console()
     found = []
     for job in args.job or list(JOBS):
         with Progress(console=console) as bar:
