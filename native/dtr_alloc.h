@@ -148,6 +148,149 @@ int32_t dtr_cuda_probe(const char *library_path, int32_t *device_count);
  * For tests with a stand-in. DTR_STATE while a CUDA pool exists. */
 int32_t dtr_cuda_set_library(const char *library_path);
 
+/* ---- Engine: storages, ops, eviction, rematerialization (native/) ------- */
+
+/* One engine serves all pools of a process. */
+typedef struct dtr_engine dtr_engine;
+
+/* What one thread's recorder has in flight: at most one op. */
+typedef struct dtr_frame dtr_frame;
+
+typedef struct dtr_engine_options {
+  const char *heuristic;    /* "dtr-eqclass" */
+  uint64_t min_evict_bytes; /* smaller storages are never chosen */
+  uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+} dtr_engine_options;
+
+typedef struct dtr_engine_stats {
+  uint64_t evictions;         /* storages evicted, to make room or by hand */
+  uint64_t evicted_bytes;
+  uint64_t rematerializations; /* ops run again */
+  uint64_t recompute_ns;
+  uint64_t search_ns;         /* choosing what to evict */
+  uint64_t searches;
+  uint64_t live_storages;     /* records */
+  uint64_t live_ops;
+  uint64_t evicted_storages;  /* records whose content is gone */
+  uint64_t kept_constant_bytes; /* dead constants kept because something may need them */
+  uint64_t settled;           /* storages that became constants before a loss */
+  uint64_t recorded_ops;      /* since creation */
+} dtr_engine_stats;
+
+int32_t dtr_engine_create(const dtr_engine_options *options, dtr_engine **out);
+/* DTR_STATE while records exist; see dtr_engine_reset. */
+int32_t dtr_engine_destroy(dtr_engine *engine);
+/* Takes new options; the records stay. */
+int32_t dtr_engine_configure(dtr_engine *engine, const dtr_engine_options *options);
+
+/* Connects a framework: a const dtr_framework * of bridge_table.h. Once. */
+int32_t dtr_engine_connect(dtr_engine *engine, const void *framework);
+/* The core's table for that framework: a const dtr_core *. Lives with the engine. */
+const void *dtr_engine_core(dtr_engine *engine);
+
+/* Makes the engine the one who gives room in pool, for tensors of this device
+ * (c10::DeviceType and index, -1 for the only one). The pool must outlive it. */
+int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t device_index,
+                            dtr_pool *pool);
+
+/* Forgets all records and returns the memory that only the engine holds.
+ * DTR_STATE while a live storage is evicted: rematerialize it first. */
+int32_t dtr_engine_reset(dtr_engine *engine);
+
+void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out);
+int32_t dtr_engine_check_invariants(dtr_engine *engine);
+
+/* Ids of ops whose records are gone, so that their closures may go too. Returns
+ * how many it wrote; call until it returns 0. Any thread. */
+uint64_t dtr_engine_drain_dropped(dtr_engine *engine, int64_t *op_ids, uint64_t capacity);
+
+/* A frame belongs to one thread at a time. */
+int32_t dtr_frame_create(dtr_engine *engine, dtr_frame **out);
+void dtr_frame_destroy(dtr_frame *frame);
+/* The numbers that the calls below exchange: at least capacity of them. Stays
+ * valid until a larger capacity is asked for or a step is described in it. */
+int64_t *dtr_frame_buffer(dtr_frame *frame, uint64_t capacity);
+
+/* How an op uses a tensor argument: the low three bits of its entry in the
+ * buffer, whose other bits are the tensor's address. */
+enum {
+  DTR_USE_READ = 0,
+  DTR_USE_MUTATE = 1,     /* reads and overwrites */
+  DTR_USE_WRITE_ONLY = 2, /* overwrites every element and reads none */
+  DTR_USE_SCRATCH = 3,    /* hidden state: overwritten, and no input of the results */
+  DTR_USE_CONSTANT = 4    /* added: a parameter; forgets its parent, stays a constant */
+};
+
+/* Flags of an op. */
+enum {
+  DTR_OP_REPLAYABLE = 1 /* running it again on the same inputs gives the same bits */
+};
+
+/* What dtr_op_begin answers: 0 means run the op at once. */
+enum {
+  DTR_NEED_WORK = 1,    /* call dtr_op_prepare before the op runs */
+  DTR_HAS_FOREIGN = 2,  /* inputs on devices that are not managed: keep them by value */
+  DTR_HAS_DROPPED = 4   /* many closures can go: call dtr_engine_drain_dropped */
+};
+
+/* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their
+ * storages, stamps their access time. Returns DTR_NEED bits, or -status on failure
+ * (then nothing is locked). The tensors must live until dtr_op_end or _abort. */
+int32_t dtr_op_begin(dtr_frame *frame, uint32_t tensors, uint32_t flags);
+
+/* Puts on the frame's stack what must be rematerialized before the op may run:
+ * evicted inputs; then what depends on a constant that it overwrites; then what
+ * depends on history that is too old. Returns 1 if there is something (run the
+ * stack with dtr_remat_next and call again), 0 if the op may run, -status. */
+int32_t dtr_op_prepare(dtr_frame *frame);
+
+/* Ends an op whose result tensors stand in buffer[0..results): records them,
+ * unlocks the inputs. Returns the id of the op record that needs a closure, 0 if
+ * none does, -status on failure. flags: 0, or 0 without DTR_OP_REPLAYABLE given at
+ * the beginning takes that back. */
+int64_t dtr_op_end(dtr_frame *frame, uint32_t results, uint32_t flags);
+
+/* The op failed: unlocks; storages it may have overwritten become constants. */
+void dtr_op_abort(dtr_frame *frame);
+
+/* The next op to run again: its id, with the step described in the buffer; 0 if
+ * the stack is empty; -status on failure (call dtr_remat_abort). The description:
+ *   edges, then per edge:   handle, copy (1: run on a copy of this storage)
+ *   tensors, then each:     use, edge (-1: none), scalar type, flags, offset, ndim,
+ *                           sizes[ndim], strides[ndim]
+ * where use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value; a
+ * tensor without an edge is made afresh from its shape. */
+int64_t dtr_remat_next(dtr_frame *frame);
+
+/* The step's closure ran: buffer[0..tensors) are its arguments' tensors as rebuilt
+ * (0 for those by value), then come its result tensors. Their memory moves into the
+ * storages that were evicted. Returns -status on failure. */
+int32_t dtr_remat_commit(dtr_frame *frame, uint32_t tensors, uint32_t results);
+
+/* Gives up the stack and unlocks what it locked. What a failed step may have
+ * overwritten is dropped and can be computed again. */
+void dtr_remat_abort(dtr_frame *frame);
+
+/* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
+ * to do, -status. The caller keeps the handle alive. */
+int32_t dtr_remat_want(dtr_frame *frame, void *handle);
+/* Puts some live evicted storage on the stack: 1, or 0 if there is none. */
+int32_t dtr_remat_want_any(dtr_frame *frame);
+
+/* By hand, on a live handle. The storage of a handle that the engine has never
+ * seen counts as a resident constant. */
+int32_t dtr_evict(dtr_engine *engine, void *handle);       /* 1 done, 0 not possible */
+int32_t dtr_is_resident(dtr_engine *engine, void *handle); /* 1 or 0 */
+/* One more pin: never evicted until unpinned as often. escaped 1: the address was
+ * given away; the storage becomes a constant for good and is watched for changes. */
+int32_t dtr_pin(dtr_engine *engine, const void *tensor, int32_t escaped);
+int32_t dtr_unpin(dtr_engine *engine, void *handle);       /* 1, or 0 if it was not pinned */
+/* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */
+void *dtr_handle_of(dtr_engine *engine, const void *tensor);
+/* dtr_tensor scalar type and device type of a tensor, for tables in Python. */
+int32_t dtr_scalar_type_of(dtr_engine *engine, const void *tensor);
+int32_t dtr_device_type_of(dtr_engine *engine, const void *tensor);
+
 /* CFFI END */
 
 #ifdef __cplusplus

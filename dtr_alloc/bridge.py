@@ -1,0 +1,148 @@
+"""Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
+
+The bridge is a small C++ library on the c10 headers that torch ships. c10's ABI changes between
+versions, so the library is compiled where it is used, on first use, in about two seconds, and
+kept in a cache folder under a name that says for what it was made (as Triton keeps its launchers).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+
+
+class BridgeError(RuntimeError):
+    """The bridge cannot be compiled or loaded; the message says what is missing."""
+
+
+def compiler() -> str | None:
+    """The path of the C++ compiler: DTR_ALLOC_CXX, else CXX, else the first one found."""
+    named = os.environ.get("DTR_ALLOC_CXX") or os.environ.get("CXX")
+    candidates = (named,) if named else COMPILERS
+    return next((path for name in candidates if (path := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """Where compiled bridges are kept: DTR_ALLOC_CACHE, else the user's cache folder."""
+    named = os.environ.get("DTR_ALLOC_CACHE")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dtr_alloc"
+
+
+def _source_folder() -> Path:
+    return Path(str(files("dtr_alloc.native")))
+
+
+def _sources(device: str) -> list[Path]:
+    names = ["torch_bridge.cpp"] + (["cuda_bridge.cpp"] if device == "cuda" else [])
+    return [_source_folder() / "bridge" / name for name in names]
+
+
+def _command(cxx: str, device: str, output: Path) -> list[str]:
+    import torch
+    from torch.utils import cpp_extension
+
+    include = cpp_extension.include_paths(device_type=device)
+    libraries = cpp_extension.library_paths(device_type=device)
+    abi = int(torch.compiled_with_cxx11_abi())
+    command = [cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{_source_folder()}"]
+    command += [f"-I{path}" for path in include] + [f"-L{path}" for path in libraries]
+    command += [str(path) for path in _sources(device)] + ["-o", str(output), "-lc10"]
+    if device == "cuda":
+        command += ["-ltorch_cuda", "-ltorch", "-lc10_cuda"]
+    return command
+
+
+def library_path(device: str) -> Path:
+    """Where the bridge for this torch, these sources and this compiler is or would be."""
+    import torch
+
+    key = hashlib.sha256()
+    key.update(str(torch.version.git_version).encode())
+    key.update(f"{torch.__version__} {compiler()} {FLAGS} {os.uname().machine}".encode())
+    for path in [*_sources(device), _source_folder() / "bridge_table.h"]:
+        key.update(path.read_bytes())
+    return cache_folder() / f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
+
+
+def status(device: str = "cpu") -> dict[str, Any]:
+    """What is known of the bridge without building it: compiler, cached, path, reason."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        return {"compiler": compiler(), "cached": False, "path": None, "reason": str(error)}
+    path = library_path(device)
+    reason = None
+    if not path.exists():
+        reason = "compiled on first use" if compiler() else _no_compiler()
+    return {"compiler": compiler(), "cached": path.exists(), "path": str(path), "reason": reason}
+
+
+def _no_compiler() -> str:
+    named = os.environ.get("DTR_ALLOC_CXX") or os.environ.get("CXX")
+    looked = repr(named) if named else " or ".join(COMPILERS)
+    return (
+        f"no C++ compiler: looked for {looked}. The bridge to PyTorch is compiled on first use; "
+        "install one (Debian: apt install g++) or name it in DTR_ALLOC_CXX"
+    )
+
+
+def build(device: str) -> Path:
+    """Compiles the bridge if the cache has none; returns its path. Raises BridgeError."""
+    cxx = compiler()
+    path = library_path(device)
+    if path.exists():
+        return path
+    if cxx is None:
+        raise BridgeError(_no_compiler())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its place and renamed, so that processes that start together never load half a file.
+    descriptor, beside = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(descriptor)
+    try:
+        command = _command(cxx, device, Path(beside))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BridgeError(
+                f"the bridge to PyTorch does not compile ({' '.join(command)}):\n"
+                + done.stderr[-4000:]
+            )
+        os.replace(beside, path)
+    finally:
+        Path(beside).unlink(missing_ok=True)
+    return path
+
+
+class Bridge:
+    """The loaded library and its two or three entry points."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.path = build(device)
+        self._library = ctypes.CDLL(str(self.path))
+        self._library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
+        self._library.dtr_bridge_connect.restype = ctypes.c_void_p
+        self._library.dtr_bridge_install_cpu.argtypes = [ctypes.c_int32]
+
+    def connect(self, core_table: int) -> int:
+        """Hands in the address of the core's table; returns that of the framework's."""
+        table = self._library.dtr_bridge_connect(core_table)
+        if not table:
+            raise BridgeError(f"{self.path} speaks another version of the table than this core")
+        return table
+
+    def install_cpu(self, on: bool) -> None:
+        """Makes the core the source of CPU tensor memory from now on, or stops that."""
+        self._library.dtr_bridge_install_cpu(on)

@@ -1,0 +1,59 @@
+"""The compiled core, and the one place where its status codes become exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtr_alloc._core import ffi, lib
+
+ABI_VERSION = 1
+"""The version of native/dtr_alloc.h that this package was written for."""
+
+if lib.dtr_abi_version() != ABI_VERSION:
+    raise ImportError(
+        f"the compiled core has interface version {lib.dtr_abi_version()}, this package needs "
+        f"{ABI_VERSION}: build and install dtr_alloc again"
+    )
+
+
+class DriverError(RuntimeError):
+    """The driver (mmap, libcuda) refused a call."""
+
+
+class StateError(RuntimeError):
+    """An object is not in a state that allows the call."""
+
+
+def message() -> str:
+    """The message of the last failed call on this thread."""
+    return ffi.string(lib.dtr_last_error()).decode(errors="replace")
+
+
+def check(status: int) -> None:
+    """Raises what a status code means; does nothing for DTR_OK.
+
+    DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError, DTR_INVALID ValueError, DTR_DRIVER
+    DriverError, DTR_STATE StateError.
+    """
+    if status == lib.DTR_OK:
+        return
+    if status == lib.DTR_OUT_OF_MEMORY:
+        import torch
+
+        raise torch.OutOfMemoryError(message())
+    kinds: dict[int, type[Exception]] = {
+        lib.DTR_INVALID: ValueError,
+        lib.DTR_DRIVER: DriverError,
+        lib.DTR_STATE: StateError,
+    }
+    raise kinds.get(status, RuntimeError)(message())
+
+
+def record(struct: Any, names: tuple[str, ...]) -> dict[str, int]:
+    """The named fields of a C struct of counters."""
+    return {name: int(getattr(struct, name)) for name in names}
+
+
+def field_names(ctype: str) -> tuple[str, ...]:
+    """The fields of a C struct, in order."""
+    return tuple(name for name, _ in ffi.typeof(ctype).fields)

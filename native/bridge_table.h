@@ -1,0 +1,103 @@
+/* bridge_table.h: the two tables of functions through which the engine and a
+ * tensor framework know each other. Plain C, because the two sides are built by
+ * different compilers at different times: the core once, the bridge on the
+ * user's machine for the torch that is installed there.
+ *
+ * Words: a *handle* is the framework's storage object (PyTorch: c10::StorageImpl *).
+ * It carries two reference counts. A strong reference keeps the storage alive; a
+ * weak one only keeps the object's memory, so that the engine may ask whether the
+ * storage still lives.
+ */
+#ifndef DTR_BRIDGE_TABLE_H
+#define DTR_BRIDGE_TABLE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DTR_BRIDGE_ABI_VERSION 1
+
+/* What a tensor is, as the engine wants to know it. Pointers stay valid while
+ * the tensor lives and is not resized. */
+typedef struct dtr_tensor_desc {
+  void *handle;           /* its storage; NULL: it has none (opaque to us) */
+  void *data;             /* start of the storage's memory, NULL if evicted or empty */
+  uint64_t storage_bytes; /* size of the whole storage */
+  const int64_t *sizes;   /* ndim elements */
+  const int64_t *strides; /* ndim elements, in units of the dtype */
+  int64_t offset;         /* storage offset, in units of the dtype */
+  int32_t ndim;
+  int32_t scalar_type;    /* c10::ScalarType */
+  uint32_t flags;         /* DTR_TENSOR_... */
+  uint8_t device_type;    /* c10::DeviceType */
+  int8_t device_index;    /* -1 on CPU */
+  uint8_t item_bytes;
+  uint8_t full;           /* 1: the tensor is dense and covers its whole storage */
+} dtr_tensor_desc;
+
+enum {
+  DTR_TENSOR_CONJ = 1,   /* lazily conjugated view */
+  DTR_TENSOR_NEG = 2,    /* lazily negated view */
+  DTR_TENSOR_OPAQUE = 4  /* sparse, quantized, nested, wrapped number: not rebuilt from its storage */
+};
+
+/* What the framework does for the engine. Functions marked (L) are called with
+ * the engine lock held: they must not run code of others (no deleter, no GIL). */
+typedef struct dtr_framework {
+  uint32_t abi_version;
+  /* (L) Reads a tensor (PyTorch: a c10::TensorImpl *). */
+  void (*describe)(const void *tensor, dtr_tensor_desc *out);
+  /* (L) Number of strong references; 0: the storage is dead or dying. */
+  uint64_t (*strong_count)(const void *handle);
+  /* (L) Adds a weak reference. */
+  void (*retain_weak)(void *handle);
+  /* Drops a weak reference; frees the object's memory if it was the last. */
+  void (*release_weak)(void *handle);
+  /* (L) Adds a strong reference unless the storage is dead: 1 or 0. May also
+   * refuse where it would have to wait for the GIL. */
+  int32_t (*retain_strong)(void *handle);
+  /* As retain_strong, but refuses only the dead; may take the GIL. */
+  int32_t (*retain_strong_with_gil)(void *handle);
+  /* Drops a strong reference: runs the storage's deleter if it was the last. */
+  void (*release_strong)(void *handle);
+  /* (L) The storage's address without any check. */
+  void *(*data)(const void *handle);
+  /* (L) Takes the memory out of a storage whose deleter is ours and leaves it
+   * evicted: nbytes kept, every data access throws, and its death calls
+   * dtr_core.evicted_died(evicted_context). Returns the address, now owned by
+   * the caller; NULL (and nothing changed) if the memory is not ours to take. */
+  void *(*detach)(void *handle, void *evicted_context);
+  /* (L) Gives memory to an evicted storage; the context of detach is dropped
+   * without a call. The storage owns the address from now on. */
+  void (*attach)(void *handle, void *address);
+  /* (L) As detach, but leaves the storage plainly empty: for results of a
+   * replay, whose storage nobody keeps. */
+  void *(*take)(void *handle);
+  /* A new storage that owns address; returns a strong reference. */
+  void *(*make)(void *address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
+} dtr_framework;
+
+/* What the core does for the framework. Every function may be called on any
+ * thread, with or without the GIL, and with no lock of ours held. */
+typedef struct dtr_core {
+  uint32_t abi_version;
+  void *engine;
+  /* Memory for a tensor. NULL if it cannot be had: then *message (never NULL)
+   * is why, valid until the next call on this thread, and *status a dtr_status. */
+  void *(*allocate)(void *engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                    uint64_t stream, int32_t *status, const char **message);
+  /* The deleter of all memory that allocate gave. */
+  void (*freed)(void *engine, void *address);
+  /* The deleter of an evicted storage's empty pointer. */
+  void (*evicted_died)(void *engine, void *evicted_context);
+  /* Work on stream uses the block at address (Tensor.record_stream). */
+  void (*record_stream)(void *engine, void *address, uint64_t stream);
+} dtr_core;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,474 @@
+// engine.cpp: life and death of records.
+#include "engine.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "checksum.h"
+#include "error.h"
+
+namespace dtr {
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+int64_t &room_ns_of_thread() {
+  thread_local int64_t spent = 0;
+  return spent;
+}
+
+void Deferred::run() {
+  // Deleters may enter the engine and fill a Deferred of their own, never this one.
+  for (void *handle : strong_) engine_.framework_->release_strong(handle);
+  for (void *handle : weak_) engine_.framework_->release_weak(handle);
+  for (const Block &block : blocks_)
+    dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
+  strong_.clear();
+  weak_.clear();
+  blocks_.clear();
+}
+
+namespace {
+
+void *core_allocate(void *engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                    uint64_t stream, int32_t *status, const char **message) {
+  return static_cast<Engine *>(engine)->allocate(device_type, device_index, size_bytes, stream,
+                                                 status, message);
+}
+
+void core_freed(void *engine, void *address) { static_cast<Engine *>(engine)->freed(address); }
+
+void core_evicted_died(void *engine, void *context) {
+  static_cast<Engine *>(engine)->evicted_died(static_cast<Storage *>(context));
+}
+
+}  // namespace
+
+Engine::Engine(const dtr_engine_options &options) : options_(options) {
+  core_ = {DTR_BRIDGE_ABI_VERSION, this, &core_allocate, &core_freed, &core_evicted_died,
+           [](void *engine, void *address, uint64_t stream) {
+             auto *self = static_cast<Engine *>(engine);
+             for (const Device *device : self->devices_)
+               if (dtr_pool_contains(device->pool, address))
+                 dtr_pool_record_stream(device->pool, address, stream);
+           }};
+}
+
+Engine::~Engine() {
+  for (Device *device : devices_) {
+    dtr_pool_set_room(device->pool, nullptr, nullptr);
+    delete device;
+  }
+}
+
+void Engine::configure(const dtr_engine_options &options) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  options_ = options;
+}
+
+void Engine::connect(const dtr_framework *framework) {
+  if (framework_ && framework_ != framework)
+    throw StateError("the engine is connected to another framework already");
+  if (framework->abi_version != DTR_BRIDGE_ABI_VERSION)
+    throw InvalidArgument("the bridge speaks version " + std::to_string(framework->abi_version) +
+                          " of the table; this core speaks " +
+                          std::to_string(DTR_BRIDGE_ABI_VERSION));
+  framework_ = framework;
+}
+
+void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool *pool) {
+  if (pool_of(device_type, device_index))
+    throw StateError("device type " + std::to_string(device_type) + ", index " +
+                     std::to_string(device_index) + " has a pool already");
+  auto *device = new Device{device_type, device_index, pool, this};
+  devices_.push_back(device);
+  dtr_pool_set_room(
+      pool,
+      [](void *context, uint64_t, uint64_t) -> int32_t {
+        auto *of = static_cast<Device *>(context);
+        return of->engine->make_room(of->pool);
+      },
+      device);
+}
+
+dtr_pool *Engine::pool_of(uint8_t device_type, int8_t device_index) const {
+  for (const Device *device : devices_)
+    if (device->type == device_type && device->index == device_index) return device->pool;
+  return nullptr;
+}
+
+void *Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                       uint64_t stream, int32_t *status, const char **message) {
+  thread_local std::string text;
+  void *address = nullptr;
+  dtr_pool *pool = pool_of(device_type, device_index);
+  *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
+  if (*status == DTR_OK) return address;
+  text = dtr_last_error();
+  if (*status == DTR_OUT_OF_MEMORY) out_of_memory_text(&text, size_bytes, pool);
+  *message = text.c_str();
+  return nullptr;
+}
+
+// ---- records ----
+
+Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed) {
+  Storage *storage = storages_.get();
+  *storage = Storage{};
+  storage->id = next_storage_id_++;
+  storage->size_bytes = desc.storage_bytes;
+  storage->device_type = desc.device_type;
+  storage->device_index = desc.device_index;
+  storage->address = desc.data;
+  storage->handle = desc.handle;
+  storage->managed = managed;
+  storage->last_access_ns = now_ns();
+  ++stats_.live_storages;
+  return storage;
+}
+
+// The record of a tensor's storage. One never seen before becomes a constant: it
+// was made where the recorder did not look. Null if it cannot be tracked now.
+Storage *Engine::find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred) {
+  Storage *storage = by_handle_.find(desc.handle);
+  if (storage && storage->address != desc.data) {
+    content_replaced(storage, deferred);
+    storage = nullptr;
+  }
+  if (storage) return storage;
+  const bool managed =
+      dtr_pool_contains(pool_of(desc.device_type, desc.device_index), desc.data) != 0;
+  // Nobody tells us when memory of others dies, so its record lives only while
+  // something depends on it, and holds the storage strongly for that time.
+  if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
+  storage = new_storage(desc, managed);
+  by_handle_.insert(desc.handle, storage);
+  if (managed) {
+    storage->live = true;
+    framework_->retain_weak(desc.handle);
+    by_address_.insert(desc.data, storage);
+  } else {
+    storage->external = true;
+    storage->constant_for_good = true;
+    if (desc.device_type == 0) storage->checksum = checksum(desc.data, desc.storage_bytes);
+  }
+  return storage;
+}
+
+// The handle lives on but holds other memory (resize_, set_data): the content that
+// the record speaks of is gone.
+void Engine::content_replaced(Storage *storage, Deferred &deferred) {
+  lose_handle(storage, deferred);
+  if (storage->state == State::resident) {
+    if (storage->managed) by_address_.erase(storage->address);
+    if (!storage->parent) storage->lost = true;
+    become_evicted(storage);
+  }
+  maybe_remove(storage, deferred);
+}
+
+// The framework no longer refers to the storage.
+void Engine::lose_handle(Storage *storage, Deferred &deferred) {
+  if (!storage->handle) return;
+  by_handle_.erase(storage->handle);
+  if (storage->live)
+    deferred.release_weak(storage->handle);
+  else
+    deferred.release_strong(storage->handle);
+  storage->handle = nullptr;
+  storage->live = false;
+}
+
+void Engine::link(Edge &edge, Op *op, Storage *input) {
+  edge.op = op;
+  edge.input = input;
+  edge.previous = nullptr;
+  edge.next = input->children;
+  if (input->children) input->children->previous = &edge;
+  input->children = &edge;
+}
+
+void Engine::unlink(Edge &edge) {
+  if (edge.previous)
+    edge.previous->next = edge.next;
+  else
+    edge.input->children = edge.next;
+  if (edge.next) edge.next->previous = edge.previous;
+  edge = Edge{};
+}
+
+void Engine::update_candidate(Storage *storage) {
+  const bool wanted =
+      storage->state == State::resident && storage->parent && storage->managed;  // R6
+  if (wanted && storage->candidate < 0) {
+    storage->candidate = static_cast<int64_t>(candidates_.size());
+    candidates_.push_back(storage);
+  } else if (!wanted && storage->candidate >= 0) {
+    Storage *last = candidates_.back();
+    candidates_[storage->candidate] = last;
+    last->candidate = storage->candidate;
+    candidates_.pop_back();
+    storage->candidate = -1;
+  }
+}
+
+// The content is gone: from here on the storage is part of an evicted component.
+void Engine::become_evicted(Storage *storage) {
+  storage->address = nullptr;
+  storage->state = State::evicted;
+  update_candidate(storage);
+  if (storage->lost) return;
+  storage->component = components_.create(cost_of(storage));
+  for_evicted_neighbors(storage, [&](Storage *neighbor) {
+    components_.merge(storage->component, neighbor->component);
+  });
+  ++stats_.evicted_storages;
+}
+
+void Engine::become_resident(Storage *storage, void *address) {
+  if (storage->component) {
+    components_.leave(storage->component, cost_of(storage));
+    storage->component = nullptr;
+    --stats_.evicted_storages;
+  }
+  storage->address = address;
+  storage->state = State::resident;
+  storage->last_access_ns = now_ns();
+  update_candidate(storage);
+}
+
+// Cuts the storage from its parent; an op without recorded outputs goes (R3).
+void Engine::drop_output(Storage *storage, Deferred &deferred) {
+  Op *op = storage->parent;
+  if (!op) return;
+  if (storage->component) {
+    // The set holds the cost that the storage takes with it.
+    components_.leave(storage->component, cost_of(storage));
+    storage->component = nullptr;
+    --stats_.evicted_storages;
+  }
+  storage->parent = nullptr;
+  for (Output &output : op->outputs)
+    if (output.storage == storage) {
+      output.storage = nullptr;
+      --op->recorded_outputs;
+    }
+  if (op->recorded_outputs == 0) discard_op(op, deferred);
+}
+
+void Engine::discard_op(Op *op, Deferred &deferred) {
+  if (op->older)
+    op->older->newer = op->newer;
+  else
+    oldest_op_ = op->newer;
+  if (op->newer)
+    op->newer->older = op->older;
+  else
+    newest_op_ = op->older;
+  for (Edge &edge : op->edges) {
+    Storage *input = edge.input;
+    unlink(edge);
+    maybe_remove(input, deferred);
+  }
+  dropped_ops_.push_back(static_cast<int64_t>(op->id));
+  --stats_.live_ops;
+  ops_.put(op);
+}
+
+// A resident storage becomes a constant.
+void Engine::forget_parent(Storage *storage, Deferred &deferred) {
+  if (!storage->parent) return;
+  drop_output(storage, deferred);
+  update_candidate(storage);
+  ++stats_.settled;
+}
+
+void Engine::maybe_remove(Storage *storage, Deferred &deferred) {
+  if (storage->live || storage->children || storage->locks > 0 || storage->state == State::freed)
+    return;
+  remove(storage, deferred);
+}
+
+// Removing one record may make others removable, thousands deep: a worklist, no
+// recursion. The outermost call empties it.
+void Engine::remove(Storage *first, Deferred &deferred) {
+  removal_.push_back(first);
+  if (removing_) return;
+  removing_ = true;
+  while (!removal_.empty()) {
+    Storage *storage = removal_.back();
+    removal_.pop_back();
+    // It may stand in the list twice, or have been needed again in between.
+    if (storage->state == State::freed || storage->live || storage->children || storage->locks > 0)
+      continue;
+    const bool resident = storage->state == State::resident;
+    void *address = storage->address;
+    if (resident) {
+      if (storage->managed) by_address_.erase(address);
+      const auto kept = std::find(kept_constants_.begin(), kept_constants_.end(), storage);
+      if (kept != kept_constants_.end()) {
+        stats_.kept_constant_bytes -= storage->size_bytes;
+        *kept = kept_constants_.back();
+        kept_constants_.pop_back();
+      }
+    }
+    storage->state = State::freed;
+    storage->address = nullptr;
+    update_candidate(storage);
+    if (storage->handle)
+      lose_handle(storage, deferred);  // the strong reference's deleter frees the block
+    else if (resident && storage->managed)
+      deferred.free_block(*storage, address);
+    drop_output(storage, deferred);
+    --stats_.live_storages;
+    graveyard_.push_back(storage);
+  }
+  removing_ = false;
+  // Only now: a record may stand in the worklist more than once.
+  for (Storage *storage : graveyard_) storages_.put(storage);
+  graveyard_.clear();
+}
+
+void Engine::unlock(Storage *storage, Deferred &deferred) {
+  if (--storage->locks == 0) maybe_remove(storage, deferred);
+}
+
+// ---- what the framework tells ----
+
+void Engine::freed(void *address) {
+  if (!address) return;
+  Deferred deferred(*this);
+  bool give_back = true;
+  dtr_pool *pool = nullptr;
+  for (const Device *device : devices_)
+    if (dtr_pool_contains(device->pool, address)) pool = device->pool;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Storage *storage = by_address_.find(address);
+    if (storage) {
+      lose_handle(storage, deferred);
+      if (!storage->parent && storage->children) {
+        // A constant dies before what hangs on it. If its dependents can do without
+        // it for no more bytes than its own, they do; else its memory is kept.
+        if (!settle(storage, nullptr, storage->size_bytes, deferred)) {
+          kept_constants_.push_back(storage);
+          stats_.kept_constant_bytes += storage->size_bytes;
+          give_back = false;
+        }
+      }
+      if (give_back) {
+        by_address_.erase(address);
+        if (storage->state == State::resident) {
+          if (!storage->parent) storage->lost = true;
+          become_evicted(storage);
+        }
+        maybe_remove(storage, deferred);
+      }
+    }
+  }
+  if (give_back) dtr_pool_free(pool, address);
+}
+
+void Engine::describe(const void *tensor, dtr_tensor_desc *out) const {
+  if (!framework_) throw StateError("the engine is not connected to a framework");
+  framework_->describe(tensor, out);
+}
+
+void Engine::evicted_died(Storage *storage) {
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  lose_handle(storage, deferred);
+  maybe_remove(storage, deferred);
+}
+
+void Engine::reset() {
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Storage *> all;
+  by_handle_.for_each([&](const void *, Storage *storage) { all.push_back(storage); });
+  for (const Storage *storage : all)
+    if (storage->live && storage->state != State::resident)
+      throw StateError("storage " + std::to_string(storage->id) + " (" +
+                       std::to_string(storage->size_bytes) + " bytes) is evicted");
+  for (const Storage *storage : all)
+    if (storage->locks > 0)
+      throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
+  // Without parents nothing depends on anything, so all that is dead vanishes, and
+  // the living need no record.
+  while (newest_op_) {
+    Op *op = newest_op_;
+    for (size_t i = 0; op == newest_op_ && i < op->outputs.size(); ++i) {
+      Storage *storage = op->outputs[i].storage;
+      if (!storage) continue;
+      drop_output(storage, deferred);
+      update_candidate(storage);
+      if (!storage->live) maybe_remove(storage, deferred);
+    }
+  }
+  all.clear();
+  by_handle_.for_each([&](const void *, Storage *storage) { all.push_back(storage); });
+  for (Storage *storage : all) {
+    if (storage->managed) by_address_.erase(storage->address);
+    lose_handle(storage, deferred);
+    storage->state = State::freed;
+    --stats_.live_storages;
+    storages_.put(storage);
+  }
+}
+
+// ---- counters ----
+
+void Engine::get_stats(dtr_engine_stats *out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  *out = stats_;
+}
+
+uint64_t Engine::drain_dropped(int64_t *op_ids, uint64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
+  std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
+  dropped_ops_.resize(dropped_ops_.size() - count);
+  return count;
+}
+
+void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool) {
+  uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  std::vector<const Storage *> largest;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    by_address_.for_each([&](const void *address, const Storage *storage) {
+      if (!dtr_pool_contains(pool, address)) return;
+      if (storage->locks > 0)
+        locked += storage->size_bytes;
+      else if (!storage->parent)
+        constants += storage->size_bytes;
+      else if (storage->pins > 0)
+        pinned += storage->size_bytes;
+      else
+        evictable += storage->size_bytes;
+    });
+  }
+  dtr_pool_stats pool_stats;
+  dtr_pool_get_stats(pool, &pool_stats);
+  const uint64_t tracked = locked + pinned + evictable + constants;
+  const uint64_t untracked =
+      pool_stats.requested_bytes > tracked ? pool_stats.requested_bytes - tracked : 0;
+  const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
+  *out = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
+         bytes(pool_stats.budget_bytes) + ", allocated " + bytes(pool_stats.allocated_bytes) +
+         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) +
+         " unmapped + " + bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
+         " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
+         "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
+         ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
+         ", unseen by the recorder " + bytes(untracked) +
+         ". No smaller budget than " +
+         bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
+         " can work at this point; raise the budget or shrink the batch.";
+}
+
+}  // namespace dtr

@@ -1,0 +1,311 @@
+// frame.cpp: one operator call, from begin to end.
+#include <algorithm>
+#include <limits>
+
+#include "checksum.h"
+#include "engine.h"
+#include "error.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint64_t kManyDropped = 256;
+
+bool overwrites(Use use) {
+  return use == Use::mutate || use == Use::write_only || use == Use::scratch;
+}
+
+}  // namespace
+
+// Content that others may write to has the checksum of its last known state. If it
+// differs, that state is lost, and a new version begins.
+void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Deferred &deferred) {
+  Storage *old = *storage;
+  if (!old->external || old->device_type != 0 || old->state != State::resident) return;
+  const uint64_t sum = checksum(old->address, old->size_bytes);
+  if (sum == old->checksum) return;
+  if (settle(old, nullptr, std::numeric_limits<uint64_t>::max(), deferred)) {
+    old->checksum = sum;
+    return;
+  }
+  Storage *fresh = new_storage(desc, old->managed);
+  fresh->live = old->live;
+  fresh->pins = old->pins;
+  fresh->external = true;
+  fresh->constant_for_good = true;
+  fresh->checksum = sum;
+  by_handle_.insert(desc.handle, fresh);
+  if (fresh->managed) by_address_.insert(desc.data, fresh);
+  old->handle = nullptr;
+  old->live = false;
+  old->pins = 0;
+  old->lost = true;
+  become_evicted(old);
+  maybe_remove(old, deferred);
+  *storage = fresh;
+}
+
+void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
+  const dtr_tensor_desc &desc = input.desc;
+  if (desc.flags & DTR_TENSOR_OPAQUE) {
+    input.opaque = true;
+    frame.replayable = false;
+  }
+  if (!desc.handle) return;
+  if (!is_managed_device(desc)) {
+    input.use = Use::by_value;
+    return;
+  }
+  if (desc.storage_bytes == 0) {
+    input.use = Use::empty;
+    return;
+  }
+  if (!desc.data && !by_handle_.find(desc.handle)) {
+    // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
+    input.opaque = true;
+    frame.replayable = false;
+    return;
+  }
+  Storage *storage = find_or_adopt(desc, deferred);
+  if (!storage) {
+    input.opaque = true;
+    frame.replayable = false;
+    return;
+  }
+  external_check(&storage, desc, deferred);
+  if (input.constant) {
+    storage->constant_for_good = true;
+    if (storage->state == State::resident) forget_parent(storage, deferred);
+  }
+  ++storage->locks;
+  storage->last_access_ns = frame.begin_ns;
+  input.storage = storage;
+}
+
+int32_t Engine::op_begin(Frame &frame, uint32_t tensors, uint32_t flags) {
+  if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  frame.begin_ns = now_ns();
+  frame.room_ns_at_begin = room_ns_of_thread();
+  frame.replayable = flags & DTR_OP_REPLAYABLE;
+  frame.open = true;
+  frame.inputs.resize(tensors);
+  int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  for (uint32_t i = 0; i < tensors; ++i) {
+    Input &input = frame.inputs[i];
+    const int64_t entry = frame.buffer[i];
+    input = Input{};
+    input.tensor = reinterpret_cast<const void *>(entry & ~int64_t{7});
+    input.use = static_cast<Use>(entry & 3);
+    input.constant = entry & DTR_USE_CONSTANT;
+    framework_->describe(input.tensor, &input.desc);
+    const Use declared = input.use;
+    classify(frame, input, deferred);
+    if (input.use == Use::by_value) {
+      if (overwrites(declared)) frame.replayable = false;
+      need |= DTR_HAS_FOREIGN;
+    }
+    if (input.storage && input.storage->state != State::resident) need |= DTR_NEED_WORK;
+  }
+  for (Input &input : frame.inputs) {
+    if (!input.storage || !overwrites(input.use)) continue;
+    // What is also read, or not covered, is an input after all.
+    bool also_elsewhere = false;
+    for (const Input &other : frame.inputs)
+      also_elsewhere |= &other != &input && other.storage == input.storage;
+    if (input.use == Use::write_only && (also_elsewhere || !input.desc.full))
+      input.use = Use::mutate;
+    if (input.use == Use::scratch && also_elsewhere) frame.replayable = false;
+    if (!input.storage->parent &&
+        !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
+      need |= DTR_NEED_WORK;
+  }
+  if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
+    need |= DTR_NEED_WORK;
+  return need;
+}
+
+int32_t Engine::op_prepare(Frame &frame) {
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Input &input : frame.inputs)
+    if (input.storage && input.storage->state != State::resident)
+      push_wanted(frame, input.storage, false);
+  if (!frame.stack.empty()) return 1;
+  std::vector<Storage *> targets;
+  for (const Input &input : frame.inputs) {
+    if (!input.storage) continue;
+    if (input.constant) forget_parent(input.storage, deferred);
+    if (overwrites(input.use) && !input.storage->parent)
+      settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
+  }
+  if (targets.empty()) settle_history(&targets, deferred);
+  for (Storage *target : targets) push_wanted(frame, target, true);
+  // The op's cost is counted from here: bringing inputs back is not part of it.
+  frame.begin_ns = now_ns();
+  frame.room_ns_at_begin = room_ns_of_thread();
+  return !frame.stack.empty();
+}
+
+// The record of the op that just ran, without outputs yet.
+Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
+  Op *op = ops_.get();
+  op->id = next_op_id_++;
+  op->cost_ns = cost_ns;
+  op->edges.clear();
+  op->tensors.clear();
+  op->geometry.clear();
+  op->outputs.clear();
+  op->recorded_outputs = 0;
+  const uint64_t walk = ++walk_;
+  for (const Input &input : frame.inputs) {
+    if (!input.storage || (input.use != Use::read && input.use != Use::mutate)) continue;
+    if (input.storage->mark == walk) continue;
+    input.storage->mark = walk;
+    op->edges.emplace_back();
+    op->edges.back().input = input.storage;
+  }
+  for (const Input &input : frame.inputs) {
+    TensorSpec spec;
+    spec.use = input.use;
+    spec.scalar_type = input.desc.scalar_type;
+    spec.flags = input.desc.flags;
+    spec.offset = input.desc.offset;
+    spec.ndim = input.desc.ndim;
+    spec.geometry = static_cast<uint32_t>(op->geometry.size());
+    op->geometry.insert(op->geometry.end(), input.desc.sizes, input.desc.sizes + spec.ndim);
+    op->geometry.insert(op->geometry.end(), input.desc.strides, input.desc.strides + spec.ndim);
+    if (input.storage && (input.use == Use::read || input.use == Use::mutate))
+      for (size_t i = 0; i < op->edges.size(); ++i)
+        if (op->edges[i].input == input.storage) spec.edge = static_cast<int32_t>(i);
+    op->tensors.push_back(spec);
+  }
+  // Linked only now: the vector no longer grows.
+  for (Edge &edge : op->edges) link(edge, op, edge.input);
+  op->older = newest_op_;
+  op->newer = nullptr;
+  (newest_op_ ? newest_op_->newer : oldest_op_) = op;
+  newest_op_ = op;
+  ++stats_.live_ops;
+  ++stats_.recorded_ops;
+  return op;
+}
+
+// Ends the version that the op overwrote and begins the next (R1).
+void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &deferred) {
+  Storage *old = input.storage;
+  dtr_tensor_desc desc;
+  framework_->describe(input.tensor, &desc);
+  if (!old->handle) {
+    // Another argument is the same storage and was dealt with, or the op resized
+    // the buffer, so that freed() ended the old version.
+    if (desc.handle && desc.data) find_or_adopt(desc, deferred);
+    return;
+  }
+  const bool constant = !op || old->constant_for_good || input.use == Use::scratch;
+  if (constant && !old->parent) {
+    if (old->external && old->device_type == 0)
+      old->checksum = checksum(old->address, old->size_bytes);
+    return;  // it was settled before the op ran: the record may serve the new content
+  }
+  Storage *fresh = new_storage(desc, old->managed);
+  fresh->live = old->live;
+  fresh->pins = old->pins;
+  by_handle_.insert(desc.handle, fresh);
+  by_address_.insert(desc.data, fresh);
+  if (!constant) {
+    fresh->parent = op;
+    op->outputs.push_back({fresh, position, true});
+    ++op->recorded_outputs;
+  }
+  old->handle = nullptr;
+  old->live = false;
+  old->pins = 0;
+  old->lost = !old->parent;
+  become_evicted(old);
+  update_candidate(fresh);
+}
+
+int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
+  if (!frame.open) throw StateError("dtr_op_end: no op was begun");
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t cost = now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
+  bool overwritten = false;
+  for (const Input &input : frame.inputs) {
+    if (!input.storage || !overwrites(input.use)) continue;
+    overwritten |= input.use != Use::scratch;
+    // What it reads and overwrites must exist again at a replay.
+    if (input.use == Use::mutate && !input.storage->parent) replayable = false;
+  }
+  int64_t id = 0;
+  Op *op = nullptr;
+  const auto record_op = [&]() {
+    if (!op) op = build_op(frame, std::max<int64_t>(cost, 1));
+    id = static_cast<int64_t>(op->id);
+    return op;
+  };
+  if (overwritten && replayable) record_op();
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    Input &input = frame.inputs[i];
+    if (input.storage && overwrites(input.use))
+      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+  }
+  // Results whose storage is new; the rest are views of arguments or known already.
+  for (uint32_t i = 0; i < results; ++i) {
+    const auto *tensor = reinterpret_cast<const void *>(frame.buffer[i]);
+    if (!tensor) continue;
+    dtr_tensor_desc desc;
+    framework_->describe(tensor, &desc);
+    if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) continue;
+    const dtr_pool *pool = pool_of(desc.device_type, desc.device_index);
+    if (!pool || !dtr_pool_contains(pool, desc.data)) continue;
+    if (Storage *known = by_handle_.find(desc.handle)) {
+      if (known->address == desc.data) continue;
+      content_replaced(known, deferred);
+    }
+    Storage *storage = new_storage(desc, true);
+    storage->live = true;
+    framework_->retain_weak(desc.handle);
+    by_handle_.insert(desc.handle, storage);
+    by_address_.insert(desc.data, storage);
+    if (replayable) {
+      storage->parent = record_op();
+      op->outputs.push_back({storage, static_cast<int32_t>(i), false});
+      ++op->recorded_outputs;
+      update_candidate(storage);
+    }
+  }
+  if (op && op->recorded_outputs == 0) {
+    // Everything it overwrote stays constant: no closure is wanted.
+    discard_op(op, deferred);
+    id = 0;
+  }
+  for (const Input &input : frame.inputs)
+    if (input.storage) unlock(input.storage, deferred);
+  frame.inputs.clear();
+  frame.open = false;
+  return id;
+}
+
+void Engine::op_abort(Frame &frame) {
+  if (!frame.open) return;
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    Input &input = frame.inputs[i];
+    // It may have been overwritten in part: a constant of unknown content. One that
+    // is not resident cannot have been touched.
+    if (input.storage && overwrites(input.use) && input.storage->state == State::resident)
+      new_version(input, nullptr, static_cast<int32_t>(i), deferred);
+  }
+  for (const Input &input : frame.inputs)
+    if (input.storage) unlock(input.storage, deferred);
+  frame.inputs.clear();
+  frame.open = false;
+}
+
+}  // namespace dtr

@@ -1,0 +1,102 @@
+// invariants.cpp: the engine checks its own rules (records.h). Costs time in the
+// number of records: for tests and debug builds.
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "engine.h"
+#include "error.h"
+
+namespace dtr {
+
+void Engine::check_invariants() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto require = [](bool holds, const char *rule, uint64_t id) {
+    if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
+  };
+  std::unordered_set<const Storage *> storages;
+  const auto visit = [&](const void *, const Storage *storage) { storages.insert(storage); };
+  by_handle_.for_each(visit);
+  by_address_.for_each(visit);
+  uint64_t ops = 0;
+  const Op *previous = nullptr;
+  for (const Op *op = oldest_op_; op; previous = op, op = op->newer) {
+    ++ops;
+    if (op->older != previous || (previous && previous->id >= op->id))
+      throw StateError("op " + std::to_string(op->id) + " breaks the order of execution");
+    uint32_t recorded = 0;
+    for (const Output &output : op->outputs) {
+      if (!output.storage) continue;
+      ++recorded;
+      storages.insert(output.storage);
+      require(output.storage->parent == op, "R3: an op's output has another parent",
+              output.storage->id);
+    }
+    if (recorded == 0 || recorded != op->recorded_outputs)
+      throw StateError("op " + std::to_string(op->id) + " breaks R3: it has " +
+                       std::to_string(recorded) + " recorded outputs and counts " +
+                       std::to_string(op->recorded_outputs));
+    for (const Edge &edge : op->edges) {
+      storages.insert(edge.input);
+      bool listed = false;
+      for (const Edge *child = edge.input->children; child; child = child->next)
+        listed |= child == &edge;
+      require(listed && edge.op == op, "R3: a child edge is missing", edge.input->id);
+    }
+  }
+  if (ops != stats_.live_ops)
+    throw StateError("there are " + std::to_string(ops) + " ops, counted are " +
+                     std::to_string(stats_.live_ops));
+  if (storages.size() != stats_.live_storages)
+    throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
+                     std::to_string(stats_.live_storages));
+  uint64_t evicted = 0, candidates = 0;
+  std::unordered_map<const ComponentNode *, double> costs;
+  for (Storage *storage : storages) {
+    const bool resident = storage->state == State::resident;
+    require(storage->state != State::freed, "R3: a removed record is still referred to",
+            storage->id);
+    require(resident == (storage->address != nullptr), "R4: address and state disagree",
+            storage->id);
+    require((storage->component != nullptr) == (!resident && !storage->lost),
+            "R4: component and state disagree", storage->id);
+    if (storage->component) {
+      ++evicted;
+      costs[components_.root(storage->component)] += cost_of(storage);
+    }
+    require(resident || storage->parent || storage->lost, "R2: a constant was evicted",
+            storage->id);
+    require(!(storage->lost && storage->parent), "R2: a lost storage has a parent", storage->id);
+    require(!storage->live || storage->handle, "R5: live without a handle", storage->id);
+    if (storage->handle)
+      require(by_handle_.find(storage->handle) == storage, "R5: the handle leads elsewhere",
+              storage->id);
+    if (storage->handle && resident)
+      require(framework_->data(storage->handle) == storage->address,
+              "R5: the handle's address is another", storage->id);
+    require(storage->live || storage->children || storage->locks > 0,
+            "R3: nobody needs the record", storage->id);
+    const bool candidate = resident && storage->parent && storage->managed;
+    require(candidate == (storage->candidate >= 0), "R6: candidate or not", storage->id);
+    if (candidate) {
+      ++candidates;
+      require(candidates_[storage->candidate] == storage, "R6: the index leads elsewhere",
+              storage->id);
+    }
+    if (resident && storage->managed)
+      require(by_address_.find(storage->address) == storage, "R4: the address leads elsewhere",
+              storage->id);
+  }
+  if (candidates != candidates_.size()) throw StateError("R6: the list of candidates is too long");
+  if (evicted != stats_.evicted_storages)
+    throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +
+                     std::to_string(stats_.evicted_storages));
+  // Components keep the costs of their members (phantom links join sets, they add
+  // no cost). Sums of doubles in another order differ in their last digits.
+  for (const auto &[root, cost] : costs)
+    if (root->cost_ns < cost * (1 - 1e-9) || root->cost_ns > cost * (1 + 1e-9) + 1)
+      throw StateError("a component of cost " + std::to_string(cost) + " counts " +
+                       std::to_string(root->cost_ns));
+}
+
+}  // namespace dtr

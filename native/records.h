@@ -1,0 +1,141 @@
+// records.h: what the engine knows of a job: storages, ops and the edges between.
+//
+// Rules, by number; check_invariants() (invariants.cpp) tests each.
+//
+//  R1  A storage is one content of one buffer. Overwriting a buffer ends one
+//      storage and begins the next ("version"); the buffer changes hands, no byte moves.
+//  R2  A storage with a parent can be recomputed. One without is a constant: it
+//      is never evicted, whatever its score.
+//  R3  A child edge exists for every (op, input) whose op can still be replayed.
+//      An op exists while one of its outputs is recorded; an output is recorded
+//      while it is live, locked or has children. So records vanish by themselves.
+//  R4  Evicted: address is null; the storage is in an evicted component.
+//      Resident: the address is set and in no component.
+//  R5  live: the framework holds the handle, and the engine holds it weakly. Dead
+//      and resident (a ghost, or a constant kept for its children): the engine
+//      owns the memory, through a strong handle or, if the handle is null, as a
+//      bare address.
+//  R6  Candidates for eviction are exactly the resident storages with a parent
+//      whose memory is ours. Locked and pinned ones stay in the list and are
+//      passed over, because locks come and go with every op.
+//  R7  locks > 0 keeps a record, and its memory while resident, until unlocked.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dtr {
+
+struct Op;
+struct Storage;
+struct ComponentNode;
+
+enum class State : uint8_t {
+  resident,     // the content is in memory
+  evicted,      // the content is gone; the parent op can bring it back, unless lost
+  recomputing,  // evicted, and a rematerialization in progress will bring it back
+  freed         // the record itself is on its way out
+};
+
+// One input of one op, linked into the input's list of children.
+struct Edge {
+  Op *op = nullptr;
+  Storage *input = nullptr;
+  Edge *previous = nullptr;
+  Edge *next = nullptr;
+};
+
+struct Storage {
+  uint64_t id = 0;
+  uint64_t size_bytes = 0;
+  void *handle = nullptr;   // weak while live, strong while dead (R5)
+  void *address = nullptr;  // R4
+  Op *parent = nullptr;     // R2
+  Edge *children = nullptr;
+  ComponentNode *component = nullptr;  // R4
+  int64_t last_access_ns = 0;
+  uint64_t checksum = 0;     // of the content, if external
+  int64_t candidate = -1;    // index in the list of candidates (R6), or -1
+  uint64_t mark = 0;         // visited in the walk of that number
+  uint32_t locks = 0;
+  uint32_t pins = 0;
+  uint32_t recomputes = 0;
+  State state = State::resident;
+  uint8_t device_type = 0;
+  int8_t device_index = -1;
+  bool live = false;
+  bool managed = false;   // the memory comes from our pools
+  bool external = false;  // others hold the pointer: the content may change unseen
+  bool lost = false;      // evicted, and nothing can bring it back
+  bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+};
+
+// What an op does with the storage of one of its tensor arguments.
+enum class Use : uint8_t {
+  read,
+  mutate,      // reads and overwrites: the replay consumes the old version
+  write_only,  // overwrites all of it: the old content is no input
+  scratch,     // hidden state (running statistics): the replay writes to a scratch copy
+  empty,       // zero bytes: rebuilt from its shape
+  by_value     // of a device that is not managed: the recorder keeps the value
+};
+
+// One tensor argument, in the order in which the recorder walks the arguments.
+struct TensorSpec {
+  int32_t edge = -1;  // index in Op::edges; -1: no content needed
+  Use use = Use::read;
+  int32_t scalar_type = 0;
+  uint32_t flags = 0;  // DTR_TENSOR_CONJ, DTR_TENSOR_NEG
+  int32_t ndim = 0;
+  uint32_t geometry = 0;  // first of 2 * ndim numbers (sizes, strides) in Op::geometry
+  int64_t offset = 0;
+};
+
+struct Output {
+  Storage *storage = nullptr;  // null: its record is gone, or it has a constant's
+  int32_t position = 0;        // index among the result tensors, or among the arguments
+  bool mutation = false;       // a new version of the argument at position
+};
+
+struct Op {
+  uint64_t id = 0;
+  int64_t cost_ns = 0;
+  Op *older = nullptr;  // ops in order of execution
+  Op *newer = nullptr;
+  std::vector<Edge> edges;  // one per distinct input; never resized once linked
+  std::vector<TensorSpec> tensors;
+  std::vector<int64_t> geometry;
+  std::vector<Output> outputs;
+  uint32_t recorded_outputs = 0;  // outputs whose storage is not null (R3)
+};
+
+// Keeps dead objects for reuse, so that the steady state does not allocate. An
+// Op keeps the capacity of its vectors.
+template <typename T>
+class Recycler {
+ public:
+  Recycler() = default;
+  Recycler(const Recycler &) = delete;
+  Recycler &operator=(const Recycler &) = delete;
+  ~Recycler() {
+    for (T *object : spare_) delete object;
+  }
+  T *get() {
+    if (spare_.empty()) return new T();
+    T *object = spare_.back();
+    spare_.pop_back();
+    return object;
+  }
+  void put(T *object) {
+    if (spare_.size() < kMost)
+      spare_.push_back(object);
+    else
+      delete object;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  std::vector<T *> spare_;
+};
+
+}  // namespace dtr

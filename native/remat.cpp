@@ -1,0 +1,248 @@
+// remat.cpp: bringing evicted content back, with an explicit stack.
+//
+// The recorder runs closures; the engine says which, in which order, and moves the
+// memory. A step locks the inputs of its op, resident or not, when it is first
+// looked at, so that what comes back stays until the step has run. The innermost
+// step runs first; chains thousands of ops deep cost no recursion.
+#include <algorithm>
+
+#include "checksum.h"
+#include "engine.h"
+#include "error.h"
+
+namespace dtr {
+
+void Engine::push_wanted(Frame &frame, Storage *storage, bool forget) {
+  ++storage->locks;
+  frame.stack.push_back({storage, nullptr, forget, frame.stack_inputs.size()});
+}
+
+bool Engine::remat_want(Frame &frame, void *handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Storage *storage = by_handle_.find(handle);
+  if (!storage || storage->state == State::resident) return false;
+  push_wanted(frame, storage, false);
+  return true;
+}
+
+bool Engine::remat_want_any(Frame &frame) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Storage *found = nullptr;
+  by_handle_.for_each([&](const void *, Storage *storage) {
+    if (storage->live && storage->state != State::resident) found = storage;
+  });
+  if (found) push_wanted(frame, found, false);
+  return found != nullptr;
+}
+
+int64_t Engine::remat_next(Frame &frame) {
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!frame.stack.empty()) {
+    const RematStep step = frame.stack.back();
+    Storage *target = step.target;
+    if (target->state == State::resident) {
+      end_step(frame, deferred);
+      continue;
+    }
+    if (!step.op) {
+      if (!target->parent)
+        throw StateError("storage " + std::to_string(target->id) + " (" +
+                         std::to_string(target->size_bytes) +
+                         " bytes) is needed, but memory that it was computed from was changed or "
+                         "replaced behind the recorder's back (through numpy, DLPack, a raw "
+                         "pointer or set_data); pin such results before");
+      if (target->state == State::recomputing)
+        throw StateError("storage " + std::to_string(target->id) + " depends on itself");
+      target->state = State::recomputing;
+      frame.stack.back().op = target->parent;
+      frame.stack.back().first_input = frame.stack_inputs.size();
+      for (Edge &edge : target->parent->edges) {
+        ++edge.input->locks;
+        frame.stack_inputs.push_back(edge.input);
+      }
+    }
+    Storage *missing = nullptr;
+    for (const Edge &edge : target->parent->edges)
+      if (!missing && edge.input->state != State::resident) missing = edge.input;
+    if (missing) {
+      push_wanted(frame, missing, false);
+      continue;
+    }
+    describe_step(frame, target->parent);
+    return static_cast<int64_t>(target->parent->id);
+  }
+  return 0;
+}
+
+// Writes the step to the frame's buffer, in the layout of dtr_alloc.h.
+void Engine::describe_step(Frame &frame, Op *op) {
+  std::vector<int64_t> &out = frame.buffer;
+  size_t at = 0;
+  const auto put = [&](int64_t number) {
+    if (at == out.size()) out.resize(2 * out.size() + 64);
+    out[at++] = number;
+  };
+  put(static_cast<int64_t>(op->edges.size()));
+  for (size_t e = 0; e < op->edges.size(); ++e) {
+    Storage *input = op->edges[e].input;
+    if (input->external && input->device_type == 0 &&
+        checksum(input->address, input->size_bytes) != input->checksum)
+      throw StateError("storage " + std::to_string(input->id) + " (" +
+                       std::to_string(input->size_bytes) +
+                       " bytes) is needed for a rematerialization, but was changed behind the "
+                       "recorder's back (through numpy, DLPack or a raw pointer)");
+    if (!input->handle) {
+      input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
+                                       input->device_index);
+      by_handle_.insert(input->handle, input);
+    }
+    // A replay may overwrite an old version only if nobody else counts on it.
+    bool mutated = false;
+    for (const TensorSpec &spec : op->tensors)
+      mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
+    const bool copy = mutated && (input->live || input->locks > 1 || input->pins > 0);
+    put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
+    put(copy);
+  }
+  put(static_cast<int64_t>(op->tensors.size()));
+  for (const TensorSpec &spec : op->tensors) {
+    put(static_cast<int64_t>(spec.use));
+    put(spec.edge);
+    put(spec.scalar_type);
+    put(spec.flags);
+    put(spec.offset);
+    put(spec.ndim);
+    for (int32_t d = 0; d < 2 * spec.ndim; ++d) put(op->geometry[spec.geometry + d]);
+  }
+  for (const Output &output : op->outputs)
+    if (output.storage) {
+      ++output.storage->locks;
+      frame.step_outputs.push_back(output.storage);
+    }
+  frame.step_open = true;
+  frame.step_begin_ns = now_ns();
+  frame.room_ns_at_step = room_ns_of_thread();
+}
+
+// Gives the recomputed memory to its storage. held: a strong reference to the live
+// storage's handle was taken.
+void Engine::place(Storage *storage, void *address, bool held, Deferred &deferred) {
+  if (storage->live && !held) {
+    // It is dying on another thread, which waits for our mutex.
+    deferred.free_block(*storage, address);
+    return;
+  }
+  if (storage->live) {
+    framework_->attach(storage->handle, address);
+  } else {
+    storage->handle = framework_->make(address, storage->size_bytes, storage->device_type,
+                                       storage->device_index);
+    by_handle_.insert(storage->handle, storage);
+  }
+  by_address_.insert(address, storage);
+  become_resident(storage, address);
+  ++storage->recomputes;
+}
+
+void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
+  if (!frame.step_open) throw StateError("dtr_remat_commit: no step is in progress");
+  Deferred deferred(*this);
+  // Holding a live handle may take the GIL, so it happens outside the mutex: first a
+  // weak reference under it, then the strong one.
+  struct Held {
+    Storage *storage;
+    void *handle;
+    bool strong;
+  };
+  std::vector<Held> held;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Storage *storage : frame.step_outputs)
+      if (storage->live && storage->state != State::resident) {
+        framework_->retain_weak(storage->handle);
+        held.push_back({storage, storage->handle, false});
+      }
+  }
+  for (Held &entry : held) {
+    entry.strong = framework_->retain_strong_with_gil(entry.handle) != 0;
+    if (entry.strong) deferred.release_strong(entry.handle);
+    deferred.release_weak(entry.handle);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  Op *op = frame.stack.back().op;
+  for (const Output &output : op->outputs) {
+    Storage *storage = output.storage;
+    if (!storage || storage->state == State::resident) continue;
+    const uint32_t at =
+        output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
+    if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
+      throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
+    dtr_tensor_desc desc;
+    framework_->describe(reinterpret_cast<const void *>(frame.buffer[at]), &desc);
+    if (desc.storage_bytes != storage->size_bytes)
+      throw StateError("op " + std::to_string(op->id) + " gave " +
+                       std::to_string(desc.storage_bytes) + " bytes where it gave " +
+                       std::to_string(storage->size_bytes) + " the first time");
+    // The replay may have consumed an old version: its memory changes hands.
+    Storage *consumed = by_handle_.find(desc.handle);
+    void *address = framework_->take(desc.handle);
+    if (!address)
+      throw StateError("op " + std::to_string(op->id) +
+                       " gave a result whose memory is not from this allocator");
+    if (consumed) {
+      by_address_.erase(address);
+      by_handle_.erase(consumed->handle);
+      deferred.release_strong(consumed->handle);
+      consumed->handle = nullptr;
+      become_evicted(consumed);
+    }
+    bool strong = false;
+    for (const Held &entry : held) strong |= entry.storage == storage && entry.strong;
+    place(storage, address, strong, deferred);
+  }
+  ++stats_.rematerializations;
+  stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -
+                                               (room_ns_of_thread() - frame.room_ns_at_step));
+  frame.step_open = false;
+  end_step(frame, deferred);
+}
+
+// Takes the innermost step off the stack and unlocks what it locked. The target
+// last: it keeps the op.
+void Engine::end_step(Frame &frame, Deferred &deferred) {
+  const RematStep step = frame.stack.back();
+  frame.stack.pop_back();
+  for (Storage *storage : frame.step_outputs) unlock(storage, deferred);
+  frame.step_outputs.clear();
+  while (frame.stack_inputs.size() > step.first_input) {
+    unlock(frame.stack_inputs.back(), deferred);
+    frame.stack_inputs.pop_back();
+  }
+  if (step.target->state == State::recomputing) step.target->state = State::evicted;
+  if (step.target->state == State::resident && step.forget) forget_parent(step.target, deferred);
+  unlock(step.target, deferred);
+}
+
+void Engine::remat_abort(Frame &frame) {
+  Deferred deferred(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (frame.step_open) {
+    // Old versions that the step ran on may be half overwritten.
+    const Op *op = frame.stack.back().op;
+    for (const TensorSpec &spec : op->tensors) {
+      if (spec.use != Use::mutate) continue;
+      Storage *old = op->edges[spec.edge].input;
+      if (old->live || old->locks > 1 || old->pins > 0 || old->state != State::resident) continue;
+      by_address_.erase(old->address);
+      by_handle_.erase(old->handle);
+      deferred.release_strong(old->handle);
+      old->handle = nullptr;
+      become_evicted(old);
+    }
+    frame.step_open = false;
+  }
+  while (!frame.stack.empty()) end_step(frame, deferred);
+}
+
+}  // namespace dtr

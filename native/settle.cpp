@@ -1,0 +1,79 @@
+// settle.cpp: before a content that cannot be recomputed is lost for good, whatever
+// hangs on it becomes independent of it.
+//
+// Walking down from the storage that will be lost: a resident live dependent becomes
+// a constant and ends the walk there; a dead one passes the demand on to its own
+// dependents and vanishes with its last one; a live evicted one must be
+// rematerialized first, by the caller.
+#include <algorithm>
+
+#include "engine.h"
+
+namespace dtr {
+
+// True: nothing depends on `lost` any more. False: nothing was changed, and *targets
+// (if given) got the live evicted dependents, or more than most_bytes would have
+// become constant.
+bool Engine::settle(Storage *lost, std::vector<Storage *> *targets, uint64_t most_bytes,
+                    Deferred &deferred) {
+  if (!lost->children) return true;
+  const uint64_t walk = ++walk_;
+  std::vector<Storage *> pending{lost};
+  std::vector<Storage *> resident;
+  uint64_t bytes = 0;
+  bool possible = true;
+  while (!pending.empty()) {
+    const Storage *storage = pending.back();
+    pending.pop_back();
+    for (const Edge *edge = storage->children; edge; edge = edge->next)
+      for (const Output &output : edge->op->outputs) {
+        Storage *dependent = output.storage;
+        if (!dependent || dependent->mark == walk) continue;
+        dependent->mark = walk;
+        if (dependent->state == State::resident && (dependent->live || dependent->locks > 0)) {
+          resident.push_back(dependent);
+          if (dependent->candidate >= 0) bytes += dependent->size_bytes;
+        } else if (dependent->live) {
+          possible = false;
+          if (targets) targets->push_back(dependent);
+        } else if (dependent->locks > 0) {
+          possible = false;  // a rematerialization in progress counts on it
+        } else {
+          pending.push_back(dependent);
+        }
+      }
+    if (!possible && !targets) return false;
+  }
+  if (!possible || bytes > most_bytes) return false;
+  for (Storage *storage : resident) forget_parent(storage, deferred);
+  return true;
+}
+
+// Cuts the oldest ops off until no more than history_ops remain (DTR has no such
+// rule; without it a running average would keep its whole past). True: done.
+bool Engine::settle_history(std::vector<Storage *> *targets, Deferred &deferred) {
+  while (stats_.live_ops > options_.history_ops) {
+    Op *op = oldest_op_;
+    const uint64_t before = stats_.live_ops;
+    const size_t wanted = targets ? targets->size() : 0;
+    std::vector<Storage *> outputs;
+    for (const Output &output : op->outputs)
+      if (output.storage) outputs.push_back(output.storage);
+    for (Storage *storage : outputs) {
+      if (storage->state == State::resident && (storage->live || storage->locks > 0))
+        forget_parent(storage, deferred);
+      else if (storage->live) {
+        if (targets) targets->push_back(storage);
+      } else {
+        // Its last dependent gone, the dead storage vanishes, and the op with it.
+        ++storage->locks;
+        settle(storage, targets, UINT64_MAX, deferred);
+        unlock(storage, deferred);
+      }
+    }
+    if (stats_.live_ops == before || (targets && targets->size() > wanted)) return false;
+  }
+  return true;
+}
+
+}  // namespace dtr
