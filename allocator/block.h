@@ -1,0 +1,38 @@
+// A block: one piece of the address range, free or not. The heap's nodes.
+#pragma once
+
+#include <cstdint>
+
+namespace dtr {
+
+// Who may reuse a free block at once. 0: everybody. Otherwise the index of the stream that freed
+// it, whose work up to the block's point may still be running (streams.h).
+using Owner = uint32_t;
+constexpr Owner kIdle = 0;
+
+enum class BlockState : uint8_t {
+  kFree,     // in its owner's free index
+  kInUse,    // belongs to the caller
+  kPending,  // given back by the caller, but other streams' recorded work may still use it
+};
+
+struct Block {
+  uint64_t offset = 0;  // from the start of the reservation
+  uint64_t size = 0;
+  uint64_t requested = 0;     // as asked for; 0 if free
+  uint64_t stream = 0;        // that the block was last allocated for
+  uint64_t point = 0;         // of a free block with an owner: when that stream freed it
+  Block* previous = nullptr;  // by address
+  Block* next = nullptr;
+  Block* left = nullptr;  // in the free index
+  Block* right = nullptr;
+  Block* older = nullptr;  // among the free blocks of the same owner, by point
+  Block* newer = nullptr;
+  Owner owner = kIdle;
+  uint32_t priority = 0;  // of the free index's treap
+  BlockState state = BlockState::kFree;
+
+  uint64_t end() const { return offset + size; }
+};
+
+}  // namespace dtr

@@ -1,0 +1,136 @@
+#include "chunks.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "errors.h"
+
+namespace dtr {
+
+Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes)
+    : driver_(driver),
+      base_(reservation.base()),
+      chunk_(chunk_bytes),
+      count_(reservation.size() / chunk_bytes),
+      mapped_(count_),
+      idle_(count_),
+      edges_(count_) {}
+
+Chunks::~Chunks() {
+  try {
+    uint64_t begin = 0;
+    while ((begin = mapped_.first_present(begin, count_)) < count_) {
+      uint64_t end = mapped_.first_absent(begin, count_);
+      driver_.unmap(base_ + begin * chunk_, (end - begin) * chunk_);
+      begin = end;
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtr_alloc: memory not returned: %s\n", error.what());
+  }
+}
+
+uint64_t Chunks::absent_in(uint64_t begin, uint64_t end) const {
+  uint64_t from = first(begin), to = last(end) + 1;
+  return to - from - mapped_.count(from, to);
+}
+
+uint64_t Chunks::idle_in(uint64_t begin, uint64_t end) const {
+  return idle_.count(first(begin), last(end) + 1);
+}
+
+uint64_t Chunks::reach(uint64_t begin, uint64_t end, uint64_t allowed) const {
+  uint64_t to = last(end) + 1;
+  uint64_t at = mapped_.first_absent(first(begin), to);
+  while (at < to) {
+    uint64_t next = mapped_.first_present(at, to);
+    if (next - at > allowed) return std::max(begin, (at + allowed) * chunk_);
+    allowed -= next - at;
+    at = mapped_.first_absent(next, to);
+  }
+  return end;
+}
+
+void Chunks::map(uint64_t begin, uint64_t end) {
+  uint64_t to = last(end) + 1;
+  uint64_t from = mapped_.first_absent(first(begin), to);
+  while (from < to) {
+    uint64_t stop = mapped_.first_present(from, to);
+    driver_.map(base_ + from * chunk_, (stop - from) * chunk_);
+    mapped_.set_range(from, stop);
+    idle_.set_range(from, stop);
+    mapped_count_ += stop - from;
+    peak_mapped_ = std::max(peak_mapped_, mapped_count_);
+    idle_count_ += stop - from;
+    maps_ += stop - from;
+    from = mapped_.first_absent(stop, to);
+  }
+}
+
+void Chunks::touch_edge(uint64_t chunk) {
+  if (edges_[chunk]++ == 0) {
+    idle_.clear(chunk);
+    --idle_count_;
+  }
+}
+
+void Chunks::untouch_edge(uint64_t chunk) {
+  if (--edges_[chunk] == 0) {
+    idle_.set(chunk);
+    ++idle_count_;
+  }
+}
+
+void Chunks::touch(uint64_t begin, uint64_t end) {
+  uint64_t from = first(begin), to = last(end);
+  touch_edge(from);
+  if (from == to) return;
+  touch_edge(to);
+  if (from + 1 < to) idle_count_ -= idle_.clear_range(from + 1, to);
+}
+
+void Chunks::untouch(uint64_t begin, uint64_t end) {
+  uint64_t from = first(begin), to = last(end);
+  untouch_edge(from);
+  if (from == to) return;
+  untouch_edge(to);
+  if (from + 1 < to) idle_count_ += idle_.set_range(from + 1, to);
+}
+
+uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
+  uint64_t keep_from = 0, keep_to = 0;
+  if (begin < end) keep_from = first(begin), keep_to = last(end) + 1;
+  uint64_t done = 0;
+  uint64_t top = idle_.at_or_below(count_ - 1);
+  while (done < count && top != Bitset::kNone) {
+    if (top >= keep_from && top < keep_to) {
+      top = keep_from == 0 ? Bitset::kNone : idle_.at_or_below(keep_from - 1);
+      continue;
+    }
+    // A run of neighbors goes back in one call.
+    uint64_t floor = top >= keep_to ? keep_to : 0;
+    uint64_t from = top;
+    while (from > floor && top - from + 1 < count - done && idle_.test(from - 1)) --from;
+    uint64_t run = top - from + 1;
+    driver_.unmap(base_ + from * chunk_, run * chunk_);
+    mapped_.clear_range(from, top + 1);
+    idle_.clear_range(from, top + 1);
+    mapped_count_ -= run;
+    idle_count_ -= run;
+    unmaps_ += run;
+    done += run;
+    top = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);
+  }
+  return done;
+}
+
+std::string Chunks::check() const {
+  if (mapped_.count(0, count_) != mapped_count_) return "C2: the mapped chunks are miscounted";
+  if (idle_.count(0, count_) != idle_count_) return "C3: the idle chunks are miscounted";
+  for (uint64_t i = idle_.at_or_above(0); i != Bitset::kNone; i = idle_.at_or_above(i + 1)) {
+    if (!mapped_.test(i)) return "C1: an idle chunk is not mapped";
+    if (edges_[i] != 0) return "C1: an idle chunk is touched by a block";
+  }
+  return "";
+}
+
+}  // namespace dtr

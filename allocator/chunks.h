@@ -1,0 +1,92 @@
+// Which chunks of the reservation have physical memory, and which of them could give it back.
+//
+// A chunk is the unit of mapping. It is
+//   absent    no memory behind it: only free blocks lie over it;
+//   idle      mapped, and nothing that may still be used lies over it: it can be unmapped;
+//   touched   mapped, and a block that is in use, pending, or freed on a stream whose work is
+//             not known to be done lies over it, in part or whole.
+//
+// Rules, checked by check():
+//   C1  A touched chunk is mapped.
+//   C2  mapped() is the number of chunks that are not absent.
+//   C3  idle() is the number of idle chunks.
+//
+// Blocks share chunks only at their edges, so only edges are counted; the inside of a block is
+// a range of bits. Touching costs O(1) plus one word per 64 chunks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bitset.h"
+#include "driver.h"
+
+namespace dtr {
+
+class Chunks {
+ public:
+  // All offsets are from the base of the reservation, which must outlive this object.
+  Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes);
+  // Reports to stderr if the driver refuses to take memory back.
+  ~Chunks();
+  Chunks(const Chunks&) = delete;
+  Chunks& operator=(const Chunks&) = delete;
+
+  uint64_t chunk_bytes() const { return chunk_; }
+  uint64_t mapped() const { return mapped_count_; }
+  uint64_t idle() const { return idle_count_; }
+  uint64_t mapped_bytes() const { return mapped_count_ * chunk_; }
+  uint64_t peak_mapped() const { return peak_mapped_; }
+  void reset_peak() { peak_mapped_ = mapped_count_; }
+  uint64_t maps() const { return maps_; }
+  uint64_t unmaps() const { return unmaps_; }
+
+  // Of the chunks that [begin, end) lies over:
+  uint64_t absent_in(uint64_t begin, uint64_t end) const;
+  uint64_t idle_in(uint64_t begin, uint64_t end) const;
+  // Where in [begin, end) the chunk after the first `allowed` absent ones begins, or end.
+  uint64_t reach(uint64_t begin, uint64_t end, uint64_t allowed) const;
+
+  // Maps the absent chunks under [begin, end). If the driver refuses half way (DriverError), the
+  // chunks mapped so far stay, as idle ones.
+  void map(uint64_t begin, uint64_t end);
+
+  // Declares that something usable lies, or no longer lies, over [begin, end). A range is
+  // untouched as it was touched.
+  void touch(uint64_t begin, uint64_t end);
+  void untouch(uint64_t begin, uint64_t end);
+
+  // Unmaps up to `count` idle chunks, from the highest address down, none under [begin, end).
+  // Returns how many. If the driver refuses (DriverError), those before stay unmapped.
+  uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
+
+  // For checking: whether all of [begin, end) is mapped, and the edges counted in a chunk.
+  bool all_mapped(uint64_t begin, uint64_t end) const { return absent_in(begin, end) == 0; }
+  uint32_t edges(uint64_t chunk) const { return edges_[chunk]; }
+
+  // Empty if all rules hold, else the broken one.
+  std::string check() const;
+
+ private:
+  friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
+
+  uint64_t first(uint64_t begin) const { return begin / chunk_; }
+  uint64_t last(uint64_t end) const { return (end - 1) / chunk_; }
+  void touch_edge(uint64_t chunk);
+  void untouch_edge(uint64_t chunk);
+
+  Driver& driver_;
+  uint64_t base_;
+  uint64_t chunk_;
+  uint64_t count_;
+  Bitset mapped_;
+  Bitset idle_;
+  LazyArray<uint32_t> edges_;  // how many blocks touch this chunk with an edge
+  uint64_t mapped_count_ = 0;
+  uint64_t idle_count_ = 0;
+  uint64_t peak_mapped_ = 0;
+  uint64_t maps_ = 0;
+  uint64_t unmaps_ = 0;
+};
+
+}  // namespace dtr

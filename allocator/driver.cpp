@@ -1,0 +1,51 @@
+#include "driver.h"
+
+#include <cstdio>
+
+#include "errors.h"
+
+namespace dtr {
+
+namespace {
+
+[[noreturn]] void missing(const char* verb) {
+  throw StateError(std::string("this driver has no verb ") + verb);
+}
+
+}  // namespace
+
+Driver::Event Driver::create_event() { missing("create_event"); }
+void Driver::destroy_event(Event) { missing("destroy_event"); }
+void Driver::record_event(Event, uint64_t) { missing("record_event"); }
+bool Driver::event_complete(Event) { missing("event_complete"); }
+void Driver::synchronize_event(Event) { missing("synchronize_event"); }
+void Driver::stream_wait_event(uint64_t, Event) { missing("stream_wait_event"); }
+void Driver::fill(uint64_t, uint8_t, uint64_t, uint64_t) { missing("fill"); }
+void Driver::copy(uint64_t, uint64_t, uint64_t, uint64_t) { missing("copy"); }
+
+std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device) {
+  if (device < 0 || (name != "cuda" && device != 0)) {
+    throw InvalidArgument("device is " + std::to_string(device) +
+                          "; allowed: 0, or an ordinal of a device for driver 'cuda'");
+  }
+  if (name == "host") return make_host_driver();
+  if (name == "simulated") return make_simulated_driver();
+  if (name == "cuda") return make_cuda_driver(device);
+  throw InvalidArgument("driver is '" + name + "'; allowed: 'host', 'cuda', 'simulated'");
+}
+
+void Reservation::close() {
+  if (!open_) return;
+  driver_.release(base_, size_);
+  open_ = false;
+}
+
+Reservation::~Reservation() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtr_alloc: address space not released: %s\n", error.what());
+  }
+}
+
+}  // namespace dtr

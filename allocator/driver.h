@@ -1,0 +1,93 @@
+// A driver: where address space and physical memory come from. A short table of verbs.
+//
+// Preconditions, stated once for all verbs:
+//   - A range given to map, unmap or release lies in one reservation of the same driver, and its
+//     offset and size are multiples of the chunk that was given to reserve().
+//   - map() gets ranges that are wholly unmapped, unmap() ranges that are wholly mapped.
+//   - No work that is still running on a stream uses a range given to unmap().
+//   - One caller at a time per driver object (the pool's lock). Any thread.
+//   - A verb that throws (DriverError) has done nothing: no half of a range stays mapped.
+// Memory that is not mapped must not be touched; nothing above the driver ever reads or writes
+// the managed memory, mapped or not, so a driver may hand out addresses without memory behind.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace dtr {
+
+struct DriverTraits {
+  std::string name;
+  uint64_t alignment;        // every block starts at a multiple of it; a power of two
+  uint64_t granularity;      // map and unmap work in multiples of it
+  uint64_t default_chunk;    // a multiple of granularity
+  uint64_t default_reserve;  // address space to reserve unless told otherwise
+  uint64_t total_bytes;      // physical memory of the device; 0 if unknown
+};
+
+class Driver {
+ public:
+  using Event = void*;
+
+  virtual ~Driver() = default;
+  virtual const DriverTraits& traits() const = 0;
+
+  // Reserves address space and returns its first address, a multiple of traits().alignment.
+  // chunk_bytes is the unit in which it will be mapped.
+  virtual uint64_t reserve(uint64_t size_bytes, uint64_t chunk_bytes) = 0;
+  // Gives address space back; nothing in it is mapped.
+  virtual void release(uint64_t base, uint64_t size_bytes) = 0;
+  // Puts physical memory behind [address, address + size_bytes). Contents are undefined.
+  virtual void map(uint64_t address, uint64_t size_bytes) = 0;
+  // Returns that memory to the system.
+  virtual void unmap(uint64_t address, uint64_t size_bytes) = 0;
+
+  // ---- Optional: streams. A driver without them runs all work at once, in the order of calls;
+  // then none of these is called and memory can be reused as soon as it is freed.
+  virtual bool has_streams() const { return false; }
+  virtual Event create_event();
+  virtual void destroy_event(Event event);
+  // The event completes when all work now on the stream has. An event may be recorded again.
+  virtual void record_event(Event event, uint64_t stream);
+  virtual bool event_complete(Event event);
+  virtual void synchronize_event(Event event);
+  // Work queued on the stream from now on starts after the event; the caller does not wait.
+  virtual void stream_wait_event(uint64_t stream, Event event);
+
+  // ---- Optional: contents, for moving blocks. In stream order where there are streams.
+  virtual bool has_contents() const { return false; }
+  virtual void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream);
+  // The ranges may overlap only on drivers without streams.
+  virtual void copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream);
+};
+
+std::unique_ptr<Driver> make_host_driver();
+std::unique_ptr<Driver> make_simulated_driver();
+std::unique_ptr<Driver> make_cuda_driver(int32_t device);
+
+// The driver of that name: "host", "simulated" or "cuda". Throws InvalidArgument.
+std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device);
+
+// Address space that gives itself back.
+class Reservation {
+ public:
+  Reservation(Driver& driver, uint64_t size_bytes, uint64_t chunk_bytes)
+      : driver_(driver), size_(size_bytes), base_(driver.reserve(size_bytes, chunk_bytes)) {}
+  ~Reservation();
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  uint64_t base() const { return base_; }
+  uint64_t size() const { return size_; }
+  // What the destructor does, for a caller that wants to know of failure (and may try again).
+  void close();
+
+ private:
+  Driver& driver_;
+  uint64_t size_;
+  uint64_t base_;
+  bool open_ = true;
+};
+
+}  // namespace dtr

@@ -1,0 +1,39 @@
+// The four ways in which the core fails; native/error.h turns them into status codes.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace dtr {
+
+// The budget (or the device) cannot hold a request, whatever is given back.
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The driver refused a call. The message names the call.
+struct DriverError : std::runtime_error {
+  explicit DriverError(const std::string& message, bool no_memory = false)
+      : std::runtime_error(message), out_of_memory(no_memory) {}
+  // The driver had no memory left to give, so that freeing some may help.
+  bool out_of_memory;
+};
+
+// An argument is wrong. The message names it, its value and what is allowed.
+struct InvalidArgument : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The object is not in a state that allows the call.
+struct StateError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// "12.0 MiB (12582912 bytes)", "no limit" for UINT64_MAX.
+std::string size_text(uint64_t bytes);
+
+// "0x7f0000001000"
+std::string address_text(uint64_t address);
+
+}  // namespace dtr

@@ -1,0 +1,119 @@
+// An address-ordered heap with best fit and immediate coalescing.
+//
+// It manages [begin, end) of a reservation without ever touching that memory: blocks are nodes
+// outside of it. It knows streams only as owners of free blocks, and physical memory only as
+// chunks that it touches and untouches.
+//
+// Rules, checked by check():
+//   H1  Blocks tile the range: the first begins at begin(), each next one where the previous
+//       ends, the last ends at end(). Sizes and offsets are multiples of the grain, none is 0.
+//   H2  Free blocks are exactly the members of the free index of their owner, each once.
+//   H3  No two neighbors are free and of the same owner: they would have been merged.
+//   H4  Blocks in use or pending are exactly those that find() finds by their offset.
+//   H5  The free blocks of a stream, oldest first, are in the order of their points.
+//   H6  A block that is not free for everybody lies over mapped chunks only, and each chunk's
+//       edge count is the number of such blocks with an edge in it (all heaps of a pool taken
+//       together: the pool checks this rule).
+//
+// Cost: a search, a take and a release are O(log free blocks); find is O(1), containing is
+// O(log range). Nodes come from a free list: no allocation in the steady state.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bitset.h"
+#include "block.h"
+#include "chunks.h"
+#include "free_index.h"
+
+namespace dtr {
+
+class Heap {
+ public:
+  // Offsets begin and end, and the sizes given to take(), are multiples of grain.
+  Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain);
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  uint64_t begin() const { return begin_; }
+  uint64_t end() const { return end_; }
+  uint64_t grain() const { return grain_; }
+  uint64_t used_blocks() const { return used_; }
+
+  // The best fit among the free blocks of one owner, or nullptr; then the next best.
+  Block* best_fit(Owner owner, uint64_t size) const;
+  Block* next_fit(const Block* hole) const;
+
+  // Cuts `size` bytes off the low end of a free block and returns them as a block in use. The
+  // chunks under them are mapped. Throws only std::bad_alloc, having changed nothing.
+  Block* take(Block* hole, uint64_t size);
+
+  // Makes a block in use (or pending) free, for everybody or, for an owner, from a point on;
+  // merges it with its neighbors.
+  void release(Block* block, Owner owner, uint64_t point);
+
+  // All work of the owner up to this point is done: its blocks become free for everybody.
+  void settle(Owner owner, uint64_t point);
+
+  // The block in use or pending that begins at the offset, or that contains it; or nullptr.
+  Block* find(uint64_t offset) const;
+  Block* containing(uint64_t offset) const;
+
+  // The largest size that take() could give now if `absent` more chunks may be mapped.
+  uint64_t largest_free(uint64_t absent) const;
+
+  Block* first() const { return first_; }
+  uint32_t owners() const { return static_cast<uint32_t>(owners_.size()); }
+
+  // Empty if rules H1 to H5 hold, else the broken one.
+  std::string check() const;
+
+ private:
+  friend struct Corruptor;
+
+  struct OwnerBlocks {
+    FreeIndex index;
+    Block* oldest = nullptr;
+    Block* newest = nullptr;
+  };
+
+  OwnerBlocks& owned(Owner owner);
+  Block* new_node();
+  void drop_node(Block* block);
+  void enter(Block* block);  // into the index and the age list of its owner; touches chunks
+  void leave(Block* block);
+  void shrink(Block* hole, uint64_t size);  // by its low end
+  Block* merge(Block* low, Block* high);
+
+  void table_insert(Block* block);
+  void table_erase(uint64_t offset);
+  uint64_t slot_of(uint64_t offset) const {
+    return (offset / grain_ * 0x9e3779b97f4a7c15ULL) >> table_shift_;
+  }
+
+  Chunks& chunks_;
+  uint64_t begin_;
+  uint64_t end_;
+  uint64_t grain_;
+  Block* first_;
+  std::vector<std::unique_ptr<OwnerBlocks>> owners_;
+  uint64_t used_ = 0;
+
+  // Blocks in use, by offset: open addressing, at most half full. And in order: a bit per grain.
+  struct Slot {
+    uint64_t offset;
+    Block* block;
+  };
+  std::vector<Slot> table_;
+  int table_shift_;
+  Bitset starts_;
+
+  std::vector<std::unique_ptr<Block[]>> nodes_;
+  Block* spare_ = nullptr;
+  uint32_t random_ = 0x9e3779b9;
+};
+
+}  // namespace dtr

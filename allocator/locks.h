@@ -1,0 +1,67 @@
+// Every lock of the core, in the order in which a thread may take them.
+//
+//   (the Python GIL)   outermost: taken by the caller or not at all. Nothing below ever asks for
+//   it. kEngine            the engine's records (native/). kPool              one pool's heap,
+//   chunks, slabs, streams and counters. kDriverTable       which libcuda is loaded, and who uses
+//   it.
+//
+// A thread takes only locks of a higher rank than those it holds, and no callback runs under any
+// of them: dtr_room_fn is called with nothing held, because it frees blocks and may take kEngine.
+// Under kPool the driver is called (map, unmap, events); drivers call nobody back.
+#pragma once
+
+#include <cassert>
+#include <mutex>
+
+namespace dtr {
+
+enum class LockRank : int { kNone = 0, kEngine = 1, kPool = 2, kDriverTable = 3 };
+
+// A mutex that asserts the order above in builds with assertions.
+template <LockRank rank>
+class RankedMutex {
+ public:
+  void lock() {
+#ifndef NDEBUG
+    assert(rank > held() && "locks taken against the order of locks.h");
+#endif
+    mutex_.lock();
+#ifndef NDEBUG
+    below_ = held();
+    held() = rank;
+#endif
+  }
+
+  void unlock() {
+#ifndef NDEBUG
+    held() = below_;
+#endif
+    mutex_.unlock();
+  }
+
+ private:
+  std::mutex mutex_;
+#ifndef NDEBUG
+  static LockRank& held();
+  LockRank below_ = LockRank::kNone;
+#endif
+};
+
+#ifndef NDEBUG
+// The highest rank that this thread holds.
+inline LockRank& held_lock_rank() {
+  thread_local LockRank rank = LockRank::kNone;
+  return rank;
+}
+
+template <LockRank rank>
+LockRank& RankedMutex<rank>::held() {
+  return held_lock_rank();
+}
+#endif
+
+using EngineMutex = RankedMutex<LockRank::kEngine>;
+using PoolMutex = RankedMutex<LockRank::kPool>;
+using DriverTableMutex = RankedMutex<LockRank::kDriverTable>;
+
+}  // namespace dtr

@@ -1,0 +1,278 @@
+#include "pool.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "errors.h"
+
+namespace dtr {
+
+namespace {
+
+using Lock = std::lock_guard<PoolMutex>;
+
+constexpr uint64_t kDefaultSmall = 2048;
+// Requests above small are rounded to this: a multiple of every driver's alignment.
+constexpr uint64_t kGrain = 512;
+// The share of the reservation that is for slabs.
+constexpr uint64_t kSmallShare = 8;
+// How often a room callback may claim to have freed something without a block being freed.
+constexpr int kIdleAnswers = 64;
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+[[noreturn]] void invalid(const char* field, uint64_t value, const std::string& allowed) {
+  throw InvalidArgument(std::string(field) + " is " + std::to_string(value) +
+                        "; allowed: " + allowed);
+}
+
+uint64_t chosen_chunk(const PoolOptions& options, const DriverTraits& traits) {
+  uint64_t unit = traits.granularity;
+  if (options.chunk_bytes == 0) return traits.default_chunk;
+  if (options.chunk_bytes % unit != 0 || options.chunk_bytes > uint64_t{1} << 40) {
+    invalid(
+        "chunk_bytes", options.chunk_bytes,
+        "0 (the default), or a multiple of the granularity, " + size_text(unit) + ", up to 1 TiB");
+  }
+  return options.chunk_bytes;
+}
+
+void check_budget(uint64_t budget, uint64_t chunk) {
+  if (budget < chunk) {
+    invalid("budget_bytes", budget,
+            "at least one chunk, " + size_text(chunk) + ", or UINT64_MAX for no limit");
+  }
+}
+
+uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
+  constexpr uint64_t kMost = uint64_t{1} << 46;
+  check_budget(options.budget_bytes, chunk);
+  uint64_t least = 16 * chunk;
+  if (options.reserve_bytes == 0) {
+    uint64_t reserve = std::max(traits.default_reserve, least);
+    // Room enough that fragmentation of addresses never decides.
+    if (options.budget_bytes < kMost / 4) reserve = std::max(reserve, 4 * options.budget_bytes);
+    return round_up(reserve, chunk);
+  }
+  if (options.reserve_bytes < least || options.reserve_bytes > kMost) {
+    invalid("reserve_bytes", options.reserve_bytes,
+            "0 (the default), or from 16 chunks, " + size_text(least) + ", to " + size_text(kMost));
+  }
+  return round_up(options.reserve_bytes, chunk);
+}
+
+uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
+  uint64_t small = options.small_bytes == 0 ? kDefaultSmall : options.small_bytes;
+  if (small % traits.alignment != 0 || small > chunk / 2) {
+    invalid("small_bytes", small,
+            "0 (the default, " + size_text(kDefaultSmall) + "), or a multiple of the alignment, " +
+                size_text(traits.alignment) + ", up to half a chunk");
+  }
+  return small;
+}
+
+uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
+  return reserve - round_up(reserve / kSmallShare, chunk);
+}
+
+}  // namespace
+
+Pool::Pool(const PoolOptions& options)
+    : driver_(make_driver(options.driver, options.device)),
+      chunk_(chosen_chunk(options, driver_->traits())),
+      reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
+      chunks_(*driver_, reservation_, chunk_),
+      large_(chunks_, 0, slab_region(reservation_.size(), chunk_), kGrain),
+      small_(chunks_, large_.end(), reservation_.size(), chunk_),
+      slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
+             chosen_small(options, driver_->traits(), chunk_)),
+      streams_(*driver_),
+      budget_(options.budget_bytes) {
+  counts_.total_bytes = driver_->traits().total_bytes;
+}
+
+void Pool::close() {
+  Lock lock(mutex_);
+  if (counts_.live_blocks != 0) {
+    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
+                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
+  }
+  finish_waiting();
+  release_empty_slabs();
+  finish_waiting();
+  streams_.settle_old_work();
+  chunks_.give_back(chunks_.idle());
+  streams_.close();
+  reservation_.close();
+}
+
+void Pool::set_room(RoomFn room, void* context) {
+  Lock lock(mutex_);
+  room_ = room;
+  room_context_ = context;
+}
+
+uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
+  if (size_bytes == 0) return 0;
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    {
+      Lock lock(mutex_);
+      refusal_.clear();
+      uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
+      bool possible = size_bytes <= most && round_up(size_bytes, kGrain) <= most;
+      uint64_t offset = Slabs::kNone;
+      if (possible) offset = try_allocate(size_bytes, stream, last);
+      if (offset != Slabs::kNone) return reservation_.base() + offset;
+      if (last || !possible) {
+        ++counts_.out_of_memory_errors;
+        throw OutOfMemory(out_of_memory_message(size_bytes, stream));
+      }
+    }
+    // A small request lacks a chunk for a slab, whatever its own size.
+    uint64_t needed = slabs_.is_small(size_bytes) ? chunk_ : round_up(size_bytes, kGrain);
+    last = !ask_room(needed, stream, &idle_answers);
+  }
+}
+
+bool Pool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
+  if (room_ == nullptr) return false;
+  uint64_t before;
+  {
+    Lock lock(mutex_);
+    before = counts_.frees;
+  }
+  if (room_(room_context_, size, stream) == 0) return false;
+  Lock lock(mutex_);
+  *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
+  return *idle_answers < kIdleAnswers;
+}
+
+std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
+  std::string text = "out of memory: requested " + size_text(size) + " on stream " +
+                     std::to_string(stream) + "; budget " + size_text(budget_) + ", allocated " +
+                     size_text(counts_.allocated_bytes) + ", mapped " +
+                     size_text(chunks_.mapped_bytes()) + ", largest free " +
+                     size_text(largest_free());
+  if (streams_.pending_count() != 0) {
+    text += ", blocks waiting for other streams " + std::to_string(streams_.pending_count());
+  }
+  if (!refusal_.empty()) {
+    text += "; the driver refused memory within the budget: " + refusal_;
+  } else if (size > budget_) {
+    text += "; the request is larger than the budget";
+  } else if (size > large_.end()) {
+    text += "; the request is larger than the reserved address range, " + size_text(large_.end());
+  }
+  return text;
+}
+
+void Pool::free(uint64_t address) {
+  if (address == 0) return;
+  Lock lock(mutex_);
+  Place place = in_use_at(address, "free");
+  if (streams_.has_uses(place.start)) {
+    streams_.retire(place.start, place.owner);
+    if (place.block != nullptr) place.block->state = BlockState::kPending;
+  } else {
+    release(place);
+  }
+  counts_.allocated_bytes -= place.size;
+  counts_.requested_bytes -= place.requested;
+  --counts_.live_blocks;
+  ++counts_.frees;
+}
+
+void Pool::record_stream(uint64_t address, uint64_t stream) {
+  Lock lock(mutex_);
+  Place place = in_use_at(address, "record_stream");
+  Owner user = streams_.owner_of(stream);
+  if (user != place.owner) streams_.record_use(place.start, user);
+}
+
+void Pool::give_back_above(uint64_t budget_bytes) {
+  uint64_t allowed = budget_bytes / chunk_;
+  auto above = [&] { return chunks_.mapped() > allowed ? chunks_.mapped() - allowed : 0; };
+  if (above() == 0) return;
+  poll();
+  if (chunks_.idle() < above()) release_empty_slabs();
+  streams_.settle_old_work();
+  chunks_.give_back(above());
+}
+
+void Pool::set_budget(uint64_t budget_bytes) {
+  check_budget(budget_bytes, chunk_);
+  // However this ends, the wish is over.
+  struct Wish {
+    Pool& pool;
+    ~Wish() {
+      Lock lock(pool.mutex_);
+      pool.lowering_ = kNoLimit;
+    }
+  } wish{*this};
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    uint64_t excess;
+    {
+      Lock lock(mutex_);
+      lowering_ = budget_bytes;
+      if (last) finish_waiting();
+      give_back_above(budget_bytes);
+      uint64_t mapped = chunks_.mapped_bytes();
+      if (mapped <= budget_bytes) {
+        budget_ = budget_bytes;
+        return;
+      }
+      excess = mapped - budget_bytes;
+      if (last) {
+        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
+                          ": allocated " + size_text(counts_.allocated_bytes) + " in chunks of " +
+                          size_text(mapped) + " that are in use; it stays " + size_text(budget_));
+      }
+    }
+    last = !ask_room(excess, 0, &idle_answers);
+  }
+}
+
+uint64_t Pool::trim() {
+  Lock lock(mutex_);
+  finish_waiting();
+  release_empty_slabs();
+  finish_waiting();
+  streams_.settle_old_work();
+  return chunks_.give_back(chunks_.idle()) * chunk_;
+}
+
+uint64_t Pool::block_bytes(uint64_t address) {
+  Lock lock(mutex_);
+  Place place = place_at(address - reservation_.base());
+  bool starts = place.in_use() && place.start + reservation_.base() == address;
+  return starts && !streams_.pending(place.start) ? place.size : 0;
+}
+
+uint64_t Pool::block_start(uint64_t address) {
+  Lock lock(mutex_);
+  Place place = place_at(address - reservation_.base());
+  if (!place.in_use() || streams_.pending(place.start)) return 0;
+  return reservation_.base() + place.start;
+}
+
+PoolStats Pool::stats() {
+  Lock lock(mutex_);
+  PoolStats stats = counts_;
+  stats.budget_bytes = budget_;
+  stats.reserved_bytes = chunks_.mapped_bytes();
+  stats.peak_reserved_bytes = chunks_.peak_mapped() * chunk_;
+  stats.largest_free_bytes = largest_free();
+  stats.mapped_chunks = chunks_.maps();
+  stats.unmapped_chunks = chunks_.unmaps();
+  return stats;
+}
+
+void Pool::reset_peak() {
+  Lock lock(mutex_);
+  counts_.peak_allocated_bytes = counts_.allocated_bytes;
+  chunks_.reset_peak();
+}
+
+}  // namespace dtr

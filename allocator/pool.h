@@ -1,0 +1,163 @@
+// One device's memory under a budget: heap, slabs, chunks and streams behind one lock.
+//
+// Rules, checked by check_invariants() with those of heap.h, chunks.h and slab.h:
+//   P1  Mapped bytes never exceed the budget.
+//   P2  Every counter of PoolStats equals what a walk over all blocks gives.
+//
+// How a request finds its place, in this order; each step only if the one before did not serve:
+//   1. the best fit among blocks that the stream may use at once, if the chunks that it lacks
+//      fit into the budget (the untouched top of the range is the largest block, so that holes
+//      with memory behind them come first);
+//   2. a block that another stream freed, behind a wait on the device;
+//   3. remapping: idle chunks elsewhere are given back so that the lacking ones can be mapped.
+//      So fragmentation costs driver calls, not failure;
+//   4. the room callback, as long as it gives something;
+//   5. waiting for all streams, then 1 to 3 once more over every hole there is;
+//   6. out of memory.
+// A driver that refuses memory although the budget allows it (others use the card) is treated
+// as a budget that is used up.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chunks.h"
+#include "driver.h"
+#include "heap.h"
+#include "locks.h"
+#include "slab.h"
+#include "streams.h"
+
+namespace dtr {
+
+constexpr uint64_t kNoLimit = UINT64_MAX;
+
+struct PoolOptions {
+  std::string driver;
+  int32_t device = 0;
+  uint64_t budget_bytes = kNoLimit;
+  uint64_t reserve_bytes = 0;  // the zeros: defaults
+  uint64_t chunk_bytes = 0;
+  uint64_t small_bytes = 0;
+};
+
+struct PoolStats {
+  uint64_t budget_bytes;
+  uint64_t allocated_bytes;
+  uint64_t peak_allocated_bytes;
+  uint64_t reserved_bytes;
+  uint64_t peak_reserved_bytes;
+  uint64_t requested_bytes;
+  uint64_t largest_free_bytes;
+  uint64_t live_blocks;
+  uint64_t allocations;
+  uint64_t frees;
+  uint64_t mapped_chunks;
+  uint64_t unmapped_chunks;
+  uint64_t remaps;
+  uint64_t out_of_memory_errors;
+  uint64_t total_bytes;
+};
+
+struct BlockInfo {
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t requested_bytes;
+  uint64_t stream;
+  BlockState state;
+  bool is_small;
+};
+
+class Pool {
+ public:
+  // Frees something and returns 1, or returns 0. Called with no lock held.
+  using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
+
+  explicit Pool(const PoolOptions& options);
+
+  // Gives everything back to the driver; StateError while blocks are in use. If the driver
+  // refuses (DriverError), close() may be called again. After it only the destructor may be.
+  void close();
+
+  void set_room(RoomFn room, void* context);
+  uint64_t allocate(uint64_t size_bytes, uint64_t stream);
+  void free(uint64_t address);
+  void record_stream(uint64_t address, uint64_t stream);
+  void set_budget(uint64_t budget_bytes);
+  uint64_t trim();
+
+  bool contains(uint64_t address) const {
+    return address - reservation_.base() < reservation_.size();
+  }
+  uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
+  uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
+  PoolStats stats();
+  void reset_peak();
+  std::vector<BlockInfo> snapshot();
+  // Empty, or the broken rule.
+  std::string check_invariants();
+
+ private:
+  friend struct Corruptor;
+
+  // What stands at an address: a block of the large heap, or an object of a slab, or nothing.
+  struct Place {
+    Block* block = nullptr;
+    Slab* slab = nullptr;
+    uint32_t index = 0;
+    uint64_t start = 0;  // an offset
+    uint64_t size = 0;
+    uint64_t requested = 0;
+    Owner owner = kIdle;
+    bool in_use() const { return block != nullptr || slab != nullptr; }
+  };
+
+  Place place_at(uint64_t offset) const;
+  Place in_use_at(uint64_t address, const char* call) const;
+
+  // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
+  uint64_t try_allocate(uint64_t size, uint64_t stream, bool last);
+  uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
+  Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
+  Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
+  bool map_under(Block* hole, uint64_t size);
+  void poll();
+  void release_settled();
+  void finish_waiting();
+  void release(const Place& place);
+  void release_slab(Slab* slab);
+  bool release_empty_slabs();
+
+  // pool_check.cpp
+  std::vector<BlockInfo> walk() const;
+  std::string check_touched() const;
+  std::string check_counts() const;
+
+  bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
+  std::string out_of_memory_message(uint64_t size, uint64_t stream);
+  uint64_t largest_free();
+  uint64_t limit_chunks() const;
+  void give_back_above(uint64_t budget_bytes);
+
+  PoolMutex mutex_;
+  std::unique_ptr<Driver> driver_;
+  uint64_t chunk_;
+  Reservation reservation_;
+  // Destroyed in reverse: streams first, so that events outlive nothing that needs them.
+  Chunks chunks_;
+  Heap large_;
+  Heap small_;
+  Slabs slabs_;
+  Streams streams_;
+
+  RoomFn room_ = nullptr;
+  void* room_context_ = nullptr;
+  uint64_t budget_;
+  uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
+  std::string refusal_;           // what the driver said when it last refused memory
+  PoolStats counts_{};            // budget, reserved, largest and chunk counts are filled on demand
+};
+
+}  // namespace dtr

@@ -1,0 +1,113 @@
+// What a pool shows of itself, and how it checks that.
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "pool.h"
+
+namespace dtr {
+
+std::vector<BlockInfo> Pool::snapshot() {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  poll();
+  return walk();
+}
+
+std::vector<BlockInfo> Pool::walk() const {
+  std::vector<BlockInfo> blocks;
+  uint64_t base = reservation_.base();
+  auto add_block = [&](const Block* block) {
+    blocks.push_back(
+        {base + block->offset, block->size, block->requested, block->stream, block->state, false});
+  };
+  for (const Block* block = large_.first(); block != nullptr; block = block->next) {
+    add_block(block);
+    if (block->state == BlockState::kPending) blocks.back().requested_bytes = 0;
+  }
+  for (const Block* block = small_.first(); block != nullptr; block = block->next) {
+    uint32_t index = 0;
+    const Slab* slab = slabs_.find(block->offset, &index);
+    if (block->state == BlockState::kFree || slab == nullptr) {
+      add_block(block);
+      continue;
+    }
+    // Objects in use one by one; the rest between them as free blocks.
+    uint64_t at = block->offset;
+    auto add_free = [&](uint64_t to) {
+      if (at < to)
+        blocks.push_back({base + at, to - at, 0, block->stream, BlockState::kFree, true});
+      at = to;
+    };
+    for (uint32_t i = 0; i < slab->fresh; ++i) {
+      if (!slab->is_used(i)) continue;
+      uint64_t offset = slab->offset_of(i);
+      add_free(offset);
+      bool pending = streams_.pending(offset);
+      blocks.push_back({base + offset, slab->object_bytes, pending ? 0 : slab->words[i],
+                        block->stream, pending ? BlockState::kPending : BlockState::kInUse, true});
+      at = offset + slab->object_bytes;
+    }
+    add_free(block->end());
+  }
+  return blocks;
+}
+
+std::string Pool::check_invariants() {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  for (const std::string& broken : {large_.check(), small_.check(), chunks_.check(), slabs_.check(),
+                                    check_touched(), check_counts()}) {
+    if (!broken.empty()) return broken;
+  }
+  return "";
+}
+
+// H6: what is not free for everybody is mapped, and touches its edges.
+std::string Pool::check_touched() const {
+  std::unordered_map<uint64_t, uint32_t> edges;
+  uint64_t covered = 0, last_covered = UINT64_MAX;
+  for (const Heap* heap : {&large_, &small_}) {
+    for (const Block* block = heap->first(); block != nullptr; block = block->next) {
+      if (block->state == BlockState::kFree && block->owner == kIdle) continue;
+      if (!chunks_.all_mapped(block->offset, block->end())) {
+        return "H6: a block in use lies over an absent chunk at offset " +
+               std::to_string(block->offset);
+      }
+      uint64_t from = block->offset / chunk_, to = (block->end() - 1) / chunk_;
+      ++edges[from];
+      if (to != from) ++edges[to];
+      covered += to - from + (from == last_covered ? 0 : 1);
+      last_covered = to;
+    }
+  }
+  for (const auto& [chunk, count] : edges) {
+    if (chunks_.edges(chunk) != count) {
+      return "H6: the edges in chunk " + std::to_string(chunk) + " are miscounted";
+    }
+  }
+  if (covered + chunks_.idle() != chunks_.mapped()) {
+    return "H6: a mapped chunk is neither idle nor touched by a block";
+  }
+  return "";
+}
+
+std::string Pool::check_counts() const {
+  if (chunks_.mapped_bytes() > budget_) return "P1: more is mapped than the budget";
+  uint64_t allocated = 0, requested = 0, live = 0, pending = 0;
+  for (const BlockInfo& block : walk()) {
+    pending += block.state == BlockState::kPending;
+    if (block.state != BlockState::kInUse) continue;
+    allocated += block.size_bytes;
+    requested += block.requested_bytes;
+    ++live;
+  }
+  if (allocated != counts_.allocated_bytes) return "P2: allocated_bytes is wrong";
+  if (requested != counts_.requested_bytes) return "P2: requested_bytes is wrong";
+  if (live != counts_.live_blocks) return "P2: live_blocks is wrong";
+  if (live != counts_.allocations - counts_.frees) return "P2: allocations less frees are not live";
+  if (pending != streams_.pending_count()) return "P2: the pending blocks are miscounted";
+  if (counts_.peak_allocated_bytes < allocated) return "P2: peak_allocated_bytes is too low";
+  if (chunks_.peak_mapped() < chunks_.mapped()) return "P2: peak_reserved_bytes is too low";
+  return "";
+}
+
+}  // namespace dtr

@@ -1,0 +1,229 @@
+// How a request finds its place, and how a place becomes free again: the steps of pool.h.
+#include <algorithm>
+
+#include "errors.h"
+#include "pool.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint64_t kGrain = 512;
+// How many holes, from the best fit up, are tried for one that needs no remapping.
+constexpr int kLookahead = 8;
+
+bool smaller(const Block* a, const Block* b) {
+  return a->size != b->size ? a->size < b->size : a->offset < b->offset;
+}
+
+}  // namespace
+
+uint64_t Pool::limit_chunks() const { return std::min(budget_, lowering_) / chunk_; }
+
+uint64_t Pool::largest_free() {
+  uint64_t limit = limit_chunks();
+  uint64_t absent = limit > chunks_.mapped() ? limit - chunks_.mapped() : 0;
+  return large_.largest_free(absent);
+}
+
+Pool::Place Pool::place_at(uint64_t offset) const {
+  Place place;
+  if (offset >= small_.begin()) {
+    place.slab = slabs_.find(offset, &place.index);
+    if (place.slab == nullptr || !place.slab->is_used(place.index)) return {};
+    place.start = place.slab->offset_of(place.index);
+    place.size = place.slab->object_bytes;
+    place.requested = place.slab->words[place.index];
+    place.owner = place.slab->block->owner;
+    return place;
+  }
+  place.block = large_.find(offset);
+  if (place.block == nullptr) place.block = large_.containing(offset);
+  if (place.block == nullptr) return {};
+  place.start = place.block->offset;
+  place.size = place.block->size;
+  place.requested = place.block->requested;
+  place.owner = place.block->owner;
+  return place;
+}
+
+Pool::Place Pool::in_use_at(uint64_t address, const char* call) const {
+  Place place;
+  uint64_t offset = address - reservation_.base();
+  if (contains(address)) place = place_at(offset);
+  if (place.in_use() && place.start == offset && !streams_.pending(offset)) return place;
+
+  std::string text = std::string(call) + ": address " + address_text(address);
+  if (!contains(address)) {
+    text += " is not in this pool";
+  } else if (!place.in_use() || streams_.pending(place.start)) {
+    text += " is in no block in use (freed twice?)";
+  } else {
+    text +=
+        " is inside the block that starts at " + address_text(reservation_.base() + place.start);
+  }
+  throw InvalidArgument(text + "; allowed: the start of a block in use");
+}
+
+uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
+  Owner owner = streams_.owner_of(stream);
+  if (last) {
+    finish_waiting();
+  } else {
+    poll();
+  }
+  uint64_t offset;
+  uint64_t rounded;
+  if (slabs_.is_small(size)) {
+    offset = try_small(size, stream, owner, last);
+    rounded = slabs_.round(size);
+  } else {
+    offset = Slabs::kNone;
+    rounded = (size + kGrain - 1) / kGrain * kGrain;
+  }
+  if (offset == Slabs::kNone && (!slabs_.is_small(size) || last)) {
+    // A small request that its own region cannot serve takes what the large heap has.
+    rounded = (size + kGrain - 1) / kGrain * kGrain;
+    Block* block = find_place(large_, rounded, stream, owner, last);
+    if (block == nullptr) return Slabs::kNone;
+    block->requested = size;
+    offset = block->offset;
+  }
+  if (offset == Slabs::kNone) return Slabs::kNone;
+  counts_.allocated_bytes += rounded;
+  counts_.requested_bytes += size;
+  counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
+  ++counts_.live_blocks;
+  ++counts_.allocations;
+  return offset;
+}
+
+uint64_t Pool::try_small(uint64_t size, uint64_t stream, Owner owner, bool last) {
+  uint64_t offset = slabs_.take(size, owner);
+  if (offset != Slabs::kNone) return offset;
+  Block* block = find_place(small_, chunk_, stream, owner, last);
+  if (block == nullptr) return Slabs::kNone;
+  slabs_.add(block, size);
+  return slabs_.take(size, owner);
+}
+
+Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last) {
+  Block* block = try_holes(heap, size, owner, last);
+  if (block == nullptr && release_empty_slabs()) block = try_holes(heap, size, owner, last);
+  if (block == nullptr) return nullptr;
+  block->owner = owner;
+  block->stream = stream;
+  return block;
+}
+
+Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
+  uint64_t limit = limit_chunks();
+  Block* for_remap = nullptr;
+  Block* own = owner == kIdle ? nullptr : heap.best_fit(owner, size);
+  Block* idle = heap.best_fit(kIdle, size);
+  for (int tries = 0; (own != nullptr || idle != nullptr) && (last || tries < kLookahead);
+       ++tries) {
+    Block*& hole = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
+    uint64_t end = hole->offset + size;
+    uint64_t wanted = chunks_.mapped() + chunks_.absent_in(hole->offset, end);
+    if (wanted == chunks_.mapped() || wanted <= limit) {
+      if (map_under(hole, size)) return heap.take(hole, size);
+      limit = chunks_.mapped();
+      hole = heap.next_fit(hole);
+      continue;
+    }
+    uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(hole->offset, end);
+    if (for_remap == nullptr && wanted - limit <= elsewhere) for_remap = hole;
+    hole = heap.next_fit(hole);
+  }
+  for (Owner other = 1; other < streams_.owners(); ++other) {
+    Block* hole = other == owner ? nullptr : heap.best_fit(other, size);
+    if (hole == nullptr) continue;
+    streams_.wait(owner, {other, hole->point});
+    return heap.take(hole, size);
+  }
+  if (for_remap == nullptr) return nullptr;
+  uint64_t end = for_remap->offset + size;
+  uint64_t shortage = chunks_.mapped() + chunks_.absent_in(for_remap->offset, end) - limit;
+  streams_.settle_old_work();
+  chunks_.give_back(shortage, for_remap->offset, end);
+  ++counts_.remaps;
+  return map_under(for_remap, size) ? heap.take(for_remap, size) : nullptr;
+}
+
+// Maps what is absent under the first bytes of a hole. If the driver is out of memory, idle chunks
+// elsewhere go back to it first; false if it refuses even then.
+bool Pool::map_under(Block* hole, uint64_t size) {
+  uint64_t end = hole->offset + size;
+  for (bool again = false;; again = true) {
+    try {
+      chunks_.map(hole->offset, end);
+      return true;
+    } catch (const DriverError& error) {
+      if (!error.out_of_memory) throw;
+      refusal_ = error.what();
+    }
+    uint64_t absent = chunks_.absent_in(hole->offset, end);
+    if (again || chunks_.idle() - chunks_.idle_in(hole->offset, end) < absent) return false;
+    streams_.settle_old_work();
+    chunks_.give_back(absent, hole->offset, end);
+    ++counts_.remaps;
+  }
+}
+
+void Pool::poll() {
+  if (streams_.poll()) release_settled();
+}
+
+// Brings heaps and slabs up to what streams_ knows to be complete.
+void Pool::release_settled() {
+  for (Owner owner = 1; owner < streams_.owners(); ++owner) {
+    large_.settle(owner, streams_.completed(owner));
+    small_.settle(owner, streams_.completed(owner));
+  }
+  for (const Retired& retired : streams_.take_done()) {
+    Place place = place_at(retired.offset);
+    if (place.slab != nullptr) {
+      slabs_.release(place.slab, place.index);
+      continue;
+    }
+    Fence home = retired.home;
+    if (home.owner != kIdle && home.point <= streams_.completed(home.owner)) home = {};
+    large_.release(place.block, home.owner, home.point);
+  }
+}
+
+void Pool::finish_waiting() {
+  streams_.synchronize();
+  release_settled();
+}
+
+void Pool::release(const Place& place) {
+  if (place.slab == nullptr) {
+    Fence fence = streams_.freed(place.owner);
+    large_.release(place.block, fence.owner, fence.point);
+    return;
+  }
+  slabs_.release(place.slab, place.index);
+  if (!slabs_.is_surplus(place.slab)) return;
+  try {
+    release_slab(place.slab);
+  } catch (const DriverError&) {
+    // No event for the slab's chunk: it stays an empty slab, and the object is free all the same.
+  }
+}
+
+void Pool::release_slab(Slab* slab) {
+  Fence fence = streams_.freed(slab->block->owner);
+  small_.release(slabs_.remove(slab), fence.owner, fence.point);
+}
+
+bool Pool::release_empty_slabs() {
+  if (slabs_.empty() == 0) return false;
+  for (const auto& slab : slabs_.slabs()) {
+    if (slab != nullptr && slab->live == 0) release_slab(slab.get());
+  }
+  return true;
+}
+
+}  // namespace dtr

@@ -1,0 +1,27 @@
+// Addresses without memory: for replaying traces against the real heap. Every verb succeeds.
+#include "driver.h"
+
+namespace dtr {
+
+namespace {
+
+// Outside anything a process maps on x86-64 and arm64, so that a stray access faults.
+constexpr uint64_t kBase = uint64_t{1} << 56;
+
+class SimulatedDriver final : public Driver {
+ public:
+  const DriverTraits& traits() const override { return traits_; }
+  uint64_t reserve(uint64_t, uint64_t) override { return kBase; }
+  void release(uint64_t, uint64_t) override {}
+  void map(uint64_t, uint64_t) override {}
+  void unmap(uint64_t, uint64_t) override {}
+
+ private:
+  DriverTraits traits_{"simulated", 64, 4096, 64 << 10, uint64_t{1} << 40, 0};
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> make_simulated_driver() { return std::make_unique<SimulatedDriver>(); }
+
+}  // namespace dtr

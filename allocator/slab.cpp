@@ -1,0 +1,133 @@
+#include "slab.h"
+
+namespace dtr {
+
+Slabs::Slabs(uint64_t begin, uint64_t end, uint64_t chunk_bytes, uint64_t alignment,
+             uint64_t small_bytes)
+    : begin_(begin),
+      end_(end),
+      chunk_(chunk_bytes),
+      alignment_(alignment),
+      small_(small_bytes),
+      classes_(small_bytes / alignment + 1) {}
+
+Slabs::List& Slabs::list(uint64_t object_bytes, Owner owner) {
+  if (lists_.size() < (owner + 1) * classes_) lists_.resize((owner + 1) * classes_);
+  return lists_[owner * classes_ + object_bytes / alignment_];
+}
+
+void Slabs::link(Slab* slab) {
+  List& home = list(slab);
+  slab->previous = nullptr;
+  slab->next = home.first;
+  if (home.first != nullptr) home.first->previous = slab;
+  home.first = slab;
+}
+
+void Slabs::unlink(Slab* slab) {
+  (slab->previous != nullptr ? slab->previous->next : list(slab).first) = slab->next;
+  if (slab->next != nullptr) slab->next->previous = slab->previous;
+}
+
+uint64_t Slabs::take(uint64_t requested, Owner owner) {
+  List& home = list(round(requested), owner);
+  Slab* slab = home.first;
+  if (slab == nullptr) return kNone;
+  uint32_t index = slab->free;
+  if (index != UINT32_MAX) {
+    slab->free = slab->words[index];
+  } else {
+    index = slab->fresh++;
+  }
+  slab->words[index] = static_cast<uint32_t>(requested);
+  slab->used[index / 64] |= uint64_t{1} << (index % 64);
+  if (slab->live++ == 0) --home.empty, --empty_;
+  if (slab->live == slab->capacity) unlink(slab);
+  return slab->offset_of(index);
+}
+
+void Slabs::add(Block* block, uint64_t requested) {
+  uint64_t place = (block->offset - begin_) / chunk_;
+  // The region is filled from its low end: as many places as were ever used at once.
+  if (place >= slabs_.size()) slabs_.resize(place + 1);
+  auto slab = std::make_unique<Slab>();
+  slab->block = block;
+  slab->object_bytes = round(requested);
+  slab->capacity = static_cast<uint32_t>(chunk_ / slab->object_bytes);
+  slab->words.resize(slab->capacity);
+  slab->used.resize((slab->capacity + 63) / 64);
+  link(slab.get());
+  slabs_[place] = std::move(slab);
+  ++list(slabs_[place].get()).empty;
+  ++empty_;
+}
+
+Slab* Slabs::find(uint64_t offset, uint32_t* index) const {
+  if (offset < begin_ || offset >= end_) return nullptr;
+  uint64_t place = (offset - begin_) / chunk_;
+  if (place >= slabs_.size() || slabs_[place] == nullptr) return nullptr;
+  Slab* slab = slabs_[place].get();
+  uint64_t object = (offset - slab->block->offset) / slab->object_bytes;
+  if (object >= slab->capacity) return nullptr;  // in the rest that no object fills
+  *index = static_cast<uint32_t>(object);
+  return slab;
+}
+
+void Slabs::release(Slab* slab, uint32_t index) {
+  slab->used[index / 64] &= ~(uint64_t{1} << (index % 64));
+  slab->words[index] = slab->free;
+  slab->free = index;
+  if (slab->live-- == slab->capacity) link(slab);
+  if (slab->live == 0) ++list(slab).empty, ++empty_;
+}
+
+Block* Slabs::remove(Slab* slab) {
+  unlink(slab);
+  --list(slab).empty;
+  --empty_;
+  Block* block = slab->block;
+  slabs_[(block->offset - begin_) / chunk_].reset();
+  return block;
+}
+
+std::string Slabs::check() const {
+  uint64_t empty = 0, with_room = 0, listed = 0;
+  for (const auto& slab : slabs_) {
+    if (slab == nullptr) continue;
+    std::string where = " in the slab at offset " + std::to_string(slab->block->offset);
+    uint32_t used = 0, free = 0;
+    for (uint32_t i = 0; i < slab->capacity; ++i) {
+      if (!slab->is_used(i)) continue;
+      ++used;
+      if (i >= slab->fresh) return "L1: an object beyond the fresh mark is used" + where;
+    }
+    if (used != slab->live || slab->fresh > slab->capacity) return "L1: wrong counts" + where;
+    for (uint32_t i = slab->free; i != UINT32_MAX; i = slab->words[i]) {
+      if (i >= slab->fresh || slab->is_used(i) || ++free > slab->fresh) {
+        return "L2: the free list is broken" + where;
+      }
+    }
+    if (used + free != slab->fresh) return "L2: objects are lost" + where;
+    empty += slab->live == 0;
+    with_room += slab->live < slab->capacity;
+  }
+  for (uint64_t i = 0; i < lists_.size(); ++i) {
+    const Slab* previous = nullptr;
+    uint32_t empty_here = 0;
+    for (const Slab* slab = lists_[i].first; slab != nullptr; slab = slab->next) {
+      uint64_t home = slab->block->owner * classes_ + slab->object_bytes / alignment_;
+      if (slab->previous != previous || slab->live == slab->capacity || home != i) {
+        return "L3: a slab is in the wrong list";
+      }
+      previous = slab;
+      empty_here += slab->live == 0;
+      ++listed;
+    }
+    if (empty_here != lists_[i].empty) return "L4: empty slabs are miscounted in a list";
+  }
+  if (listed != with_room) return "L3: a slab with room is not listed";
+  if (empty != empty_) return "L4: empty slabs are miscounted";
+  return "";
+}
+
+}  // namespace dtr

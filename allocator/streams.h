@@ -1,0 +1,127 @@
+// Which work must be done before freed memory is used again.
+//
+// Words: a stream's *point* is a moment in its queue, marked by an event recorded there; points
+// of a stream complete in order. A *fence* names a stream (as an Owner) and a point: "free for
+// work on this stream at once, for others once the point is complete". The fence {kIdle, 0} is
+// no fence.
+//
+// Rules:
+//   S1  Memory freed on a stream gets a fence at that moment. While only one stream has ever
+//       been seen no event is recorded and the memory is idle; when a second stream appears, it
+//       is made to wait for all of the first stream's work so far (the *old work*), and so is
+//       every later stream until that work is done. So idle memory is safe for every stream.
+//   S2  Memory that other streams were recorded to use is pending until a point marked on each
+//       of them when it was freed is complete.
+//   S3  Idle memory may be unmapped only after settle_old_work(): until then S1's old work,
+//       or the single stream's work, may still be running on it.
+//
+// A driver without streams has only kIdle, and nothing ever waits.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "block.h"
+#include "driver.h"
+
+namespace dtr {
+
+struct Fence {
+  Owner owner = kIdle;
+  uint64_t point = 0;
+};
+
+// A freed range that still waits for other streams.
+struct Retired {
+  uint64_t offset;
+  Fence home;               // to be released with, once
+  std::vector<Fence> uses;  // these are complete
+};
+
+class Streams {
+ public:
+  explicit Streams(Driver& driver) : driver_(driver) {}
+  ~Streams();
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+  // Destroys the events; what the destructor does, for a caller that wants to know of failure.
+  void close();
+
+  // The owner that stands for a stream; a stream seen for the first time is registered (S1).
+  Owner owner_of(uint64_t stream);
+
+  // The fence of memory that the owner frees now.
+  Fence freed(Owner owner);
+  // Makes work on `owner` wait (on the device) for a fence that is not complete.
+  void wait(Owner owner, Fence fence);
+
+  // Remembers that work of `owner` uses the range that begins at offset; see S2.
+  void record_use(uint64_t offset, Owner owner);
+  bool has_uses(uint64_t offset) const {
+    return !uses_.empty() && uses_.find(offset) != uses_.end();
+  }
+  // Marks points on all streams that use the range, freed by `home`, and makes it pending.
+  void retire(uint64_t offset, Owner home);
+  bool pending(uint64_t offset) const {
+    return !retired_.empty() && retired_.find(offset) != retired_.end();
+  }
+  uint64_t pending_count() const { return retired_.size(); }
+
+  // Asks the driver what is done. Returns true if anything completed since the last call.
+  bool poll();
+  // Waits until all points are complete.
+  void synchronize();
+  // See S3.
+  void settle_old_work();
+
+  uint32_t owners() const { return static_cast<uint32_t>(streams_.size()) + 1; }
+  uint64_t completed(Owner owner) const { return streams_[owner - 1].completed; }
+  // Hands over the retired ranges whose uses are complete.
+  std::vector<Retired> take_done();
+
+ private:
+  struct Stream {
+    uint64_t id;
+    uint64_t last = 0;                                      // the newest point
+    uint64_t completed = 0;                                 // the newest point known to be complete
+    std::deque<std::pair<uint64_t, Driver::Event>> events;  // of the points in between, in order
+  };
+
+  // An event that returns to the spare ones unless kept.
+  class SpareEvent {
+   public:
+    explicit SpareEvent(Streams& streams);
+    ~SpareEvent() {
+      if (event_ != nullptr) streams_.spare_.push_back(event_);
+    }
+    Driver::Event get() const { return event_; }
+    Driver::Event keep() {
+      Driver::Event event = event_;
+      event_ = nullptr;
+      return event;
+    }
+
+   private:
+    Streams& streams_;
+    Driver::Event event_ = nullptr;
+  };
+
+  Fence mark(Owner owner);  // a new point of the stream, with an event
+  bool complete(Fence fence) const {
+    return fence.owner == kIdle || fence.point <= completed(fence.owner);
+  }
+  void drop_old_work();
+
+  Driver& driver_;
+  std::vector<Stream> streams_;  // owner i is streams_[i - 1]
+  std::unordered_map<uint64_t, Owner> owners_;
+  std::unordered_map<uint64_t, std::vector<Owner>> uses_;
+  std::unordered_map<uint64_t, Retired> retired_;
+  std::vector<Driver::Event> spare_;
+  Driver::Event old_work_ = nullptr;
+  bool freed_without_event_ = false;  // by the only stream, since its work was last waited for
+};
+
+}  // namespace dtr

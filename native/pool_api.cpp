@@ -1,0 +1,138 @@
+// The pool's part of the C interface: arguments are translated, nothing is decided here.
+#include <cstring>
+#include <memory>
+
+#include "cuda_driver.h"
+#include "dtr_alloc.h"
+#include "error.h"
+#include "pool.h"
+
+struct dtr_pool {
+  explicit dtr_pool(const dtr::PoolOptions& options) : pool(options) {}
+  dtr::Pool pool;
+};
+
+namespace {
+
+uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
+void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+void require(const void* argument, const char* name) {
+  if (argument == nullptr) {
+    throw dtr::InvalidArgument(std::string(name) + " is NULL; allowed: a valid pointer");
+  }
+}
+
+}  // namespace
+
+DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
+
+DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
+
+DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(options, "options");
+    require(options->driver, "driver");
+    *out = new dtr_pool({options->driver, options->device, options->budget_bytes,
+                         options->reserve_bytes, options->chunk_bytes, options->small_bytes});
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_destroy(dtr_pool* pool) {
+  return dtr::guard([&] {
+    require(pool, "pool");
+    pool->pool.close();
+    delete pool;
+  });
+}
+
+DTR_EXPORT void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context) {
+  pool->pool.set_room(room, context);
+}
+
+DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                     void** out) {
+  return dtr::guard([&] {
+    *out = nullptr;
+    *out = pointer(pool->pool.allocate(size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_free(dtr_pool* pool, void* address) {
+  return dtr::guard([&] { pool->pool.free(number(address)); });
+}
+
+DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream) {
+  return dtr::guard([&] { pool->pool.record_stream(number(address), stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
+  return dtr::guard([&] { pool->pool.set_budget(budget_bytes); });
+}
+
+DTR_EXPORT int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {
+  return dtr::guard([&] {
+    uint64_t returned = pool->pool.trim();
+    if (returned_bytes != nullptr) *returned_bytes = returned;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address) {
+  return pool->pool.contains(number(address)) ? pool->pool.block_bytes(number(address)) : 0;
+}
+
+DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
+  if (!pool->pool.contains(number(address))) return nullptr;
+  return pointer(pool->pool.block_start(number(address)));
+}
+
+DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
+  return pool->pool.contains(number(address)) ? 1 : 0;
+}
+
+DTR_EXPORT void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
+  // The two structs are one list of fields, in the same order.
+  static_assert(sizeof(dtr_pool_stats) == sizeof(dtr::PoolStats), "dtr_pool_stats and PoolStats");
+  dtr::PoolStats stats = pool->pool.stats();
+  std::memcpy(out, &stats, sizeof *out);
+}
+
+DTR_EXPORT void dtr_pool_reset_peak(dtr_pool* pool) { pool->pool.reset_peak(); }
+
+DTR_EXPORT int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity,
+                                     uint64_t* count) {
+  return dtr::guard([&] {
+    require(count, "count");
+    if (capacity != 0) require(blocks, "blocks");
+    std::vector<dtr::BlockInfo> all = pool->pool.snapshot();
+    for (uint64_t i = 0; i < all.size() && i < capacity; ++i) {
+      const dtr::BlockInfo& from = all[i];
+      int32_t state = from.state == dtr::BlockState::kFree    ? 0
+                      : from.state == dtr::BlockState::kInUse ? 1
+                                                              : 2;
+      blocks[i] = {from.address, from.size_bytes, from.requested_bytes,
+                   from.stream,  state,           from.is_small ? 1 : 0};
+    }
+    *count = all.size();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_check_invariants(dtr_pool* pool) {
+  return dtr::guard([&] {
+    std::string broken = pool->pool.check_invariants();
+    if (!broken.empty()) throw dtr::StateError(broken);
+  });
+}
+
+DTR_EXPORT int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count) {
+  return dtr::guard([&] {
+    int32_t count = dtr::cuda_probe(library_path);
+    if (device_count != nullptr) *device_count = count;
+  });
+}
+
+DTR_EXPORT int32_t dtr_cuda_set_library(const char* library_path) {
+  return dtr::guard([&] { dtr::cuda_set_library(library_path); });
+}
