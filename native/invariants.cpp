@@ -14,8 +14,8 @@ void Engine::check_invariants() {
   const auto require = [](bool holds, const char *rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
-  std::unordered_set<const Storage *> storages;
-  const auto visit = [&](const void *, const Storage *storage) { storages.insert(storage); };
+  std::unordered_set<Storage *> storages;
+  const auto visit = [&](const void *, Storage *storage) { storages.insert(storage); };
   by_handle_.for_each(visit);
   by_address_.for_each(visit);
   uint64_t ops = 0;

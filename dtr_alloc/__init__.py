@@ -1,0 +1,59 @@
+"""dtr_alloc: a budgeted, rematerializing memory allocator for unmodified PyTorch jobs.
+
+Importing this package imports neither torch nor the compiled core; the first use does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtr_alloc.bridge import BridgeError as BridgeError
+    from dtr_alloc.config import ConfigError as ConfigError
+    from dtr_alloc.core import DriverError as DriverError
+    from dtr_alloc.core import StateError as StateError
+    from dtr_alloc.runtime import check_invariants as check_invariants
+    from dtr_alloc.runtime import disable as disable
+    from dtr_alloc.runtime import enable as enable
+    from dtr_alloc.runtime import evict as evict
+    from dtr_alloc.runtime import is_enabled as is_enabled
+    from dtr_alloc.runtime import is_resident as is_resident
+    from dtr_alloc.runtime import materialize as materialize
+    from dtr_alloc.runtime import pin as pin
+    from dtr_alloc.runtime import reset_peak_stats as reset_peak_stats
+    from dtr_alloc.runtime import session as session
+    from dtr_alloc.runtime import set_budget as set_budget
+    from dtr_alloc.runtime import stats as stats
+    from dtr_alloc.runtime import trim as trim
+    from dtr_alloc.runtime import unpin as unpin
+
+_HOMES = {
+    "BridgeError": "bridge",
+    "ConfigError": "config",
+    "DriverError": "core",
+    "StateError": "core",
+    **dict.fromkeys(
+        (
+            *("check_invariants", "disable", "enable", "evict", "is_enabled", "is_resident"),
+            *("materialize", "pin", "reset_peak_stats", "session", "set_budget", "stats"),
+            *("trim", "unpin"),
+        ),
+        "runtime",
+    ),
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dtr_alloc' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"dtr_alloc.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

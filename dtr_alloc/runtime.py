@@ -1,0 +1,364 @@
+"""The public API: one runtime per process, switched on by ``enable`` and off by ``disable``.
+
+A runtime is an engine with one pool per device, the bridge to torch, a recorder per thread, and
+the closures that the recorders keep. On the CPU the pool outlives ``disable``: memory that it
+gave out may still be in use, and the next ``enable`` takes the same pool with another budget.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtr_alloc import _autoload, escapes
+from dtr_alloc.bridge import Bridge
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, load_config
+from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
+from dtr_alloc.replay import Replayer, unseen
+
+_C10_CPU = 0
+_DROPPED_BATCH = 4096
+
+_state = threading.RLock()
+_runtime: Runtime | None = None
+_active = False
+
+
+class Runtime:
+    """What lives as long as the process once it was enabled."""
+
+    def __init__(self, config: Config, device_type: str) -> None:
+        self.device_type = device_type
+        self.device = torch.device(device_type)
+        self.config = config
+        self.closures: dict[int, Closure] = {}
+        self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
+        self.bridge = Bridge(device_type)
+        self.pool = _create_pool(device_type, config)
+        self.engine = _create_engine(config)
+        check(lib.dtr_engine_add_pool(self.engine, _C10_CPU, -1, self.pool))
+        table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
+        check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
+        self.replayer = Replayer(self)
+        self.main = Recorder(self)
+        self._default_run: Callable[[threading.Thread], None] | None = None
+
+    def default_generator(self, device: torch.device | None) -> torch.Generator:
+        """The generator that a random operator draws from if it was given none."""
+        if device is not None and device.type == "cuda":
+            return torch.cuda.default_generators[device.index or 0]
+        return torch.default_generator
+
+    def drain(self) -> None:
+        """Drops the closures of ops that the engine has forgotten."""
+        dropped, closures = self._dropped, self.closures
+        while count := lib.dtr_engine_drain_dropped(self.engine, dropped, _DROPPED_BATCH):
+            for op_id in ffi.unpack(dropped, count):
+                # A record may go before its closure was stored, on another thread.
+                closures.pop(op_id, None)
+
+    def recorder(self) -> Recorder:
+        """The recorder of this thread; the main one where no other was entered."""
+        return recorder_of_thread() or self.main
+
+    def set_budget(self, budget: Budget) -> None:
+        total = self.pool_stats()["total_bytes"]
+        check(lib.dtr_pool_set_budget(self.pool, budget.resolve(total)))
+        self.config = Config(**{**vars(self.config), "budget": budget})
+
+    def pool_stats(self) -> dict[str, int]:
+        stats = ffi.new("dtr_pool_stats *")
+        lib.dtr_pool_get_stats(self.pool, stats)
+        return record(stats, field_names("dtr_pool_stats"))
+
+    def engine_stats(self) -> dict[str, int]:
+        stats = ffi.new("dtr_engine_stats *")
+        lib.dtr_engine_get_stats(self.engine, stats)
+        return record(stats, field_names("dtr_engine_stats"))
+
+    def start(self) -> None:
+        """Puts the allocator, the escapes and the recorder in place, in this order."""
+        self.bridge.install_cpu(True)
+        escapes.install(self)
+        run = threading.Thread.run
+        self._default_run = run
+
+        def recorded_run(thread: threading.Thread) -> None:
+            if _active:
+                in_new_thread(self, lambda: run(thread))
+            else:
+                run(thread)
+
+        threading.Thread.run = recorded_run  # type: ignore[method-assign]
+        self.main.__enter__()
+
+    def stop(self) -> None:
+        """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back."""
+        budget = self.pool_stats()["budget_bytes"]
+        # The promise ends here: what was evicted needs its place again.
+        check(lib.dtr_pool_set_budget(self.pool, UNLIMITED_BYTES))
+        try:
+            self.replayer.bring_back_all(self.recorder().frame)
+            check(lib.dtr_engine_reset(self.engine))
+        except BaseException:
+            lib.dtr_pool_set_budget(self.pool, budget)
+            raise
+        self.main.__exit__(None, None, None)
+        threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
+        escapes.uninstall()
+        self.bridge.install_cpu(False)
+        self.drain()
+        self.closures.clear()
+
+    def stop_in_child(self) -> None:
+        """After fork: the child allocates as without us, and records nothing.
+
+        The engine may be in the midst of another thread's call, so it is not asked.
+        """
+        self.bridge.install_cpu(False)
+        self.main.__exit__(None, None, None)
+
+    # ---- one storage at a time ----
+
+    def address(self, tensor: Tensor) -> Any:
+        return ffi.cast("void *", tensor._cdata)
+
+    def handle(self, tensor: Tensor) -> Any:
+        """The storage of a tensor, or NULL if it is not on a managed device."""
+        return lib.dtr_handle_of(self.engine, self.address(tensor))
+
+    def bring_back(self, handle: Any) -> None:
+        if handle and not lib.dtr_is_resident(self.engine, handle):
+            self.replayer.bring_back(self.recorder().frame, handle)
+
+    def pin(self, tensor: Tensor, escaped: bool) -> None:
+        """Makes a tensor resident and keeps it so."""
+        handle = self.handle(tensor)
+        self.bring_back(handle)
+        check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
+
+
+def _create_pool(device_type: str, config: Config) -> Any:
+    options = ffi.new("dtr_pool_options *")
+    driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
+    options.driver = driver
+    options.budget_bytes = UNLIMITED_BYTES
+    pool = ffi.new("dtr_pool **")
+    check(lib.dtr_pool_create(options, pool))
+    return pool[0]
+
+
+def _engine_options(config: Config) -> tuple[Any, Any]:
+    heuristic = ffi.new("char[]", config.heuristic.encode())
+    options = ffi.new("dtr_engine_options *")
+    options.heuristic = heuristic
+    options.min_evict_bytes = config.min_evict
+    options.history_ops = config.history
+    return options, heuristic
+
+
+def _create_engine(config: Config) -> Any:
+    options, _kept = _engine_options(config)
+    engine = ffi.new("dtr_engine **")
+    check(lib.dtr_engine_create(options, engine))
+    return engine[0]
+
+
+def _choose_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def enable(budget: object = None, **settings: object) -> None:
+    """Holds this process to a memory budget from now on.
+
+    Args:
+        budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
+            allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
+            ``DTR_ALLOC_CONFIG`` names.
+        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
+            min_evict, history.
+
+    Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
+    setting, StateError if it is enabled already, BridgeError without a C++ compiler, and
+    torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+    """
+    config = load_config(budget=budget, **settings)
+    if budget is None and config.budget.is_unlimited and "DTR_ALLOC_BUDGET" not in os.environ:
+        if not os.environ.get("DTR_ALLOC_CONFIG"):
+            raise ConfigError("the argument budget", None, "a budget, or DTR_ALLOC_BUDGET is set")
+    _enable(config)
+
+
+def enable_from_environment() -> None:
+    """enable() with nothing but DTR_ALLOC_*: what the ``torch.backends`` entry point calls."""
+    _enable(load_config())
+
+
+def _enable(config: Config) -> None:
+    global _runtime, _active
+    with _state:
+        if _active:
+            assert _runtime is not None
+            raise StateError(
+                f"dtr_alloc is enabled already, with budget {_runtime.config.budget}; "
+                "call disable() first, or set_budget() to change the budget"
+            )
+        device_type = _choose_device(config.device)
+        if _runtime is not None and _runtime.device_type != device_type:
+            raise StateError(
+                f"this process has managed device {_runtime.device_type!r}, and cannot change "
+                f"to {device_type!r}"
+            )
+        if _runtime is None:
+            _runtime = Runtime(config, device_type)
+        else:
+            options, _kept = _engine_options(config)
+            check(lib.dtr_engine_configure(_runtime.engine, options))
+            _runtime.config = config
+        _runtime.set_budget(config.budget)
+        lib.dtr_pool_reset_peak(_runtime.pool)
+        _runtime.start()
+        _active = True
+
+
+def disable() -> None:
+    """Ends the budget: every live evicted tensor becomes resident again, without a limit.
+
+    Raises StateError if dtr_alloc is not enabled, and whatever a rematerialization raises; then
+    everything is as it was.
+    """
+    global _active
+    with _state:
+        _enabled().stop()
+        _active = False
+
+
+@contextmanager
+def session(budget: object = None, **settings: object) -> Iterator[None]:
+    """``enable`` on entry, ``disable`` on exit."""
+    enable(budget, **settings)
+    try:
+        yield
+    finally:
+        disable()
+
+
+def is_enabled() -> bool:
+    """Whether a budget is in force."""
+    return _active
+
+
+def _enabled() -> Runtime:
+    if not _active or _runtime is None:
+        raise StateError("dtr_alloc is not enabled")
+    return _runtime
+
+
+def set_budget(budget: object) -> None:
+    """Changes the budget. A smaller one evicts at once.
+
+    Raises torch.OutOfMemoryError, and keeps the old budget, if what cannot be evicted does not fit.
+    """
+    try:
+        parsed = Budget.parse(budget)
+    except ValueError as error:
+        raise ConfigError("the argument budget", budget, str(error)) from None
+    _enabled().set_budget(parsed)
+
+
+def stats() -> dict[str, Any]:
+    """Counters since the runtime was created (peaks: since reset_peak_stats), in bytes and seconds.
+
+    ``budget_bytes`` is 2**64 - 1 if unlimited. Works after disable() too; raises StateError if
+    dtr_alloc was never enabled.
+    """
+    if _runtime is None:
+        raise StateError("dtr_alloc was not enabled in this process")
+    pool = _runtime.pool_stats()
+    engine = _runtime.engine_stats()
+    seconds = {
+        "recompute_seconds": engine.pop("recompute_ns") / 1e9,
+        "search_seconds": engine.pop("search_ns") / 1e9,
+    }
+    records = engine["live_storages"] + engine["live_ops"]
+    return {**pool, **engine, **seconds, "live_records": records, "closures": len(_runtime.closures)}
+
+
+def reset_peak_stats() -> None:
+    """Starts the peaks anew from the present values."""
+    lib.dtr_pool_reset_peak(_enabled().pool)
+
+
+def check_invariants() -> None:
+    """Verifies the structures of heap and engine; raises StateError naming the broken rule."""
+    if _runtime is None:
+        return
+    check(lib.dtr_pool_check_invariants(_runtime.pool))
+    check(lib.dtr_engine_check_invariants(_runtime.engine))
+
+
+def trim() -> int:
+    """Gives free memory back to the system; returns the bytes."""
+    returned = ffi.new("uint64_t *")
+    check(lib.dtr_pool_trim(_enabled().pool, returned))
+    return int(returned[0])
+
+
+def is_resident(tensor: Tensor) -> bool:
+    """Whether the content of the tensor's storage is in memory."""
+    runtime = _enabled()
+    handle = runtime.handle(tensor)
+    return not handle or bool(lib.dtr_is_resident(runtime.engine, handle))
+
+
+def evict(tensor: Tensor) -> bool:
+    """Evicts the tensor's storage now. False if it cannot be: it is a constant, pinned, in use by
+    an operator, evicted already, or not managed."""
+    runtime = _enabled()
+    handle = runtime.handle(tensor)
+    return bool(handle) and bool(lib.dtr_evict(runtime.engine, handle))
+
+
+def materialize(tensor: Tensor) -> None:
+    """Makes the tensor's storage resident. It may be evicted again later; see pin()."""
+    runtime = _enabled()
+    runtime.bring_back(runtime.handle(tensor))
+
+
+def pin(tensor: Tensor) -> None:
+    """Makes the tensor resident and keeps it so until unpin(), which must be called as often."""
+    _enabled().pin(tensor, escaped=False)
+
+
+def unpin(tensor: Tensor) -> None:
+    """Takes one pin() back. Raises StateError if the tensor is not pinned."""
+    runtime = _enabled()
+    handle = runtime.handle(tensor)
+    if not handle or not lib.dtr_unpin(runtime.engine, handle):
+        raise StateError("unpin: the tensor's storage is not pinned")
+
+
+def _after_fork_in_child() -> None:
+    global _active
+    if _active and _runtime is not None:
+        _active = False
+        escapes.uninstall()
+        _runtime.stop_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+# Names that other modules of the package use.
+__all__ = ["Runtime", "unseen"]
+
+_autoload.resume()
