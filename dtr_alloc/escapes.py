@@ -55,6 +55,7 @@ def install(runtime: Any) -> None:
     def storage_escapes(storage: UntypedStorage) -> None:
         if storage.device.type != runtime.device_type:
             return
+        storage_is_read(storage)
         if getattr(_saving, "pinned", None) is not None:
             # torch.save asks for addresses as keys and reads: no address leaves.
             _saving.pinned.append(whole(storage))

@@ -19,7 +19,7 @@ a function call would cost more than it says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +111,12 @@ def flatten(result: Any, out: list[Tensor | None]) -> None:
         out.append(None)
 
 
+def _all_plain(types: Any) -> bool:
+    """Whether none of the types has a dispatch of its own. (A tensor whose Python object was
+    made anew by autograd is listed under torch.Tensor.)"""
+    return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
+
+
 class Recorder(TorchDispatchMode):
     """The dispatch mode of one thread.
 
@@ -132,7 +138,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if types:
+        if types and not _all_plain(types):
             # A subclass with a dispatch of its own unwraps first; we see its inner operators.
             return NotImplemented
         rule = self._rules.get(id(func))
@@ -297,19 +303,16 @@ class _Walk:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with their tensors replaced by marks."""
         indices = iter(range(self.count))
+        positional = tuple([self._mark(argument, indices) for argument in args])
+        return positional, {name: self._mark(value, indices) for name, value in kwargs.items()}
 
-        def mark(argument: Any) -> Any:
-            kind = _kinds[type(argument)]
-            if kind == _LIST:
-                return [mark(part) for part in argument]
-            if kind in (_TENSOR, _PARAMETER):
-                return self._by_value.get(next(indices), TENSOR)
-            return argument
-
-        positional = tuple(
-            mark(argument) for argument in args[: len(self._rule.positions)]
-        )
-        return positional, {name: mark(argument) for name, argument in kwargs.items()}
+    def _mark(self, argument: Any, indices: Iterator[int]) -> Any:
+        kind = _kinds[type(argument)]
+        if kind == _LIST:
+            return [self._mark(part, indices) for part in argument]
+        if kind in (_TENSOR, _PARAMETER):
+            return self._by_value.get(next(indices), TENSOR)
+        return argument
 
 
 _in_thread = threading.local()

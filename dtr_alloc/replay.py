@@ -11,6 +11,7 @@ generator that a random operator draws from is put where it stood, and back afte
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,19 +103,8 @@ class Replayer:
     def _step(self, frame: Any, closure: Closure) -> None:
         tensors = self._rebuild(lib.dtr_frame_buffer(frame, 0))
         marks = iter(tensors)
-
-        def fill(argument: Any) -> Any:
-            if argument is TENSOR:
-                return next(marks)
-            if type(argument) is ByValue:
-                next(marks)
-                return argument.tensor
-            if type(argument) is list:
-                return [fill(part) for part in argument]
-            return argument
-
-        args = [fill(argument) for argument in closure.args]
-        kwargs = {name: fill(argument) for name, argument in closure.kwargs.items()}
+        args = [_fill(argument, marks) for argument in closure.args]
+        kwargs = {name: _fill(argument, marks) for name, argument in closure.kwargs.items()}
         results: list[Tensor | None] = []
         if closure.random is None:
             flatten(closure.func(*args, **kwargs), results)
@@ -173,14 +163,30 @@ class Replayer:
         return tensors
 
 
+# A module's function, not a nested one: a nested function that calls itself is a reference cycle,
+# and would hold the tensors of the replay until the garbage collector comes by.
+def _fill(argument: Any, marks: Iterator[Tensor | None]) -> Any:
+    """An argument of a closure with the marks of tensors replaced by tensors, in order."""
+    if argument is TENSOR:
+        return next(marks)
+    if type(argument) is ByValue:
+        next(marks)
+        return argument.tensor
+    if type(argument) is list:
+        return [_fill(part, marks) for part in argument]
+    return argument
+
+
 def _dtype_table(engine: Any) -> dict[int, torch.dtype]:
     """From c10::ScalarType's numbers to dtypes, asked of the bridge rather than copied."""
     table = {}
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    for dtype in dtypes:
-        try:
-            sample = torch.empty(0, dtype=dtype)
-        except (RuntimeError, TypeError):
-            continue  # quantized and sub-byte types: opaque to the bridge
-        table[lib.dtr_scalar_type_of(engine, ffi.cast("void *", sample._cdata))] = dtype
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some dtypes announce that they are experimental
+        for dtype in dtypes:
+            try:
+                sample = torch.empty(0, dtype=dtype)
+            except (RuntimeError, TypeError):
+                continue  # sub-byte types: no tensor of them comes by
+            table[lib.dtr_scalar_type_of(engine, ffi.cast("void *", sample._cdata))] = dtype
     return table
