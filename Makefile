@@ -48,7 +48,7 @@ sanitize: $(SANITIZED)/core
 
 $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tree
-	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml; do \
+	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
 	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
 	ln -s "$(CURDIR)"/dtr_alloc/*.py $(SANITIZED)/tree/dtr_alloc/

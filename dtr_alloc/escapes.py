@@ -19,14 +19,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, TypedStorage, UntypedStorage
 
 from dtr_alloc.core import ffi, lib
+from dtr_alloc.replay import over_storage, unseen
 
 TENSOR_GIVES_AWAY = ("numpy", "data_ptr", "__dlpack__")
-TENSOR_READS = ("tolist",)
+TENSOR_READS = ("tolist", "__repr__", "__format__", "set_")
 STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "share_memory_")
-STORAGE_READS = ("__getitem__", "__setitem__", "_write_file", "tolist", "_byteswap", "resize_")
+STORAGE_READS = (
+    *("__getitem__", "__setitem__", "_write_file", "tolist", "_byteswap", "resize_", "copy_"),
+    *("clone", "fill_"),
+)
 
 _undo: list[Callable[[], None]] = []
 _saving = threading.local()
@@ -35,50 +39,84 @@ _saving = threading.local()
 def install(runtime: Any) -> None:
     """Puts the guards in place. Once; see uninstall."""
 
-    def tensor_escapes(tensor: Tensor) -> None:
-        runtime.pin(tensor, escaped=True)
-
-    def tensor_is_read(tensor: Tensor) -> None:
-        runtime.bring_back(runtime.handle(tensor))
-
-    def whole(storage: UntypedStorage) -> Tensor:
-        # Under unseen(): the operators that make this tensor are not the job's.
-        from dtr_alloc.replay import unseen
-
+    def whole(storage: UntypedStorage) -> Tensor | None:
+        """A tensor over a storage of the managed device; the storage becomes resident."""
+        if storage.device.type != runtime.device_type or storage.nbytes() == 0:
+            return None
+        runtime.bring_back(ffi.cast("void *", storage._cdata))
         with unseen():
-            return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            return over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
 
-    def storage_is_read(storage: UntypedStorage) -> None:
-        if storage.device.type == runtime.device_type:
-            runtime.bring_back(ffi.cast("void *", storage._cdata))
-
-    def storage_escapes(storage: UntypedStorage) -> None:
-        if storage.device.type != runtime.device_type:
+    def gives_away(subject: Any) -> None:
+        tensor = subject if isinstance(subject, Tensor) else whole(subject)
+        if tensor is None:
             return
-        storage_is_read(storage)
-        if getattr(_saving, "pinned", None) is not None:
-            # torch.save asks for addresses as keys and reads: no address leaves.
-            _saving.pinned.append(whole(storage))
-            runtime.pin(_saving.pinned[-1], escaped=False)
-        else:
-            runtime.pin(whole(storage), escaped=True)
+        pinned = getattr(_saving, "pinned", None)
+        runtime.pin(tensor, escaped=pinned is None)
+        if pinned is not None:
+            # torch.save asks for addresses as keys, and reads: no address leaves.
+            pinned.append(tensor)
+
+    def reading(subjects: tuple[Any, ...]) -> list[Tensor]:
+        """Pins what will be read: printing, say, makes room for its own temporaries."""
+        pinned = []
+        for subject in subjects:
+            if isinstance(subject, TypedStorage):
+                subject = subject._untyped_storage
+            tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
+            if isinstance(tensor, Tensor) and runtime.handle(tensor):
+                runtime.pin(tensor, escaped=False)
+                pinned.append(tensor)
+        return pinned
+
+    def unpin(pinned: list[Tensor]) -> None:
+        for tensor in pinned:
+            lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
+
+    def guard_giver(owner: Any, name: str) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def guarded(subject: Any, *args: Any, **kwargs: Any) -> Any:
+            gives_away(subject)
+            return original(subject, *args, **kwargs)
+
+        _replace(owner, name, guarded)
+
+    def guard_reader(owner: Any, name: str) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            pinned = reading(args)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                unpin(pinned)
+
+        _replace(owner, name, guarded)
 
     for name in TENSOR_GIVES_AWAY:
-        _guard(Tensor, name, tensor_escapes)
-    for name in TENSOR_READS:
-        _guard(Tensor, name, tensor_is_read)
+        guard_giver(Tensor, name)
     for name in STORAGE_GIVES_AWAY:
-        _guard(UntypedStorage, name, storage_escapes)
+        guard_giver(UntypedStorage, name)
+    guard_giver(torch.utils.dlpack, "to_dlpack")
+    guard_giver(torch, "to_dlpack")
+    for name in TENSOR_READS:
+        guard_reader(Tensor, name)
     for name in STORAGE_READS:
-        _guard(UntypedStorage, name, storage_is_read)
-    _guard(torch.utils.dlpack, "to_dlpack", tensor_escapes)
-    _guard(torch, "to_dlpack", tensor_escapes)
+        guard_reader(UntypedStorage, name)
 
     interface = Tensor.__dict__["__cuda_array_interface__"]
     _replace(
         Tensor,
         "__cuda_array_interface__",
-        property(lambda tensor: (tensor_escapes(tensor), interface.fget(tensor))[1]),
+        property(lambda tensor: (gives_away(tensor), interface.fget(tensor))[1]),
     )
 
     save = torch.save
@@ -91,8 +129,7 @@ def install(runtime: Any) -> None:
             return save(*args, **kwargs)
         finally:
             pinned, _saving.pinned = _saving.pinned, outer
-            for tensor in pinned:
-                lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
+            unpin(pinned)
 
     _replace(torch, "save", save_without_escapes)
     _replace(torch.serialization, "save", save_without_escapes)
@@ -102,20 +139,6 @@ def uninstall() -> None:
     """Puts back what install replaced."""
     while _undo:
         _undo.pop()()
-
-
-def _guard(owner: Any, name: str, before: Callable[[Any], None]) -> None:
-    """Replaces owner.name by a function that calls before(first argument) and then the original."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def guarded(subject: Any, *args: Any, **kwargs: Any) -> Any:
-        before(subject)
-        return original(subject, *args, **kwargs)
-
-    _replace(owner, name, guarded)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.config import Config, format_size
+from dtr_alloc.config import Budget, Config, format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,7 @@ def write_report(
         return
     stats = _current_stats() if stats is None else stats
     facts = job_facts(config)
-    title = f"{TITLE}: budget {facts['budget'] or 'unknown'}"
+    title = TITLE if config is None else f"{TITLE}: budget {_budget_text(config.budget)}"
     shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
     text = render(shown, title)
     if target is True:
@@ -172,6 +172,10 @@ def _write_text(path: str | os.PathLike[str], text: str) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     return place
+
+
+def _budget_text(budget: Budget) -> str:
+    return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
 
 def _rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -35,6 +35,7 @@ typedef struct dtr_tensor_desc {
   int8_t device_index;    /* -1 on CPU */
   uint8_t item_bytes;
   uint8_t full;           /* 1: the tensor is dense and covers its whole storage */
+  uint8_t owned;          /* 1: the storage's memory is from dtr_core.allocate */
 } dtr_tensor_desc;
 
 enum {

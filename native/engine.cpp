@@ -140,9 +140,8 @@ Storage *Engine::find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred) 
     storage = nullptr;
   }
   if (storage) return storage;
-  const bool managed =
-      dtr_pool_contains(pool_of(desc.device_type, desc.device_index), desc.data) != 0;
-  // Nobody tells us when memory of others dies, so its record lives only while
+  const bool managed = desc.owned != 0;
+  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its record lives only while
   // something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
   storage = new_storage(desc, managed);

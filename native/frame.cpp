@@ -261,8 +261,7 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
     dtr_tensor_desc desc;
     framework_->describe(tensor, &desc);
     if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) continue;
-    const dtr_pool *pool = pool_of(desc.device_type, desc.device_index);
-    if (!pool || !dtr_pool_contains(pool, desc.data)) continue;
+    if (!desc.owned || !is_managed_device(desc)) continue;
     if (Storage *known = by_handle_.find(desc.handle)) {
       if (known->address == desc.data) continue;
       content_replaced(known, deferred);

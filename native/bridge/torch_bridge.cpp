@@ -73,7 +73,9 @@ void describe(const void *tensor, dtr_tensor_desc *out) {
   }
   c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
   out->handle = storage;
-  out->data = storage->_mutable_data_ptr_no_checks().get();
+  const c10::DataPtr &pointer = storage->_mutable_data_ptr_no_checks();
+  out->data = pointer.get();
+  out->owned = pointer.get_deleter() == &free_block;
   out->storage_bytes = storage->nbytes();
   out->sizes = impl->sizes().data();
   out->strides = impl->strides().data();
