@@ -474,7 +474,7 @@ EXPORT void fake_cuda_set_vmm(int supported) { state->vmm = supported; }
 EXPORT void fake_cuda_fail_call(uint64_t n, int error) {
   state->fail_at = n;
   state->fail_with = error;
-  state->failed_call.clear();
+  if (n != 0) state->failed_call.clear();
 }
 EXPORT const char* fake_cuda_failed_call() { return state->failed_call.c_str(); }
 EXPORT uint64_t fake_cuda_calls() { return state->calls; }
