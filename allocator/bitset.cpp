@@ -62,6 +62,15 @@ uint64_t Bitset::count(uint64_t begin, uint64_t end) const {
   return total;
 }
 
+uint64_t Bitset::count() const {
+  uint64_t total = 0;
+  for (uint64_t i = at_or_above(0); i != kNone; i = at_or_above(i)) {
+    total += __builtin_popcountll(levels_[0][i / 64]);
+    i = (i / 64 + 1) * 64;
+  }
+  return total;
+}
+
 uint64_t Bitset::at_or_below(uint64_t i) const {
   for (size_t k = 0; k < levels_.size(); ++k) {
     uint64_t word = levels_[k][i / 64] & (~uint64_t{0} >> (63 - i % 64));

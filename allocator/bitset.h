@@ -40,6 +40,8 @@ class Bitset {
   uint64_t set_range(uint64_t begin, uint64_t end);
   uint64_t clear_range(uint64_t begin, uint64_t end);
   uint64_t count(uint64_t begin, uint64_t end) const;
+  // All members, visiting only words that have any.
+  uint64_t count() const;
 
   // The nearest member on that side, i included; kNone if there is none.
   uint64_t at_or_below(uint64_t i) const;

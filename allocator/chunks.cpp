@@ -124,8 +124,8 @@ uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
 }
 
 std::string Chunks::check() const {
-  if (mapped_.count(0, count_) != mapped_count_) return "C2: the mapped chunks are miscounted";
-  if (idle_.count(0, count_) != idle_count_) return "C3: the idle chunks are miscounted";
+  if (mapped_.count() != mapped_count_) return "C2: the mapped chunks are miscounted";
+  if (idle_.count() != idle_count_) return "C3: the idle chunks are miscounted";
   for (uint64_t i = idle_.at_or_above(0); i != Bitset::kNone; i = idle_.at_or_above(i + 1)) {
     if (!mapped_.test(i)) return "C1: an idle chunk is not mapped";
     if (edges_[i] != 0) return "C1: an idle chunk is touched by a block";

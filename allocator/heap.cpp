@@ -259,7 +259,7 @@ std::string Heap::check() const {
     previous = block;
   }
   if (at != end_) return "H1: the last block does not end where the heap does";
-  if (used != used_ || used != starts_.count(0, starts_.size())) {
+  if (used != used_ || used != starts_.count()) {
     return "H4: the blocks in use are miscounted";
   }
   for (uint32_t owner = 0; owner < owners_.size(); ++owner) {

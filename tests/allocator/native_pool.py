@@ -1,0 +1,154 @@
+"""A pool for tests: the C functions with exceptions, and every block's content checked."""
+
+from typing import NamedTuple
+
+from dtr_alloc import _core
+
+ffi, lib = _core.ffi, _core.lib
+
+NO_LIMIT = 2**64 - 1
+KIB = 1 << 10
+MIB = 1 << 20
+
+FREE, IN_USE, PENDING = 0, 1, 2
+
+
+class PoolError(Exception):
+    """A status that is not DTR_OK, with its message."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+class OutOfMemory(PoolError):
+    pass
+
+
+class Invalid(PoolError):
+    pass
+
+
+class DriverFailed(PoolError):
+    pass
+
+
+class WrongState(PoolError):
+    pass
+
+
+ERRORS = {1: OutOfMemory, 2: Invalid, 3: DriverFailed, 4: WrongState}
+
+
+def check(code: int) -> None:
+    if code != lib.DTR_OK:
+        raise ERRORS[code](code, ffi.string(lib.dtr_last_error()).decode())
+
+
+class Block(NamedTuple):
+    """A dtr_block."""
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    stream: int
+    state: int
+    is_small: int
+
+
+class NativePool:
+    """A dtr_pool; use it in a with statement, which checks it and gives it back."""
+
+    def __init__(self, driver="host", budget=NO_LIMIT, reserve=0, chunk=0, small=0, device=0):
+        name = ffi.new("char[]", driver.encode())
+        options = ffi.new(
+            "dtr_pool_options *", [name, device, budget, reserve, chunk, small]
+        )
+        out = ffi.new("dtr_pool **")
+        check(lib.dtr_pool_create(options, out))
+        self.handle = out[0]
+        self._out = ffi.new("void **")
+        self._room = ffi.NULL
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if kind is None:
+            self.verify()
+        for block in self.snapshot():
+            if block.state == IN_USE:
+                self.free(block.address)
+        self.destroy()
+
+    def destroy(self):
+        check(lib.dtr_pool_destroy(self.handle))
+        self.handle = None
+
+    def allocate(self, size: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_allocate(self.handle, size, stream, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def free(self, address: int) -> None:
+        check(lib.dtr_pool_free(self.handle, ffi.cast("void *", address)))
+
+    def record_stream(self, address: int, stream: int) -> None:
+        check(lib.dtr_pool_record_stream(self.handle, ffi.cast("void *", address), stream))
+
+    def set_budget(self, budget: int) -> None:
+        check(lib.dtr_pool_set_budget(self.handle, budget))
+
+    def set_room(self, room) -> None:
+        """room(size, stream) -> bool, or None."""
+        if room is None:
+            self._room = ffi.NULL
+        else:
+            self._room = ffi.callback(
+                "int32_t(void *, uint64_t, uint64_t)",
+                lambda context, size, stream: int(room(size, stream)),
+            )
+        lib.dtr_pool_set_room(self.handle, self._room, ffi.NULL)
+
+    def trim(self) -> int:
+        returned = ffi.new("uint64_t *")
+        check(lib.dtr_pool_trim(self.handle, returned))
+        return returned[0]
+
+    def block_bytes(self, address: int) -> int:
+        return lib.dtr_pool_block_bytes(self.handle, ffi.cast("void *", address))
+
+    def block_start(self, address: int) -> int:
+        found = lib.dtr_pool_block_start(self.handle, ffi.cast("void *", address))
+        return int(ffi.cast("uintptr_t", found))
+
+    def contains(self, address: int) -> bool:
+        return lib.dtr_pool_contains(self.handle, ffi.cast("void *", address)) == 1
+
+    def stats(self):
+        stats = ffi.new("dtr_pool_stats *")
+        lib.dtr_pool_get_stats(self.handle, stats)
+        return stats
+
+    def reset_peak(self) -> None:
+        lib.dtr_pool_reset_peak(self.handle)
+
+    def snapshot(self) -> list[Block]:
+        count = ffi.new("uint64_t *")
+        check(lib.dtr_pool_snapshot(self.handle, ffi.NULL, 0, count))
+        blocks = ffi.new("dtr_block[]", count[0])
+        check(lib.dtr_pool_snapshot(self.handle, blocks, len(blocks), count))
+        fields = Block._fields
+        return [Block(*(getattr(block, name) for name in fields)) for block in blocks]
+
+    def verify(self) -> None:
+        check(lib.dtr_pool_check_invariants(self.handle))
+
+
+def fill(address: int, size: int, value: int) -> None:
+    """Writes a block's first and last bytes, which a wrong mapping would not survive."""
+    for at in {address, address + size - 1}:
+        ffi.cast("uint8_t *", at)[0] = value
+
+
+def read(address: int, size: int) -> set[int]:
+    return {ffi.cast("uint8_t *", at)[0] for at in {address, address + size - 1}}

@@ -1,0 +1,467 @@
+"""What every driver's pool promises. Needs the native build; CUDA is the stand-in."""
+
+import random
+
+import pytest
+from native_pool import (
+    FREE,
+    IN_USE,
+    KIB,
+    MIB,
+    NO_LIMIT,
+    Invalid,
+    NativePool,
+    OutOfMemory,
+    WrongState,
+    check,
+    ffi,
+    fill,
+    lib,
+    read,
+)
+
+
+def test_the_abi_version_is_one():
+    """The extension says which interface it has."""
+    assert lib.dtr_abi_version() == 1
+
+
+def test_a_block_is_aligned_and_at_least_as_large_as_asked_for(make_pool, driver):
+    """Blocks are aligned to 64 bytes, on CUDA to 512, whatever their size."""
+    alignment = 512 if driver == "cuda" else 64
+    with make_pool() as pool:
+        for size in (1, 63, 64, 65, 511, 2048, 2049, 4097, 70_000, MIB + 1):
+            address = pool.allocate(size)
+            assert address % alignment == 0
+            assert pool.block_bytes(address) >= size
+            assert pool.contains(address)
+            assert pool.contains(address + size - 1)
+
+
+def test_nothing_is_allocated_for_zero_bytes(make_pool):
+    """A request of no bytes gives NULL, and NULL can be freed."""
+    with make_pool() as pool:
+        assert pool.allocate(0) == 0
+        pool.free(0)
+        assert pool.stats().live_blocks == 0
+
+
+def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
+    """Random allocations and frees never lose a byte of a block in use, nor break a rule."""
+    generator = random.Random(7)
+    with make_pool(chunks=32) as pool:
+        live: dict[int, tuple[int, int]] = {}
+        for step in range(1500):
+            if generator.random() < 0.6:
+                size = int(2 ** generator.uniform(0, 18))
+                try:
+                    address = pool.allocate(size)
+                except OutOfMemory:
+                    for victim in generator.sample(sorted(live), len(live) // 2):
+                        pool.free(victim)
+                        del live[victim]
+                    continue
+                live[address] = (size, step % 251)
+                if pool.has_memory:
+                    fill(address, size, step % 251)
+            elif live:
+                address = generator.choice(sorted(live))
+                size, value = live.pop(address)
+                if pool.has_memory:
+                    assert read(address, size) == {value}
+                pool.free(address)
+            if step % 50 == 0:
+                pool.verify()
+        ends = sorted((address, address + size) for address, (size, _) in live.items())
+        assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+        for address in live:
+            pool.free(address)
+        assert pool.stats().allocated_bytes == 0
+
+
+def test_freed_neighbors_are_merged(make_pool):
+    """Three blocks freed in any order leave one hole that takes their sum."""
+    with make_pool() as pool:
+        blocks = [pool.allocate(10 * KIB) for _ in range(3)]
+        guard = pool.allocate(10 * KIB)
+        for block in (blocks[0], blocks[2], blocks[1]):
+            pool.free(block)
+            pool.verify()
+        assert pool.allocate(30 * KIB) == blocks[0]
+        assert guard > blocks[2]
+
+
+def test_the_smallest_hole_that_suffices_is_taken(make_pool):
+    """Best fit, and among holes of one size the lowest address."""
+    with make_pool() as pool:
+        sizes = [40, 1, 20, 1, 30, 1, 20, 1]
+        blocks = [pool.allocate(size * 4 * KIB) for size in sizes]
+        for i in (0, 2, 4, 6):
+            pool.free(blocks[i])
+        assert pool.allocate(70 * KIB) == blocks[2]
+        assert pool.allocate(70 * KIB) == blocks[6]
+        assert pool.allocate(90 * KIB) == blocks[4]
+
+
+def test_mapped_bytes_never_exceed_the_budget(make_pool):
+    """A full pool holds its budget and not a byte more."""
+    with make_pool(chunks=8) as pool:
+        with pytest.raises(OutOfMemory):
+            while True:
+                pool.allocate(pool.chunk // 2 + 1)
+        stats = pool.stats()
+        assert stats.reserved_bytes <= stats.budget_bytes == 8 * pool.chunk
+        assert stats.peak_reserved_bytes <= stats.budget_bytes
+
+
+def test_the_whole_budget_can_be_one_block(make_pool):
+    """Fragmentation of addresses does not cost budget: all of it can be used at once."""
+    with make_pool(chunks=8) as pool:
+        for _ in range(3):
+            address = pool.allocate(8 * pool.chunk)
+            pool.free(address)
+        assert pool.stats().remaps == 0
+
+
+def test_fragmentation_costs_remapping_and_not_failure(make_pool):
+    """Free chunks between blocks in use move to where a larger block needs them."""
+    with make_pool(chunks=8) as pool:
+        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+        for block in blocks[::2]:
+            pool.free(block)
+        assert pool.stats().largest_free_bytes == pool.chunk
+        large = pool.allocate(4 * pool.chunk)
+        assert large > blocks[-1]
+        stats = pool.stats()
+        assert stats.remaps == 1
+        assert stats.unmapped_chunks == 4
+        assert stats.reserved_bytes == stats.budget_bytes
+
+
+def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):
+    """A request of largest_free_bytes succeeds at once; it counts holes and unmapped budget."""
+    with make_pool(chunks=16) as pool:
+        blocks = [pool.allocate(pool.chunk + 4 * KIB) for _ in range(8)]
+        for block in blocks[1:4]:
+            pool.free(block)
+        largest = pool.stats().largest_free_bytes
+        assert largest > pool.chunk
+        pool.allocate(largest)
+        assert pool.stats().remaps == 0
+
+
+def test_out_of_memory_says_what_there_is(make_pool):
+    """The message names the request, the budget, what is allocated and mapped, the largest free."""
+    with make_pool(chunks=8) as pool:
+        pool.allocate(5 * pool.chunk, 3)
+        with pytest.raises(OutOfMemory) as failure:
+            pool.allocate(4 * pool.chunk, 3)
+        message = str(failure.value)
+        assert f"requested {4 * pool.chunk // KIB / KIB:.1f} MiB" in message or (
+            f"({4 * pool.chunk} bytes) on stream 3" in message
+        )
+        for part in ("budget", "allocated", "mapped", "largest free"):
+            assert part in message
+        assert f"({8 * pool.chunk} bytes)" in message
+        assert pool.stats().out_of_memory_errors == 1
+
+
+def test_a_request_above_the_budget_does_not_ask_for_room(make_pool):
+    """What no eviction could serve fails at once, and says so."""
+    asked = []
+    with make_pool(chunks=8) as pool:
+        pool.set_room(lambda size, stream: asked.append(size))
+        with pytest.raises(OutOfMemory, match="larger than the budget"):
+            pool.allocate(9 * pool.chunk)
+        with pytest.raises(OutOfMemory):
+            pool.allocate(NO_LIMIT)
+        assert asked == []
+
+
+def test_the_room_callback_is_asked_until_the_request_fits(make_pool):
+    """Each call may free something; the request is tried after each."""
+    with make_pool(chunks=8) as pool:
+        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+        asked = []
+
+        def room(size, stream):
+            asked.append((size, stream))
+            pool.free(blocks.pop())
+            return True
+
+        pool.set_room(room)
+        pool.allocate(3 * pool.chunk, 5)
+        assert asked == [(3 * pool.chunk, 5)] * 3
+
+
+def test_a_room_callback_that_gives_nothing_ends_the_search(make_pool):
+    """Answers without freed blocks do not loop for ever."""
+    asked = []
+    with make_pool(chunks=4) as pool:
+        pool.allocate(4 * pool.chunk)
+        for answer in (False, True):
+            pool.set_room(lambda size, stream, answer=answer: asked.append(size) or answer)
+            with pytest.raises(OutOfMemory):
+                pool.allocate(pool.chunk)
+        assert 2 <= len(asked) < 100
+
+
+def test_a_small_request_that_needs_a_slab_asks_for_a_chunk(make_pool):
+    """What is missing is a chunk for the slab, so that is what the callback is asked for."""
+    with make_pool(chunks=4) as pool:
+        blocks = [pool.allocate(2 * pool.chunk) for _ in range(2)]
+        asked = []
+        pool.set_room(lambda size, stream: asked.append(size) or (pool.free(blocks.pop()) or True))
+        assert pool.allocate(100) != 0
+        assert asked == [pool.chunk]
+
+
+def test_small_requests_do_not_pin_chunks_among_large_blocks(make_pool):
+    """Slabs live at the far end: small blocks that stay leave large holes whole."""
+    with make_pool(chunks=16) as pool:
+        large, small = [], []
+        for _ in range(12):
+            large.append(pool.allocate(pool.chunk))
+            small.append(pool.allocate(64))
+        for block in large:
+            pool.free(block)
+        assert min(small) > max(large)
+        assert pool.allocate(15 * pool.chunk) == large[0]
+
+
+def test_empty_slabs_give_their_chunks_to_large_blocks(make_pool):
+    """Small objects that are gone leave no chunk behind when the budget is needed."""
+    with make_pool(chunks=8) as pool:
+        small = [pool.allocate(size) for size in (64, 512, 1024, 2048)]
+        assert pool.stats().reserved_bytes > 0
+        for block in small:
+            pool.free(block)
+        assert pool.allocate(8 * pool.chunk) != 0
+
+
+def test_small_objects_are_reused(make_pool):
+    """A thousand pairs of allocate and free stay in one slab."""
+    with make_pool() as pool:
+        for _ in range(1000):
+            pool.free(pool.allocate(200))
+        assert pool.stats().mapped_chunks == 1
+        addresses = [pool.allocate(200) for _ in range(1000)]
+        assert len(set(addresses)) == 1000
+
+
+def test_interior_pointers_find_their_block(make_pool):
+    """block_start and block_bytes tell where a block begins, in the heap and in slabs."""
+    with make_pool() as pool:
+        for size in (100, 1500, 5000, 3 * pool.chunk):
+            address = pool.allocate(size)
+            assert pool.block_start(address) == address
+            assert pool.block_start(address + size - 1) == address
+            assert pool.block_bytes(address + 64) == 0
+            pool.free(address)
+            assert pool.block_start(address) == 0
+            assert pool.block_bytes(address) == 0
+        assert pool.block_start(1) == 0
+        assert not pool.contains(1)
+
+
+def test_only_the_start_of_a_block_in_use_can_be_freed(make_pool):
+    """A second free, an interior pointer and a foreign address are told apart."""
+    with make_pool() as pool:
+        for size in (100, 5000):
+            address = pool.allocate(size)
+            with pytest.raises(Invalid, match=f"inside the block that starts at {address:#x}"):
+                pool.free(address + 64)
+            pool.free(address)
+            with pytest.raises(Invalid, match="freed twice"):
+                pool.free(address)
+        with pytest.raises(Invalid, match="not in this pool"):
+            pool.free(4096)
+        with pytest.raises(Invalid, match="record_stream: address"):
+            pool.record_stream(4096, 1)
+
+
+def test_lowering_the_budget_gives_chunks_back(make_pool):
+    """Free chunks go back to the driver until the mapped bytes fit."""
+    with make_pool(chunks=8) as pool:
+        pool.free(pool.allocate(8 * pool.chunk))
+        pool.set_budget(3 * pool.chunk)
+        stats = pool.stats()
+        assert stats.reserved_bytes == stats.budget_bytes == 3 * pool.chunk
+        with pytest.raises(OutOfMemory):
+            pool.allocate(4 * pool.chunk)
+        pool.set_budget(8 * pool.chunk)
+        pool.allocate(8 * pool.chunk)
+
+
+def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(make_pool):
+    """Blocks in use stand in the way until the callback frees them; the old budget stays."""
+    with make_pool(chunks=8) as pool:
+        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+        with pytest.raises(OutOfMemory, match="cannot be lowered"):
+            pool.set_budget(2 * pool.chunk)
+        assert pool.stats().budget_bytes == 8 * pool.chunk
+        pool.set_room(lambda size, stream: pool.free(blocks.pop()) is None)
+        pool.set_budget(2 * pool.chunk)
+        assert len(blocks) == 2
+        assert pool.stats().reserved_bytes == 2 * pool.chunk
+
+
+def test_trim_returns_every_chunk_that_is_free(make_pool):
+    """After it only chunks under blocks in use are mapped, slabs included."""
+    with make_pool(chunks=16) as pool:
+        kept = pool.allocate(pool.chunk)
+        small = pool.allocate(64)
+        for block in [pool.allocate(pool.chunk) for _ in range(6)]:
+            pool.free(block)
+        pool.free(small)
+        assert pool.trim() == 7 * pool.chunk
+        assert pool.trim() == 0
+        assert pool.stats().reserved_bytes == pool.chunk
+        pool.free(kept)
+
+
+def test_a_freed_block_keeps_the_edge_chunks_of_its_neighbors(make_pool):
+    """A chunk that a neighbor shares stays mapped, with the neighbor's bytes in it."""
+    with make_pool(chunks=16) as pool:
+        size = pool.chunk + pool.chunk // 2
+        blocks = [pool.allocate(size) for _ in range(3)]
+        if pool.has_memory:
+            fill(blocks[0], size, 1)
+            fill(blocks[2], size, 3)
+        pool.free(blocks[1])
+        pool.trim()
+        pool.verify()
+        assert pool.stats().reserved_bytes == 4 * pool.chunk
+        if pool.has_memory:
+            assert read(blocks[0], size) == {1}
+            assert read(blocks[2], size) == {3}
+
+
+def test_statistics_count_what_happened(make_pool):
+    """Peaks, requested bytes and calls follow allocations and frees."""
+    with make_pool(chunks=16) as pool:
+        address = pool.allocate(5000, 2)
+        small = pool.allocate(70)
+        stats = pool.stats()
+        assert stats.requested_bytes == 5070
+        assert stats.allocated_bytes == pool.block_bytes(address) + pool.block_bytes(small)
+        assert (stats.live_blocks, stats.allocations, stats.frees) == (2, 2, 0)
+        peak = stats.allocated_bytes
+        pool.free(address)
+        pool.free(small)
+        stats = pool.stats()
+        assert (stats.allocated_bytes, stats.requested_bytes, stats.live_blocks) == (0, 0, 0)
+        assert stats.peak_allocated_bytes == peak
+        pool.trim()
+        assert pool.stats().peak_reserved_bytes == 2 * pool.chunk
+        pool.reset_peak()
+        stats = pool.stats()
+        assert (stats.peak_allocated_bytes, stats.peak_reserved_bytes) == (0, 0)
+
+
+def test_a_snapshot_tiles_the_reservation(make_pool):
+    """Blocks follow one another without gaps, with what was asked for and by which stream."""
+    with make_pool() as pool:
+        large = pool.allocate(5000, 4)
+        small = pool.allocate(70, 4)
+        gap = pool.allocate(9000)
+        pool.allocate(3000)
+        pool.free(gap)
+        blocks = pool.snapshot()
+        for block, following in zip(blocks, blocks[1:], strict=False):
+            assert block.address + block.size_bytes == following.address
+        found = {block.address: block for block in blocks}
+        assert found[large].requested_bytes == 5000
+        assert (found[large].state, found[large].stream, found[large].is_small) == (IN_USE, 4, 0)
+        assert found[small].requested_bytes == 70
+        assert (found[small].state, found[small].is_small) == (IN_USE, 1)
+        assert found[gap].state == FREE
+        assert found[gap].requested_bytes == 0
+        assert sum(block.state == IN_USE for block in blocks) == 3
+
+
+def test_a_pool_with_blocks_in_use_is_not_destroyed(make_pool):
+    """Destroying it fails with a message and leaves it as it was."""
+    with make_pool() as pool:
+        address = pool.allocate(5000)
+        with pytest.raises(WrongState, match="1 blocks in use"):
+            pool.destroy()
+        assert pool.block_start(address) == address
+
+
+def test_no_limit_means_the_reservation(driver):
+    """Without a budget a pool grows as far as its addresses go."""
+    with NativePool(driver, budget=NO_LIMIT, reserve=64 * MIB) as pool:
+        assert pool.stats().budget_bytes == NO_LIMIT
+        pool.allocate(40 * MIB)
+        with pytest.raises(OutOfMemory, match=r"address range|largest free"):
+            pool.allocate(40 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "budget_bytes is 0; allowed: at least one chunk"),
+        ({"budget": 100}, "budget_bytes is 100"),
+        ({"chunk": 1000}, "chunk_bytes is 1000; allowed: 0"),
+        ({"reserve": 5}, "reserve_bytes is 5; allowed: 0"),
+        ({"small": 100}, "small_bytes is 100; allowed: 0"),
+        ({"small": 1 << 40}, "small_bytes is 1099511627776"),
+        ({"device": -1}, "device is -1"),
+        ({"device": 7}, "device is 7; allowed: 0"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_allowed(driver, options, message):
+    """The message has the field, its value and the allowed values."""
+    with pytest.raises(Invalid) as failure:
+        NativePool(driver, **options)
+    assert message in str(failure.value)
+    assert "allowed" in str(failure.value)
+
+
+def test_an_unknown_driver_is_named():
+    """The message lists the drivers there are."""
+    with pytest.raises(Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'simulated'"):
+        NativePool("opencl")
+    out = ffi.new("dtr_pool **")
+    with pytest.raises(Invalid, match="options is NULL"):
+        check(lib.dtr_pool_create(ffi.NULL, out))
+    assert out[0] == ffi.NULL
+
+
+def test_threads_may_share_a_pool(make_pool):
+    """Four threads allocate and free at once; nothing is lost or handed out twice."""
+    import threading
+
+    with make_pool(chunks=256) as pool:
+        failures = []
+
+        def work(seed):
+            generator = random.Random(seed)
+            out = ffi.new("void **")
+            mine = []
+            try:
+                for _ in range(2000):
+                    if generator.random() < 0.5 or not mine:
+                        size = int(2 ** generator.uniform(4, 15))
+                        check(lib.dtr_pool_allocate(pool.handle, size, 0, out))
+                        mine.append((out[0], size))
+                        if pool.has_memory:
+                            ffi.cast("uint8_t *", out[0])[0] = seed
+                    else:
+                        address, _ = mine.pop(generator.randrange(len(mine)))
+                        if pool.has_memory and ffi.cast("uint8_t *", address)[0] != seed:
+                            failures.append("a block was handed out twice")
+                        check(lib.dtr_pool_free(pool.handle, address))
+                for address, _ in mine:
+                    check(lib.dtr_pool_free(pool.handle, address))
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert pool.stats().live_blocks == 0

@@ -1,0 +1,213 @@
+"""The CUDA driver on the stand-in for libcuda. Needs the native build and g++, no GPU."""
+
+import pytest
+from conftest import compile_cpp
+from native_pool import (
+    MIB,
+    DriverFailed,
+    NativePool,
+    OutOfMemory,
+    PoolError,
+    WrongState,
+    check,
+    ffi,
+    lib,
+)
+
+OUT_OF_MEMORY, UNKNOWN = 2, 999
+CHUNK = 2 * MIB
+
+
+def test_a_missing_libcuda_is_a_clear_error():
+    """Without the library, the probe and a pool name it."""
+    name = ffi.new("char[]", b"/nowhere/libcuda.so.1")
+    with pytest.raises(DriverFailed, match="cannot be loaded: /nowhere/libcuda.so.1"):
+        check(lib.dtr_cuda_probe(name, ffi.NULL))
+    check(lib.dtr_cuda_set_library(name))
+    try:
+        with pytest.raises(DriverFailed, match="cannot be loaded"):
+            NativePool("cuda")
+    finally:
+        check(lib.dtr_cuda_set_library(ffi.NULL))
+
+
+def test_a_library_without_a_function_is_named(tmp_path):
+    """A libcuda that is too old lacks functions; the message says which."""
+    source = tmp_path / "old.cpp"
+    source.write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
+    library = compile_cpp([source], tmp_path / "libold.so", "-shared", "-fPIC")
+    name = ffi.new("char[]", str(library).encode())
+    with pytest.raises(DriverFailed, match="has no function cuGetErrorName"):
+        check(lib.dtr_cuda_probe(name, ffi.NULL))
+
+
+def test_the_probe_counts_devices(fake_cuda):
+    """It gives the number of devices, and fails where there is none."""
+    count = ffi.new("int32_t *")
+    fake_cuda.set_devices(3)
+    check(lib.dtr_cuda_probe(ffi.NULL, count))
+    assert count[0] == 3
+    fake_cuda.set_devices(0)
+    with pytest.raises(DriverFailed, match="has no device"):
+        check(lib.dtr_cuda_probe(ffi.NULL, count))
+
+
+def test_a_device_without_virtual_memory_is_refused(fake_cuda):
+    """No VMM support is said in the message, and nothing is left behind."""
+    fake_cuda.set_vmm(0)
+    with pytest.raises(DriverFailed, match="no VMM support"):
+        NativePool("cuda")
+
+
+def test_the_library_stays_while_a_pool_exists(fake_cuda):
+    """Exchanging it under a pool is refused."""
+    with NativePool("cuda", budget=8 * CHUNK), pytest.raises(WrongState, match="CUDA pool exists"):
+        check(lib.dtr_cuda_set_library(ffi.NULL))
+
+
+def test_physical_memory_is_what_is_mapped(fake_cuda):
+    """The device's books and the pool's agree at every step."""
+    with NativePool("cuda", budget=8 * CHUNK) as pool:
+        for size in (3 * CHUNK, 100, 2 * CHUNK):
+            pool.allocate(size)
+            assert fake_cuda.physical_bytes() == pool.stats().reserved_bytes
+        assert pool.stats().total_bytes == 1024 * MIB
+    assert fake_cuda.physical_bytes() == 0
+
+
+def test_a_full_card_asks_for_room(fake_cuda):
+    """If others use the card, the driver refuses within the budget: room is asked for."""
+    fake_cuda.set_memory(6 * CHUNK)
+    with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
+        blocks = [pool.allocate(2 * CHUNK) for _ in range(3)]
+        asked = []
+        pool.set_room(lambda size, stream: asked.append(size) or (pool.free(blocks.pop()) or True))
+        large = pool.allocate(4 * CHUNK)
+        assert len(asked) == 2
+        pool.free(large)
+
+
+def test_a_full_card_is_named_when_nothing_helps(fake_cuda):
+    """Out of memory within the budget says that the driver refused."""
+    fake_cuda.set_memory(4 * CHUNK)
+    with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
+        with pytest.raises(OutOfMemory, match="the driver refused memory within the budget"):
+            pool.allocate(5 * CHUNK)
+        pool.verify()
+        pool.allocate(4 * CHUNK)
+
+
+def test_a_full_card_gives_idle_chunks_to_where_they_are_needed(fake_cuda):
+    """Chunks that are free elsewhere serve before anything is evicted."""
+    fake_cuda.set_memory(6 * CHUNK)
+    with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
+        blocks = [pool.allocate(CHUNK) for _ in range(6)]
+        for block in blocks[::2]:
+            pool.free(block)
+        pool.allocate(3 * CHUNK)
+        assert pool.stats().remaps == 1
+
+
+def test_a_failure_that_is_not_memory_is_a_driver_error(fake_cuda):
+    """The message names the call; room is not asked for, because it would not help."""
+    asked = []
+    with NativePool("cuda", budget=8 * CHUNK) as pool:
+        pool.set_room(lambda size, stream: asked.append(size))
+        fake_cuda.fail_call(2, UNKNOWN)
+        with pytest.raises(DriverFailed, match=r"cuMemCreate|cuCtx.*CUDA_ERROR_UNKNOWN"):
+            pool.allocate(CHUNK)
+        assert asked == []
+
+
+def scenario(pool: NativePool) -> None:
+    """Uses every verb of the driver: maps, remaps, events of three streams, trims, budgets."""
+    blocks = [pool.allocate(CHUNK + 4096) for _ in range(4)]
+    small = [pool.allocate(700, stream) for stream in (0, 1, 2)]
+    pool.record_stream(blocks[0], 1)
+    pool.record_stream(small[0], 2)
+    for block in blocks[::2]:
+        pool.free(block)
+    large = pool.allocate(3 * CHUNK, 2)
+    pool.free(large)
+    pool.free(pool.allocate(CHUNK, 1))
+    for block in [*small, *blocks[1::2]]:
+        pool.free(block)
+    pool.trim()
+    pool.free(pool.allocate(7 * CHUNK, 1))
+    pool.set_budget(4 * CHUNK)
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+def test_any_call_may_fail(fake_cuda, error):
+    """For every n, the n-th call fails: the error is clean, the pool is whole and still works."""
+    with NativePool("cuda", budget=10 * CHUNK) as pool:
+        start = fake_cuda.calls()
+        scenario(pool)
+        calls = fake_cuda.calls() - start
+    assert calls > 100
+    failures = 0
+    for n in range(1, calls + 1):
+        pool = NativePool("cuda", budget=10 * CHUNK)
+        fake_cuda.fail_call(n, error)
+        try:
+            scenario(pool)
+        except PoolError as failure:
+            failures += 1
+            assert type(failure) in (DriverFailed, OutOfMemory), fake_cuda.failed()
+            assert fake_cuda.failed().replace("Device", "") in str(failure) or isinstance(
+                failure, OutOfMemory
+            ), f"{fake_cuda.failed()} failed, but the message is {failure}"
+        fake_cuda.fail_call(0, 0)
+        pool.verify()
+        for block in pool.snapshot():
+            if block.state == 1:
+                pool.free(block.address)
+        pool.set_budget(10 * CHUNK)
+        scenario(pool)
+        pool.destroy()
+        assert fake_cuda.leaks() == 0, f"{fake_cuda.failed()} failed and something leaked"
+        assert fake_cuda.violations() == []
+    assert failures > calls // 4
+
+
+def test_any_call_may_fail_while_a_pool_is_made(fake_cuda):
+    """A pool that cannot be made leaves nothing behind."""
+    start = fake_cuda.calls()
+    NativePool("cuda", budget=8 * CHUNK).destroy()
+    calls = fake_cuda.calls() - start
+    made = 0
+    for n in range(1, calls + 1):
+        fake_cuda.fail_call(n, UNKNOWN)
+        try:
+            pool = NativePool("cuda", budget=8 * CHUNK)
+        except DriverFailed:
+            fake_cuda.fail_call(0, 0)
+            assert fake_cuda.leaks() == 0, fake_cuda.failed()
+            continue
+        made += 1
+        fake_cuda.fail_call(0, 0)
+        pool.destroy()
+        assert fake_cuda.leaks() == 0
+    assert 0 < made < calls
+
+
+def test_destroying_may_be_tried_again_after_a_failure(fake_cuda):
+    """A refused unmap keeps the pool; the second try gives everything back."""
+    for n in range(1, 40):
+        pool = NativePool("cuda", budget=8 * CHUNK)
+        pool.free(pool.allocate(2 * CHUNK))
+        pool.free(pool.allocate(100, 1))
+        fake_cuda.fail_call(n, UNKNOWN)
+        try:
+            pool.destroy()
+        except DriverFailed as failure:
+            fake_cuda.fail_call(0, 0)
+            assert "failed: CUDA_ERROR_UNKNOWN" in str(failure)
+            pool.verify()
+            pool.destroy()
+        if fake_cuda.leaks() != 0:
+            break
+    # Only the very last call, the context's release, has nobody left to try it again.
+    assert fake_cuda.failed() == "cuDevicePrimaryCtxRelease"
+    assert n > 10
+    fake_cuda.reset()

@@ -1,0 +1,216 @@
+"""Random operations on a pool against a plain model. Needs the native build and g++.
+
+Hypothesis prints a failing run as a list of rule calls; keep it as a named test below.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+from native_pool import (
+    IN_USE,
+    KIB,
+    DriverFailed,
+    NativePool,
+    OutOfMemory,
+    fill,
+    read,
+)
+
+STREAMS = (0, 16, 32)
+SIZES = st.one_of(
+    st.integers(1, 2048),
+    st.integers(2049, 64 * KIB),
+    st.integers(1, 40).map(lambda eighths: eighths / 8),  # chunks
+)
+UNKNOWN, NO_MEMORY = 999, 2
+
+
+class PoolAgainstModel(RuleBasedStateMachine):
+    """The model: the blocks in use with their sizes and contents, and the budget."""
+
+    driver = "host"
+    chunk = 64 * KIB
+    fake = None
+
+    def __init__(self):
+        super().__init__()
+        if self.fake:
+            self.fake.reset()
+            self.fake.hold(1)
+        self.budget = 16
+        self.pool = NativePool(self.driver, budget=self.budget * self.chunk)
+        self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
+        self.next_content = 0
+        self.armed = False  # a driver call is going to fail
+        self.gives_room = False
+
+    def victim(self, index: int) -> int:
+        return sorted(self.live)[index % len(self.live)]
+
+    def certainly_fits(self, extra: int) -> bool:
+        """Even if every block had its edges alone in their chunks."""
+        sizes = [size for size, _, _ in self.live.values()] + [extra]
+        return sum(size // self.chunk + 2 for size in sizes) <= self.budget
+
+    def room(self, size, stream):
+        if not self.live:
+            return False
+        address = min(self.live)
+        try:
+            self.pool.free(address)
+        except DriverFailed:
+            assert self.armed
+            self.armed = False
+            return False
+        del self.live[address]
+        return True
+
+    @rule(size=SIZES, stream=st.sampled_from(STREAMS))
+    def allocate(self, size, stream):
+        size = size if isinstance(size, int) else int(size * self.chunk)
+        fits = self.certainly_fits(size)
+        try:
+            address = self.pool.allocate(size, stream)
+        except OutOfMemory:
+            assert self.armed or not fits
+            self.disarm()
+            return
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+            return
+        for other, (other_size, _, _) in self.live.items():
+            assert address + size <= other or other + other_size <= address
+        self.next_content = self.next_content % 250 + 1
+        fill(address, size, self.next_content)
+        self.live[address] = (size, stream, self.next_content)
+        if self.fake:
+            self.fake.launch(stream, address, size)
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 1000))
+    def free(self, index):
+        address = self.victim(index)
+        size, _, content = self.live[address]
+        assert read(address, size) == {content}
+        try:
+            self.pool.free(address)
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+            return  # the block is still ours
+        del self.live[address]
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 1000), stream=st.sampled_from(STREAMS))
+    def use_on_another_stream(self, index, stream):
+        address = self.victim(index)
+        try:
+            self.pool.record_stream(address, stream)
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+            return
+        if self.fake:
+            # The user's own synchronization: the block's work so far is done.
+            self.fake.hold(0)
+            self.fake.hold(1)
+            self.fake.launch(stream, address, self.live[address][0])
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 1000), part=st.floats(0, 1, exclude_max=True))
+    def look_up_an_interior_pointer(self, index, part):
+        address = self.victim(index)
+        assert self.pool.block_start(address + int(part * self.live[address][0])) == address
+
+    @precondition(lambda self: self.fake)
+    @rule(stream=st.sampled_from(STREAMS), steps=st.integers(1, 20))
+    def complete_some_work(self, stream, steps):
+        for _ in range(steps):
+            self.fake.step(stream)
+
+    @rule(chunks=st.integers(1, 24))
+    def set_budget(self, chunks):
+        try:
+            self.pool.set_budget(chunks * self.chunk)
+            self.budget = chunks
+        except OutOfMemory:
+            assert self.armed or not self.certainly_fits_in(chunks)
+            self.disarm()
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+
+    def certainly_fits_in(self, chunks: int) -> bool:
+        return sum(size // self.chunk + 2 for size, _, _ in self.live.values()) <= chunks
+
+    @rule()
+    def trim(self):
+        try:
+            self.pool.trim()
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+
+    @precondition(lambda self: self.fake)
+    @rule(n=st.integers(1, 12), error=st.sampled_from([UNKNOWN, NO_MEMORY]))
+    def fail_a_driver_call(self, n, error):
+        self.fake.fail_call(n, error)
+        self.armed = True
+
+    def disarm(self):
+        if self.fake:
+            self.fake.fail_call(0, 0)
+        self.armed = False
+
+    @rule(gives=st.booleans())
+    def set_room(self, gives):
+        self.pool.set_room(self.room if gives else None)
+
+    @invariant()
+    def rules_hold(self):
+        self.pool.verify()
+        stats = self.pool.stats()
+        assert stats.budget_bytes == self.budget * self.chunk
+        assert stats.reserved_bytes <= stats.budget_bytes
+        assert stats.live_blocks == len(self.live)
+        assert stats.requested_bytes == sum(size for size, _, _ in self.live.values())
+        if self.fake:
+            assert self.fake.violations() == []
+            assert self.fake.physical_bytes() >= stats.reserved_bytes
+
+    def teardown(self):
+        self.disarm()
+        blocks = [block for block in self.pool.snapshot() if block.state == IN_USE]
+        assert {block.address for block in blocks} == set(self.live)
+        for address in list(self.live):
+            self.pool.free(address)
+        self.pool.destroy()
+        if self.fake:
+            assert self.fake.violations() == []
+            assert self.fake.leaks() == 0
+
+
+SETTINGS = settings(
+    max_examples=200,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_host_memory_agrees_with_the_model():
+    """Any sequence of operations keeps blocks apart, contents whole and the budget held."""
+    run(PoolAgainstModel, settings=SETTINGS)
+
+
+def test_cuda_memory_agrees_with_the_model(fake_cuda):
+    """The same with streams, events completing at will, and failing driver calls."""
+
+    class OnCuda(PoolAgainstModel):
+        driver = "cuda"
+        chunk = 2 << 20
+        fake = fake_cuda
+
+    run(OnCuda, settings=SETTINGS)

@@ -1,0 +1,196 @@
+"""Reuse across streams, on the stand-in for libcuda: needs the native build and g++, no GPU.
+
+The stand-in reports a violation, and the fixture fails, if work on one stream overlaps unfinished
+work of another without an event in between.
+"""
+
+import pytest
+from native_pool import FREE, IN_USE, MIB, PENDING, NativePool, OutOfMemory
+
+CHUNK = 2 * MIB
+A, B, C = 16, 32, 48
+
+
+@pytest.fixture
+def pool(fake_cuda):
+    fake_cuda.hold(1)
+    with NativePool("cuda", budget=8 * CHUNK) as pool:
+        yield pool
+        fake_cuda.hold(0)
+
+
+def states(pool):
+    return {block.address: block.state for block in pool.snapshot()}
+
+
+def test_a_block_is_reused_at_once_on_its_own_stream(pool, fake_cuda):
+    """Stream order is enough: no event, no wait."""
+    address = pool.allocate(CHUNK, A)
+    fake_cuda.launch(A, address, CHUNK)
+    pool.free(address)
+    assert pool.allocate(CHUNK, A) == address
+    fake_cuda.launch(A, address, CHUNK)
+    assert fake_cuda.waits() == 0
+    assert fake_cuda.unfinished(A) == 2
+
+
+def test_a_block_is_reused_on_another_stream_behind_an_event(pool, fake_cuda):
+    """The other stream waits on the device; the caller does not."""
+    pool.free(pool.allocate(100, B))
+    address = pool.allocate(8 * CHUNK - 2 * CHUNK, A)
+    fake_cuda.launch(A, address, 6 * CHUNK)
+    pool.free(address)
+    assert pool.allocate(6 * CHUNK, B) == address
+    fake_cuda.launch(B, address, 6 * CHUNK)
+    assert fake_cuda.waits() >= 1
+    assert fake_cuda.unfinished(A) > 0
+
+
+def test_another_stream_takes_untouched_memory_first(pool, fake_cuda):
+    """While the budget lasts, a fresh block is better than a wait."""
+    pool.free(pool.allocate(100, B))
+    address = pool.allocate(CHUNK, A)
+    pool.free(address)
+    waits = fake_cuda.waits()
+    assert pool.allocate(CHUNK, B) != address
+    assert fake_cuda.waits() == waits
+
+
+def test_the_second_stream_waits_for_the_first_ones_old_work(pool, fake_cuda):
+    """While one stream is alone no events are recorded; the second waits once for all of it."""
+    address = pool.allocate(8 * CHUNK, A)
+    fake_cuda.launch(A, address, 8 * CHUNK)
+    pool.free(address)
+    assert fake_cuda.unfinished(A) == 1
+    for stream in (B, C):
+        taken = pool.allocate(8 * CHUNK, stream)
+        assert taken == address
+        fake_cuda.launch(stream, taken, CHUNK)
+        pool.free(taken)
+
+
+def test_a_completed_event_frees_a_block_for_everybody(pool, fake_cuda):
+    """Once the work is done, neighbors merge and no stream waits."""
+    pool.free(pool.allocate(100, B))
+    blocks = [pool.allocate(3 * CHUNK, A) for _ in range(2)]
+    for block in blocks:
+        fake_cuda.launch(A, block, CHUNK)
+        pool.free(block)
+    fake_cuda.finish(A)
+    waits = fake_cuda.waits()
+    assert pool.allocate(6 * CHUNK, B) == blocks[0]
+    assert fake_cuda.waits() == waits
+
+
+def test_a_recorded_use_keeps_a_block_pending(pool, fake_cuda):
+    """Freed by its stream, a block waits in state 2 for the stream that was recorded."""
+    address = pool.allocate(CHUNK, A)
+    fake_cuda.launch(B, address, CHUNK)
+    pool.record_stream(address, B)
+    pool.free(address)
+    assert states(pool)[address] == PENDING
+    assert pool.stats().live_blocks == 0
+    other = pool.allocate(CHUNK, A)
+    assert other != address
+    fake_cuda.finish(B)
+    assert states(pool)[address] == FREE
+    assert pool.allocate(CHUNK, A) == address
+
+
+def test_a_recorded_use_keeps_a_small_object_pending(pool, fake_cuda):
+    """Objects of slabs wait in the same way."""
+    address = pool.allocate(100, A)
+    fake_cuda.launch(B, address, 100)
+    pool.record_stream(address, B)
+    pool.free(address)
+    assert states(pool)[address] == PENDING
+    assert pool.allocate(100, A) != address
+    fake_cuda.finish(B)
+    assert pool.allocate(100, A) == address
+
+
+def test_events_may_complete_out_of_order(pool, fake_cuda):
+    """Two pending blocks become free in the order of their streams' work."""
+    blocks = [pool.allocate(CHUNK, A) for _ in range(2)]
+    for block, stream in zip(blocks, (B, C), strict=True):
+        fake_cuda.launch(stream, block, CHUNK)
+        pool.record_stream(block, stream)
+        pool.free(block)
+    fake_cuda.finish(C)
+    assert [states(pool).get(block) for block in blocks] == [PENDING, FREE]
+    fake_cuda.finish(B)
+    assert states(pool)[blocks[0]] == FREE
+
+
+def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
+    """record_stream of the allocating stream needs no event."""
+    address = pool.allocate(CHUNK, A)
+    pool.record_stream(address, A)
+    pool.free(address)
+    assert states(pool)[address] == FREE
+    assert fake_cuda.unfinished(A) == 0
+
+
+def test_a_pending_block_is_waited_for_before_giving_up(pool, fake_cuda):
+    """Out of memory while a fitting block waits for an event would be a lie."""
+    address = pool.allocate(8 * CHUNK, A)
+    fake_cuda.launch(B, address, CHUNK)
+    pool.record_stream(address, B)
+    pool.free(address)
+    assert pool.allocate(8 * CHUNK, A) == address
+    assert fake_cuda.unfinished(B) == 0
+
+
+def test_chunks_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
+    """Remapping waits for the work on the chunks that it takes; the stand-in checks that."""
+    blocks = [pool.allocate(CHUNK, A) for _ in range(8)]
+    for block in blocks:
+        fake_cuda.launch(A, block, CHUNK)
+    for block in blocks[::2]:
+        pool.free(block)
+    assert pool.allocate(4 * CHUNK, A) > blocks[-1]
+    assert pool.stats().remaps == 1
+
+
+def test_chunks_of_several_streams_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
+    """The same with events of two streams, and on trim."""
+    blocks = [pool.allocate(CHUNK, A if i % 4 else B) for i in range(8)]
+    for i, block in enumerate(blocks):
+        fake_cuda.launch(A if i % 4 else B, block, CHUNK)
+    for block in blocks[::2]:
+        pool.free(block)
+    taken = pool.allocate(4 * CHUNK, B)
+    fake_cuda.launch(B, taken, 4 * CHUNK)
+    pool.free(taken)
+    pool.trim()
+
+
+def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda):
+    """Empty slabs move between streams as blocks do."""
+    small = [pool.allocate(100, A) for _ in range(10)]
+    pool.allocate(7 * CHUNK, B)
+    for address in small:
+        fake_cuda.launch(A, address, 100)
+        pool.free(address)
+    moved = pool.allocate(100, B)
+    fake_cuda.launch(B, moved, 100)
+    assert moved == small[0]
+
+
+def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
+    """With all streams done and blocks still in use, the failure is real."""
+    kept = pool.allocate(5 * CHUNK, A)
+    pool.free(pool.allocate(3 * CHUNK, B))
+    with pytest.raises(OutOfMemory, match="largest free 6.0 MiB"):
+        pool.allocate(4 * CHUNK, C)
+    assert states(pool)[kept] == IN_USE
+
+
+def test_host_memory_has_no_streams(fake_cuda):
+    """There every block is reusable at once, whatever the stream number."""
+    with NativePool("host", budget=8 * CHUNK) as pool:
+        address = pool.allocate(8 * CHUNK, A)
+        pool.record_stream(address, B)
+        pool.free(address)
+        assert states(pool)[address] == FREE
+        assert pool.allocate(8 * CHUNK, C) == address

@@ -1,0 +1,510 @@
+// A stand-in for libcuda over host memory, for tests without a GPU.
+//
+// It implements the driver functions of allocator/cuda_api.h, keeps the books that a real driver
+// keeps silently, and records every broken precondition as a violation: double maps, unmaps of
+// what unfinished work uses, access before access rights, calls without the context, work that
+// overlaps unfinished work of another stream without an event in between.
+//
+// Time: while fake_cuda_hold(1) is on, work on a stream finishes only by fake_cuda_step(), in the
+// order of its stream but in any order between streams. Otherwise it finishes at once.
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using Address = unsigned long long;
+
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
+constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
+constexpr uint64_t kGranularity = 2 << 20;
+
+struct Location {
+  int type, id;
+};
+struct AllocationProp {
+  int type, handle_types;
+  Location location;
+  void* meta;
+  unsigned char flags[8];
+};
+struct AccessDesc {
+  Location location;
+  int flags;
+};
+
+using Clock = std::map<uint64_t, uint64_t>;  // stream -> the last of its operations that is ordered
+
+struct Operation {
+  uint64_t sequence;
+  Address begin = 0, end = 0;                   // of a kernel
+  uint64_t wait_stream = 0, wait_sequence = 0;  // of a wait: it ends when that operation has
+  bool is_wait = false;
+};
+
+struct Stream {
+  uint64_t last = 0, done = 0;
+  std::deque<Operation> queue;
+  Clock clock;
+};
+
+struct Event {
+  uint64_t stream = 0, sequence = 0;
+  bool recorded = false;
+  Clock clock;
+};
+
+struct Mapping {
+  uint64_t size;
+  Address handle;
+  bool access;
+};
+
+struct State {
+  uint64_t total = uint64_t{1} << 30;
+  int devices = 1, vmm = 1;
+  bool initialized = false, hold = false;
+  int retained = 0;
+  uint64_t calls = 0, fail_at = 0;
+  int fail_with = kUnknown;
+  std::string failed_call;
+  uint64_t next_handle = 1, physical = 0, waits = 0;
+  std::map<Address, uint64_t> reservations;
+  std::map<Address, uint64_t> handles;
+  std::map<Address, Mapping> mappings;
+  std::map<uint64_t, Stream> streams;
+  std::set<Event*> events;
+  std::vector<std::string> violations;
+};
+
+std::mutex mutex;
+State* state = new State;
+int primary;  // its address is the context
+thread_local void* current = nullptr;
+
+int violation(const std::string& text) {
+  state->violations.push_back(text);
+  return kInvalidValue;
+}
+
+// Counts a call; true if this is the one that shall fail.
+bool fails(const char* name) {
+  ++state->calls;
+  if (state->fail_at == 0 || --state->fail_at != 0) return false;
+  state->failed_call = name;
+  return true;
+}
+
+bool runnable(const Operation& operation) {
+  return !operation.is_wait ||
+         state->streams[operation.wait_stream].done >= operation.wait_sequence;
+}
+
+bool step(Stream& stream) {
+  if (stream.queue.empty() || !runnable(stream.queue.front())) return false;
+  stream.done = stream.queue.front().sequence;
+  stream.queue.pop_front();
+  return true;
+}
+
+void run_all() {
+  for (bool any = true; any;) {
+    any = false;
+    for (auto& [id, stream] : state->streams) {
+      while (step(stream)) any = true;
+    }
+  }
+}
+
+Operation& enqueue(Stream& stream) {
+  stream.queue.push_back({});
+  stream.queue.back().sequence = ++stream.last;
+  return stream.queue.back();
+}
+
+bool complete(const Event& event) {
+  return !event.recorded || state->streams[event.stream].done >= event.sequence;
+}
+
+bool accessible(Address begin, Address end) {
+  while (begin < end) {
+    auto next = state->mappings.upper_bound(begin);
+    if (next == state->mappings.begin()) return false;
+    auto& [address, mapping] = *--next;
+    if (begin >= address + mapping.size || !mapping.access) return false;
+    begin = address + mapping.size;
+  }
+  return true;
+}
+
+// Queues work on [begin, end) and checks that nothing unfinished elsewhere may run beside it.
+void launch(uint64_t id, Address begin, Address end) {
+  Stream& stream = state->streams[id];
+  if (!accessible(begin, end)) violation("work uses memory that is not mapped with access");
+  for (auto& [other, others] : state->streams) {
+    if (other == id) continue;
+    for (const Operation& operation : others.queue) {
+      bool overlaps = operation.begin < end && begin < operation.end;
+      if (overlaps && stream.clock[other] < operation.sequence) {
+        violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
+                  std::to_string(other));
+      }
+    }
+  }
+  Operation& operation = enqueue(stream);
+  operation.begin = begin;
+  operation.end = end;
+  if (!state->hold) run_all();
+}
+
+bool known(Event* event, const char* call) {
+  if (state->events.count(event) != 0) return true;
+  violation(std::string(call) + " of an event that does not exist");
+  return false;
+}
+
+}  // namespace
+
+#define CALL(name)                         \
+  std::lock_guard<std::mutex> lock(mutex); \
+  if (fails(name)) return state->fail_with;
+#define CALL_WITH_CONTEXT(name)                                  \
+  CALL(name)                                                     \
+  if (current != &primary || state->retained == 0) {             \
+    violation(std::string(name) + " without a current context"); \
+    return kInvalidContext;                                      \
+  }
+
+EXPORT int cuInit(unsigned) {
+  CALL("cuInit");
+  state->initialized = true;
+  return 0;
+}
+
+EXPORT int cuGetErrorName(int code, const char** name) {
+  switch (code) {
+    case kInvalidValue:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+      break;
+    case kOutOfMemory:
+      *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      break;
+    case kNoDevice:
+      *name = "CUDA_ERROR_NO_DEVICE";
+      break;
+    case kInvalidDevice:
+      *name = "CUDA_ERROR_INVALID_DEVICE";
+      break;
+    case kInvalidContext:
+      *name = "CUDA_ERROR_INVALID_CONTEXT";
+      break;
+    default:
+      *name = "CUDA_ERROR_UNKNOWN";
+  }
+  return 0;
+}
+
+EXPORT int cuDeviceGetCount(int* count) {
+  CALL("cuDeviceGetCount");
+  *count = state->devices;
+  return 0;
+}
+
+EXPORT int cuDeviceGet(int* device, int ordinal) {
+  CALL("cuDeviceGet");
+  if (ordinal >= state->devices) return kInvalidDevice;
+  *device = ordinal;
+  return 0;
+}
+
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
+  CALL("cuDeviceGetAttribute");
+  *value = attribute == 102 ? state->vmm : 0;
+  return 0;
+}
+
+EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int) {
+  CALL("cuDeviceTotalMem");
+  *bytes = state->total;
+  return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void** context, int) {
+  CALL("cuDevicePrimaryCtxRetain");
+  ++state->retained;
+  *context = &primary;
+  return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int) {
+  CALL("cuDevicePrimaryCtxRelease");
+  if (state->retained == 0) return violation("the primary context is released too often");
+  --state->retained;
+  return 0;
+}
+
+EXPORT int cuCtxGetCurrent(void** context) {
+  CALL("cuCtxGetCurrent");
+  *context = current;
+  return 0;
+}
+
+EXPORT int cuCtxSetCurrent(void* context) {
+  CALL("cuCtxSetCurrent");
+  current = context;
+  return 0;
+}
+
+EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
+  CALL("cuMemGetAllocationGranularity");
+  *granularity = kGranularity;
+  return 0;
+}
+
+EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
+  CALL_WITH_CONTEXT("cuMemAddressReserve");
+  if (size % kGranularity != 0) return violation("a reservation of no multiple of granularity");
+  void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *address = reinterpret_cast<Address>(base);
+  state->reservations[*address] = size;
+  return 0;
+}
+
+EXPORT int cuMemAddressFree(Address address, size_t size) {
+  CALL_WITH_CONTEXT("cuMemAddressFree");
+  auto found = state->reservations.find(address);
+  if (found == state->reservations.end() || found->second != size) {
+    return violation("an unknown reservation is freed");
+  }
+  auto inside = state->mappings.lower_bound(address);
+  if (inside != state->mappings.end() && inside->first < address + size) {
+    return violation("a reservation is freed with memory mapped in it");
+  }
+  munmap(reinterpret_cast<void*>(address), size);
+  state->reservations.erase(found);
+  return 0;
+}
+
+EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
+                       unsigned long long) {
+  CALL_WITH_CONTEXT("cuMemCreate");
+  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % kGranularity != 0) {
+    return violation("cuMemCreate with wrong arguments");
+  }
+  if (state->physical + size > state->total) return kOutOfMemory;
+  state->physical += size;
+  *handle = state->next_handle++;
+  state->handles[*handle] = size;
+  return 0;
+}
+
+EXPORT int cuMemRelease(Address handle) {
+  CALL_WITH_CONTEXT("cuMemRelease");
+  auto found = state->handles.find(handle);
+  if (found == state->handles.end()) return violation("an unknown handle is released");
+  for (const auto& [address, mapping] : state->mappings) {
+    if (mapping.handle == handle) return violation("a handle is released while it is mapped");
+  }
+  state->physical -= found->second;
+  state->handles.erase(found);
+  return 0;
+}
+
+EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
+                    unsigned long long) {
+  CALL_WITH_CONTEXT("cuMemMap");
+  auto found = state->handles.find(handle);
+  if (found == state->handles.end() || found->second != size || offset != 0) {
+    return violation("cuMemMap of an unknown handle or a wrong size");
+  }
+  auto home = state->reservations.upper_bound(address);
+  if (home == state->reservations.begin() || (--home)->first + home->second < address + size) {
+    return violation("cuMemMap outside a reservation");
+  }
+  auto next = state->mappings.lower_bound(address);
+  if (next != state->mappings.end() && next->first < address + size) {
+    return violation("cuMemMap over a mapping");
+  }
+  if (next != state->mappings.begin()) {
+    --next;
+    if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
+  }
+  state->mappings[address] = {size, handle, false};
+  return 0;
+}
+
+EXPORT int cuMemSetAccess(Address address, size_t size, const AccessDesc* access, size_t count) {
+  CALL_WITH_CONTEXT("cuMemSetAccess");
+  if (count != 1 || access->flags != 3) return violation("cuMemSetAccess with wrong rights");
+  Address at = address;
+  while (at < address + size) {
+    auto found = state->mappings.find(at);
+    if (found == state->mappings.end()) return violation("cuMemSetAccess of unmapped memory");
+    at += found->second.size;
+  }
+  for (at = address; at < address + size; at += state->mappings[at].size) {
+    state->mappings[at].access = true;
+  }
+  mprotect(reinterpret_cast<void*>(address), size, PROT_READ | PROT_WRITE);
+  return 0;
+}
+
+EXPORT int cuMemUnmap(Address address, size_t size) {
+  CALL_WITH_CONTEXT("cuMemUnmap");
+  Address at = address;
+  while (at < address + size) {
+    auto found = state->mappings.find(at);
+    if (found == state->mappings.end()) return violation("cuMemUnmap of unmapped memory");
+    at += found->second.size;
+  }
+  if (at != address + size) return violation("cuMemUnmap of a part of a mapping");
+  for (const auto& [id, stream] : state->streams) {
+    for (const Operation& operation : stream.queue) {
+      if (operation.begin < address + size && address < operation.end) {
+        return violation("cuMemUnmap of memory that unfinished work of stream " +
+                         std::to_string(id) + " uses");
+      }
+    }
+  }
+  for (at = address; at < address + size;) {
+    auto found = state->mappings.find(at);
+    at += found->second.size;
+    state->mappings.erase(found);
+  }
+  mprotect(reinterpret_cast<void*>(address), size, PROT_NONE);
+  madvise(reinterpret_cast<void*>(address), size, MADV_DONTNEED);
+  return 0;
+}
+
+EXPORT int cuEventCreate(Event** event, unsigned) {
+  CALL_WITH_CONTEXT("cuEventCreate");
+  *event = new Event;
+  state->events.insert(*event);
+  return 0;
+}
+
+EXPORT int cuEventDestroy_v2(Event* event) {
+  CALL_WITH_CONTEXT("cuEventDestroy");
+  if (!known(event, "cuEventDestroy")) return kInvalidValue;
+  state->events.erase(event);
+  delete event;
+  return 0;
+}
+
+EXPORT int cuEventRecord(Event* event, void* id) {
+  CALL_WITH_CONTEXT("cuEventRecord");
+  if (!known(event, "cuEventRecord")) return kInvalidValue;
+  uint64_t number = reinterpret_cast<uint64_t>(id);
+  Stream& stream = state->streams[number];
+  uint64_t sequence = enqueue(stream).sequence;
+  stream.clock[number] = sequence;
+  *event = {number, sequence, true, stream.clock};
+  if (!state->hold) run_all();
+  return 0;
+}
+
+EXPORT int cuEventQuery(Event* event) {
+  CALL_WITH_CONTEXT("cuEventQuery");
+  if (!known(event, "cuEventQuery")) return kInvalidValue;
+  return complete(*event) ? 0 : kNotReady;
+}
+
+EXPORT int cuEventSynchronize(Event* event) {
+  CALL_WITH_CONTEXT("cuEventSynchronize");
+  if (!known(event, "cuEventSynchronize")) return kInvalidValue;
+  if (!complete(*event)) run_all();
+  return 0;
+}
+
+EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
+  CALL_WITH_CONTEXT("cuStreamWaitEvent");
+  if (!known(event, "cuStreamWaitEvent")) return kInvalidValue;
+  ++state->waits;
+  Stream& stream = state->streams[reinterpret_cast<uint64_t>(id)];
+  Operation& operation = enqueue(stream);
+  operation.is_wait = true;
+  operation.wait_stream = event->stream;
+  operation.wait_sequence = event->sequence;
+  for (const auto& [other, sequence] : event->clock) {
+    stream.clock[other] = std::max(stream.clock[other], sequence);
+  }
+  if (!state->hold) run_all();
+  return 0;
+}
+
+EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemsetD8Async");
+  launch(reinterpret_cast<uint64_t>(stream), address, address + size);
+  memset(reinterpret_cast<void*>(address), value, size);
+  return 0;
+}
+
+EXPORT int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemcpyDtoDAsync");
+  launch(reinterpret_cast<uint64_t>(stream), from, from + size);
+  launch(reinterpret_cast<uint64_t>(stream), to, to + size);
+  memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
+  return 0;
+}
+
+// ---- For tests.
+
+// Forgets everything; what was leaked stays leaked.
+EXPORT void fake_cuda_reset() {
+  std::lock_guard<std::mutex> lock(mutex);
+  *state = State();
+  current = nullptr;
+}
+
+EXPORT void fake_cuda_set_memory(uint64_t total) { state->total = total; }
+EXPORT void fake_cuda_set_devices(int devices) { state->devices = devices; }
+EXPORT void fake_cuda_set_vmm(int supported) { state->vmm = supported; }
+
+// The n-th call from now (1: the next) fails with that error; 0: none.
+EXPORT void fake_cuda_fail_call(uint64_t n, int error) {
+  state->fail_at = n;
+  state->fail_with = error;
+  if (n != 0) state->failed_call.clear();
+}
+EXPORT const char* fake_cuda_failed_call() { return state->failed_call.c_str(); }
+EXPORT uint64_t fake_cuda_calls() { return state->calls; }
+
+EXPORT void fake_cuda_hold(int on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  state->hold = on != 0;
+  if (!state->hold) run_all();
+}
+// Queues work on a stream that uses a range.
+EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
+  std::lock_guard<std::mutex> lock(mutex);
+  launch(stream, address, address + size);
+}
+// Finishes the next operation of a stream; 0 if there is none or it waits for another stream.
+EXPORT int fake_cuda_step(uint64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return step(state->streams[stream]);
+}
+EXPORT uint64_t fake_cuda_unfinished(uint64_t stream) {
+  return state->streams[stream].queue.size();
+}
+EXPORT uint64_t fake_cuda_waits() { return state->waits; }
+EXPORT uint64_t fake_cuda_physical_bytes() { return state->physical; }
+// The i-th violation since the last reset, or NULL.
+EXPORT const char* fake_cuda_violation(uint64_t i) {
+  return i < state->violations.size() ? state->violations[i].c_str() : nullptr;
+}
+// How many reservations, handles, mappings, events and contexts have not been given back.
+EXPORT uint64_t fake_cuda_leaks() {
+  return state->reservations.size() + state->handles.size() + state->mappings.size() +
+         state->events.size() + static_cast<uint64_t>(state->retained);
+}
