@@ -39,8 +39,9 @@ format: $(VENV)/packages
 SANITIZED := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/allocator tests/native) tests/python/test_header.py \
   tests/torch/test_escapes.py \
-  tests/torch/test_same_bits.py::test_the_budget_may_change_between_steps \
-  tests/torch/test_same_bits.py::test_a_step_that_ran_out_of_memory_leaves_the_session_usable
+  tests/torch/test_same_bits.py::test_a_step_that_ran_out_of_memory_leaves_the_session_usable \
+  tests/torch/test_jobs.py::TestTheSameBits::test_by_the_environment \
+  tests/torch/test_jobs.py::test_a_forked_child_starts_with_the_recorder_off
 sanitize: $(SANITIZED)/core
 	cd $(SANITIZED)/tree && \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
