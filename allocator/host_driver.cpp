@@ -23,15 +23,19 @@ class HostDriver final : public Driver {
   HostDriver() {
     uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     uint64_t physical = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
-    uint64_t chunk = page > (64 << 10) ? page : 64 << 10;
-    traits_ = {"host", 64, page, chunk, 4 * physical, physical};
+    // A page is the smallest unit that goes back to the system. Larger chunks would be held
+    // whole by one small block each, and mapping costs nothing here that units could save.
+    traits_ = {"host", 64, page, page, 4 * physical, physical};
   }
 
   const DriverTraits& traits() const override { return traits_; }
 
   uint64_t reserve(uint64_t size_bytes, uint64_t) override {
-    void* base =
-        ::mmap(nullptr, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // Readable and writable from the start, though no page exists: switching the protection
+    // of single chunks would cut the mapping into more pieces than the kernel allows a process
+    // (vm.max_map_count).
+    void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) fail("mmap", size_bytes);
     return reinterpret_cast<uint64_t>(base);
   }
@@ -40,21 +44,11 @@ class HostDriver final : public Driver {
     if (::munmap(pointer(base), size_bytes) != 0) fail("munmap", size_bytes);
   }
 
-  void map(uint64_t address, uint64_t size_bytes) override {
-    if (::mprotect(pointer(address), size_bytes, PROT_READ | PROT_WRITE) != 0) {
-      fail("mprotect", size_bytes);
-    }
-  }
+  // The kernel maps a page when it is first touched.
+  void map(uint64_t, uint64_t) override {}
 
-  // Access goes first: a page touched between the two calls would come back.
   void unmap(uint64_t address, uint64_t size_bytes) override {
-    if (::mprotect(pointer(address), size_bytes, PROT_NONE) != 0) fail("mprotect", size_bytes);
-    if (::madvise(pointer(address), size_bytes, MADV_DONTNEED) != 0) {
-      int code = errno;
-      ::mprotect(pointer(address), size_bytes, PROT_READ | PROT_WRITE);
-      errno = code;
-      fail("madvise", size_bytes);
-    }
+    if (::madvise(pointer(address), size_bytes, MADV_DONTNEED) != 0) fail("madvise", size_bytes);
   }
 
   bool has_contents() const override { return true; }

@@ -36,6 +36,8 @@ NEED_WORK = lib.DTR_NEED_WORK
 HAS_FOREIGN = lib.DTR_HAS_FOREIGN
 HAS_DROPPED = lib.DTR_HAS_DROPPED
 
+grad_enabled = torch.is_grad_enabled
+
 BUFFER_NUMBERS = 4096
 BY_VALUE_BYTES = 65536
 """Arguments on other devices up to this size are kept in the closure; beyond it, the results of
@@ -98,6 +100,7 @@ class Closure(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: RandomState | None
+    grad: bool  # kernels look at it: oneDNN's RNN returns its workspace only in grad mode
 
 
 def flatten(result: Any, out: list[Tensor | None]) -> None:
@@ -188,6 +191,7 @@ class Recorder(TorchDispatchMode):
                 else tuple([TENSOR if _kinds[type(a)] else a for a in args]),
                 {},
                 None,
+                grad_enabled(),
             )
         elif op_id < 0:
             check(-op_id)
@@ -213,7 +217,9 @@ class Recorder(TorchDispatchMode):
         op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
         if op_id > 0:
             closure_args, closure_kwargs = walk.template(args, kwargs)
-            self._closures[op_id] = Closure(func, closure_args, closure_kwargs, random)
+            self._closures[op_id] = Closure(
+                func, closure_args, closure_kwargs, random, grad_enabled()
+            )
         elif op_id < 0:
             check(-op_id)
         return result

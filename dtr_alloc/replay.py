@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.recorder import TENSOR, ByValue, Closure, flatten
+from dtr_alloc.recorder import TENSOR, ByValue, Closure, RandomState, flatten
 
 _READ, _MUTATE, _WRITE_ONLY, _SCRATCH, _EMPTY, _BY_VALUE = range(6)
 _CONJ, _NEG = 1, 2
@@ -111,16 +111,8 @@ class Replayer:
         args = [_fill(argument, marks) for argument in closure.args]
         kwargs = {name: _fill(argument, marks) for name, argument in closure.kwargs.items()}
         results: list[Tensor | None] = []
-        if closure.random is None:
+        with torch.set_grad_enabled(closure.grad), _standing_at(closure.random):
             flatten(closure.func(*args, **kwargs), results)
-        else:
-            generator, state = closure.random
-            before = generator.get_state()
-            generator.set_state(state)
-            try:
-                flatten(closure.func(*args, **kwargs), results)
-            finally:
-                generator.set_state(before)
         everything = [*tensors, *results]
         buffer = lib.dtr_frame_buffer(frame, len(everything))
         for index, tensor in enumerate(everything):
@@ -165,6 +157,21 @@ class Replayer:
                 tensor = torch._neg_view(tensor)
             tensors.append(tensor)
         return tensors
+
+
+@contextmanager
+def _standing_at(random: RandomState | None) -> Iterator[None]:
+    """Puts a generator where it stood, and back afterwards."""
+    if random is None:
+        yield
+        return
+    generator, state = random
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 # A module's function, not a nested one: a nested function that calls itself is a reference cycle,

@@ -178,8 +178,12 @@ void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
         output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
     if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
       throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
+    const auto *tensor = reinterpret_cast<const void *>(frame.buffer[at]);
+    if (!tensor)
+      throw StateError("op " + std::to_string(op->id) + " gave no result " +
+                       std::to_string(output.position) + ", unlike the first time");
     dtr_tensor_desc desc;
-    framework_->describe(reinterpret_cast<const void *>(frame.buffer[at]), &desc);
+    framework_->describe(tensor, &desc);
     if (desc.storage_bytes != storage->size_bytes)
       throw StateError("op " + std::to_string(op->id) + " gave " +
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +
