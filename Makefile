@@ -60,7 +60,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
 	touch $@
 
-# Compiles the bridge with its CUDA half, without running it, against the CUDA builds of torch
+# Compiles the bridge, without running it, against the CUDA builds of torch
 # whose site-packages folders CUDA_TORCH names (no GPU and no nvcc needed):
 #   make cuda-bridge-check CUDA_TORCH="/a/site-packages /b/site-packages"
 cuda-bridge-check:
