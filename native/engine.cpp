@@ -222,9 +222,10 @@ void Engine::become_evicted(Storage *storage) {
   update_candidate(storage);
   if (storage->lost) return;
   storage->component = components_.create(cost_of(storage));
-  for_evicted_neighbors(storage, [&](Storage *neighbor) {
-    components_.merge(storage->component, neighbor->component);
-  });
+  if (!is_source(storage))
+    for_evicted_neighbors(storage, [&](Storage *neighbor) {
+      if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
+    });
   ++stats_.evicted_storages;
 }
 

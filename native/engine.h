@@ -165,6 +165,11 @@ class Engine {
   static double cost_of(const Storage *storage) {
     return storage->parent ? static_cast<double>(storage->parent->cost_ns) : 0;
   }
+  // Made from nothing (random data, a range). A source is a component of its own:
+  // it is next to all that read it, and would join everything into one.
+  static bool is_source(const Storage *storage) {
+    return storage->parent && storage->parent->edges.empty();
+  }
   template <typename F>
   void for_evicted_neighbors(const Storage *storage, F &&visit);
 
