@@ -14,6 +14,7 @@ from bench.models import JOBS
 
 STEPS = 3
 FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+THRASHING = 10_000  # rematerializations of a run below half, where the next rungs take minutes
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -38,6 +39,8 @@ def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> 
         if fraction <= 0.8:
             assert run.evictions > 0, where
             assert run.rematerializations > 0, where
+        if fraction <= 0.5 and run.rematerializations > THRASHING:
+            break
 
     # Less than what must stay between two steps cannot work.
     errors = dtr_alloc.stats()["out_of_memory_errors"]
