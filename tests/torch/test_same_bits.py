@@ -14,7 +14,7 @@ from bench.models import JOBS
 
 STEPS = 3
 FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
-THRASHING = 10_000  # rematerializations of a run below half, where the next rungs take minutes
+THRASHING = 3_000  # rematerializations of a run below half, where the next rungs take minutes
 
 
 @pytest.mark.parametrize("name", JOBS)
