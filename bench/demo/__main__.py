@@ -24,8 +24,9 @@ from bench.demo import report
 from bench.demo.worker import JOBS, SAMPLED_STEPS
 
 ROOT = Path(__file__).parents[2]
-FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
+FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 BISECTIONS = 2
+TOO_SLOW = 3.0  # times the plain step: below such a budget training works, but takes minutes
 
 
 class Runner:
@@ -70,13 +71,16 @@ class Runner:
         return row
 
     def descend(self, idle: int, activations: int) -> Iterator[tuple[str, float]]:
-        """Budgets downward to the first that fails, then between the last two."""
+        """Budgets downward to the first that fails or is too slow; after a failure, between the
+        last two."""
         works, fails = 1.0, 0.0
         for fraction in (0.5,) if self.args.smoke else FRACTIONS:
             yield str(idle + int(fraction * activations)), fraction
             if not self.rows[-1]["fits"]:
                 fails = fraction
                 break
+            if self.rows[-1]["slowdown"] > TOO_SLOW:
+                return
             works = fraction
         for _ in range(0 if self.args.smoke else BISECTIONS):
             fraction = (works + fails) / 2
