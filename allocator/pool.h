@@ -126,6 +126,7 @@ class Pool {
   void poll();
   void release_settled();
   void finish_waiting();
+  void settle_all();
   void release(const Place& place);
   void release_slab(Slab* slab);
   bool release_empty_slabs();
