@@ -12,8 +12,6 @@ namespace {
 using Lock = std::lock_guard<PoolMutex>;
 
 constexpr uint64_t kDefaultSmall = 2048;
-// Requests above small are rounded to this: a multiple of every driver's alignment.
-constexpr uint64_t kGrain = 512;
 // The share of the reservation that is for slabs.
 constexpr uint64_t kSmallShare = 8;
 // How often a room callback may claim to have freed something without a block being freed.

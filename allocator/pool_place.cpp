@@ -8,7 +8,6 @@ namespace dtr {
 
 namespace {
 
-constexpr uint64_t kGrain = 512;
 // How many holes, from the best fit up, are tried for one that needs no remapping.
 constexpr int kLookahead = 8;
 
