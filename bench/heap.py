@@ -2,8 +2,8 @@
 
 Measured: the pool (lock, budget, chunks, heap, slabs, statistics) on simulated memory, and glibc
 malloc without mmap. A fixed number of blocks is live; each pair frees a random one and allocates
-another of a log-uniform random size. Not measured: driver calls, page faults, the Python side,
-threads.
+another of a log-uniform random size. The clock is the thread's CPU time. Not measured: driver
+calls, page faults, the Python side, threads.
 
     python bench/heap.py                 # a table
     python bench/heap.py --json out.json # "-": standard output
