@@ -16,22 +16,32 @@ enum class BlockState : uint8_t {
   kPending,  // given back by the caller, but other streams' recorded work may still use it
 };
 
-struct Block {
+// The first cache line is all that allocating, freeing, searching and merging read.
+struct alignas(64) Block {
   uint64_t offset = 0;  // from the start of the reservation
   uint64_t size = 0;
-  uint64_t requested = 0;     // as asked for; 0 if free
-  uint64_t stream = 0;        // that the block was last allocated for
-  uint64_t point = 0;         // of a free block with an owner: when that stream freed it
   Block* previous = nullptr;  // by address
   Block* next = nullptr;
-  Block* left = nullptr;  // in the free index
-  Block* right = nullptr;
-  Block* older = nullptr;  // among the free blocks of the same owner, by point
-  Block* newer = nullptr;
-  Owner owner = kIdle;
+  union {
+    struct {  // of a free block: in the free index
+      Block* left;
+      Block* right;
+    };
+    struct {               // of any other
+      uint64_t requested;  // as asked for
+      uint64_t stream;     // that it was allocated for
+    };
+  };
   uint32_t priority = 0;  // of the free index's treap
+  Owner owner = kIdle;
   BlockState state = BlockState::kFree;
 
+  // Of a free block with an owner:
+  uint64_t point = 0;      // when that stream freed it
+  Block* older = nullptr;  // among the free blocks of the same owner, by point
+  Block* newer = nullptr;
+
+  Block() : left(nullptr), right(nullptr) {}
   uint64_t end() const { return offset + size; }
 };
 

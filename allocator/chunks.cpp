@@ -31,6 +31,7 @@ Chunks::~Chunks() {
 
 uint64_t Chunks::absent_in(uint64_t begin, uint64_t end) const {
   uint64_t from = first(begin), to = last(end) + 1;
+  if (mapped_.first_absent(from, to) == to) return 0;  // nearly always
   return to - from - mapped_.count(from, to);
 }
 

@@ -57,9 +57,15 @@ class CurrentContext {
 // Physical memory that could not be released stays here and serves the next chunk.
 class PhysicalMemory {
  public:
-  PhysicalMemory(const CudaApi& cuda, const CuMemAllocationProp& kind) : cuda_(cuda), kind_(kind) {}
+  PhysicalMemory(const CudaApi& cuda, CuContext context, const CuMemAllocationProp& kind)
+      : cuda_(cuda), context_(context), kind_(kind) {}
   ~PhysicalMemory() {
-    for (CuHandle handle : unreleased_) cuda_.release(handle);
+    try {
+      CurrentContext current(cuda_, context_);
+      for (CuHandle handle : unreleased_) cuda_.check(cuda_.release(handle), "cuMemRelease");
+    } catch (const DriverError& error) {
+      std::fprintf(stderr, "dtr_alloc: device memory not released: %s\n", error.what());
+    }
   }
 
   CuHandle create(uint64_t size_bytes) {
@@ -86,6 +92,7 @@ class PhysicalMemory {
 
  private:
   const CudaApi& cuda_;
+  CuContext context_;
   CuMemAllocationProp kind_;
   std::vector<CuHandle> unreleased_;
   uint64_t existing_ = 0;
@@ -166,7 +173,7 @@ class CudaDriver final : public Driver {
         device_(find_device(cuda_, ordinal)),
         context_(cuda_, device_),
         kind_{1, 0, {1, device_}, nullptr, {}},
-        memory_(cuda_, kind_) {
+        memory_(cuda_, context_.get(), kind_) {
     CurrentContext current(cuda_, context_.get());
     size_t granularity = 0, total = 0;
     cuda_.check(cuda_.granularity(&granularity, &kind_, kGranularityRecommended),

@@ -92,16 +92,18 @@ uint64_t check_tree(const Block* tree, const Block** last, std::string* broken) 
 }  // namespace
 
 int FreeIndex::bin_of(uint64_t size) {
-  int log = 63 - __builtin_clzll(size | 8);
-  return log * 8 + static_cast<int>((size >> (log - 3)) & 7);
+  int log = 63 - __builtin_clzll(size | 1 << kBinBits);
+  return (log << kBinBits) + static_cast<int>((size >> (log - kBinBits)) & ((1 << kBinBits) - 1));
 }
 
 int FreeIndex::next_bin(int bin) const {
   if (bin >= kBins) return -1;
   int word = bin / 64;
   uint64_t bits = used_[word] & (~uint64_t{0} << (bin % 64));
-  while (bits == 0) {
-    if (++word == kBins / 64) return -1;
+  if (bits == 0) {
+    uint64_t words = word == 63 ? 0 : used_words_ & (~uint64_t{0} << (word + 1));
+    if (words == 0) return -1;
+    word = __builtin_ctzll(words);
     bits = used_[word];
   }
   return word * 64 + __builtin_ctzll(bits);
@@ -111,8 +113,10 @@ int FreeIndex::previous_bin(int bin) const {
   if (bin < 0) return -1;
   int word = bin / 64;
   uint64_t bits = used_[word] & (~uint64_t{0} >> (63 - bin % 64));
-  while (bits == 0) {
-    if (word-- == 0) return -1;
+  if (bits == 0) {
+    uint64_t words = used_words_ & ~(~uint64_t{0} << word);
+    if (words == 0) return -1;
+    word = 63 - __builtin_clzll(words);
     bits = used_[word];
   }
   return word * 64 + 63 - __builtin_clzll(bits);
@@ -121,6 +125,7 @@ int FreeIndex::previous_bin(int bin) const {
 void FreeIndex::insert(Block* block) {
   int bin = bin_of(block->size);
   used_[bin / 64] |= uint64_t{1} << (bin % 64);
+  used_words_ |= uint64_t{1} << (bin / 64);
   Block** place = &roots_[bin];
   while (*place != nullptr && (*place)->priority >= block->priority) {
     place = less(*place, block->size, block->offset) ? &(*place)->right : &(*place)->left;
@@ -138,7 +143,9 @@ void FreeIndex::erase(Block* block) {
   }
   *place = join(block->left, block->right);
   block->left = block->right = nullptr;
-  if (roots_[bin] == nullptr) used_[bin / 64] &= ~(uint64_t{1} << (bin % 64));
+  if (roots_[bin] != nullptr) return;
+  used_[bin / 64] &= ~(uint64_t{1} << (bin % 64));
+  if (used_[bin / 64] == 0) used_words_ &= ~(uint64_t{1} << (bin / 64));
 }
 
 Block* FreeIndex::at_least(uint64_t size, uint64_t offset) const {
@@ -168,6 +175,11 @@ uint64_t FreeIndex::check(std::string* broken) const {
     count += check_tree(roots_[bin], &last, broken);
     if (((used_[bin / 64] >> (bin % 64)) & 1) != (roots_[bin] != nullptr ? 1U : 0U)) {
       *broken = "a bin of a free index is marked wrongly";
+    }
+  }
+  for (int word = 0; word < kBins / 64; ++word) {
+    if ((used_words_ >> word & 1) != (used_[word] != 0 ? 1U : 0U)) {
+      *broken = "a word of bins of a free index is marked wrongly";
     }
   }
   return count;

@@ -1,6 +1,6 @@
 // The free blocks of one owner, by (size, offset): finds the best fit.
 //
-// Blocks are binned by size, eight bins for each power of two, and each bin is a treap through
+// Blocks are binned by size, 32 bins for each power of two, and each bin is a treap through
 // the blocks themselves. Bins are in the order of size, so the smallest block that suffices is
 // in the request's own bin or is the first of the next bin that has any. Bins keep the treaps
 // shallow: a search touches a few nodes even among thousands of free blocks.
@@ -30,14 +30,16 @@ class FreeIndex {
   uint64_t check(std::string* broken) const;
 
  private:
-  static constexpr int kBins = 64 * 8;
+  static constexpr int kBinBits = 5;  // bins for each power of two, as a power of two
+  static constexpr int kBins = 64 << kBinBits;
 
   static int bin_of(uint64_t size);
   int next_bin(int bin) const;      // the first used bin from this one on, or -1
   int previous_bin(int bin) const;  // the last used bin up to this one, or -1
 
   std::array<Block*, kBins> roots_{};
-  std::array<uint64_t, kBins / 64> used_{};
+  std::array<uint64_t, kBins / 64> used_{};  // a bit per bin
+  uint64_t used_words_ = 0;                  // a bit per word of used_
 };
 
 }  // namespace dtr

@@ -122,6 +122,7 @@ Block* Heap::take(Block* hole, uint64_t size) {
     shrink(hole, size);
   }
   block->state = BlockState::kInUse;
+  block->requested = block->stream = 0;
   chunks_.touch(block->offset, block->end());
   table_insert(block);
   starts_.set((block->offset - begin_) / grain_);
@@ -147,7 +148,6 @@ void Heap::release(Block* block, Owner owner, uint64_t point) {
   chunks_.untouch(block->offset, block->end());
   block->owner = owner;
   block->point = point;
-  block->requested = 0;
   auto mergeable = [&](const Block* other) {
     return other != nullptr && other->state == BlockState::kFree && other->owner == owner;
   };

@@ -72,7 +72,7 @@ class Heap {
   std::string check() const;
 
  private:
-  friend struct Corruptor;
+  friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
 
   struct OwnerBlocks {
     FreeIndex index;

@@ -12,8 +12,6 @@ namespace {
 using Lock = std::lock_guard<PoolMutex>;
 
 constexpr uint64_t kDefaultSmall = 2048;
-// Requests above small are rounded to this: a multiple of every driver's alignment.
-constexpr uint64_t kGrain = 512;
 // The share of the reservation that is for slabs.
 constexpr uint64_t kSmallShare = 8;
 // How often a room callback may claim to have freed something without a block being freed.
@@ -97,9 +95,7 @@ void Pool::close() {
     throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                      size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
   }
-  finish_waiting();
-  release_empty_slabs();
-  finish_waiting();
+  settle_all();
   streams_.settle_old_work();
   chunks_.give_back(chunks_.idle());
   streams_.close();
@@ -216,7 +212,7 @@ void Pool::set_budget(uint64_t budget_bytes) {
     {
       Lock lock(mutex_);
       lowering_ = budget_bytes;
-      if (last) finish_waiting();
+      if (last) settle_all();
       give_back_above(budget_bytes);
       uint64_t mapped = chunks_.mapped_bytes();
       if (mapped <= budget_bytes) {
@@ -236,9 +232,7 @@ void Pool::set_budget(uint64_t budget_bytes) {
 
 uint64_t Pool::trim() {
   Lock lock(mutex_);
-  finish_waiting();
-  release_empty_slabs();
-  finish_waiting();
+  settle_all();
   streams_.settle_old_work();
   return chunks_.give_back(chunks_.idle()) * chunk_;
 }

@@ -33,6 +33,8 @@
 namespace dtr {
 
 constexpr uint64_t kNoLimit = UINT64_MAX;
+// Requests above small_bytes are rounded to this: a multiple of every driver's alignment.
+constexpr uint64_t kGrain = 512;
 
 struct PoolOptions {
   std::string driver;
@@ -100,7 +102,7 @@ class Pool {
   std::string check_invariants();
 
  private:
-  friend struct Corruptor;
+  friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
 
   // What stands at an address: a block of the large heap, or an object of a slab, or nothing.
   struct Place {
@@ -126,6 +128,7 @@ class Pool {
   void poll();
   void release_settled();
   void finish_waiting();
+  void settle_all();
   void release(const Place& place);
   void release_slab(Slab* slab);
   bool release_empty_slabs();

@@ -17,12 +17,13 @@ std::vector<BlockInfo> Pool::walk() const {
   std::vector<BlockInfo> blocks;
   uint64_t base = reservation_.base();
   auto add_block = [&](const Block* block) {
-    blocks.push_back(
-        {base + block->offset, block->size, block->requested, block->stream, block->state, false});
+    bool free = block->state == BlockState::kFree;
+    bool in_use = block->state == BlockState::kInUse;
+    blocks.push_back({base + block->offset, block->size, in_use ? block->requested : 0,
+                      free ? 0 : block->stream, block->state, false});
   };
   for (const Block* block = large_.first(); block != nullptr; block = block->next) {
     add_block(block);
-    if (block->state == BlockState::kPending) blocks.back().requested_bytes = 0;
   }
   for (const Block* block = small_.first(); block != nullptr; block = block->next) {
     uint32_t index = 0;

@@ -8,7 +8,6 @@ namespace dtr {
 
 namespace {
 
-constexpr uint64_t kGrain = 512;
 // How many holes, from the best fit up, are tried for one that needs no remapping.
 constexpr int kLookahead = 8;
 
@@ -68,7 +67,7 @@ Pool::Place Pool::in_use_at(uint64_t address, const char* call) const {
 uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
   Owner owner = streams_.owner_of(stream);
   if (last) {
-    finish_waiting();
+    settle_all();
   } else {
     poll();
   }
@@ -196,6 +195,13 @@ void Pool::release_settled() {
 void Pool::finish_waiting() {
   streams_.synchronize();
   release_settled();
+}
+
+// Waits for all streams, and makes idle whatever no block in use touches. Empty slabs get their
+// fences in between, so it takes two waits.
+void Pool::settle_all() {
+  finish_waiting();
+  if (release_empty_slabs()) finish_waiting();
 }
 
 void Pool::release(const Place& place) {

@@ -70,6 +70,8 @@ class Slabs {
   std::string check() const;
 
  private:
+  friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
+
   // The slabs of one size and owner that have room, and how many of them are empty.
   struct List {
     Slab* first = nullptr;

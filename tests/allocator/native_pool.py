@@ -61,9 +61,7 @@ class NativePool:
 
     def __init__(self, driver="host", budget=NO_LIMIT, reserve=0, chunk=0, small=0, device=0):
         name = ffi.new("char[]", driver.encode())
-        options = ffi.new(
-            "dtr_pool_options *", [name, device, budget, reserve, chunk, small]
-        )
+        options = ffi.new("dtr_pool_options *", [name, device, budget, reserve, chunk, small])
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
         self.handle = out[0]

@@ -1,6 +1,8 @@
 """What every driver's pool promises. Needs the native build; CUDA is the stand-in."""
 
 import random
+import threading
+from itertools import pairwise
 
 import pytest
 from native_pool import (
@@ -73,7 +75,7 @@ def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
             if step % 50 == 0:
                 pool.verify()
         ends = sorted((address, address + size) for address, (size, _) in live.items())
-        assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends))
         for address in live:
             pool.free(address)
         assert pool.stats().allocated_bytes == 0
@@ -106,9 +108,10 @@ def test_the_smallest_hole_that_suffices_is_taken(make_pool):
 def test_mapped_bytes_never_exceed_the_budget(make_pool):
     """A full pool holds its budget and not a byte more."""
     with make_pool(chunks=8) as pool:
+        for _ in range(15):
+            pool.allocate(pool.chunk // 2 + 1)
         with pytest.raises(OutOfMemory):
-            while True:
-                pool.allocate(pool.chunk // 2 + 1)
+            pool.allocate(pool.chunk // 2 + 1)
         stats = pool.stats()
         assert stats.reserved_bytes <= stats.budget_bytes == 8 * pool.chunk
         assert stats.peak_reserved_bytes <= stats.budget_bytes
@@ -157,9 +160,7 @@ def test_out_of_memory_says_what_there_is(make_pool):
         with pytest.raises(OutOfMemory) as failure:
             pool.allocate(4 * pool.chunk, 3)
         message = str(failure.value)
-        assert f"requested {4 * pool.chunk // KIB / KIB:.1f} MiB" in message or (
-            f"({4 * pool.chunk} bytes) on stream 3" in message
-        )
+        assert f"({4 * pool.chunk} bytes) on stream 3" in message
         for part in ("budget", "allocated", "mapped", "largest free"):
             assert part in message
         assert f"({8 * pool.chunk} bytes)" in message
@@ -368,7 +369,7 @@ def test_a_snapshot_tiles_the_reservation(make_pool):
         pool.allocate(3000)
         pool.free(gap)
         blocks = pool.snapshot()
-        for block, following in zip(blocks, blocks[1:], strict=False):
+        for block, following in pairwise(blocks):
             assert block.address + block.size_bytes == following.address
         found = {block.address: block for block in blocks}
         assert found[large].requested_bytes == 5000
@@ -431,8 +432,6 @@ def test_an_unknown_driver_is_named():
 
 def test_threads_may_share_a_pool(make_pool):
     """Four threads allocate and free at once; nothing is lost or handed out twice."""
-    import threading
-
     with make_pool(chunks=256) as pool:
         failures = []
 

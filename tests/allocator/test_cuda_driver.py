@@ -7,7 +7,6 @@ from native_pool import (
     DriverFailed,
     NativePool,
     OutOfMemory,
-    PoolError,
     WrongState,
     check,
     ffi,
@@ -21,7 +20,7 @@ CHUNK = 2 * MIB
 def test_a_missing_libcuda_is_a_clear_error():
     """Without the library, the probe and a pool name it."""
     name = ffi.new("char[]", b"/nowhere/libcuda.so.1")
-    with pytest.raises(DriverFailed, match="cannot be loaded: /nowhere/libcuda.so.1"):
+    with pytest.raises(DriverFailed, match=r"cannot be loaded: /nowhere/libcuda\.so\.1"):
         check(lib.dtr_cuda_probe(name, ffi.NULL))
     check(lib.dtr_cuda_set_library(name))
     try:
@@ -149,14 +148,15 @@ def test_any_call_may_fail(fake_cuda, error):
     for n in range(1, calls + 1):
         pool = NativePool("cuda", budget=10 * CHUNK)
         fake_cuda.fail_call(n, error)
+        failure = None
         try:
             scenario(pool)
-        except PoolError as failure:
+        except (DriverFailed, OutOfMemory) as raised:
+            failure = raised
             failures += 1
-            assert type(failure) in (DriverFailed, OutOfMemory), fake_cuda.failed()
-            assert fake_cuda.failed().replace("Device", "") in str(failure) or isinstance(
-                failure, OutOfMemory
-            ), f"{fake_cuda.failed()} failed, but the message is {failure}"
+        # Out of memory has its own message; any other failure names the call.
+        if isinstance(failure, DriverFailed):
+            assert f"{fake_cuda.failed()} failed" in str(failure)
         fake_cuda.fail_call(0, 0)
         pool.verify()
         for block in pool.snapshot():
@@ -200,9 +200,8 @@ def test_destroying_may_be_tried_again_after_a_failure(fake_cuda):
         fake_cuda.fail_call(n, UNKNOWN)
         try:
             pool.destroy()
-        except DriverFailed as failure:
+        except DriverFailed:
             fake_cuda.fail_call(0, 0)
-            assert "failed: CUDA_ERROR_UNKNOWN" in str(failure)
             pool.verify()
             pool.destroy()
         if fake_cuda.leaks() != 0:

@@ -3,6 +3,8 @@
 Hypothesis prints a failing run as a list of rule calls; keep it as a named test below.
 """
 
+from contextlib import suppress
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -214,3 +216,28 @@ def test_cuda_memory_agrees_with_the_model(fake_cuda):
         fake = fake_cuda
 
     run(OnCuda, settings=SETTINGS)
+
+
+def test_memory_that_was_not_released_is_released_in_its_context(fake_cuda):
+    """Found by the model: a refused cuMemRelease was repaired at the end without the context."""
+    for n in range(1, 20):
+        pool = NativePool("cuda", budget=32 << 20)
+        pool.free(pool.allocate(1))
+        fake_cuda.fail_call(n, UNKNOWN)
+        with suppress(DriverFailed):
+            pool.trim()
+        fake_cuda.fail_call(0, 0)
+        pool.destroy()
+        assert fake_cuda.leaks() == 0
+
+
+def test_slabs_emptied_while_the_budget_is_lowered_give_their_chunks_back(fake_cuda):
+    """Found by the model: slabs that became empty at the last moment still waited for events."""
+    fake_cuda.hold(1)
+    with NativePool("cuda", budget=32 << 20) as pool:
+        small = [pool.allocate(1), pool.allocate(513)]
+        for address in small:
+            pool.record_stream(address, 16)
+        pool.set_room(lambda size, stream: bool(small) and (pool.free(small.pop()) is None))
+        pool.set_budget(2 << 20)
+        assert pool.stats().budget_bytes == 2 << 20

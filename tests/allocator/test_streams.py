@@ -181,7 +181,7 @@ def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
     """With all streams done and blocks still in use, the failure is real."""
     kept = pool.allocate(5 * CHUNK, A)
     pool.free(pool.allocate(3 * CHUNK, B))
-    with pytest.raises(OutOfMemory, match="largest free 6.0 MiB"):
+    with pytest.raises(OutOfMemory, match=r"largest free 6\.0 MiB"):
         pool.allocate(4 * CHUNK, C)
     assert states(pool)[kept] == IN_USE
 

@@ -1,0 +1,19 @@
+"""The heap's micro-benchmark runs. Needs g++."""
+
+import json
+import subprocess
+import sys
+
+from conftest import ROOT
+
+
+def test_the_heap_bench_writes_its_figures(tmp_path):
+    """Its smoke mode measures both allocators on every mix and says on what machine."""
+    output = tmp_path / "heap.json"
+    script = ROOT / "bench/heap.py"
+    subprocess.run([sys.executable, str(script), "--smoke", "--json", str(output)], check=True)
+    report = json.loads(output.read_text())
+    assert {entry["allocator"] for entry in report["results"]} == {"pool", "glibc"}
+    assert all(entry["median_ns"] > 0 for entry in report["results"])
+    assert report["smoke"] is True
+    assert report["cpu"]
