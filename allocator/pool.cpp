@@ -221,6 +221,7 @@ void Pool::set_budget(uint64_t budget_bytes) {
       }
       excess = mapped - budget_bytes;
       if (last) {
+        ++counts_.out_of_memory_errors;
         throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
                           ": allocated " + size_text(counts_.allocated_bytes) + " in chunks of " +
                           size_text(mapped) + " that are in use; it stays " + size_text(budget_));

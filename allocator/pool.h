@@ -96,6 +96,9 @@ class Pool {
   uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
   uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
   PoolStats stats();
+  // Around fork: in the child nobody else could let go of the lock.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
   void reset_peak();
   std::vector<BlockInfo> snapshot();
   // Empty, or the broken rule.

@@ -145,9 +145,7 @@ class Replayer:
             size, stride = shape[:ndim], shape[ndim:]
             if edge < 0:
                 # Overwritten or empty: only its shape counts.
-                tensor = torch.empty_strided(
-                    size, stride, dtype=dtype, device=self._runtime.device
-                )
+                tensor = torch.empty_strided(size, stride, dtype=dtype, device=self._runtime.device)
             else:
                 tensor = torch.empty(0, dtype=dtype, device=self._runtime.device)
                 over_storage(tensor, storages[edge], offset, size, stride)

@@ -8,8 +8,9 @@ gave out may still be in use, and the next ``enable`` takes the same pool with a
 from __future__ import annotations
 
 import os
-import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, escapes
+from dtr_alloc import _autoload, escapes, report
 from dtr_alloc.bridge import Bridge
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, load_config
+from dtr_alloc.config import (
+    BUDGET_FORMS,
+    UNLIMITED_BYTES,
+    Budget,
+    Config,
+    ConfigError,
+    given_settings,
+    load_config,
+)
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
-from dtr_alloc.replay import Replayer, unseen
+from dtr_alloc.replay import Replayer
 
 _C10_CPU = 0
 _DROPPED_BATCH = 4096
@@ -49,6 +58,7 @@ class Runtime:
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.replayer = Replayer(self)
         self.main = Recorder(self)
+        self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._default_run: Callable[[threading.Thread], None] | None = None
 
     def default_generator(self, device: torch.device | None) -> torch.Generator:
@@ -84,6 +94,20 @@ class Runtime:
         lib.dtr_engine_get_stats(self.engine, stats)
         return record(stats, field_names("dtr_engine_stats"))
 
+    def explain(self, error: torch.OutOfMemoryError) -> None:
+        """Adds to an error which operators' results fill the memory, largest first."""
+        capacity = 65536
+        op_ids, sizes = ffi.new("int64_t[]", capacity), ffi.new("uint64_t[]", capacity)
+        found = min(lib.dtr_engine_holders(self.engine, op_ids, sizes, capacity), capacity)
+        held: Counter[str] = Counter()
+        for index in range(found):
+            closure = self.closures.get(op_ids[index])
+            if closure is not None:
+                held[str(closure.func)] += sizes[index]
+        largest = [f"{name} {size} bytes" for name, size in held.most_common(5)]
+        if largest:
+            error.add_note("dtr_alloc: results that can be recomputed: " + ", ".join(largest))
+
     def start(self) -> None:
         """Puts the allocator, the escapes and the recorder in place, in this order."""
         self.bridge.install_cpu(True)
@@ -97,11 +121,16 @@ class Runtime:
             else:
                 run(thread)
 
-        threading.Thread.run = recorded_run  # type: ignore[method-assign]
+        threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
         self.main.__enter__()
 
     def stop(self) -> None:
         """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back."""
+        if not self.recorder().is_innermost():
+            raise StateError(
+                "disable: another dispatch mode was entered on this thread and not left, or "
+                "enable() was called on another thread"
+            )
         budget = self.pool_stats()["budget_bytes"]
         # The promise ends here: what was evicted needs its place again.
         check(lib.dtr_pool_set_budget(self.pool, UNLIMITED_BYTES))
@@ -113,18 +142,20 @@ class Runtime:
             raise
         self.main.__exit__(None, None, None)
         threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
+        # A thread that lives on must not go on recording.
+        for recorder in list(self.thread_recorders):
+            recorder.retire()
         escapes.uninstall()
         self.bridge.install_cpu(False)
         self.drain()
         self.closures.clear()
 
     def stop_in_child(self) -> None:
-        """After fork: the child allocates as without us, and records nothing.
-
-        The engine may be in the midst of another thread's call, so it is not asked.
-        """
+        """After fork: the child allocates as without us, and records nothing. What was evicted
+        stays so, and throws when it is read."""
         self.bridge.install_cpu(False)
-        self.main.__exit__(None, None, None)
+        for recorder in [self.main, *self.thread_recorders]:
+            recorder.retire()
 
     # ---- one storage at a time ----
 
@@ -192,11 +223,9 @@ def enable(budget: object = None, **settings: object) -> None:
     setting, StateError if it is enabled already, BridgeError without a C++ compiler, and
     torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
     """
-    config = load_config(budget=budget, **settings)
-    if budget is None and config.budget.is_unlimited and "DTR_ALLOC_BUDGET" not in os.environ:
-        if not os.environ.get("DTR_ALLOC_CONFIG"):
-            raise ConfigError("the argument budget", None, "a budget, or DTR_ALLOC_BUDGET is set")
-    _enable(config)
+    if "budget" not in given_settings(budget=budget, **settings):
+        raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
+    _enable(load_config(budget=budget, **settings))
 
 
 def enable_from_environment() -> None:
@@ -229,6 +258,7 @@ def _enable(config: Config) -> None:
         lib.dtr_pool_reset_peak(_runtime.pool)
         _runtime.start()
         _active = True
+        report.write_at_exit(config)
 
 
 def disable() -> None:
@@ -271,8 +301,8 @@ def set_budget(budget: object) -> None:
     """
     try:
         parsed = Budget.parse(budget)
-    except ValueError as error:
-        raise ConfigError("the argument budget", budget, str(error)) from None
+    except ValueError:
+        raise ConfigError("the argument budget", budget, BUDGET_FORMS) from None
     _enabled().set_budget(parsed)
 
 
@@ -291,7 +321,8 @@ def stats() -> dict[str, Any]:
         "search_seconds": engine.pop("search_ns") / 1e9,
     }
     records = engine["live_storages"] + engine["live_ops"]
-    return {**pool, **engine, **seconds, "live_records": records, "closures": len(_runtime.closures)}
+    counts = {"live_records": records, "closures": len(_runtime.closures)}
+    return {**pool, **engine, **seconds, **counts}
 
 
 def reset_peak_stats() -> None:
@@ -348,17 +379,31 @@ def unpin(tensor: Tensor) -> None:
         raise StateError("unpin: the tensor's storage is not pinned")
 
 
+def _before_fork() -> None:
+    # Held across the fork, so that the child's copies of the locks are not another thread's.
+    if _runtime is not None:
+        lib.dtr_engine_hold(_runtime.engine)
+
+
+def _after_fork_in_parent() -> None:
+    if _runtime is not None:
+        lib.dtr_engine_let_go(_runtime.engine)
+
+
 def _after_fork_in_child() -> None:
     global _active
+    if _runtime is not None:
+        lib.dtr_engine_let_go(_runtime.engine)
     if _active and _runtime is not None:
         _active = False
         escapes.uninstall()
         _runtime.stop_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-# Names that other modules of the package use.
-__all__ = ["Runtime", "unseen"]
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 _autoload.resume()

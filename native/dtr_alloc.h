@@ -47,9 +47,6 @@ const char *dtr_last_error(void);
  * physical memory is mapped by chunks, never more of it than the budget. */
 typedef struct dtr_pool dtr_pool;
 
-/* "No limit": for dtr_pool_options.budget_bytes and dtr_pool_set_budget. */
-/* UINT64_MAX */
-
 typedef struct dtr_pool_options {
   const char *driver;     /* "host", "cuda" or "simulated" */
   int32_t device;         /* device ordinal; 0 for host and simulated */
@@ -130,6 +127,10 @@ void *dtr_pool_block_start(dtr_pool *pool, const void *address);
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
 int32_t dtr_pool_contains(const dtr_pool *pool, const void *address);
 
+/* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
+void dtr_pool_hold(dtr_pool *pool);
+void dtr_pool_let_go(dtr_pool *pool);
+
 void dtr_pool_get_stats(dtr_pool *pool, dtr_pool_stats *out);
 void dtr_pool_reset_peak(dtr_pool *pool);
 
@@ -193,12 +194,23 @@ const void *dtr_engine_core(dtr_engine *engine);
 int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t device_index,
                             dtr_pool *pool);
 
+/* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
+ * the child nobody else could let go of them. Between the two, no other call. */
+void dtr_engine_hold(dtr_engine *engine);
+void dtr_engine_let_go(dtr_engine *engine);
+
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
 int32_t dtr_engine_reset(dtr_engine *engine);
 
 void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out);
 int32_t dtr_engine_check_invariants(dtr_engine *engine);
+
+/* Which ops' results fill the memory: for each resident storage with a parent, that
+ * op's id and the storage's bytes. Writes up to capacity of them; returns how many
+ * there are. Any thread. */
+uint64_t dtr_engine_holders(dtr_engine *engine, int64_t *op_ids, uint64_t *size_bytes,
+                            uint64_t capacity);
 
 /* Ids of ops whose records are gone, so that their closures may go too. Returns
  * how many it wrote; call until it returns 0. Any thread. */

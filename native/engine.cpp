@@ -387,6 +387,16 @@ void Engine::evicted_died(Storage *storage) {
   maybe_remove(storage, deferred);
 }
 
+void Engine::hold() {
+  mutex_.lock();
+  for (const Device *device : devices_) dtr_pool_hold(device->pool);
+}
+
+void Engine::let_go() {
+  for (const Device *device : devices_) dtr_pool_let_go(device->pool);
+  mutex_.unlock();
+}
+
 void Engine::reset() {
   Deferred deferred(*this);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -437,9 +447,18 @@ uint64_t Engine::drain_dropped(int64_t *op_ids, uint64_t capacity) {
   return count;
 }
 
+uint64_t Engine::holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t count = std::min<uint64_t>(capacity, candidates_.size());
+  for (uint64_t i = 0; i < count; ++i) {
+    op_ids[i] = static_cast<int64_t>(candidates_[i]->parent->id);
+    size_bytes[i] = candidates_[i]->size_bytes;
+  }
+  return candidates_.size();
+}
+
 void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
-  std::vector<const Storage *> largest;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     by_address_.for_each([&](const void *address, const Storage *storage) {
@@ -468,9 +487,9 @@ void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool 
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
          ", unseen by the recorder " + bytes(untracked) +
-         ". No smaller budget than " +
+         ". This point of the job needs a budget of at least " +
          bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
-         " can work at this point; raise the budget or shrink the batch.";
+         "; raise the budget or shrink the batch.";
 }
 
 }  // namespace dtr

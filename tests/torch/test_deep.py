@@ -67,7 +67,7 @@ def test_a_long_dead_chain_is_rebuilt_without_recursion() -> None:
     """One tensor whose whole history is evicted: 20,000 operators deep."""
     layers = LAYERS
     with dtr_alloc.session(budget="unlimited", device="cpu"):
-        x = torch.linspace(-1, 1, 16)
+        x = torch.linspace(-1, 1, 256)
         for _ in range(layers):
             x = torch.tanh(x * 1.01)
         expected = x.tolist()
