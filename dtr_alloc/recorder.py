@@ -37,6 +37,7 @@ HAS_FOREIGN = lib.DTR_HAS_FOREIGN
 HAS_DROPPED = lib.DTR_HAS_DROPPED
 
 grad_enabled = torch.is_grad_enabled
+_plain_numpy = torch._C.TensorBase.numpy  # that of Tensor is guarded (escapes.py)
 
 BUFFER_NUMBERS = 4096
 BY_VALUE_BYTES = 65536
@@ -87,10 +88,18 @@ class ByValue(NamedTuple):
 
 
 class RandomState(NamedTuple):
-    """Where a generator stood when an operator first ran."""
+    """Where a generator stood when an operator first ran. (As bytes: a tensor would be taken out
+    of the budget.)"""
 
     generator: torch.Generator
-    state: Tensor
+    state: bytes
+
+    @classmethod
+    def of(cls, generator: torch.Generator) -> RandomState:
+        return cls(generator, _plain_numpy(generator.get_state()).tobytes())
+
+    def to_tensor(self) -> Tensor:
+        return torch.frombuffer(bytearray(self.state), dtype=torch.uint8)
 
 
 class Closure(NamedTuple):
@@ -237,7 +246,7 @@ class Recorder(TorchDispatchMode):
 
     def _random_state(self, rule: Rule, walk: _Walk, kwargs: Any) -> RandomState | None:
         generator = kwargs.get("generator") or self._runtime.default_generator(walk.first_device())
-        return RandomState(generator, generator.get_state())
+        return RandomState.of(generator)
 
     def put(self, index: int, number: int) -> None:
         """Writes one number to the frame's buffer, which grows as needed."""

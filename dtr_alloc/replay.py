@@ -106,7 +106,7 @@ class Replayer:
             raise
 
     def _step(self, frame: Any, closure: Closure) -> None:
-        tensors = self._rebuild(lib.dtr_frame_buffer(frame, 0))
+        tensors = self._rebuild(lib.dtr_frame_step(frame, 0))
         marks = iter(tensors)
         args = [_fill(argument, marks) for argument in closure.args]
         kwargs = {name: _fill(argument, marks) for name, argument in closure.kwargs.items()}
@@ -114,9 +114,9 @@ class Replayer:
         with torch.set_grad_enabled(closure.grad), _standing_at(closure.random):
             flatten(closure.func(*args, **kwargs), results)
         everything = [*tensors, *results]
-        buffer = lib.dtr_frame_buffer(frame, len(everything))
+        step = lib.dtr_frame_step(frame, len(everything))
         for index, tensor in enumerate(everything):
-            buffer[index] = 0 if tensor is None else tensor._cdata
+            step[index] = 0 if tensor is None else tensor._cdata
         status = lib.dtr_remat_commit(frame, len(tensors), len(results))
         if status < 0:
             check(-status)
@@ -165,9 +165,9 @@ def _standing_at(random: RandomState | None) -> Iterator[None]:
     if random is None:
         yield
         return
-    generator, state = random
+    generator = random.generator
     before = generator.get_state()
-    generator.set_state(state)
+    generator.set_state(random.to_tensor())
     try:
         yield
     finally:

@@ -207,9 +207,12 @@ uint64_t dtr_engine_drain_dropped(dtr_engine *engine, int64_t *op_ids, uint64_t 
 /* A frame belongs to one thread at a time. */
 int32_t dtr_frame_create(dtr_engine *engine, dtr_frame **out);
 void dtr_frame_destroy(dtr_frame *frame);
-/* The numbers that the calls below exchange: at least capacity of them. Stays
- * valid until a larger capacity is asked for or a step is described in it. */
+/* The numbers that dtr_op_begin and dtr_op_end read: at least capacity of them.
+ * Valid until a larger capacity is asked for. */
 int64_t *dtr_frame_buffer(dtr_frame *frame, uint64_t capacity);
+/* The numbers that dtr_remat_next writes and dtr_remat_commit reads. Valid until a
+ * larger capacity is asked for or the next step is described. */
+int64_t *dtr_frame_step(dtr_frame *frame, uint64_t capacity);
 
 /* How an op uses a tensor argument: the low three bits of its entry in the
  * buffer, whose other bits are the tensor's address. */
@@ -253,7 +256,7 @@ int64_t dtr_op_end(dtr_frame *frame, uint32_t results, uint32_t flags);
 /* The op failed: unlocks; storages it may have overwritten become constants. */
 void dtr_op_abort(dtr_frame *frame);
 
-/* The next op to run again: its id, with the step described in the buffer; 0 if
+/* The next op to run again: its id, with the step described in dtr_frame_step; 0 if
  * the stack is empty; -status on failure (call dtr_remat_abort). The description:
  *   edges, then per edge:   handle, copy (1: run on a copy of this storage)
  *   tensors, then each:     use, edge (-1: none), scalar type, flags, offset, ndim,
@@ -262,7 +265,7 @@ void dtr_op_abort(dtr_frame *frame);
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame *frame);
 
-/* The step's closure ran: buffer[0..tensors) are its arguments' tensors as rebuilt
+/* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
  * storages that were evicted. Returns -status on failure. */
 int32_t dtr_remat_commit(dtr_frame *frame, uint32_t tensors, uint32_t results);

@@ -309,11 +309,12 @@ void Engine::remove(Storage *first, Deferred &deferred) {
     void *address = storage->address;
     if (resident) {
       if (storage->managed) by_address_.erase(address);
-      const auto kept = std::find(kept_constants_.begin(), kept_constants_.end(), storage);
-      if (kept != kept_constants_.end()) {
+      if (storage->kept >= 0) {
         stats_.kept_constant_bytes -= storage->size_bytes;
-        *kept = kept_constants_.back();
+        kept_constants_.back()->kept = storage->kept;
+        kept_constants_[storage->kept] = kept_constants_.back();
         kept_constants_.pop_back();
+        storage->kept = -1;
       }
     }
     storage->state = State::freed;
@@ -355,6 +356,7 @@ void Engine::freed(void *address) {
         // A constant dies before what hangs on it. If its dependents can do without
         // it for no more bytes than its own, they do; else its memory is kept.
         if (!settle(storage, nullptr, storage->size_bytes, deferred)) {
+          storage->kept = static_cast<int64_t>(kept_constants_.size());
           kept_constants_.push_back(storage);
           stats_.kept_constant_bytes += storage->size_bytes;
           give_back = false;

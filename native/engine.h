@@ -78,6 +78,7 @@ struct Frame {
   explicit Frame(Engine &owner) : engine(owner) {}
   Engine &engine;
   std::vector<int64_t> buffer;  // exchanged with the recorder
+  std::vector<int64_t> step;    // exchanged with the replay
   std::vector<Input> inputs;
   bool open = false;
   bool replayable = false;
@@ -86,6 +87,7 @@ struct Frame {
   std::vector<RematStep> stack;
   std::vector<Storage *> stack_inputs;  // locked inputs of the steps, outermost first
   std::vector<Storage *> step_outputs;  // records of the step in flight, locked
+  std::vector<Storage *> consumed;      // old versions that the step in flight overwrites
   bool step_open = false;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;

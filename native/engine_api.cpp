@@ -102,6 +102,12 @@ int64_t *dtr_frame_buffer(dtr_frame *frame, uint64_t capacity) {
   return buffer.data();
 }
 
+int64_t *dtr_frame_step(dtr_frame *frame, uint64_t capacity) {
+  std::vector<int64_t> &step = frame_of(frame).step;
+  if (step.size() < capacity) step.resize(capacity);
+  return step.data();
+}
+
 int32_t dtr_op_begin(dtr_frame *frame, uint32_t tensors, uint32_t flags) {
   dtr::Frame &of = frame_of(frame);
   return static_cast<int32_t>(answer([&] { return of.engine.op_begin(of, tensors, flags); }));

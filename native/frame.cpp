@@ -10,7 +10,11 @@ namespace dtr {
 
 namespace {
 
-constexpr uint64_t kManyDropped = 256;
+constexpr uint64_t kManyDropped = 64;
+
+// Results up to this size are constants: evicting one frees nothing worth a record, and
+// chains of scalars (running averages, step counters) would be remembered for nothing.
+constexpr uint64_t kTinyBytes = 512;
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
@@ -204,7 +208,8 @@ void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &defer
     if (desc.handle && desc.data) find_or_adopt(desc, deferred);
     return;
   }
-  const bool constant = !op || old->constant_for_good || input.use == Use::scratch;
+  const bool constant = !op || old->constant_for_good || input.use == Use::scratch ||
+                        old->size_bytes <= kTinyBytes;
   if (constant && !old->parent) {
     if (old->external && old->device_type == 0)
       old->checksum = checksum(old->address, old->size_bytes);
@@ -271,7 +276,7 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
     by_address_.insert(desc.data, storage);
-    if (replayable) {
+    if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;

@@ -56,6 +56,7 @@ struct Storage {
   int64_t last_access_ns = 0;
   uint64_t checksum = 0;     // of the content, if external
   int64_t candidate = -1;    // index in the list of candidates (R6), or -1
+  int64_t kept = -1;         // index in the list of kept constants, or -1
   uint64_t mark = 0;         // visited in the walk of that number
   uint32_t locks = 0;
   uint32_t pins = 0;

@@ -1,9 +1,12 @@
 // remat.cpp: bringing evicted content back, with an explicit stack.
 //
 // The recorder runs closures; the engine says which, in which order, and moves the
-// memory. A step locks the inputs of its op, resident or not, when it is first
-// looked at, so that what comes back stays until the step has run. The innermost
-// step runs first; chains thousands of ops deep cost no recursion.
+// memory. The innermost step runs first; chains thousands of ops deep cost no recursion.
+//
+// A waiting step locks the inputs that were brought back for it, so that it gets
+// nearer to running with each; it does not lock those that are resident anyway. A
+// deep stack would lock most of the budget with them, and what is evicted meanwhile
+// is only brought back in its turn. (The prototype of the paper locks all of them.)
 #include <algorithm>
 
 #include "checksum.h"
@@ -57,17 +60,19 @@ int64_t Engine::remat_next(Frame &frame) {
       target->state = State::recomputing;
       frame.stack.back().op = target->parent;
       frame.stack.back().first_input = frame.stack_inputs.size();
-      for (Edge &edge : target->parent->edges) {
-        ++edge.input->locks;
-        frame.stack_inputs.push_back(edge.input);
-      }
     }
     Storage *missing = nullptr;
     for (const Edge &edge : target->parent->edges)
       if (!missing && edge.input->state != State::resident) missing = edge.input;
     if (missing) {
+      ++missing->locks;
+      frame.stack_inputs.push_back(missing);
       push_wanted(frame, missing, false);
       continue;
+    }
+    for (const Edge &edge : target->parent->edges) {
+      ++edge.input->locks;
+      frame.stack_inputs.push_back(edge.input);
     }
     describe_step(frame, target->parent);
     return static_cast<int64_t>(target->parent->id);
@@ -75,14 +80,11 @@ int64_t Engine::remat_next(Frame &frame) {
   return 0;
 }
 
-// Writes the step to the frame's buffer, in the layout of dtr_alloc.h.
+// Writes the step to the frame's step buffer, in the layout of dtr_alloc.h.
 void Engine::describe_step(Frame &frame, Op *op) {
-  std::vector<int64_t> &out = frame.buffer;
-  size_t at = 0;
-  const auto put = [&](int64_t number) {
-    if (at == out.size()) out.resize(2 * out.size() + 64);
-    out[at++] = number;
-  };
+  frame.step.clear();
+  frame.consumed.clear();
+  const auto put = [&](int64_t number) { frame.step.push_back(number); };
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage *input = op->edges[e].input;
@@ -101,7 +103,13 @@ void Engine::describe_step(Frame &frame, Op *op) {
     bool mutated = false;
     for (const TensorSpec &spec : op->tensors)
       mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
-    const bool copy = mutated && (input->live || input->locks > 1 || input->pins > 0);
+    // (This step holds it once, and once more if it was brought back for it.)
+    const uint32_t ours = static_cast<uint32_t>(
+        std::count(frame.stack_inputs.begin() +
+                       static_cast<std::ptrdiff_t>(frame.stack.back().first_input),
+                   frame.stack_inputs.end(), input));
+    const bool copy = mutated && (input->live || input->locks > ours || input->pins > 0);
+    if (mutated && !copy) frame.consumed.push_back(input);
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
   }
@@ -178,7 +186,7 @@ void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
         output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
     if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
       throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
-    const auto *tensor = reinterpret_cast<const void *>(frame.buffer[at]);
+    const auto *tensor = reinterpret_cast<const void *>(frame.step[at]);
     if (!tensor)
       throw StateError("op " + std::to_string(op->id) + " gave no result " +
                        std::to_string(output.position) + ", unlike the first time");
@@ -233,11 +241,8 @@ void Engine::remat_abort(Frame &frame) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (frame.step_open) {
     // Old versions that the step ran on may be half overwritten.
-    const Op *op = frame.stack.back().op;
-    for (const TensorSpec &spec : op->tensors) {
-      if (spec.use != Use::mutate) continue;
-      Storage *old = op->edges[spec.edge].input;
-      if (old->live || old->locks > 1 || old->pins > 0 || old->state != State::resident) continue;
+    for (Storage *old : frame.consumed) {
+      if (old->state != State::resident) continue;
       by_address_.erase(old->address);
       by_handle_.erase(old->handle);
       deferred.release_strong(old->handle);

@@ -42,7 +42,7 @@ bool Engine::settle(Storage *lost, std::vector<Storage *> *targets, uint64_t mos
           pending.push_back(dependent);
         }
       }
-    if (!possible && !targets) return false;
+    if ((!possible && !targets) || bytes > most_bytes) return false;
   }
   if (!possible || bytes > most_bytes) return false;
   for (Storage *storage : resident) forget_parent(storage, deferred);
