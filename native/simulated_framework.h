@@ -32,18 +32,18 @@ enum class Memory : uint8_t {
 };
 
 struct SimulatedStorage {
-  SimulatedFramework *framework = nullptr;
+  SimulatedFramework* framework = nullptr;
   std::atomic<uint32_t> strong{1};
   std::atomic<uint32_t> weak{1};
   Memory memory = Memory::none;
-  void *pointer = nullptr;
+  void* pointer = nullptr;
   uint64_t size_bytes = 0;
   uint8_t device_type = 0;
   int8_t device_index = -1;
 };
 
 struct SimulatedTensor {
-  SimulatedStorage *storage = nullptr;  // one strong reference
+  SimulatedStorage* storage = nullptr;  // one strong reference
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   int64_t offset = 0;
@@ -54,29 +54,29 @@ struct SimulatedTensor {
 // the rest is the caller's to order. Its memory is the engine's core's.
 class SimulatedFramework {
  public:
-  explicit SimulatedFramework(dtr_engine *engine);
+  explicit SimulatedFramework(dtr_engine* engine);
   // StateError while objects exist: their deleters would find neither us nor the core.
   void close();
   ~SimulatedFramework();
-  SimulatedFramework(const SimulatedFramework &) = delete;
-  SimulatedFramework &operator=(const SimulatedFramework &) = delete;
+  SimulatedFramework(const SimulatedFramework&) = delete;
+  SimulatedFramework& operator=(const SimulatedFramework&) = delete;
 
-  SimulatedTensor *make_tensor(SimulatedStorage *storage, int32_t scalar_type, int32_t ndim,
-                               const int64_t *sizes, const int64_t *strides, int64_t offset);
-  void release_tensor(SimulatedTensor *tensor);
-  SimulatedStorage *make_storage(Memory memory, void *pointer, uint64_t size_bytes,
+  SimulatedTensor* make_tensor(SimulatedStorage* storage, int32_t scalar_type, int32_t ndim,
+                               const int64_t* sizes, const int64_t* strides, int64_t offset);
+  void release_tensor(SimulatedTensor* tensor);
+  SimulatedStorage* make_storage(Memory memory, void* pointer, uint64_t size_bytes,
                                  uint8_t device_type, int8_t device_index);
   // Memory from the core; throws OutOfMemory, DriverError or InvalidArgument as it says.
-  void *allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream);
+  void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream);
   // Gives the storage's memory back to whom it belongs, and leaves it empty.
-  void let_go(SimulatedStorage &storage);
+  void let_go(SimulatedStorage& storage);
   void storage_is_gone() { objects_.fetch_sub(1); }
   // Whether the block at address is of the core that this framework is connected to.
-  bool has(const void *address, uint8_t device_type, int8_t device_index) const;
+  bool has(const void* address, uint8_t device_type, int8_t device_index) const;
 
  private:
-  dtr_engine *engine_;
-  const dtr_core *core_;
+  dtr_engine* engine_;
+  const dtr_core* core_;
   std::atomic<uint64_t> objects_{0};  // tensors, and storages whose object is not freed yet
 };
 
