@@ -355,7 +355,10 @@ void Engine::freed(void *address) {
       if (!storage->parent && storage->children) {
         // A constant dies before what hangs on it. If its dependents can do without
         // it for no more bytes than its own, they do; else its memory is kept.
-        if (!settle(storage, nullptr, storage->size_bytes, deferred)) {
+        ++storage->locks;  // its last dependent would take it along, and the block with it
+        const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);
+        --storage->locks;
+        if (!settled) {
           storage->kept = static_cast<int64_t>(kept_constants_.size());
           kept_constants_.push_back(storage);
           stats_.kept_constant_bytes += storage->size_bytes;

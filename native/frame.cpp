@@ -32,7 +32,10 @@ void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Defe
   if (!old->external || old->device_type != 0 || old->state != State::resident) return;
   const uint64_t sum = checksum(old->address, old->size_bytes);
   if (sum == old->checksum) return;
-  if (settle(old, nullptr, std::numeric_limits<uint64_t>::max(), deferred)) {
+  ++old->locks;  // memory of others has a record only while something depends on it
+  const bool settled = settle(old, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+  --old->locks;
+  if (settled) {
     old->checksum = sum;
     return;
   }

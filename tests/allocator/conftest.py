@@ -1,94 +1,13 @@
 """Fixtures of the allocator's tests: they need the native build and a C++ compiler, no GPU."""
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from cffi import FFI
-from native_pool import NativePool, check, ffi, lib
+from native_fixtures import fake_cuda, fake_cuda_library
+from native_pool import NativePool
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def core_in_one_file(folder: Path) -> Path:
-    """A source that includes all of allocator/: it compiles several times faster than its parts."""
-    whole = folder / "core.cpp"
-    parts = sorted((ROOT / "allocator").glob("*.cpp"))
-    whole.write_text("".join(f'#include "{part}"\n' for part in parts))
-    return whole
-
-
-def compile_cpp(sources, output: Path, *flags: str) -> Path:
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    command += [f"-I{ROOT / 'allocator'}", *map(str, sources), "-o", str(output), *flags]
-    subprocess.run(command, check=True)
-    return output
-
-
-class FakeCuda:
-    """The stand-in for libcuda (tests/fake_cuda), and what it saw."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        declarations = FFI()
-        declarations.cdef("""
-            void fake_cuda_reset(void);
-            void fake_cuda_set_memory(uint64_t total);
-            void fake_cuda_set_devices(int devices);
-            void fake_cuda_set_vmm(int supported);
-            void fake_cuda_fail_call(uint64_t n, int error);
-            const char *fake_cuda_failed_call(void);
-            uint64_t fake_cuda_calls(void);
-            void fake_cuda_hold(int on);
-            void fake_cuda_launch(uint64_t stream, unsigned long long address, uint64_t size);
-            int fake_cuda_step(uint64_t stream);
-            uint64_t fake_cuda_unfinished(uint64_t stream);
-            uint64_t fake_cuda_waits(void);
-            uint64_t fake_cuda_physical_bytes(void);
-            const char *fake_cuda_violation(uint64_t i);
-            uint64_t fake_cuda_leaks(void);
-        """)
-        self._ffi = declarations
-        self._lib = declarations.dlopen(str(path))
-
-    def __getattr__(self, name):
-        return getattr(self._lib, f"fake_cuda_{name}")
-
-    def failed(self) -> str:
-        return self._ffi.string(self._lib.fake_cuda_failed_call()).decode()
-
-    def violations(self) -> list[str]:
-        found = []
-        while (text := self._lib.fake_cuda_violation(len(found))) != self._ffi.NULL:
-            found.append(self._ffi.string(text).decode())
-        return found
-
-    def finish(self, stream: int) -> None:
-        while self.step(stream):
-            pass
-
-
-@pytest.fixture(scope="session")
-def fake_cuda_library(tmp_path_factory) -> FakeCuda:
-    path = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
-    compile_cpp([ROOT / "tests/fake_cuda/fake_cuda.cpp"], path, "-shared", "-fPIC")
-    return FakeCuda(path)
-
-
-@pytest.fixture
-def fake_cuda(fake_cuda_library):
-    """The stand-in, in use by the core; at the end it has seen no violation and no leak."""
-    fake = fake_cuda_library
-    fake.reset()
-    name = ffi.new("char[]", str(fake.path).encode())
-    check(lib.dtr_cuda_set_library(name))
-    yield fake
-    check(lib.dtr_cuda_set_library(ffi.NULL))
-    assert fake.violations() == []
-    assert fake.leaks() == 0
+__all__ = ["fake_cuda", "fake_cuda_library"]
 
 
 @pytest.fixture(params=["host", "simulated", "cuda"])

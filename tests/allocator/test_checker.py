@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import ROOT, compile_cpp, core_in_one_file
+from native_fixtures import ROOT, compile_cpp, core_in_one_file
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """The CUDA driver on the stand-in for libcuda. Needs the native build and g++, no GPU."""
 
 import pytest
-from conftest import compile_cpp
+from native_fixtures import compile_cpp
 from native_pool import (
     MIB,
     DriverFailed,

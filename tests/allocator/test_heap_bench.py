@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from conftest import ROOT
+from native_fixtures import ROOT
 
 
 def test_the_heap_bench_writes_its_figures(tmp_path):

@@ -1,0 +1,44 @@
+"""Fixtures of the engine's tests: they need the native build and a C++ compiler, no PyTorch."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
+
+ALLOCATOR_TESTS = str(Path(__file__).resolve().parent.parent / "allocator")
+if ALLOCATOR_TESTS not in sys.path:
+    sys.path.append(ALLOCATOR_TESTS)
+
+from native_fixtures import fake_cuda, fake_cuda_library
+from native_pool import NativePool
+from toy import Toy
+
+__all__ = ["fake_cuda", "fake_cuda_library"]
+
+PAGE = 4096
+
+
+@pytest.fixture
+def make_toy():
+    """Makes engines on host memory, with a budget in pages. Whoever makes one releases its
+    tensors; then nothing is left: no record, no closure, no block."""
+    made = []
+
+    def make(pages=64, **options):
+        toy = Toy(NativePool("host", budget=pages * PAGE), **options)
+        made.append(toy)
+        return toy
+
+    yield make
+    for toy in made:
+        toy.verify()
+        stats = toy.stats()
+        assert (stats.live_storages, stats.live_ops) == (0, 0)
+        assert (stats.evicted_storages, stats.kept_constant_bytes) == (0, 0)
+        toy.drain()
+        assert toy.closures == {}
+        assert toy.pool.stats().live_blocks == 0
+        toy.close()
+        toy.pool.destroy()

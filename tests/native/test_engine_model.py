@@ -1,0 +1,380 @@
+"""Random jobs on engine and pool against a plain model. Needs the native build and g++.
+
+The model is what a framework without eviction would hold: the tensors that live and their
+contents. Hypothesis prints a failing run as a list of rule calls; keep it as a named test below.
+"""
+
+import sys
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
+from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy
+
+INDEX = st.integers(0, 99)
+SIZE = st.integers(0, 4)
+UNKNOWN, NO_MEMORY = 999, 2
+
+
+class Failure(Exception):
+    """An operator's own error, on its first run or on a replay."""
+
+
+def fail(operator):
+    raise Failure(operator.name)
+
+
+class FailingToy(Toy):
+    """The toy whose replays can be made to fail, half way through their writes."""
+
+    failing_step = 0  # the next step but so many fails; 0: none
+
+    def _step(self, frame, operator):
+        if self.failing_step:
+            self.failing_step -= 1
+            if self.failing_step == 0:
+                operator = operator._replace(fails=fail)
+        super()._step(frame, operator)
+
+
+class EngineAgainstModel(RuleBasedStateMachine):
+    """Every live tensor has the content that it would have without eviction."""
+
+    driver = "host"
+    device = (0, -1)
+    chunk = 4096
+    grain = 1
+    sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
+    fake = None
+
+    def __init__(self):
+        super().__init__()
+        if self.fake:
+            self.fake.reset()
+        self.budget = 16
+        self.pool = NativePool(
+            self.driver, budget=self.budget * self.chunk, reserve=1024 * self.chunk
+        )
+        self.toy = FailingToy(self.pool, device=self.device, grain=self.grain)
+        self.tensors = []
+        self.next_parameter = 0
+        self.armed = False  # a driver call is going to fail
+
+    # ---- help ----
+
+    def pick(self, index):
+        return self.tensors[index % len(self.tensors)]
+
+    def parameter(self):
+        self.next_parameter += 1
+        return self.next_parameter
+
+    @contextmanager
+    def may_fail(self):
+        """An operation that may run into one of the prepared failures, which it survives."""
+        failing = self.toy.failing_step
+        try:
+            yield
+        except OutOfMemory:
+            assert self.budget is not None or self.armed
+        except DriverFailed:
+            assert self.armed
+        except Failure:
+            assert failing
+        else:
+            return
+        self.disarm()
+
+    def disarm(self):
+        if self.fake:
+            self.fake.fail_call(0, 0)
+        self.armed = False
+        self.toy.failing_step = 0
+
+    # ---- operators ----
+
+    @rule(size=SIZE)
+    def make_a_constant(self, size):
+        with self.may_fail():
+            tensor = self.toy.unseen(self.sizes[size], seed=self.parameter())
+            tensor.store.pins, tensor.store.escaped = 0, False
+            self.tensors.append(tensor)
+
+    @precondition(lambda self: self.tensors)
+    @rule(
+        inputs=st.lists(INDEX, max_size=3),
+        results=st.lists(SIZE, min_size=1, max_size=3),
+        replayable=st.integers(0, 7).map(bool),
+    )
+    def compute(self, inputs, results, replayable):
+        arguments = [self.pick(i) for i in inputs]
+        self.call("compute", arguments, results, replayable)
+
+    @precondition(lambda self: self.tensors)
+    @rule(
+        targets=st.lists(INDEX, min_size=1, max_size=2),
+        inputs=st.lists(INDEX, max_size=2),
+        results=st.lists(SIZE, max_size=1),
+        replayable=st.integers(0, 7).map(bool),
+    )
+    def overwrite(self, targets, inputs, results, replayable):
+        """In place, on storages or on parts of them, aliased or not."""
+        arguments = [(self.pick(i), MUTATE) for i in targets]
+        arguments += [self.pick(i) for i in inputs]
+        self.call("overwrite", arguments, results, replayable)
+
+    @precondition(lambda self: self.tensors)
+    @rule(tensor=INDEX, inputs=st.lists(INDEX, max_size=2))
+    def fill(self, tensor, inputs):
+        arguments = [(self.pick(tensor), WRITE_ONLY)]
+        arguments += [self.pick(i) for i in inputs]
+        self.call("fill", arguments, [], True)
+
+    @precondition(lambda self: self.tensors)
+    @rule(hidden=INDEX, inputs=st.lists(INDEX, min_size=1, max_size=2), size=SIZE)
+    def normalize(self, hidden, inputs, size):
+        hidden = self.pick(hidden)
+        inputs = [self.pick(i) for i in inputs]
+        # Hidden state that the operator also reads is not hidden.
+        if any(hidden.store is tensor.store for tensor in inputs):
+            return
+        self.call("normalize", [*inputs, (hidden, SCRATCH)], [size], True)
+
+    @precondition(lambda self: self.tensors)
+    @rule(weight=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    def use_a_parameter(self, weight, inputs, size):
+        weight = self.pick(weight)
+        arguments = [(weight, CONSTANT), *(self.pick(i) for i in inputs)]
+        if self.call("layer", arguments, [size], True):
+            weight.store.escaped = True  # as constant as what escaped
+
+    @precondition(lambda self: self.tensors)
+    @rule(weight=INDEX, gradient=INDEX)
+    def update_a_parameter(self, weight, gradient):
+        weight = self.pick(weight)
+        arguments = [(weight, MUTATE | CONSTANT), self.pick(gradient)]
+        if self.call("update", arguments, [], True):
+            weight.store.escaped = True
+
+    def call(self, name, arguments, results, replayable):
+        sizes = [self.sizes[size] for size in results]
+        with self.may_fail():
+            for tensor in self.toy.run(
+                name,
+                *arguments,
+                results=sizes,
+                parameter=self.parameter(),
+                replayable=replayable,
+            ):
+                tensor.store.pins, tensor.store.escaped = 0, False
+                self.tensors.append(tensor)
+            return True
+        return False
+
+    @precondition(lambda self: self.tensors)
+    @rule(tensor=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    def fail_in_an_operator(self, tensor, inputs, size):
+        target = self.pick(tensor)
+        arguments = [(target, MUTATE), *(self.pick(i) for i in inputs)]
+        ran = []
+
+        def hook(operator):
+            ran.append(operator)
+            raise Failure
+
+        try:
+            with self.may_fail():
+                self.toy.run(
+                    "fail",
+                    *arguments,
+                    results=[self.sizes[size]],
+                    parameter=self.parameter(),
+                    fails=hook,
+                )
+        except AssertionError:
+            if not ran:
+                raise
+            self.disarm()
+        if ran:
+            # What it left there is what counts from now on.
+            content = target.bytes()
+            start = target.offset // self.grain * 8
+            target.store.expected[start : start + len(content)] = content
+
+    # ---- tensors ----
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX, start=st.floats(0, 1), end=st.floats(0, 1))
+    def look_at_a_part(self, index, start, end):
+        base = self.pick(index)
+        grains = base.store.words // self.grain
+        start, end = sorted((int(start * (grains - 1)), int(end * (grains - 1))))
+        self.tensors.append(
+            self.toy.view(base, start * self.grain, (end - start + 1) * self.grain)
+        )
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
+    def release(self, index):
+        tensor = self.tensors.pop(index % len(self.tensors))
+        if self.armed:
+            tensor.release()
+        else:
+            with self.toy.no_failed_call():
+                tensor.release()
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
+    def evict(self, index):
+        tensor = self.pick(index)
+        was_resident = not tensor.evicted
+        if self.toy.evict(tensor):
+            assert was_resident
+            assert tensor.evicted
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
+    def materialize(self, index):
+        tensor = self.pick(index)
+        with self.may_fail():
+            self.toy.materialize(tensor)
+            assert not tensor.evicted
+            assert tensor.is_right()
+
+    @rule()
+    def materialize_all(self):
+        with self.may_fail():
+            self.toy.materialize_all()
+            if self.budget is None:
+                assert not any(tensor.evicted for tensor in self.tensors)
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX, escaped=st.integers(0, 4).map(lambda n: n == 0))
+    def pin(self, index, escaped):
+        tensor = self.pick(index)
+        with self.may_fail():
+            self.toy.materialize(tensor)
+            self.toy.pin(tensor, escaped)
+            if escaped:
+                tensor.store.escaped = True
+            else:
+                tensor.store.pins += 1
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
+    def unpin(self, index):
+        store = self.pick(index).store
+        assert self.toy.unpin(self.pick(index)) == (store.pins > 0)
+        store.pins = max(store.pins - 1, 0)
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
+    def replace_memory(self, index):
+        """Behind the recorder's back: what depends on the old content still gets it."""
+        tensor = self.pick(index)
+        with self.may_fail():
+            check(lib.dtr_sim_replace_memory(tensor.pointer, 0))
+            whole = self.toy.view(tensor, 0, tensor.store.words)
+            seed = self.parameter().to_bytes(8, "little")
+            self.toy.write(whole, seed)
+            tensor.store.expected[:] = seed * self.toy.count(whole)
+            tensor.store.pins, tensor.store.escaped = 0, False
+            whole.release()
+
+    # ---- surroundings ----
+
+    @rule(chunks=st.one_of(st.integers(6, 32), st.none()))
+    def set_budget(self, chunks):
+        with self.may_fail():
+            self.pool.set_budget(NO_LIMIT if chunks is None else chunks * self.chunk)
+            self.budget = chunks
+
+    @rule(ops=st.sampled_from([1, 3, 10, 1 << 30]))
+    def keep_history(self, ops):
+        self.toy.keep_history(ops)
+
+    @rule(n=st.integers(1, 4))
+    def fail_a_replay(self, n):
+        self.toy.failing_step = n
+
+    @precondition(lambda self: self.fake)
+    @rule(n=st.integers(1, 6), error=st.sampled_from([UNKNOWN, NO_MEMORY]))
+    def fail_a_driver_call(self, n, error):
+        self.fake.fail_call(n, error)
+        self.armed = True
+
+    @rule()
+    def drain(self):
+        self.toy.drain()
+
+    # ---- what always holds ----
+
+    @invariant()
+    def rules_hold(self):
+        self.toy.verify()
+        for tensor in self.tensors:
+            assert self.toy.resident(tensor) != tensor.evicted
+            if tensor.evicted:
+                assert not tensor.store.pins
+                assert not tensor.store.escaped
+            else:
+                assert tensor.is_right()
+        if self.fake:
+            assert self.fake.violations() == []
+
+    def teardown(self):
+        self.disarm()
+        if sys.exc_info()[0]:
+            self.let_go_of_everything()
+            return
+        for tensor in self.tensors:
+            with self.toy.no_failed_call():
+                tensor.release()
+        self.toy.verify()
+        stats = self.toy.stats()
+        assert (stats.live_storages, stats.live_ops, stats.evicted_storages) == (0, 0, 0)
+        assert stats.kept_constant_bytes == 0
+        self.toy.drain()
+        assert self.toy.closures == {}
+        assert self.pool.stats().live_blocks == 0
+        self.toy.close()
+        self.pool.destroy()
+        if self.fake:
+            assert self.fake.leaks() == 0
+
+    def let_go_of_everything(self):
+        """After a failure: the engine is given up, its memory is not."""
+        for block in self.pool.snapshot():
+            if block.state == IN_USE:
+                self.pool.free(block.address)
+        self.pool.destroy()
+
+
+SETTINGS = settings(
+    max_examples=80,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_jobs_on_host_memory_agree_with_the_model():
+    """Any sequence of operators and interventions leaves contents, records and blocks right."""
+    run(EngineAgainstModel, settings=SETTINGS)
+
+
+def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda):
+    """The same on the stand-in for libcuda, whose calls fail at will."""
+
+    class OnCuda(EngineAgainstModel):
+        driver = "cuda"
+        device = (1, 0)
+        chunk = 2 << 20
+        grain = 1024
+        sizes = (1024, 8192, 65536, 262144, 300 * 1024)
+        fake = fake_cuda
+
+    run(OnCuda, settings=SETTINGS)

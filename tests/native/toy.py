@@ -1,0 +1,442 @@
+"""A toy framework on the simulated one: operators over real memory, recorded and replayed.
+
+It does what dtr_alloc/recorder.py and dtr_alloc/replay.py do for PyTorch, in the same order and
+with the same calls. An operator's result is a hash of its name, its parameters and what it reads,
+so a replay on wrong inputs shows. What every storage should hold is kept beside it in plain
+Python (``Store.expected``), computed from expected contents only, never read from the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from native_pool import NativePool, check, ffi, lib
+
+READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
+CONSTANT = lib.DTR_USE_CONSTANT
+REPLAYABLE = lib.DTR_OP_REPLAYABLE
+EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
+INT64 = 4  # c10::ScalarType::Long
+WORD = 8
+
+
+class Store:
+    """One storage: how many words it has, and what they should be."""
+
+    def __init__(self, words: int, expected: bytes):
+        self.words = words
+        self.expected = bytearray(expected)
+
+
+class Tensor:
+    """A one-dimensional range of a storage's words. The owner releases it."""
+
+    def __init__(self, toy: Toy, pointer: Any, store: Store | None, offset: int, words: int):
+        self.toy = toy
+        self.pointer = pointer
+        self.store = store  # None: of a replay, where nothing is expected
+        self.offset = offset
+        self.words = words
+
+    def release(self) -> None:
+        """The user lets go; once is enough."""
+        if self.pointer is not None:
+            lib.dtr_sim_release_tensor(self.pointer)
+            self.pointer = None
+
+    @property
+    def number(self) -> int:
+        return int(ffi.cast("intptr_t", self.pointer))
+
+    @property
+    def handle(self) -> Any:
+        return lib.dtr_sim_handle(self.pointer)
+
+    @property
+    def data(self) -> Any:
+        return lib.dtr_sim_data(self.pointer)
+
+    @property
+    def evicted(self) -> bool:
+        return self.data == ffi.NULL
+
+    def bytes(self) -> bytes:
+        """The touched words of the memory itself."""
+        return self.toy.touched(ffi.buffer(self.data, self.words * WORD), self)
+
+    def expected(self) -> bytes:
+        start = self.offset // self.toy.grain * WORD
+        return bytes(self.store.expected[start : start + self.toy.count(self) * WORD])
+
+    def is_right(self) -> bool:
+        return self.bytes() == self.expected()
+
+
+class Operator(NamedTuple):
+    """What a closure keeps: everything about an operator but its tensors."""
+
+    name: str
+    parameter: Any
+    uses: tuple[int, ...]
+    results: tuple[int, ...]  # sizes in words of the new tensors
+    fails: Callable[[Operator], None]
+
+
+def never(operator: Operator) -> None:
+    """An operator's hook that lets it succeed."""
+
+
+def hashes(operator: Operator, contents: Sequence[bytes], count: int) -> list[bytes]:
+    """The words that an operator writes, one seed per tensor written."""
+    key = blake2b(repr((operator.name, operator.parameter)).encode(), digest_size=WORD)
+    for use, content in zip(operator.uses, contents, strict=True):
+        if use & 3 in (READ, MUTATE):
+            key.update(content)
+    return [blake2b(b"%d" % i, key=key.digest(), digest_size=WORD).digest() for i in range(count)]
+
+
+class Toy:
+    """One engine on one pool, with operators.
+
+    Args:
+        pool: the memory.
+        device: its device type and index.
+        grain: operators touch one word in so many, so that large storages stay cheap.
+    """
+
+    def __init__(
+        self,
+        pool: NativePool,
+        device: tuple[int, int] = (0, -1),
+        grain: int = 1,
+        history: int = 1 << 30,
+    ):
+        self.pool = pool
+        self.device = device
+        self.grain = grain
+        self.closures: dict[int, Operator] = {}
+        self.replays: list[str] = []
+        self._replay_lock = threading.RLock()
+        self._local = threading.local()
+        self._frames: list[Any] = []
+        out = ffi.new("dtr_engine **")
+        check(lib.dtr_engine_create(self._options(history), out))
+        self.engine = out[0]
+        out = ffi.new("dtr_sim **")
+        check(lib.dtr_sim_create(self.engine, out))
+        self.sim = out[0]
+        check(lib.dtr_engine_add_pool(self.engine, *device, pool.handle))
+
+    def _options(self, history: int) -> Any:
+        self._heuristic = ffi.new("char[]", b"dtr-eqclass")
+        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history])
+
+    def keep_history(self, ops: int) -> None:
+        check(lib.dtr_engine_configure(self.engine, self._options(ops)))
+
+    # ---- memory ----
+
+    def count(self, tensor: Tensor) -> int:
+        """How many words of the tensor operators touch."""
+        return tensor.words // self.grain
+
+    def touched(self, memory: Any, tensor: Tensor) -> bytes:
+        view = memoryview(memory)
+        if self.grain == 1:
+            return view.tobytes()
+        return view.cast("Q")[: self.count(tensor) * self.grain : self.grain].tobytes()
+
+    def write(self, tensor: Tensor, seed: bytes) -> None:
+        words = memoryview(ffi.buffer(tensor.data, tensor.words * WORD))
+        content = seed * self.count(tensor)
+        if self.grain == 1:
+            words[:] = content
+        else:
+            words.cast("Q")[: self.count(tensor) * self.grain : self.grain] = memoryview(
+                content
+            ).cast("Q")
+
+    def _new(self, words: int, store: Store | None) -> Tensor:
+        out = ffi.new("dtr_sim_tensor **")
+        sizes = ffi.new("int64_t[]", [words])
+        check(lib.dtr_sim_make_tensor(self.sim, *self.device, 0, INT64, 1, sizes, ffi.NULL, out))
+        return Tensor(self, out[0], store, 0, words)
+
+    def view(self, base: Tensor, offset: int, words: int) -> Tensor:
+        """A range of base's storage."""
+        out = ffi.new("dtr_sim_tensor **")
+        sizes, strides = ffi.new("int64_t[]", [words]), ffi.new("int64_t[]", [1])
+        check(lib.dtr_sim_make_view(base.pointer, 1, sizes, strides, offset, out))
+        return Tensor(self, out[0], base.store, offset, words)
+
+    def unseen(self, words: int, seed: int = 0) -> Tensor:
+        """A tensor made where the recorder does not look: a constant."""
+        content = blake2b(b"%d" % seed, digest_size=WORD).digest()
+        tensor = self._new(words, None)
+        tensor.store = Store(words, content * self.count(tensor))
+        self.write(tensor, content)
+        return tensor
+
+    # ---- recording (dtr_alloc/recorder.py) ----
+
+    @property
+    def frame(self) -> Any:
+        """The frame of this thread."""
+        if not hasattr(self._local, "frame"):
+            out = ffi.new("dtr_frame **")
+            check(lib.dtr_frame_create(self.engine, out))
+            self._local.frame = out[0]
+            self._frames.append(out[0])
+        return self._local.frame
+
+    def run(
+        self,
+        name: str,
+        *arguments: Tensor | tuple[Tensor, int],
+        results: Sequence[int] = (),
+        parameter: Any = None,
+        replayable: bool = True,
+        fails: Callable[[Operator], None] = never,
+    ) -> list[Tensor]:
+        """Runs one operator; an argument is a tensor that is read, or a tensor and its use.
+
+        Returns the new tensors. (The operator also returns those it overwrote, as add_ does.)
+        """
+        pairs = [a if isinstance(a, tuple) else (a, READ) for a in arguments]
+        tensors = [tensor for tensor, _ in pairs]
+        uses = tuple(use for _, use in pairs)
+        operator = Operator(name, parameter, uses, tuple(results), fails)
+        frame = self.frame
+        buffer = lib.dtr_frame_buffer(frame, len(pairs))
+        for i, (tensor, use) in enumerate(pairs):
+            buffer[i] = tensor.number | use
+        flags = REPLAYABLE if replayable else 0
+        need = lib.dtr_op_begin(frame, len(pairs), flags)
+        if need < 0:
+            check(-need)
+        try:
+            if need & lib.DTR_HAS_DROPPED:
+                self.drain()
+            if need & lib.DTR_NEED_WORK:
+                self._prepare(frame)
+            everything = self._execute(operator, tensors)
+        except BaseException:
+            lib.dtr_op_abort(frame)
+            raise
+        buffer = lib.dtr_frame_buffer(frame, len(everything))
+        for i, result in enumerate(everything):
+            buffer[i] = result.number
+        op_id = lib.dtr_op_end(frame, len(everything), flags)
+        if op_id < 0:
+            check(-op_id)
+        if op_id > 0:
+            self.closures[op_id] = operator
+        new = everything[len(everything) - len(operator.results) :]
+        self._expect(operator, tensors, new)
+        return new
+
+    def one(self, name: str, *arguments: Any, words: int = 512, **others: Any) -> Tensor:
+        """Runs an operator with one result."""
+        return self.run(name, *arguments, results=[words], **others)[0]
+
+    def _execute(self, operator: Operator, tensors: list[Tensor]) -> list[Tensor]:
+        """The kernel. Returns the overwritten tensors, then the new ones."""
+        written = [
+            tensor
+            for tensor, use in zip(tensors, operator.uses, strict=True)
+            if use & 3 in (MUTATE, WRITE_ONLY)
+        ]
+        new: list[Tensor] = []
+        try:
+            for words in operator.results:
+                new.append(self._new(words, None))
+            contents = [
+                tensor.bytes() if use & 3 in (READ, MUTATE) else b""
+                for tensor, use in zip(tensors, operator.uses, strict=True)
+            ]
+            seeds = hashes(operator, contents, len(written) + len(new) + 1)
+            for i, tensor in enumerate([*written, *new]):
+                self.write(tensor, seeds[i])
+                if i == 0:
+                    operator.fails(operator)
+            if not written and not new:
+                operator.fails(operator)
+            for tensor, use in zip(tensors, operator.uses, strict=True):
+                if use & 3 == SCRATCH:
+                    self.write(tensor, seeds[-1])
+        except BaseException:
+            for tensor in new:
+                tensor.release()
+            raise
+        return [*written, *new]
+
+    def _expect(self, operator: Operator, tensors: list[Tensor], new: list[Tensor]) -> None:
+        """The same on what is expected."""
+        contents = [tensor.expected() for tensor in tensors]
+        for tensor in new:
+            tensor.store = Store(tensor.words, bytes(self.count(tensor) * WORD))
+        written = [t for t, use in zip(tensors, operator.uses, strict=True) if use & 3 in (1, 2)]
+        seeds = hashes(operator, contents, len(written) + len(new) + 1)
+        for tensor, seed in zip([*written, *new], seeds, strict=False):
+            self._expect_words(tensor, seed)
+        for tensor, use in zip(tensors, operator.uses, strict=True):
+            if use & 3 == SCRATCH:
+                self._expect_words(tensor, seeds[-1])
+
+    def _expect_words(self, tensor: Tensor, seed: bytes) -> None:
+        start, count = tensor.offset // self.grain, self.count(tensor)
+        tensor.store.expected[start * WORD : (start + count) * WORD] = seed * count
+
+    def drain(self) -> None:
+        ids = ffi.new("int64_t[64]")
+        while count := lib.dtr_engine_drain_dropped(self.engine, ids, 64):
+            for i in range(count):
+                self.closures.pop(ids[i], None)
+
+    # ---- replaying (dtr_alloc/replay.py) ----
+
+    def _prepare(self, frame: Any) -> None:
+        with self._replay_lock:
+            while work := lib.dtr_op_prepare(frame):
+                if work < 0:
+                    check(-work)
+                self._rematerialize(frame)
+
+    def materialize(self, tensor: Tensor) -> None:
+        with self._replay_lock:
+            work = lib.dtr_remat_want(self.frame, tensor.handle)
+            if work < 0:
+                check(-work)
+            if work:
+                self._rematerialize(self.frame)
+
+    def materialize_all(self) -> None:
+        with self._replay_lock:
+            while work := lib.dtr_remat_want_any(self.frame):
+                if work < 0:
+                    check(-work)
+                self._rematerialize(self.frame)
+
+    def _rematerialize(self, frame: Any) -> None:
+        try:
+            while op_id := lib.dtr_remat_next(frame):
+                if op_id < 0:
+                    check(-op_id)
+                self._step(frame, self.closures[op_id])
+        except BaseException:
+            lib.dtr_remat_abort(frame)
+            raise
+
+    def _step(self, frame: Any, operator: Operator) -> None:
+        self.replays.append(operator.name)
+        mine: list[Tensor] = []
+        try:
+            tensors = self._rebuild(lib.dtr_frame_step(frame, 0), mine)
+            everything = self._execute(operator, tensors)
+            mine += everything[len(everything) - len(operator.results) :]
+            step = lib.dtr_frame_step(frame, len(tensors) + len(everything))
+            for i, tensor in enumerate([*tensors, *everything]):
+                step[i] = tensor.number
+            status = lib.dtr_remat_commit(frame, len(tensors), len(everything))
+            if status < 0:
+                check(-status)
+        finally:
+            for tensor in mine:
+                tensor.release()
+
+    def _rebuild(self, numbers: Any, mine: list[Tensor]) -> list[Tensor]:
+        """The argument tensors of a step; all that it makes is also put into `mine`."""
+        # The step's numbers may be moved by a call that asks for more: read them first.
+        at = 1
+        edges = []
+        for _ in range(numbers[0]):
+            edges.append((ffi.cast("void *", numbers[at]), numbers[at + 1]))
+            at += 2
+        count, at = numbers[at], at + 1
+        descriptions = []
+        for _ in range(count):
+            head = ffi.unpack(numbers + at, 6)
+            shape = ffi.unpack(numbers + at + 6, 2 * head[5]) if head[5] else []
+            descriptions.append((*head, shape))
+            at += 6 + 2 * head[5]
+        storages = [self._storage(handle, copy, mine) for handle, copy in edges]
+        tensors = []
+        for use, edge, scalar_type, _, offset, ndim, shape in descriptions:
+            assert use in (READ, MUTATE, WRITE_ONLY, SCRATCH, EMPTY)
+            assert (scalar_type, ndim) == (INT64, 1)
+            if edge < 0:
+                tensor = self._new(shape[0], None)
+            else:
+                tensor = self._over(storages[edge].handle, offset, shape[0])
+            mine.append(tensor)
+            tensors.append(tensor)
+        return tensors
+
+    def _over(self, handle: Any, offset: int, words: int) -> Tensor:
+        out = ffi.new("dtr_sim_tensor **")
+        sizes, strides = ffi.new("int64_t[]", [words]), ffi.new("int64_t[]", [1])
+        check(lib.dtr_sim_tensor_over(handle, INT64, 1, sizes, strides, offset, out))
+        return Tensor(self, out[0], None, offset, words)
+
+    def _storage(self, handle: Any, copy: int, mine: list[Tensor]) -> Tensor:
+        words = lib.dtr_sim_storage_bytes(handle) // WORD
+        whole = self._over(handle, 0, words)
+        mine.append(whole)
+        if copy:
+            source, whole = whole, self._new(words, None)
+            mine.append(whole)
+            ffi.memmove(whole.data, source.data, words * WORD)
+        return whole
+
+    # ---- by hand ----
+
+    def evict(self, tensor: Tensor) -> bool:
+        return lib.dtr_evict(self.engine, tensor.handle) == 1
+
+    def resident(self, tensor: Tensor) -> bool:
+        return lib.dtr_is_resident(self.engine, tensor.handle) == 1
+
+    def pin(self, tensor: Tensor, escaped: bool = False) -> None:
+        check(lib.dtr_pin(self.engine, tensor.pointer, int(escaped)))
+
+    def unpin(self, tensor: Tensor) -> bool:
+        return lib.dtr_unpin(self.engine, tensor.handle) == 1
+
+    def content(self, tensor: Tensor) -> bytes:
+        self.materialize(tensor)
+        return tensor.bytes()
+
+    # ---- checks ----
+
+    def stats(self) -> Any:
+        stats = ffi.new("dtr_engine_stats *")
+        lib.dtr_engine_get_stats(self.engine, stats)
+        return stats
+
+    def verify(self) -> None:
+        check(lib.dtr_engine_check_invariants(self.engine))
+        self.pool.verify()
+
+    @contextmanager
+    def no_failed_call(self):
+        """Calls whose failures the engine swallows, as a deleter must, leave a message behind."""
+        none = ffi.new("dtr_engine_options *")
+        lib.dtr_engine_configure(self.engine, none)  # a message that no other call leaves
+        text = ffi.string(lib.dtr_last_error())
+        yield
+        assert ffi.string(lib.dtr_last_error()) == text
+
+    def reset(self) -> None:
+        check(lib.dtr_engine_reset(self.engine))
+
+    def close(self) -> None:
+        """Destroys all; every tensor was released."""
+        for frame in self._frames:
+            lib.dtr_frame_destroy(frame)
+        self._frames.clear()
+        check(lib.dtr_sim_destroy(self.sim))
+        check(lib.dtr_engine_destroy(self.engine))
