@@ -16,8 +16,11 @@ constexpr uint64_t kManyDropped = 64;
 // nothing, and chains of scalars (running averages, counters) would be remembered for it.
 constexpr uint64_t kTinyBytes = 64;
 
-// A storage with so many ops behind it has its history weighed against its size.
+// A storage with so many ops behind it has its history weighed against its size; if the
+// size wins, one a few ops further on is looked at. (An odd number, so that in a chain of
+// pairs both get their turn: the history of one may be live just when it is used.)
 constexpr uint32_t kLongChain = 64;
+constexpr uint32_t kNextLook = 7;
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
@@ -89,7 +92,7 @@ void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
     if (storage->state == State::resident) forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
-    storage->chain = 0;
+    storage->chain = kLongChain - kNextLook;
     if (history_outweighs(storage)) forget_parent(storage, deferred);
   }
   ++storage->locks;
