@@ -1,8 +1,9 @@
 """Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
 
-The bridge is a small C++ library on the c10 headers that torch ships. c10's ABI changes between
-versions, so the library is compiled where it is used, on first use, in about two seconds, and
-kept in a cache folder under a name that says for what it was made (as Triton keeps its launchers).
+The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
+versions, so the library is compiled where it is used, on first use, and kept in a cache folder
+under a name that says for what it was made (as Triton keeps its launchers). That takes about two
+seconds; for CUDA, whose headers are many, about ten.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) override {
     TORCH_CHECK(false, "dtr_alloc: device cuda:", static_cast<int>(device),
                 " cannot access the memory of cuda:", static_cast<int>(other),
-                " under a budget: copies between devices go through the host (tensor.cpu())");
+                " under a budget; copy through the host: tensor.cpu().to(device)");
   }
 
   // ---- limits ----
@@ -212,6 +212,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // ---- statistics ----
 
   // Only the totals: the heap has no small and large pool. An evicted tensor counts as freed.
+  // The pool keeps peaks of bytes; those of counts, and of unused bytes, are the present values.
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const dtr_pool_stats now = stats_of(pool_of(device));
     dtr_pool_stats from{};
@@ -244,8 +245,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
          now.peak_reserved_bytes / now.chunk_bytes, now.mapped_chunks, from.mapped_chunks,
          from.reserved_bytes / now.chunk_bytes);
     const uint64_t unused = now.reserved_bytes - std::min(now.reserved_bytes, now.allocated_bytes);
-    fill(stats.inactive_split_bytes, unused, unused, 0, 0, 0);
-    stats.inactive_split_bytes[total].freed = 0;  // nothing of it is ever allocated or freed
+    stats.inactive_split_bytes[total].current = static_cast<int64_t>(unused);
+    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(unused);
     stats.num_alloc_retries = static_cast<int64_t>(now.remaps - from.remaps);
     stats.num_ooms = static_cast<int64_t>(now.out_of_memory_errors - from.out_of_memory_errors);
     stats.num_device_alloc = static_cast<int64_t>(now.mapped_chunks - from.mapped_chunks);
