@@ -87,6 +87,7 @@ Pool::Pool(const PoolOptions& options)
       streams_(*driver_),
       budget_(options.budget_bytes) {
   counts_.total_bytes = driver_->traits().total_bytes;
+  counts_.chunk_bytes = chunk_;
 }
 
 void Pool::close() {
@@ -267,6 +268,7 @@ PoolStats Pool::stats() {
 void Pool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
+  counts_.peak_requested_bytes = counts_.requested_bytes;
   chunks_.reset_peak();
 }
 

@@ -61,6 +61,10 @@ struct PoolStats {
   uint64_t remaps;
   uint64_t out_of_memory_errors;
   uint64_t total_bytes;
+  uint64_t peak_requested_bytes;
+  uint64_t ever_allocated_bytes;
+  uint64_t ever_requested_bytes;
+  uint64_t chunk_bytes;
 };
 
 struct BlockInfo {

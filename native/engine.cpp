@@ -55,7 +55,13 @@ Engine::Engine(const dtr_engine_options &options) : options_(options) {
              for (const Device *device : self->devices_)
                if (dtr_pool_contains(device->pool, address))
                  dtr_pool_record_stream(device->pool, address, stream);
-           }};
+           },
+           [](void *engine, uint8_t device_type, int8_t device_index) {
+             return static_cast<Engine *>(engine)->pool_of(device_type, device_index);
+           },
+           &dtr_pool_get_stats, &dtr_pool_reset_peak, &dtr_pool_set_budget, &dtr_pool_trim,
+           &dtr_pool_snapshot, &dtr_pool_contains, &dtr_pool_block_start, &dtr_pool_block_bytes,
+           &dtr_last_error};
 }
 
 Engine::~Engine() {
