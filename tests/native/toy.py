@@ -428,7 +428,8 @@ class Toy:
         lib.dtr_engine_configure(self.engine, none)  # a message that no other call leaves
         text = ffi.string(lib.dtr_last_error())
         yield
-        assert ffi.string(lib.dtr_last_error()) == text
+        message = ffi.string(lib.dtr_last_error())
+        assert message == text
 
     def reset(self) -> None:
         check(lib.dtr_engine_reset(self.engine))
