@@ -127,8 +127,8 @@ def rule_for(func: OpOverload) -> Rule:
 
     return Rule(
         func=func,
-        view=known and ((aliases and not uses) or name in VIEWS or name in UNINITIALIZED),
-        replayable=known and name not in IMPURE,
+        view=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
+        replayable=known and name not in IMPURE and name not in UNINITIALIZED,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         uses=uses,
         positions=positions,

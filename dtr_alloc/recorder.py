@@ -13,8 +13,8 @@ A closure holds no tensor of the job: tensor arguments become the mark TENSOR, a
 knows which storage, dtype, shape and strides stood there.
 
 This module is the hot path: a call costs a few microseconds, so it repeats itself a little where
-a function call would cost more than it says. For that reason, too, it runs ``func._op``: ``func`` is
-a Python object whose call does nothing else.
+a function call would cost more than it says. For that reason, too, it runs ``func._op``, which is
+all that calling ``func`` does.
 """
 
 from __future__ import annotations
