@@ -9,6 +9,7 @@ what they return is a constant.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 import torch
 from torch._ops import OpOverload
 
@@ -77,7 +78,7 @@ class Rule:
         positions: names of the positional arguments, in order.
         hidden: arguments that are scratch in training mode.
         dropout: position of the probability, at 0 of which nothing is drawn; -1: none such.
-        tensors: by position, how a tensor argument is used; None where there cannot be one.
+        tensors: the positions at which tensors can be, with how each is used.
         lists: whether an argument can be a list of tensors.
         scalars: arguments by keyword that cannot be tensors.
     """
@@ -90,7 +91,7 @@ class Rule:
     positions: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     dropout: int = -1
-    tensors: tuple[int | None, ...] = ()
+    tensors: tuple[tuple[int, int], ...] = ()
     lists: bool = False
     scalars: frozenset[str] = frozenset()
 
@@ -134,7 +135,11 @@ def rule_for(func: OpOverload) -> Rule:
         positions=positions,
         hidden=hidden,
         dropout=positions.index("dropout_p") if known and "dropout_p" in positions else -1,
-        tensors=tuple(uses.get(name, READ) if may_hold(name) else None for name in positions),
+        tensors=tuple(
+            (position, uses.get(name, READ))
+            for position, name in enumerate(positions)
+            if may_hold(name)
+        ),
         lists=any("List[" in kinds[name] and may_hold(name) for name in positions),
         scalars=frozenset(
             argument.name

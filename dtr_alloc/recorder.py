@@ -170,15 +170,18 @@ class Recorder(TorchDispatchMode):
 
         buffer = self._buffer
         count = 0
-        for argument, use in zip(args, rule.tensors, strict=False):
-            if use is not None:
-                kind = _kinds[type(argument)]
-                if kind >= 0:
-                    buffer[count] = argument._cdata | kind | use
-                    count += 1
-                elif kind == _LIST:
-                    count = self._put_list(argument, use, count)
-                    buffer = self._buffer
+        given = len(args)
+        for position, use in rule.tensors:
+            if position >= given:
+                break  # left to its default
+            argument = args[position]
+            kind = _kinds[type(argument)]
+            if kind >= 0:
+                buffer[count] = argument._cdata | kind | use
+                count += 1
+            elif kind == _LIST:
+                count = self._put_list(argument, use, count)
+                buffer = self._buffer
         frame = self.frame
         flags = rule.replayable
         random = self._random_state(rule, args, kwargs) if rule.random and flags else None
@@ -206,7 +209,7 @@ class Recorder(TorchDispatchMode):
         if op_id > 0:
             if rule.lists:
                 marked = tuple([_marked(argument) for argument in args])
-            elif count == len(args) < 16:
+            elif count == given < 16:
                 marked = _ALL_TENSORS[count]
             else:
                 marked = tuple([TENSOR if _kinds[type(a)] >= 0 else a for a in args])
@@ -292,11 +295,16 @@ class Recorder(TorchDispatchMode):
         return end
 
     def _put_results(self, result: Any) -> int:
-        tensors: list[Tensor | None] = []
-        flatten(result, tensors)
-        count = len(tensors)
+        numbers = []
+        if type(result) is tuple:
+            numbers = [part._cdata for part in result if type(part) is Tensor]
+        if not numbers or len(numbers) < len(result):
+            tensors: list[Tensor | None] = []
+            flatten(result, tensors)
+            numbers = [0 if tensor is None else tensor._cdata for tensor in tensors]
+        count = len(numbers)
         self.reserve(count)
-        self._buffer[0:count] = [0 if tensor is None else tensor._cdata for tensor in tensors]
+        self._buffer[0:count] = numbers
         return count
 
     def is_innermost(self) -> bool:
