@@ -21,15 +21,13 @@ int64_t &room_ns_of_thread() {
   return spent;
 }
 
-void Deferred::run() {
+Deferred::~Deferred() {
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
-  for (void *handle : strong_) engine_.framework_->release_strong(handle);
-  for (void *handle : weak_) engine_.framework_->release_weak(handle);
-  for (const Block &block : blocks_)
+  strong_.for_each([&](void *handle) { engine_.framework_->release_strong(handle); });
+  weak_.for_each([&](void *handle) { engine_.framework_->release_weak(handle); });
+  blocks_.for_each([&](const Block &block) {
     dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
-  strong_.clear();
-  weak_.clear();
-  blocks_.clear();
+  });
 }
 
 namespace {
@@ -49,7 +47,11 @@ void core_evicted_died(void *engine, void *context) {
 }  // namespace
 
 Engine::Engine(const dtr_engine_options &options) : options_(options) {
-  core_ = {DTR_BRIDGE_ABI_VERSION, this, &core_allocate, &core_freed, &core_evicted_died,
+  core_ = {DTR_BRIDGE_ABI_VERSION,
+           this,
+           &core_allocate,
+           &core_freed,
+           &core_evicted_died,
            [](void *engine, void *address, uint64_t stream) {
              auto *self = static_cast<Engine *>(engine);
              for (const Device *device : self->devices_)
@@ -122,7 +124,7 @@ void *Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 
 // ---- records ----
 
-Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed) {
+Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed, int64_t now_ns) {
   Storage *storage = storages_.get();
   *storage = Storage{};
   storage->id = next_storage_id_++;
@@ -132,7 +134,7 @@ Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed) {
   storage->address = desc.data;
   storage->handle = desc.handle;
   storage->managed = managed;
-  storage->last_access_ns = now_ns();
+  storage->last_access_ns = now_ns;
   ++stats_.live_storages;
   return storage;
 }
@@ -147,10 +149,10 @@ Storage *Engine::find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred) 
   }
   if (storage) return storage;
   const bool managed = desc.owned != 0;
-  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its record lives only while
-  // something depends on it, and holds the storage strongly for that time.
+  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
+  // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
-  storage = new_storage(desc, managed);
+  storage = new_storage(desc, managed, now_ns());
   by_handle_.insert(desc.handle, storage);
   if (managed) {
     storage->live = true;
@@ -375,7 +377,14 @@ void Engine::freed(void *address) {
         by_address_.erase(address);
         if (storage->state == State::resident) {
           if (!storage->parent) storage->lost = true;
-          become_evicted(storage);
+          if (storage->children || storage->locks > 0) {
+            become_evicted(storage);
+          } else {
+            // Nothing will ask for it again: no detour through an evicted component.
+            storage->address = nullptr;
+            storage->state = State::evicted;
+            update_candidate(storage);
+          }
         }
         maybe_remove(storage, deferred);
       }
@@ -490,8 +499,8 @@ void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool 
   const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
   *out = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
          bytes(pool_stats.budget_bytes) + ", allocated " + bytes(pool_stats.allocated_bytes) +
-         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) +
-         " unmapped + " + bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
+         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) + " unmapped + " +
+         bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
          " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +

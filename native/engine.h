@@ -27,21 +27,43 @@ namespace dtr {
 
 class Engine;
 
+// A list that is nearly always short: the first few do not allocate.
+template <typename T>
+class ShortList {
+ public:
+  void push_back(const T &value) {
+    if (count_ < kFew)
+      few_[count_++] = value;
+    else
+      more_.push_back(value);
+  }
+  template <typename F>
+  void for_each(F &&visit) const {
+    for (size_t i = 0; i < count_; ++i) visit(few_[i]);
+    for (const T &value : more_) visit(value);
+  }
+
+ private:
+  static constexpr size_t kFew = 4;
+  T few_[kFew];
+  size_t count_ = 0;
+  std::vector<T> more_;
+};
+
 // What must happen after the engine mutex is released.
 class Deferred {
  public:
   explicit Deferred(Engine &engine) : engine_(engine) {}
   Deferred(const Deferred &) = delete;
   Deferred &operator=(const Deferred &) = delete;
-  ~Deferred() { run(); }
+  // Runs deleters, which may enter the engine again; the mutex is free by then.
+  ~Deferred();
 
   void free_block(const Storage &storage, void *address) {
     blocks_.push_back({storage.device_type, storage.device_index, address});
   }
   void release_strong(void *handle) { strong_.push_back(handle); }
   void release_weak(void *handle) { weak_.push_back(handle); }
-  // Call without the mutex. May run deleters, which may enter the engine again.
-  void run();
 
  private:
   struct Block {
@@ -50,9 +72,9 @@ class Deferred {
     void *address;
   };
   Engine &engine_;
-  std::vector<Block> blocks_;
-  std::vector<void *> strong_;
-  std::vector<void *> weak_;
+  ShortList<Block> blocks_;
+  ShortList<void *> strong_;
+  ShortList<void *> weak_;
 };
 
 // One tensor argument of the op in flight.
@@ -149,7 +171,7 @@ class Engine {
   friend class Deferred;
 
   // engine.cpp, all under the mutex
-  Storage *new_storage(const dtr_tensor_desc &desc, bool managed);
+  Storage *new_storage(const dtr_tensor_desc &desc, bool managed, int64_t now_ns);
   Storage *find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred);
   void content_replaced(Storage *storage, Deferred &deferred);
   void link(Edge &edge, Op *op, Storage *input);
@@ -181,7 +203,7 @@ class Engine {
   // frame.cpp
   void classify(Frame &frame, Input &input, Deferred &deferred);
   void external_check(Storage **storage, const dtr_tensor_desc &desc, Deferred &deferred);
-  void new_version(Input &input, Op *op, int32_t position, Deferred &deferred);
+  void new_version(Input &input, Op *op, int32_t position, int64_t now_ns, Deferred &deferred);
   Op *build_op(Frame &frame, int64_t cost_ns);
 
   // settle.cpp

@@ -42,7 +42,7 @@ void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Defe
     old->checksum = sum;
     return;
   }
-  Storage *fresh = new_storage(desc, old->managed);
+  Storage *fresh = new_storage(desc, old->managed, now_ns());
   fresh->live = old->live;
   fresh->pins = old->pins;
   fresh->external = true;
@@ -214,7 +214,8 @@ Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
 }
 
 // Ends the version that the op overwrote and begins the next (R1).
-void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &deferred) {
+void Engine::new_version(Input &input, Op *op, int32_t position, int64_t now_ns,
+                         Deferred &deferred) {
   Storage *old = input.storage;
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
@@ -224,14 +225,14 @@ void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &defer
     if (desc.handle && desc.data) find_or_adopt(desc, deferred);
     return;
   }
-  const bool constant = !op || old->constant_for_good || input.use == Use::scratch ||
-                        old->size_bytes <= kTinyBytes;
+  const bool constant =
+      !op || old->constant_for_good || input.use == Use::scratch || old->size_bytes <= kTinyBytes;
   if (constant && !old->parent) {
     if (old->external && old->device_type == 0)
       old->checksum = checksum(old->address, old->size_bytes);
     return;  // it was settled before the op ran: the record may serve the new content
   }
-  Storage *fresh = new_storage(desc, old->managed);
+  Storage *fresh = new_storage(desc, old->managed, now_ns);
   fresh->live = old->live;
   fresh->pins = old->pins;
   by_handle_.insert(desc.handle, fresh);
@@ -254,7 +255,8 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   Deferred deferred(*this);
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t cost = now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  const int64_t end_ns = now_ns();
+  const int64_t cost = end_ns - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
   bool overwritten = false;
   for (const Input &input : frame.inputs) {
@@ -274,7 +276,7 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input &input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), end_ns, deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
@@ -288,7 +290,7 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
       if (known->address == desc.data) continue;
       content_replaced(known, deferred);
     }
-    Storage *storage = new_storage(desc, true);
+    Storage *storage = new_storage(desc, true, end_ns);
     storage->live = true;
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
@@ -322,7 +324,7 @@ void Engine::op_abort(Frame &frame) {
     // It may have been overwritten in part: a constant of unknown content. One that
     // is not resident cannot have been touched.
     if (input.storage && overwrites(input.use) && input.storage->state == State::resident)
-      new_version(input, nullptr, static_cast<int32_t>(i), deferred);
+      new_version(input, nullptr, static_cast<int32_t>(i), now_ns(), deferred);
   }
   for (const Input &input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
