@@ -190,12 +190,13 @@ class Recorder(TorchDispatchMode):
             if need == HAS_DROPPED:
                 self._runtime.drain()
             else:
-                lib.dtr_op_abort(frame) if need > 0 else None
+                if need > 0:
+                    lib.dtr_op_abort(frame, False)
                 return self._general(rule, func, args, kwargs)
         try:
             result = func._op(*args, **kwargs) if kwargs else func._op(*args)
         except BaseException as error:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, True)
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.explain(error)
             raise
@@ -229,22 +230,22 @@ class Recorder(TorchDispatchMode):
         need = lib.dtr_op_begin(frame, walk.count, flags)
         if need < 0:
             check(-need)
+        started = False
         try:
             if need:
                 flags &= self._meet(need, walk)
+            started = True
             result = func._op(*args, **kwargs)
         except BaseException as error:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, started)
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.explain(error)
             raise
         op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
         if op_id > 0:
             closure_args, closure_kwargs = walk.template(args, kwargs)
-            self._closures[op_id] = (
-                *(func, closure_args, closure_kwargs),
-                *(random, grad_enabled()),
-            )
+            closure = (func, closure_args, closure_kwargs, random, grad_enabled())
+            self._closures[op_id] = closure
         elif op_id < 0:
             check(-op_id)
         return result

@@ -11,9 +11,9 @@ ALLOCATOR_TESTS = str(Path(__file__).resolve().parent.parent / "allocator")
 if ALLOCATOR_TESTS not in sys.path:
     sys.path.append(ALLOCATOR_TESTS)
 
-from native_fixtures import fake_cuda, fake_cuda_library
-from native_pool import NativePool
-from toy import Toy
+from native_fixtures import fake_cuda, fake_cuda_library  # noqa: E402
+from native_pool import NativePool  # noqa: E402
+from toy import Toy  # noqa: E402
 
 __all__ = ["fake_cuda", "fake_cuda_library"]
 

@@ -205,9 +205,7 @@ class TestDeath:
         assert len(toy.closures) <= 200
         weight.release()
 
-    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(
-        self, make_toy
-    ):
+    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(3)]
@@ -671,8 +669,8 @@ class TestFailure:
         assert lib.dtr_op_end(toy.frame, 0, 0) == -lib.DTR_STATE
         assert lib.dtr_op_begin(toy.frame, 0, 0) == 0
         assert lib.dtr_op_begin(toy.frame, 0, 0) == -lib.DTR_STATE
-        lib.dtr_op_abort(toy.frame)
-        lib.dtr_op_abort(toy.frame)
+        lib.dtr_op_abort(toy.frame, 1)
+        lib.dtr_op_abort(toy.frame, 1)
         assert lib.dtr_remat_commit(toy.frame, 0, 0) == -lib.DTR_STATE
         assert lib.dtr_remat_next(toy.frame) == 0
 

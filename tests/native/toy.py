@@ -218,14 +218,16 @@ class Toy:
         need = lib.dtr_op_begin(frame, len(pairs), flags)
         if need < 0:
             check(-need)
+        started = False
         try:
             if need & lib.DTR_HAS_DROPPED:
                 self.drain()
             if need & lib.DTR_NEED_WORK:
                 self._prepare(frame)
+            started = True
             everything = self._execute(operator, tensors)
         except BaseException:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, started)
             raise
         buffer = lib.dtr_frame_buffer(frame, len(everything))
         for i, result in enumerate(everything):
@@ -253,7 +255,7 @@ class Toy:
         new: list[Tensor] = []
         try:
             for words in operator.results:
-                new.append(self._new(words, None))
+                new.append(self._new(words, None))  # noqa: PERF401: one by one, to free on failure
             contents = [
                 tensor.bytes() if use & 3 in (READ, MUTATE) else b""
                 for tensor, use in zip(tensors, operator.uses, strict=True)
