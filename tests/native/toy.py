@@ -255,7 +255,7 @@ class Toy:
         new: list[Tensor] = []
         try:
             for words in operator.results:
-                new.append(self._new(words, None))  # noqa: PERF401: one by one, to free on failure
+                new.append(self._new(words, None))  # noqa: PERF401
             contents = [
                 tensor.bytes() if use & 3 in (READ, MUTATE) else b""
                 for tensor, use in zip(tensors, operator.uses, strict=True)
