@@ -179,6 +179,7 @@ typedef struct dtr_engine_stats {
   uint64_t evicted_storages;    /* records whose content is gone */
   uint64_t kept_constant_bytes; /* dead constants kept because something may need them */
   uint64_t settled;             /* storages that became constants before a loss */
+  uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
 } dtr_engine_stats;
 

@@ -80,7 +80,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const dtr_engine_options& options) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   options_ = options;
 }
 
@@ -362,7 +362,7 @@ void Engine::freed(void* address) {
   for (const Device* device : devices_)
     if (dtr_pool_contains(device->pool, address)) pool = device->pool;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<EngineMutex> lock(mutex_);
     Storage* storage = by_address_.find(address);
     if (storage) {
       lose_handle(storage, deferred);
@@ -406,7 +406,7 @@ void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
 
 void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
   maybe_remove(storage, deferred);
 }
@@ -423,7 +423,7 @@ void Engine::let_go() {
 
 void Engine::reset() {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   std::vector<Storage*> all;
   by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
   for (const Storage* storage : all)
@@ -459,12 +459,12 @@ void Engine::reset() {
 // ---- counters ----
 
 void Engine::get_stats(dtr_engine_stats* out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
 }
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
   std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
   dropped_ops_.resize(dropped_ops_.size() - count);
@@ -472,7 +472,7 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 }
 
 uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   const uint64_t count = std::min<uint64_t>(capacity, candidates_.size());
   for (uint64_t i = 0; i < count; ++i) {
     op_ids[i] = static_cast<int64_t>(candidates_[i]->parent->id);
@@ -484,7 +484,7 @@ uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacit
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<EngineMutex> lock(mutex_);
     by_address_.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)

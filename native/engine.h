@@ -19,6 +19,7 @@
 #include "bridge_table.h"
 #include "component.h"
 #include "dtr_alloc.h"
+#include "locks.h"
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
@@ -223,7 +224,7 @@ class Engine {
   void place(Storage* storage, void* address, bool held, Deferred& deferred);
   void end_step(Frame& frame, Deferred& deferred);
 
-  mutable std::mutex mutex_;
+  mutable EngineMutex mutex_;
   dtr_engine_options options_;
   const dtr_framework* framework_ = nullptr;
   dtr_core core_{};

@@ -103,7 +103,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
   frame.replayable = flags & DTR_OP_REPLAYABLE;
@@ -146,7 +146,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
 
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   for (const Input& input : frame.inputs)
     if (input.storage && input.storage->state != State::resident)
       push_wanted(frame, input.storage, false);
@@ -254,7 +254,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   const int64_t end_ns = now_ns();
   const int64_t cost = end_ns - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
@@ -318,7 +318,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     // It may have been overwritten in part: a constant of unknown content. One that

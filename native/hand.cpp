@@ -8,7 +8,7 @@ namespace dtr {
 
 bool Engine::hand_evict(void* handle) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->candidate < 0 || storage->locks > 0 || storage->pins > 0) return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
@@ -17,7 +17,7 @@ bool Engine::hand_evict(void* handle) {
 }
 
 bool Engine::hand_is_resident(void* handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   const Storage* storage = by_handle_.find(handle);
   return !storage || storage->state == State::resident;
 }
@@ -27,7 +27,7 @@ void Engine::hand_pin(const void* tensor, bool escaped) {
   describe(tensor, &desc);
   if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return;
   if (!escaped) {
@@ -43,7 +43,7 @@ void Engine::hand_pin(const void* tensor, bool escaped) {
 }
 
 bool Engine::hand_unpin(void* handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->pins == 0) return false;
   --storage->pins;

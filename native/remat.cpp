@@ -21,7 +21,7 @@ void Engine::push_wanted(Frame& frame, Storage* storage, bool forget) {
 }
 
 bool Engine::remat_want(Frame& frame, void* handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->state == State::resident) return false;
   push_wanted(frame, storage, false);
@@ -29,7 +29,7 @@ bool Engine::remat_want(Frame& frame, void* handle) {
 }
 
 bool Engine::remat_want_any(Frame& frame) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Storage* found = nullptr;
   by_handle_.for_each([&](const void*, Storage* storage) {
     if (storage->live && storage->state != State::resident) found = storage;
@@ -40,7 +40,7 @@ bool Engine::remat_want_any(Frame& frame) {
 
 int64_t Engine::remat_next(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   while (!frame.stack.empty()) {
     const RematStep step = frame.stack.back();
     Storage* target = step.target;
@@ -164,7 +164,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   };
   std::vector<Held> held;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<EngineMutex> lock(mutex_);
     for (Storage* storage : frame.step_outputs)
       if (storage->live && storage->state != State::resident) {
         framework_->retain_weak(storage->handle);
@@ -176,7 +176,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
     if (entry.strong) deferred.release_strong(entry.handle);
     deferred.release_weak(entry.handle);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   Op* op = frame.stack.back().op;
   for (const Output& output : op->outputs) {
     Storage* storage = output.storage;
@@ -237,7 +237,7 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
 
 void Engine::remat_abort(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   if (frame.step_open) {
     // Old versions that the step ran on may be half overwritten.
     for (Storage* old : frame.consumed) {

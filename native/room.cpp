@@ -79,7 +79,7 @@ int32_t Engine::make_room(dtr_pool* pool) {
   bool freed = false;
   {
     Deferred deferred(*this);
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<EngineMutex> lock(mutex_);
     std::vector<Storage*> refused;
     while (!freed) {
       Storage* victim = choose(pool, begin);
