@@ -132,6 +132,13 @@ def _all_plain(types: Any) -> bool:
     return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
 
 
+_frames = torch._C._dynamo.eval_frame
+_CODE_CAN_BE_MARKED = all(
+    hasattr(_frames, name)
+    for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+)
+
+
 class Recorder(TorchDispatchMode):
     """The dispatch mode of one thread.
 
@@ -152,9 +159,9 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would wrap __torch_dispatch__ so that torch.compile does not compile it, at a
-        # microsecond per operator. Under a mode of this kind torch.compile compiles nothing.
-        return False
+        # True wraps __torch_dispatch__ to keep torch.compile from compiling it, which costs a
+        # microsecond per operator. Where its code can be marked instead, that costs nothing.
+        return not _CODE_CAN_BE_MARKED
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not _all_plain(types):
@@ -324,6 +331,14 @@ def _marked(argument: Any) -> Any:
     if kind >= 0:
         return TENSOR
     return [_marked(part) for part in argument] if kind == _LIST else argument
+
+
+if _CODE_CAN_BE_MARKED:
+    _skip = _frames._FrameAction.SKIP
+    # Neither the recorder nor what it calls is for torch.compile to look at.
+    _frames.set_code_exec_strategy(
+        Recorder.__torch_dispatch__.__code__, _frames._FrameExecStrategy(_skip, _skip)
+    )
 
 
 class _Retired(dict[int, Rule]):
