@@ -328,7 +328,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     def teardown(self):
         self.disarm()
-        if sys.exc_info()[0]:
+        if isinstance(sys.exc_info()[1], Exception):
             self.let_go_of_everything()
             return
         for tensor in self.tensors:
