@@ -60,22 +60,30 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
 	touch $@
 
-# Compiles the bridge, without running it, against the CUDA builds of torch
-# whose site-packages folders CUDA_TORCH names (no GPU and no nvcc needed):
-#   make cuda-bridge-check CUDA_TORCH="/a/site-packages /b/site-packages"
-cuda-bridge-check:
-	@test -n "$(CUDA_TORCH)" || { echo "set CUDA_TORCH to site-packages folders with CUDA builds of torch"; exit 2; }
-	@set -e; for site in $(CUDA_TORCH); do \
-	  cat "$$site/torch/version.py" | grep -E "^(__version__|cuda)"; \
-	  cuda=$$(find "$$site/nvidia" -name cuda_runtime_api.h -printf '%h\n' | head -1); \
-	  test -n "$$cuda" || { echo "no CUDA runtime headers below $$site/nvidia"; exit 2; }; \
-	  for source in native/bridge/*.cpp; do \
-	    echo "  $$source"; \
-	    $(CXX) -std=c++20 -fPIC -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Inative \
-	      -isystem "$$site/torch/include" -isystem "$$site/torch/include/torch/csrc/api/include" \
-	      -isystem "$$cuda" "$$source"; \
-	  done; \
-	done
+# The bridge for CUDA against CUDA builds of torch, given by their pythons; no GPU, no nvcc:
+#   make cuda-bridge-check CUDA_TORCH_PYTHONS="/a/bin/python /b/bin/python"
+# It is compiled, linked, loaded and installed in a process of each, on the core with a
+# stand-in for libcuda. Those pythons need nothing but torch, so the core is a plain library.
+CUDA_CHECK := build/cuda-check
+cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
+	@test -n "$(CUDA_TORCH_PYTHONS)" || \
+	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
+	@rm -rf $(CUDA_CHECK)/tree && mkdir -p $(CUDA_CHECK)/tree/dtr_alloc
+	@ln -s "$(CURDIR)"/dtr_alloc/*.py $(CUDA_CHECK)/tree/dtr_alloc/
+	@ln -s "$(CURDIR)/native" $(CUDA_CHECK)/tree/dtr_alloc/native
+	@printf '  %-16s%-8s%-10s%s\n' torch cuda python result; status=0; \
+	for python in $(CUDA_TORCH_PYTHONS); do \
+	  PYTHONPATH=$(CUDA_CHECK)/tree DTR_ALLOC_CACHE=$(CUDA_CHECK)/cache "$$python" -W ignore \
+	    tests/cuda_bridge/check.py $(abspath $^) native/bridge/selftest/cuda_selftest.cpp || status=1; \
+	done; exit $$status
+
+$(CUDA_CHECK)/core.so: $(CORE)
+	mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative $(filter %.cpp,$^) -o $@ -ldl -lpthread
+
+$(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
+	mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
 
 bench: $(VENV)/core
 	$(PY) -m bench.overhead --json -

@@ -1,13 +1,14 @@
 // Every lock of the core, in the order in which a thread may take them.
 //
-//   (the Python GIL)   outermost: taken by the caller or not at all. Nothing below ever asks for
-//   it. kEngine            the engine's records (native/). kPool              one pool's heap,
-//   chunks, slabs, streams and counters. kDriverTable       which libcuda is loaded, and who uses
-//   it.
+// - the Python GIL: outermost, taken by the caller or not at all; nothing below asks for it
+// - kEngine: the engine's records (native/)
+// - kPool: one pool's heap, chunks, slabs, streams and counters
+// - kDriverTable: which libcuda is loaded, and who uses it
 //
-// A thread takes only locks of a higher rank than those it holds, and no callback runs under any
-// of them: dtr_room_fn is called with nothing held, because it frees blocks and may take kEngine.
-// Under kPool the driver is called (map, unmap, events); drivers call nobody back.
+// A thread takes only locks of a higher rank than those it holds (of the same rank only around
+// fork, where all pools are held), and no callback runs under any of them: dtr_room_fn is called
+// with nothing held, because it frees blocks and may take kEngine. Under kPool the driver is
+// called (map, unmap, events); drivers call nobody back.
 #pragma once
 
 #include <cassert>
@@ -23,7 +24,7 @@ class RankedMutex {
  public:
   void lock() {
 #ifndef NDEBUG
-    assert(rank > held() && "locks taken against the order of locks.h");
+    assert(rank >= held() && "locks taken against the order of locks.h");
 #endif
     mutex_.lock();
 #ifndef NDEBUG

@@ -87,6 +87,7 @@ Pool::Pool(const PoolOptions& options)
       streams_(*driver_),
       budget_(options.budget_bytes) {
   counts_.total_bytes = driver_->traits().total_bytes;
+  counts_.chunk_bytes = chunk_;
 }
 
 void Pool::close() {
@@ -221,6 +222,7 @@ void Pool::set_budget(uint64_t budget_bytes) {
       }
       excess = mapped - budget_bytes;
       if (last) {
+        ++counts_.out_of_memory_errors;
         throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
                           ": allocated " + size_text(counts_.allocated_bytes) + " in chunks of " +
                           size_text(mapped) + " that are in use; it stays " + size_text(budget_));
@@ -266,6 +268,7 @@ PoolStats Pool::stats() {
 void Pool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
+  counts_.peak_requested_bytes = counts_.requested_bytes;
   chunks_.reset_peak();
 }
 

@@ -61,6 +61,10 @@ struct PoolStats {
   uint64_t remaps;
   uint64_t out_of_memory_errors;
   uint64_t total_bytes;
+  uint64_t peak_requested_bytes;
+  uint64_t ever_allocated_bytes;
+  uint64_t ever_requested_bytes;
+  uint64_t chunk_bytes;
 };
 
 struct BlockInfo {
@@ -96,6 +100,9 @@ class Pool {
   uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
   uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
   PoolStats stats();
+  // Around fork: in the child nobody else could let go of the lock.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
   void reset_peak();
   std::vector<BlockInfo> snapshot();
   // Empty, or the broken rule.

@@ -92,6 +92,9 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
   counts_.allocated_bytes += rounded;
   counts_.requested_bytes += size;
   counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
+  counts_.peak_requested_bytes = std::max(counts_.peak_requested_bytes, counts_.requested_bytes);
+  counts_.ever_allocated_bytes += rounded;
+  counts_.ever_requested_bytes += size;
   ++counts_.live_blocks;
   ++counts_.allocations;
   return offset;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +62,51 @@ def train_plain(name: str, steps: int, **options: Any) -> dict[str, Tensor]:
     return job.state()
 
 
-def train(name: str, budget: int | str, steps: int, check: bool = False, **options: Any) -> Run:
+class Thrashing(RuntimeError):
+    """A run repeated more operators than it was allowed to: the budget works in principle."""
+
+
+@contextmanager
+def limited_repeats(most: int | None) -> Iterator[None]:
+    """Ends a run with Thrashing after so many rematerializations; None: no limit."""
+    from dtr_alloc.replay import Replayer
+
+    if most is None:
+        yield
+        return
+    repeat = Replayer._step
+    repeated = 0
+
+    def counted(replayer: Replayer, frame: Any, closure: Any) -> None:
+        nonlocal repeated
+        repeated += 1
+        if repeated > most:
+            raise Thrashing(f"more than {most} rematerializations")
+        repeat(replayer, frame, closure)
+
+    Replayer._step = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Replayer._step = repeat  # type: ignore[method-assign]
+
+
+def train(
+    name: str,
+    budget: int | str,
+    steps: int,
+    check: bool = False,
+    most_repeats: int | None = None,
+    **options: Any,
+) -> Run:
     """Train under a budget; `check` verifies every structure after every step.
 
-    Raises torch.OutOfMemoryError when the budget is too small.
+    Raises torch.OutOfMemoryError when the budget is too small, Thrashing after `most_repeats`
+    rematerializations.
     """
     device = options.get("device", "cpu")
     gc.collect()
-    with dtr_alloc.session(budget=budget, device=device):
+    with dtr_alloc.session(budget=budget, device=device), limited_repeats(most_repeats):
         dtr_alloc.reset_peak_stats()
         before = dtr_alloc.stats()
         job = JOBS[name](**options)
@@ -94,7 +133,7 @@ def train(name: str, budget: int | str, steps: int, check: bool = False, **optio
 
 
 def try_train(name: str, budget: int | str, steps: int, **options: Any) -> Run | None:
-    """As `train`; None when the budget is too small."""
+    """As `train`; None when the budget is too small. Thrashing passes through."""
     try:
         return train(name, budget, steps, **options)
     except torch.OutOfMemoryError:

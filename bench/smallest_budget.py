@@ -4,7 +4,8 @@
 
 A budget is stated in bytes and as the fraction of activation memory that it leaves (activation
 memory is the unconstrained peak minus what is allocated between steps). Every run that fits is
-compared bit for bit with a run without dtr_alloc.
+compared bit for bit with a run without dtr_alloc. A run that repeats more than MOST_REPEATS
+operators counts as one that does not work: it would, but nobody would wait for it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results
-from bench.measure import Profile, Run, profile, train_plain, try_train
+from bench.measure import Profile, Run, Thrashing, profile, train_plain, try_train
 from bench.models import JOBS, differences
+
+MOST_REPEATS = 20_000
 
 
 def bisect(
@@ -31,7 +34,10 @@ def bisect(
     while high - low > resolution:
         middle = (low + high) / 2
         budget = shape.budget(middle)
-        run = try_train(name, budget, steps, **options)
+        try:
+            run = try_train(name, budget, steps, most_repeats=MOST_REPEATS, **options)
+        except Thrashing:
+            run = None
         if run is None:
             low = middle
         else:

@@ -1,8 +1,9 @@
 """Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
 
-The bridge is a small C++ library on the c10 headers that torch ships. c10's ABI changes between
-versions, so the library is compiled where it is used, on first use, in about two seconds, and
-kept in a cache folder under a name that says for what it was made (as Triton keeps its launchers).
+The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
+versions, so the library is compiled where it is used, on first use, and kept in a cache folder
+under a name that says for what it was made (as Triton keeps its launchers). That takes about two
+seconds; for CUDA, whose headers are many, about ten.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+# A symbol that this torch does not have is an error now, not when it is first called.
+LINK_FLAGS = ("-Wl,--no-undefined",)
 
 
 class BridgeError(RuntimeError):
@@ -50,19 +53,62 @@ def _sources(device: str) -> list[Path]:
     return [_source_folder() / "bridge" / name for name in names]
 
 
-def _command(cxx: str, device: str, output: Path) -> list[str]:
-    import torch
-    from torch.utils import cpp_extension
+def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[str]:
+    """The compiler's command line for a library against the installed torch.
 
-    include = cpp_extension.include_paths(device_type=device)
-    libraries = cpp_extension.library_paths(device_type=device)
-    abi = int(torch.compiled_with_cxx11_abi())
-    command = [cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{_source_folder()}"]
-    command += [f"-I{path}" for path in include] + [f"-L{path}" for path in libraries]
-    command += [str(path) for path in _sources(device)] + ["-o", str(output), "-lc10"]
+    Raises BridgeError if device is "cuda" and the headers or the library of CUDA's runtime are
+    nowhere to be found.
+    """
+    import torch
+
+    home = Path(torch.__file__).parent
+    include = [_source_folder(), home / "include", home / "include/torch/csrc/api/include"]
+    libraries = [f"-L{home / 'lib'}", "-lc10"]
     if device == "cuda":
-        command += ["-ltorch_cuda", "-ltorch", "-lc10_cuda"]
-    return command
+        include += _cuda_headers()
+        # Virtual functions of allocators are inherited from the libraries that define them.
+        libraries += ["-lc10_cuda", "-ltorch_cuda", "-ltorch_cpu", "-ltorch", _cuda_runtime()]
+    abi = int(torch.compiled_with_cxx11_abi())
+    return [
+        *(cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-I{path}" for path in include),
+        *(*map(str, sources), "-o", str(output), *LINK_FLAGS, *libraries),
+    ]
+
+
+def _cuda_headers() -> list[Path]:
+    """Folders that together hold cuda_runtime.h and what it includes.
+
+    The wheels that torch installs for CUDA 13 lack its crt/ folder, which comes with the
+    compiler (nvcc); a CUDA toolkit has it, and so has triton, which torch depends on.
+    """
+    import torch
+
+    site = Path(torch.__file__).parent.parent
+    toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda")
+    looked = [
+        *sorted(site.glob("nvidia/cu[0-9]*/include")),
+        *(site / "nvidia/cuda_runtime/include", site / "nvidia/cuda_nvcc/include"),
+        *(toolkit / "include", site / "triton/backends/nvidia/include"),
+    ]
+    found = [path for path in looked if path.is_dir()]
+    for header in ("cuda_runtime.h", "crt/host_config.h"):
+        if not any((path / header).exists() for path in found):
+            raise BridgeError(
+                f"the bridge to PyTorch needs {header} of CUDA {torch.version.cuda}, and none of "
+                f"these folders has it: {', '.join(map(str, looked))}. Install a CUDA toolkit "
+                "and set CUDA_HOME"
+            )
+    return found
+
+
+def _cuda_runtime() -> str:
+    """The CUDA runtime library that torch has loaded into this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :] if "/" in line else ""
+        if Path(path).name.startswith("libcudart"):
+            return path
+    raise BridgeError("the bridge to PyTorch needs the CUDA runtime, which torch has not loaded")
 
 
 def library_path(device: str) -> Path:
@@ -71,8 +117,11 @@ def library_path(device: str) -> Path:
 
     key = hashlib.sha256()
     key.update(str(torch.version.git_version).encode())
-    key.update(f"{torch.__version__} {compiler()} {FLAGS} {os.uname().machine}".encode())
-    for path in [*_sources(device), _source_folder() / "bridge_table.h"]:
+    key.update(
+        f"{torch.__version__} {compiler()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
+    )
+    headers = [_source_folder() / name for name in ("bridge_table.h", "dtr_alloc.h")]
+    for path in [*_sources(device), _source_folder() / "bridge" / "bridge.h", *headers]:
         key.update(path.read_bytes())
     return cache_folder() / f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
 
@@ -112,11 +161,11 @@ def build(device: str) -> Path:
     descriptor, beside = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(descriptor)
     try:
-        command = _command(cxx, device, Path(beside))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        line = command(cxx, device, _sources(device), Path(beside))
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BridgeError(
-                f"the bridge to PyTorch does not compile ({' '.join(command)}):\n"
+                f"the bridge to PyTorch does not compile ({' '.join(line)}):\n"
                 + done.stderr[-4000:]
             )
         os.replace(beside, path)
@@ -126,7 +175,7 @@ def build(device: str) -> Path:
 
 
 class Bridge:
-    """The loaded library and its two or three entry points."""
+    """The loaded library and its entry points."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -135,6 +184,8 @@ class Bridge:
         self._library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
         self._library.dtr_bridge_connect.restype = ctypes.c_void_p
         self._library.dtr_bridge_install_cpu.argtypes = [ctypes.c_int32]
+        if device == "cuda":
+            self._library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
 
     def connect(self, core_table: int) -> int:
         """Hands in the address of the core's table; returns that of the framework's."""
@@ -146,3 +197,9 @@ class Bridge:
     def install_cpu(self, on: bool) -> None:
         """Makes the core the source of CPU tensor memory from now on, or stops that."""
         self._library.dtr_bridge_install_cpu(on)
+
+    def install_cuda(self) -> None:
+        """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""
+        reason = self._library.dtr_bridge_install_cuda()
+        if reason is not None:
+            raise BridgeError(f"the CUDA allocator cannot be installed: {reason.decode()}")

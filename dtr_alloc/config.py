@@ -308,7 +308,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 def given_settings(
-    environ: Mapping[str, str] | None = None, **arguments: object
+    environ: Mapping[str, str] | None = None, /, **arguments: object
 ) -> dict[str, Setting]:
     """The settings that somebody gave, by field: for each, the one that wins.
 
@@ -335,7 +335,7 @@ def given_settings(
     return found
 
 
-def load_config(environ: Mapping[str, str] | None = None, **arguments: object) -> Config:
+def load_config(environ: Mapping[str, str] | None = None, /, **arguments: object) -> Config:
     """The configuration of a run; see the top of this module for the precedence.
 
     ``environ`` stands for os.environ. ``arguments`` are fields of Config; None means not given.

@@ -113,11 +113,12 @@ def install(runtime: Any) -> None:
         guard_reader(UntypedStorage, name)
 
     interface = Tensor.__dict__["__cuda_array_interface__"]
-    _replace(
-        Tensor,
-        "__cuda_array_interface__",
-        property(lambda tensor: (gives_away(tensor), interface.fget(tensor))[1]),
-    )
+
+    def guarded_interface(tensor: Tensor) -> Any:
+        gives_away(tensor)
+        return interface.fget(tensor)
+
+    _replace(Tensor, "__cuda_array_interface__", property(guarded_interface))
 
     save = torch.save
 

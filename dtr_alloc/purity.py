@@ -54,13 +54,13 @@ WRITE_ONLY_SELF = {
 """Write every element of their first argument and read none. (The engine still treats it as an
 input when it is a view of a part of its storage.)"""
 
-HIDDEN_STATE = {
-    name: ("running_mean", "running_var")
-    for name in (
+HIDDEN_STATE = dict.fromkeys(
+    (
         *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
         *("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_with_update"),
-    )
-}
+    ),
+    ("running_mean", "running_var"),
+)
 """Arguments that are updated in training mode and are then no input of the results."""
 
 

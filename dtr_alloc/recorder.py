@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -147,9 +148,7 @@ class Recorder(TorchDispatchMode):
         self._capacity = BUFFER_NUMBERS
         self._rules: dict[int, Rule] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not _all_plain(types):
             # A subclass with a dispatch of its own unwraps first; we see its inner operators.
             return NotImplemented
@@ -184,8 +183,10 @@ class Recorder(TorchDispatchMode):
                 return self._general(rule, func, args, {})
         try:
             result = func(*args)
-        except BaseException:
+        except BaseException as error:
             lib.dtr_op_abort(frame)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._runtime.explain(error)
             raise
         if type(result) is Tensor:
             buffer[0] = result._cdata
@@ -220,8 +221,10 @@ class Recorder(TorchDispatchMode):
             if need:
                 flags &= self._meet(need, walk)
             result = func(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             lib.dtr_op_abort(frame)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._runtime.explain(error)
             raise
         op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
         if op_id > 0:
@@ -261,6 +264,25 @@ class Recorder(TorchDispatchMode):
         for index, tensor in enumerate(tensors):
             self.put(index, 0 if tensor is None else tensor._cdata)
         return len(tensors)
+
+    def is_innermost(self) -> bool:
+        """Whether this is the mode of this thread that sees operators first."""
+        depth = torch._C._len_torch_dispatch_stack()
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self
+
+    def retire(self) -> None:
+        """Lets every operator pass unrecorded from now on, on whatever thread this mode is."""
+        self._rules = _Retired()
+
+
+class _Retired(dict[int, Rule]):
+    """A table of rules in which every operator is one that passes through."""
+
+    def get(self, key: int, default: Any = None) -> Any:
+        return _PASS
+
+
+_PASS = replace(rule_for(torch.ops.aten.alias.default), view=True)
 
 
 class _Walk:
@@ -336,6 +358,7 @@ _in_thread = threading.local()
 def in_new_thread(runtime: Any, run: Callable[[], None]) -> None:
     """Runs a thread's body with a recorder of its own."""
     _in_thread.recorder = Recorder(runtime)
+    runtime.thread_recorders.add(_in_thread.recorder)
     try:
         with _in_thread.recorder:
             run()

@@ -131,6 +131,7 @@ class Replayer:
                 raise RuntimeError("dtr_alloc: an input of a rematerialization died during it")
             storages.append(storage.clone() if numbers[at + 1] else storage)
             at += 2
+        device = storages[0].device if storages else self._runtime.device
         count = numbers[at]
         at += 1
         tensors: list[Tensor | None] = []
@@ -145,11 +146,9 @@ class Replayer:
             size, stride = shape[:ndim], shape[ndim:]
             if edge < 0:
                 # Overwritten or empty: only its shape counts.
-                tensor = torch.empty_strided(
-                    size, stride, dtype=dtype, device=self._runtime.device
-                )
+                tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
             else:
-                tensor = torch.empty(0, dtype=dtype, device=self._runtime.device)
+                tensor = torch.empty(0, dtype=dtype, device=storages[edge].device)
                 over_storage(tensor, storages[edge], offset, size, stride)
             if flags & _CONJ:
                 tensor = torch._conj(tensor)

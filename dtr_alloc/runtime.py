@@ -1,15 +1,16 @@
 """The public API: one runtime per process, switched on by ``enable`` and off by ``disable``.
 
 A runtime is an engine with one pool per device, the bridge to torch, a recorder per thread, and
-the closures that the recorders keep. On the CPU the pool outlives ``disable``: memory that it
-gave out may still be in use, and the next ``enable`` takes the same pool with another budget.
+the closures that the recorders keep. The pools outlive ``disable``: memory that they gave out
+may still be in use, and the next ``enable`` takes the same pools with another budget.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,14 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, escapes
+from dtr_alloc import _autoload, escapes, report
 from dtr_alloc.bridge import Bridge
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, load_config
-from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+from dtr_alloc.config import (
+    BUDGET_FORMS,
+    UNLIMITED_BYTES,
+    Budget,
+    Config,
+    ConfigError,
+    given_settings,
+    load_config,
+)
+from dtr_alloc.core import DriverError, StateError, check, ffi, field_names, lib, record
 from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
-from dtr_alloc.replay import Replayer, unseen
+from dtr_alloc.replay import Replayer
 
-_C10_CPU = 0
+_C10_CPU, _C10_CUDA = 0, 1
 _DROPPED_BATCH = 4096
 
 _state = threading.RLock()
@@ -42,13 +51,16 @@ class Runtime:
         self.closures: dict[int, Closure] = {}
         self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
         self.bridge = Bridge(device_type)
-        self.pool = _create_pool(device_type, config)
+        self.pools = _create_pools(device_type)
         self.engine = _create_engine(config)
-        check(lib.dtr_engine_add_pool(self.engine, _C10_CPU, -1, self.pool))
+        for index, pool in enumerate(self.pools):
+            place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
+            check(lib.dtr_engine_add_pool(self.engine, *place, pool))
         table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.replayer = Replayer(self)
         self.main = Recorder(self)
+        self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._default_run: Callable[[threading.Thread], None] | None = None
 
     def default_generator(self, device: torch.device | None) -> torch.Generator:
@@ -70,23 +82,67 @@ class Runtime:
         return recorder_of_thread() or self.main
 
     def set_budget(self, budget: Budget) -> None:
-        total = self.pool_stats()["total_bytes"]
-        check(lib.dtr_pool_set_budget(self.pool, budget.resolve(total)))
+        """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
+        self.set_budget_bytes([budget.resolve(of["total_bytes"]) for of in self.stats_of_pools()])
         self.config = Config(**{**vars(self.config), "budget": budget})
 
-    def pool_stats(self) -> dict[str, int]:
+    def set_budget_bytes(self, budgets: list[int]) -> None:
+        before = [of["budget_bytes"] for of in self.stats_of_pools()]
+        try:
+            for pool, budget_bytes in zip(self.pools, budgets, strict=True):
+                check(lib.dtr_pool_set_budget(pool, budget_bytes))
+        except BaseException:
+            # Back to a budget that held a moment ago: what was evicted for the new one fits.
+            for pool, budget_bytes in zip(self.pools, before, strict=True):
+                lib.dtr_pool_set_budget(pool, budget_bytes)
+            raise
+
+    def stats_of_pools(self) -> list[dict[str, int]]:
+        """The counters of each device's pool."""
         stats = ffi.new("dtr_pool_stats *")
-        lib.dtr_pool_get_stats(self.pool, stats)
-        return record(stats, field_names("dtr_pool_stats"))
+        found = []
+        for pool in self.pools:
+            lib.dtr_pool_get_stats(pool, stats)
+            found.append(record(stats, field_names("dtr_pool_stats")))
+        return found
+
+    def pool_stats(self) -> dict[str, int]:
+        """The counters of all pools together; what is a size of each device is that of one."""
+        pools = self.stats_of_pools()
+        total = {name: sum(of[name] for of in pools) for name in pools[0]}
+        for name in ("budget_bytes", "total_bytes", "largest_free_bytes", "chunk_bytes"):
+            total[name] = max(of[name] for of in pools)
+        return total
+
+    def reset_peak(self) -> None:
+        for pool in self.pools:
+            lib.dtr_pool_reset_peak(pool)
 
     def engine_stats(self) -> dict[str, int]:
         stats = ffi.new("dtr_engine_stats *")
         lib.dtr_engine_get_stats(self.engine, stats)
         return record(stats, field_names("dtr_engine_stats"))
 
+    def explain(self, error: torch.OutOfMemoryError) -> None:
+        """Adds to an error which operators' results fill the memory, largest first."""
+        capacity = 65536
+        op_ids, sizes = ffi.new("int64_t[]", capacity), ffi.new("uint64_t[]", capacity)
+        found = min(lib.dtr_engine_holders(self.engine, op_ids, sizes, capacity), capacity)
+        held: Counter[str] = Counter()
+        for index in range(found):
+            closure = self.closures.get(op_ids[index])
+            if closure is not None:
+                held[str(closure.func)] += sizes[index]
+        largest = [f"{name} {size} bytes" for name, size in held.most_common(5)]
+        if largest:
+            error.add_note("dtr_alloc: results that can be recomputed: " + ", ".join(largest))
+
     def start(self) -> None:
         """Puts the allocator, the escapes and the recorder in place, in this order."""
-        self.bridge.install_cpu(True)
+        if self.device_type == "cuda":
+            self.bridge.install_cuda()
+        else:
+            self.bridge.install_cpu(True)
         escapes.install(self)
         run = threading.Thread.run
         self._default_run = run
@@ -97,34 +153,47 @@ class Runtime:
             else:
                 run(thread)
 
-        threading.Thread.run = recorded_run  # type: ignore[method-assign]
+        threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
         self.main.__enter__()
 
     def stop(self) -> None:
-        """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back."""
-        budget = self.pool_stats()["budget_bytes"]
+        """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back.
+
+        On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
+        """
+        if not self.recorder().is_innermost():
+            raise StateError(
+                "disable: another dispatch mode was entered on this thread and not left, or "
+                "enable() was called on another thread"
+            )
+        budgets = [of["budget_bytes"] for of in self.stats_of_pools()]
         # The promise ends here: what was evicted needs its place again.
-        check(lib.dtr_pool_set_budget(self.pool, UNLIMITED_BYTES))
+        self.set_budget_bytes([UNLIMITED_BYTES] * len(self.pools))
         try:
             self.replayer.bring_back_all(self.recorder().frame)
             check(lib.dtr_engine_reset(self.engine))
         except BaseException:
-            lib.dtr_pool_set_budget(self.pool, budget)
+            self.set_budget_bytes(budgets)
             raise
         self.main.__exit__(None, None, None)
         threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
+        # A thread that lives on must not go on recording.
+        for recorder in list(self.thread_recorders):
+            recorder.retire()
         escapes.uninstall()
-        self.bridge.install_cpu(False)
+        if self.device_type == "cpu":
+            self.bridge.install_cpu(False)
         self.drain()
         self.closures.clear()
 
     def stop_in_child(self) -> None:
-        """After fork: the child allocates as without us, and records nothing.
-
-        The engine may be in the midst of another thread's call, so it is not asked.
-        """
-        self.bridge.install_cpu(False)
-        self.main.__exit__(None, None, None)
+        """After fork: the child allocates as without us, and records nothing. What was evicted
+        stays so, and throws when it is read. CUDA does not work in a forked child, with us or
+        without."""
+        if self.device_type == "cpu":
+            self.bridge.install_cpu(False)
+        for recorder in [self.main, *self.thread_recorders]:
+            recorder.retire()
 
     # ---- one storage at a time ----
 
@@ -146,14 +215,32 @@ class Runtime:
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
 
 
-def _create_pool(device_type: str, config: Config) -> Any:
+def _create_pools(device_type: str) -> list[Any]:
+    """One pool without a limit for each visible CUDA device, or one for the CPU."""
+    count = _cuda_devices() if device_type == "cuda" else 1
     options = ffi.new("dtr_pool_options *")
     driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
     options.driver = driver
     options.budget_bytes = UNLIMITED_BYTES
-    pool = ffi.new("dtr_pool **")
-    check(lib.dtr_pool_create(options, pool))
-    return pool[0]
+    pools: list[Any] = []
+    created = ffi.new("dtr_pool **")
+    try:
+        for index in range(count):
+            options.device = index
+            check(lib.dtr_pool_create(options, created))
+            pools.append(created[0])
+    except BaseException:
+        for pool in pools:
+            lib.dtr_pool_destroy(pool)
+        raise
+    return pools
+
+
+def _cuda_devices() -> int:
+    """How many devices the CUDA driver shows. Raises DriverError if it has none, saying why."""
+    count = ffi.new("int32_t *")
+    check(lib.dtr_cuda_probe(ffi.NULL, count))
+    return int(count[0])
 
 
 def _engine_options(config: Config) -> tuple[Any, Any]:
@@ -174,8 +261,36 @@ def _create_engine(config: Config) -> Any:
 
 def _choose_device(device: str) -> str:
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        # Not torch.cuda.is_available(): where NVML is absent or not asked it goes through
+        # CUDA's runtime. The probe initializes the driver and makes no context.
+        has_cuda = torch.version.cuda is not None and _no_cuda_reason() is None
+        return "cuda" if has_cuda else "cpu"
+    if device == "cuda":
+        if torch.version.cuda is None:
+            raise DriverError(
+                f"device 'cuda': PyTorch {torch.__version__} is built without CUDA; install a "
+                "CUDA build of PyTorch, or choose device 'cpu'"
+            )
+        if reason := _no_cuda_reason():
+            raise DriverError(f"device 'cuda': {reason}")
     return device
+
+
+def _no_cuda_reason() -> str | None:
+    try:
+        _cuda_devices()
+    except DriverError as error:
+        return str(error)
+    return None
+
+
+def _refuse_if_cuda_is_in_use() -> None:
+    if torch.cuda.is_initialized():
+        raise StateError(
+            "CUDA is in use already, and PyTorch cannot change its allocator afterwards: enable "
+            "dtr_alloc before the first CUDA call; with DTR_ALLOC_BUDGET it is enabled at the end "
+            "of `import torch`"
+        )
 
 
 def enable(budget: object = None, **settings: object) -> None:
@@ -189,14 +304,17 @@ def enable(budget: object = None, **settings: object) -> None:
             min_evict, history.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
-    setting, StateError if it is enabled already, BridgeError without a C++ compiler, and
+    setting, StateError if it is enabled already or CUDA is in use already, DriverError for device
+    ``"cuda"`` without CUDA or a device, BridgeError without a C++ compiler, and
     torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+
+    On CUDA every visible device has the budget, each for itself, and PyTorch's own calls go on
+    working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
+    ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
     """
-    config = load_config(budget=budget, **settings)
-    if budget is None and config.budget.is_unlimited and "DTR_ALLOC_BUDGET" not in os.environ:
-        if not os.environ.get("DTR_ALLOC_CONFIG"):
-            raise ConfigError("the argument budget", None, "a budget, or DTR_ALLOC_BUDGET is set")
-    _enable(config)
+    if "budget" not in given_settings(budget=budget, **settings):
+        raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
+    _enable(load_config(budget=budget, **settings))
 
 
 def enable_from_environment() -> None:
@@ -213,6 +331,8 @@ def _enable(config: Config) -> None:
                 f"dtr_alloc is enabled already, with budget {_runtime.config.budget}; "
                 "call disable() first, or set_budget() to change the budget"
             )
+        if _runtime is None and config.device != "cpu":
+            _refuse_if_cuda_is_in_use()
         device_type = _choose_device(config.device)
         if _runtime is not None and _runtime.device_type != device_type:
             raise StateError(
@@ -226,13 +346,17 @@ def _enable(config: Config) -> None:
             check(lib.dtr_engine_configure(_runtime.engine, options))
             _runtime.config = config
         _runtime.set_budget(config.budget)
-        lib.dtr_pool_reset_peak(_runtime.pool)
+        _runtime.reset_peak()
         _runtime.start()
         _active = True
+        report.write_at_exit(config)
 
 
 def disable() -> None:
     """Ends the budget: every live evicted tensor becomes resident again, without a limit.
+
+    On CUDA only the recorder goes. PyTorch cannot change its allocator once it is in use, so
+    memory goes on coming from our pools, without a limit, until the process ends.
 
     Raises StateError if dtr_alloc is not enabled, and whatever a rematerialization raises; then
     everything is as it was.
@@ -271,8 +395,8 @@ def set_budget(budget: object) -> None:
     """
     try:
         parsed = Budget.parse(budget)
-    except ValueError as error:
-        raise ConfigError("the argument budget", budget, str(error)) from None
+    except ValueError:
+        raise ConfigError("the argument budget", budget, BUDGET_FORMS) from None
     _enabled().set_budget(parsed)
 
 
@@ -291,27 +415,32 @@ def stats() -> dict[str, Any]:
         "search_seconds": engine.pop("search_ns") / 1e9,
     }
     records = engine["live_storages"] + engine["live_ops"]
-    return {**pool, **engine, **seconds, "live_records": records, "closures": len(_runtime.closures)}
+    counts = {"live_records": records, "closures": len(_runtime.closures)}
+    return {**pool, **engine, **seconds, **counts}
 
 
 def reset_peak_stats() -> None:
     """Starts the peaks anew from the present values."""
-    lib.dtr_pool_reset_peak(_enabled().pool)
+    _enabled().reset_peak()
 
 
 def check_invariants() -> None:
     """Verifies the structures of heap and engine; raises StateError naming the broken rule."""
     if _runtime is None:
         return
-    check(lib.dtr_pool_check_invariants(_runtime.pool))
+    for pool in _runtime.pools:
+        check(lib.dtr_pool_check_invariants(pool))
     check(lib.dtr_engine_check_invariants(_runtime.engine))
 
 
 def trim() -> int:
     """Gives free memory back to the system; returns the bytes."""
     returned = ffi.new("uint64_t *")
-    check(lib.dtr_pool_trim(_enabled().pool, returned))
-    return int(returned[0])
+    total = 0
+    for pool in _enabled().pools:
+        check(lib.dtr_pool_trim(pool, returned))
+        total += int(returned[0])
+    return total
 
 
 def is_resident(tensor: Tensor) -> bool:
@@ -348,17 +477,31 @@ def unpin(tensor: Tensor) -> None:
         raise StateError("unpin: the tensor's storage is not pinned")
 
 
+def _before_fork() -> None:
+    # Held across the fork, so that the child's copies of the locks are not another thread's.
+    if _runtime is not None:
+        lib.dtr_engine_hold(_runtime.engine)
+
+
+def _after_fork_in_parent() -> None:
+    if _runtime is not None:
+        lib.dtr_engine_let_go(_runtime.engine)
+
+
 def _after_fork_in_child() -> None:
     global _active
+    if _runtime is not None:
+        lib.dtr_engine_let_go(_runtime.engine)
     if _active and _runtime is not None:
         _active = False
         escapes.uninstall()
         _runtime.stop_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-# Names that other modules of the package use.
-__all__ = ["Runtime", "unseen"]
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 _autoload.resume()

@@ -13,6 +13,8 @@
 
 #include <stdint.h>
 
+#include "dtr_alloc.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -95,6 +97,18 @@ typedef struct dtr_core {
   void (*evicted_died)(void *engine, void *evicted_context);
   /* Work on stream uses the block at address (Tensor.record_stream). */
   void (*record_stream)(void *engine, void *address, uint64_t stream);
+  /* The pool of a device, NULL if it has none; and what a pool answers: the functions
+   * of dtr_alloc.h of the same names, which the bridge cannot link against. */
+  dtr_pool *(*pool_of)(void *engine, uint8_t device_type, int8_t device_index);
+  void (*pool_get_stats)(dtr_pool *pool, dtr_pool_stats *out);
+  void (*pool_reset_peak)(dtr_pool *pool);
+  int32_t (*pool_set_budget)(dtr_pool *pool, uint64_t budget_bytes);
+  int32_t (*pool_trim)(dtr_pool *pool, uint64_t *returned_bytes);
+  int32_t (*pool_snapshot)(dtr_pool *pool, dtr_block *blocks, uint64_t capacity, uint64_t *count);
+  int32_t (*pool_contains)(const dtr_pool *pool, const void *address);
+  void *(*pool_block_start)(dtr_pool *pool, const void *address);
+  uint64_t (*pool_block_bytes)(dtr_pool *pool, const void *address);
+  const char *(*last_error)(void);
 } dtr_core;
 
 #ifdef __cplusplus

@@ -47,9 +47,6 @@ const char *dtr_last_error(void);
  * physical memory is mapped by chunks, never more of it than the budget. */
 typedef struct dtr_pool dtr_pool;
 
-/* "No limit": for dtr_pool_options.budget_bytes and dtr_pool_set_budget. */
-/* UINT64_MAX */
-
 typedef struct dtr_pool_options {
   const char *driver;     /* "host", "cuda" or "simulated" */
   int32_t device;         /* device ordinal; 0 for host and simulated */
@@ -75,6 +72,10 @@ typedef struct dtr_pool_stats {
   uint64_t remaps;                /* allocations that had to give chunks back to the driver first */
   uint64_t out_of_memory_errors;
   uint64_t total_bytes;           /* the device's (or machine's) physical memory; 0 if unknown */
+  uint64_t peak_requested_bytes;
+  uint64_t ever_allocated_bytes;  /* rounded sizes of all blocks ever given, since creation */
+  uint64_t ever_requested_bytes;  /* the same, as asked for */
+  uint64_t chunk_bytes;           /* the unit of mapping */
 } dtr_pool_stats;
 
 /* One block of a snapshot, in address order. */
@@ -129,6 +130,10 @@ void *dtr_pool_block_start(dtr_pool *pool, const void *address);
 
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
 int32_t dtr_pool_contains(const dtr_pool *pool, const void *address);
+
+/* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
+void dtr_pool_hold(dtr_pool *pool);
+void dtr_pool_let_go(dtr_pool *pool);
 
 void dtr_pool_get_stats(dtr_pool *pool, dtr_pool_stats *out);
 void dtr_pool_reset_peak(dtr_pool *pool);
@@ -193,12 +198,23 @@ const void *dtr_engine_core(dtr_engine *engine);
 int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t device_index,
                             dtr_pool *pool);
 
+/* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
+ * the child nobody else could let go of them. Between the two, no other call. */
+void dtr_engine_hold(dtr_engine *engine);
+void dtr_engine_let_go(dtr_engine *engine);
+
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
 int32_t dtr_engine_reset(dtr_engine *engine);
 
 void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out);
 int32_t dtr_engine_check_invariants(dtr_engine *engine);
+
+/* Which ops' results fill the memory: for each resident storage with a parent, that
+ * op's id and the storage's bytes. Writes up to capacity of them; returns how many
+ * there are. Any thread. */
+uint64_t dtr_engine_holders(dtr_engine *engine, int64_t *op_ids, uint64_t *size_bytes,
+                            uint64_t capacity);
 
 /* Ids of ops whose records are gone, so that their closures may go too. Returns
  * how many it wrote; call until it returns 0. Any thread. */

@@ -55,7 +55,13 @@ Engine::Engine(const dtr_engine_options &options) : options_(options) {
              for (const Device *device : self->devices_)
                if (dtr_pool_contains(device->pool, address))
                  dtr_pool_record_stream(device->pool, address, stream);
-           }};
+           },
+           [](void *engine, uint8_t device_type, int8_t device_index) {
+             return static_cast<Engine *>(engine)->pool_of(device_type, device_index);
+           },
+           &dtr_pool_get_stats, &dtr_pool_reset_peak, &dtr_pool_set_budget, &dtr_pool_trim,
+           &dtr_pool_snapshot, &dtr_pool_contains, &dtr_pool_block_start, &dtr_pool_block_bytes,
+           &dtr_last_error};
 }
 
 Engine::~Engine() {
@@ -390,6 +396,16 @@ void Engine::evicted_died(Storage *storage) {
   maybe_remove(storage, deferred);
 }
 
+void Engine::hold() {
+  mutex_.lock();
+  for (const Device *device : devices_) dtr_pool_hold(device->pool);
+}
+
+void Engine::let_go() {
+  for (const Device *device : devices_) dtr_pool_let_go(device->pool);
+  mutex_.unlock();
+}
+
 void Engine::reset() {
   Deferred deferred(*this);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -440,9 +456,18 @@ uint64_t Engine::drain_dropped(int64_t *op_ids, uint64_t capacity) {
   return count;
 }
 
+uint64_t Engine::holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t count = std::min<uint64_t>(capacity, candidates_.size());
+  for (uint64_t i = 0; i < count; ++i) {
+    op_ids[i] = static_cast<int64_t>(candidates_[i]->parent->id);
+    size_bytes[i] = candidates_[i]->size_bytes;
+  }
+  return candidates_.size();
+}
+
 void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
-  std::vector<const Storage *> largest;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     by_address_.for_each([&](const void *address, const Storage *storage) {
@@ -471,9 +496,9 @@ void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool 
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
          ", unseen by the recorder " + bytes(untracked) +
-         ". No smaller budget than " +
+         ". This point of the job needs a budget of at least " +
          bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
-         " can work at this point; raise the budget or shrink the batch.";
+         "; raise the budget or shrink the batch.";
 }
 
 }  // namespace dtr

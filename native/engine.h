@@ -110,11 +110,14 @@ class Engine {
                  int32_t *status, const char **message);
   void freed(void *address);
   void evicted_died(Storage *storage);
+  void hold();
+  void let_go();
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
   void get_stats(dtr_engine_stats *out);
   void out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool);
   uint64_t drain_dropped(int64_t *op_ids, uint64_t capacity);
+  uint64_t holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacity);
 
   // ---- frame.cpp ----
   int32_t op_begin(Frame &frame, uint32_t tensors, uint32_t flags);
@@ -184,6 +187,7 @@ class Engine {
   // settle.cpp
   bool settle(Storage *storage, std::vector<Storage *> *targets, uint64_t most_bytes,
               Deferred &deferred);
+  bool history_outweighs(const Storage *storage);
   bool settle_history(std::vector<Storage *> *targets, Deferred &deferred);
 
   // room.cpp

@@ -72,6 +72,10 @@ int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t dev
   });
 }
 
+void dtr_engine_hold(dtr_engine *engine) { engine_of(engine)->hold(); }
+
+void dtr_engine_let_go(dtr_engine *engine) { engine_of(engine)->let_go(); }
+
 int32_t dtr_engine_reset(dtr_engine *engine) {
   return dtr::guard([&] { engine_of(engine)->reset(); });
 }
@@ -82,6 +86,11 @@ void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out) {
 
 int32_t dtr_engine_check_invariants(dtr_engine *engine) {
   return dtr::guard([&] { engine_of(engine)->check_invariants(); });
+}
+
+uint64_t dtr_engine_holders(dtr_engine *engine, int64_t *op_ids, uint64_t *size_bytes,
+                            uint64_t capacity) {
+  return engine_of(engine)->holders(op_ids, size_bytes, capacity);
 }
 
 uint64_t dtr_engine_drain_dropped(dtr_engine *engine, int64_t *op_ids, uint64_t capacity) {

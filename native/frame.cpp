@@ -12,9 +12,15 @@ namespace {
 
 constexpr uint64_t kManyDropped = 64;
 
-// Results up to this size are constants: evicting one frees nothing worth a record, and
-// chains of scalars (running averages, step counters) would be remembered for nothing.
-constexpr uint64_t kTinyBytes = 512;
+// Results up to this size (a grain of the heap) are constants: evicting one frees next to
+// nothing, and chains of scalars (running averages, counters) would be remembered for it.
+constexpr uint64_t kTinyBytes = 64;
+
+// A storage with so many ops behind it has its history weighed against its size; if the
+// size wins, one a few ops further on is looked at. (An odd number, so that in a chain of
+// pairs both get their turn: the history of one may be live just when it is used.)
+constexpr uint32_t kLongChain = 64;
+constexpr uint32_t kNextLook = 7;
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
@@ -84,6 +90,10 @@ void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
   if (input.constant) {
     storage->constant_for_good = true;
     if (storage->state == State::resident) forget_parent(storage, deferred);
+  }
+  if (storage->chain >= kLongChain && storage->state == State::resident) {
+    storage->chain = kLongChain - kNextLook;
+    if (history_outweighs(storage)) forget_parent(storage, deferred);
   }
   ++storage->locks;
   storage->last_access_ns = frame.begin_ns;
@@ -191,6 +201,9 @@ Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
   }
   // Linked only now: the vector no longer grows.
   for (Edge &edge : op->edges) link(edge, op, edge.input);
+  op->chain = 1;
+  for (const Edge &edge : op->edges)
+    if (edge.input->parent) op->chain = std::max(op->chain, edge.input->chain + 1);
   op->older = newest_op_;
   op->newer = nullptr;
   (newest_op_ ? newest_op_->newer : oldest_op_) = op;
@@ -225,6 +238,7 @@ void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &defer
   by_address_.insert(desc.data, fresh);
   if (!constant) {
     fresh->parent = op;
+    fresh->chain = op->chain;
     op->outputs.push_back({fresh, position, true});
     ++op->recorded_outputs;
   }
@@ -281,6 +295,7 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
     by_address_.insert(desc.data, storage);
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
+      storage->chain = op->chain;
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);

@@ -92,6 +92,10 @@ DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) 
   return pool->pool.contains(number(address)) ? 1 : 0;
 }
 
+DTR_EXPORT void dtr_pool_hold(dtr_pool* pool) { pool->pool.hold(); }
+
+DTR_EXPORT void dtr_pool_let_go(dtr_pool* pool) { pool->pool.let_go(); }
+
 DTR_EXPORT void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
   // The two structs are one list of fields, in the same order.
   static_assert(sizeof(dtr_pool_stats) == sizeof(dtr::PoolStats), "dtr_pool_stats and PoolStats");

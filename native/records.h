@@ -61,6 +61,7 @@ struct Storage {
   uint32_t locks = 0;
   uint32_t pins = 0;
   uint32_t recomputes = 0;
+  uint32_t chain = 0;  // ops behind it, along the longest path, since the last look at its history
   State state = State::resident;
   uint8_t device_type = 0;
   int8_t device_index = -1;
@@ -101,6 +102,7 @@ struct Output {
 struct Op {
   uint64_t id = 0;
   int64_t cost_ns = 0;
+  uint32_t chain = 0;   // Storage::chain of its outputs
   Op *older = nullptr;  // ops in order of execution
   Op *newer = nullptr;
   std::vector<Edge> edges;  // one per distinct input; never resized once linked

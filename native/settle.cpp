@@ -49,6 +49,30 @@ bool Engine::settle(Storage *lost, std::vector<Storage *> *targets, uint64_t mos
   return true;
 }
 
+// Whether the dead records that the storage's history consists of take more memory than
+// the storage itself. Then it had better be a constant: a running average would keep
+// its whole past, and free a few bytes when evicted.
+bool Engine::history_outweighs(const Storage *storage) {
+  constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
+  const uint64_t most = storage->size_bytes / kRecordBytes;
+  const uint64_t walk = ++walk_;
+  std::vector<const Storage *> pending{storage};
+  uint64_t dead = 0;
+  while (!pending.empty()) {
+    const Storage *next = pending.back();
+    pending.pop_back();
+    if (!next->parent) continue;
+    for (const Edge &edge : next->parent->edges) {
+      Storage *input = edge.input;
+      if (input->live || input->mark == walk) continue;
+      input->mark = walk;
+      if (++dead > most) return true;
+      pending.push_back(input);
+    }
+  }
+  return false;
+}
+
 // Cuts the oldest ops off until no more than history_ops remain (DTR has no such
 // rule; without it a running average would keep its whole past). True: done.
 bool Engine::settle_history(std::vector<Storage *> *targets, Deferred &deferred) {

@@ -26,7 +26,7 @@ from bench.demo.worker import JOBS, SAMPLED_STEPS
 ROOT = Path(__file__).parents[2]
 FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 BISECTIONS = 2
-TOO_SLOW = 3.0  # times the plain step: below such a budget training works, but takes minutes
+TOO_SLOW = 10.0  # times the plain step: below such a budget training works, but takes minutes
 
 
 class Runner:

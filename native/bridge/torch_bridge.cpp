@@ -12,18 +12,39 @@
 //   c10/util/intrusive_ptr.h   a dead object stays in memory while weak references
 //                              remain; release_resources() runs the DataPtr's deleter
 
-#include <c10/core/Allocator.h>
+#include "bridge.h"
+
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
-#include "bridge_table.h"
+namespace dtr_bridge {
 
-#define DTR_EXPORT extern "C" __attribute__((visibility("default")))
+const dtr_core *core = nullptr;
+
+void free_block(void *address) { core->freed(core->engine, address); }
+
+void *allocate_block(c10::Device device, size_t size_bytes, uint64_t stream) {
+  int32_t status = DTR_OK;
+  const char *message = nullptr;
+  void *address =
+      core->allocate(core->engine, static_cast<uint8_t>(device.type()),
+                     static_cast<int8_t>(device.index()), size_bytes, stream, &status, &message);
+  // A null address with status OK is the answer to a request of zero bytes.
+  if (!address && status != DTR_OK) {
+    TORCH_CHECK_WITH(OutOfMemoryError, status != DTR_OUT_OF_MEMORY, message);
+    TORCH_CHECK(false, message);
+  }
+  return address;
+}
+
+}  // namespace dtr_bridge
 
 namespace {
 
-const dtr_core *core = nullptr;
+using dtr_bridge::allocate_block;
+using dtr_bridge::core;
+using dtr_bridge::free_block;
 
 // Two private members are needed: the flag that makes an access throw, which not
 // every version lets one clear, and the reference counts, because c10's own lock()
@@ -50,8 +71,6 @@ const char *const evicted_message =
     "dtr_alloc: this tensor's memory was evicted and was read past the recorder (by another "
     "thread, a compiled region or an extension). Call dtr_alloc.materialize(tensor) or "
     "dtr_alloc.pin(tensor) before handing it there.";
-
-void free_block(void *address) { core->freed(core->engine, address); }
 
 void free_evicted(void *context) { core->evicted_died(core->engine, context); }
 
@@ -168,18 +187,8 @@ void *take(void *handle) {
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
-    int32_t status = 0;
-    const char *message = nullptr;
     const c10::Device device(c10::DeviceType::CPU);
-    void *address =
-        core->allocate(core->engine, static_cast<uint8_t>(c10::DeviceType::CPU), -1, size_bytes,
-                       0, &status, &message);
-    // A null address with status OK is the answer to a request of zero bytes.
-    if (!address && status != 0) {
-      constexpr int32_t out_of_memory = 1;  // DTR_OUT_OF_MEMORY
-      TORCH_CHECK_WITH(OutOfMemoryError, status != out_of_memory, message);
-      TORCH_CHECK(false, message);
-    }
+    void *address = allocate_block(device, size_bytes, 0);
     return {address, address, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }

@@ -20,10 +20,11 @@ def driver(request):
 
 @pytest.fixture
 def make_pool(driver):
-    """Makes pools with this driver; budget and chunk are in chunks of the driver's default."""
+    """Makes pools with this driver and chunks of one size; the budget is in chunks."""
     chunk = 2 << 20 if driver == "cuda" else 64 << 10
 
     def make(chunks=64, **options):
+        options.setdefault("chunk", chunk)
         pool = NativePool(driver, budget=chunks * chunk, **options)
         pool.chunk = chunk
         pool.has_memory = driver != "simulated"

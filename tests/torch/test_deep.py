@@ -65,11 +65,15 @@ def test_ten_thousand_layers_under_a_budget_of_two_hundred() -> None:
 
 def test_a_long_dead_chain_is_rebuilt_without_recursion() -> None:
     """One tensor whose whole history is evicted: 20,000 operators deep."""
-    layers = LAYERS
     with dtr_alloc.session(budget="unlimited", device="cpu"):
-        x = torch.linspace(-1, 1, 16)
-        for _ in range(layers):
-            x = torch.tanh(x * 1.01)
+        x = torch.linspace(-1, 1, 256)
+        # Kept while it grows: a dead history that outweighs its tensor would be cut.
+        history = [x]
+        for _ in range(LAYERS):
+            history.append(history[-1] * 1.01)
+            history.append(torch.tanh(history[-1]))
+        x = history.pop()
+        del history
         expected = x.tolist()
         assert dtr_alloc.evict(x)
         assert x.tolist() == expected

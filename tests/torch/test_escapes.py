@@ -39,7 +39,7 @@ def view(evict: Evict) -> Tensor:
 
 def view_made_before(evict: Evict) -> Tensor:
     base = source() * 2 + 1
-    part = base[:, 3:5]
+    part = base[:, 2:6]
     evict(base)
     return part
 

@@ -1,0 +1,413 @@
+// The CUDA half of the bridge: PyTorch's CUDA allocator, on the core's pools.
+//
+// A subclass of the exported class behind torch.cuda.memory.CUDAPluggableAllocator. A
+// plain pluggable allocator throws on statistics, snapshots and cacheInfo, which
+// existing jobs call (torch.cuda.max_memory_allocated, cudnn.benchmark), and turns a
+// failure into a null pointer, which PyTorch uses as memory.
+//
+// Upstream contracts, by header; a build fits only the torch it was compiled against,
+// because the order of the virtual functions is part of the ABI:
+//   torch/csrc/cuda/CUDAPluggableAllocator.h   every `override` below; its own raw_delete
+//                              knows only blocks of its own malloc(), so allocate, raw_*
+//                              and raw_deleter must be overridden together
+//   c10/cuda/CUDACachingAllocator.h   who calls them: CUDAAllocator's pure virtuals, in
+//                              the same order. Exceptions pass through the callers, which
+//                              hold no lock: those derived from c10::Error reach Python as
+//                              RuntimeError, c10::OutOfMemoryError as
+//                              torch.OutOfMemoryError. A null pointer is never checked for.
+//   c10/core/CachingDeviceAllocator.h   DeviceStats, SegmentInfo: fields differ between
+//                              versions, so they are set by name and the rest stays zero
+//   c10/core/Allocator.h       DataPtr with data == context ("simple"); SetAllocator
+//
+// Locks: the mutex here guards what a job may change at any time (observers, limits,
+// starting points of counters) and is never held while the core or an observer is called.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bridge.h"
+
+namespace {
+
+using dtr_bridge::allocate_block;
+using dtr_bridge::core;
+using dtr_bridge::free_block;
+
+namespace pluggable = torch::cuda::CUDAPluggableAllocator;
+namespace caching = c10::cuda::CUDACachingAllocator;
+using c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr auto cuda_type = static_cast<uint8_t>(c10::DeviceType::CUDA);
+constexpr int most_devices = C10_COMPILE_TIME_MAX_GPUS;
+
+// Null if the core manages no such device.
+dtr_pool* find_pool(int device) {
+  if (device < 0 || device >= most_devices) return nullptr;
+  return core->pool_of(core->engine, cuda_type, static_cast<int8_t>(device));
+}
+
+dtr_pool* pool_of(int device) {
+  dtr_pool* pool = find_pool(device);
+  TORCH_CHECK(pool, "dtr_alloc: device cuda:", device,
+              " has no memory pool; it was not visible when dtr_alloc was enabled");
+  return pool;
+}
+
+// The pool that an address is from, or null.
+dtr_pool* pool_with(const void* address) {
+  for (int device = 0; device < most_devices; ++device) {
+    dtr_pool* pool = find_pool(device);
+    if (pool && core->pool_contains(pool, address)) return pool;
+  }
+  return nullptr;
+}
+
+dtr_pool_stats stats_of(dtr_pool* pool) {
+  dtr_pool_stats stats;
+  core->pool_get_stats(pool, &stats);
+  return stats;
+}
+
+void check(int32_t status) {
+  if (status == DTR_OK) return;
+  const std::string message = core->last_error();
+  TORCH_CHECK_WITH(OutOfMemoryError, status != DTR_OUT_OF_MEMORY, message);
+  TORCH_CHECK(false, message);
+}
+
+uint64_t number(cudaStream_t stream) { return reinterpret_cast<uint64_t>(stream); }
+
+c10::DeviceIndex current_device() {
+  c10::DeviceIndex device = -1;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
+ public:
+  // The functions serve the base's non-virtual malloc(), which nothing here calls.
+  CudaAllocator()
+      : CUDAPluggableAllocator(
+            [this](size_t size, int device, cudaStream_t stream) {
+              return memory(size, static_cast<c10::DeviceIndex>(device), stream);
+            },
+            [](void* address, size_t, int, cudaStream_t) { free_block(address); }) {}
+
+  // ---- memory ----
+
+  // Work on the current stream will use it. The caller may hold the GIL.
+  c10::DataPtr allocate(size_t size) override {
+    const c10::DeviceIndex device = current_device();
+    void* address = memory(size, device, c10::cuda::getCurrentCUDAStream(device));
+    return {address, address, &free_block, c10::Device(c10::DeviceType::CUDA, device)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+
+  void* raw_alloc(size_t size) override {
+    const c10::DeviceIndex device = current_device();
+    return memory(size, device, c10::cuda::getCurrentCUDAStream(device));
+  }
+
+  void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
+    return memory(size, current_device(), stream);
+  }
+
+  // For addresses that a job passes in (torch.cuda.caching_allocator_delete): a wrong one
+  // is an error, not a hole in somebody else's memory.
+  void raw_delete(void* address) override {
+    if (!address) return;
+    dtr_pool* pool = pool_with(address);
+    TORCH_CHECK(pool && core->pool_block_start(pool, address) == address, "dtr_alloc: ", address,
+                " is not the start of a block in use");
+    free_block(address);
+  }
+
+  // The start of the block around an address, and its size if the caller wants it. The host
+  // takes what is returned as the base of an IPC handle without looking.
+  void* getBaseAllocation(void* address, size_t* size) override {
+    dtr_pool* pool = pool_with(address);
+    void* start = pool ? core->pool_block_start(pool, address) : nullptr;
+    TORCH_CHECK(start, "dtr_alloc: ", address, " is not in a block in use");
+    if (size) *size = core->pool_block_bytes(pool, start);
+    return start;
+  }
+
+  // The host passes whatever DataPtr the tensor has: that of an empty or a foreign storage
+  // has no block of ours to mark, as PyTorch's own allocator skips it.
+  using CUDAPluggableAllocator::recordStream;
+  void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
+    if (!pointer.get() || pointer.get_deleter() != &free_block) return;
+    core->record_stream(core->engine, pointer.get(), number(stream.stream()));
+  }
+
+  // Gives what is free back to the driver. We have no private memory pools.
+  void emptyCache(c10::cuda::MempoolId_t) override {
+    for (int device = 0; device < most_devices; ++device)
+      if (dtr_pool* pool = find_pool(device)) check(core->pool_trim(pool, nullptr));
+  }
+
+  // Our memory is mapped by the driver's virtual memory calls, with access for its own
+  // device only: without a peer copy another device could not read it.
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
+                          cudaStream_t stream, bool) override {
+    if (to_device == from_device)
+      return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
+  }
+
+  // After this call the host lets kernels of one device read memory of another, which would
+  // end the process's CUDA context. The exception ends the copy that asked.
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) override {
+    TORCH_CHECK(false, "dtr_alloc: device cuda:", static_cast<int>(device),
+                " cannot access the memory of cuda:", static_cast<int>(other),
+                " under a budget; copy through the host: tensor.cpu().to(device)");
+  }
+
+  // ---- limits ----
+
+  // A job's own limit (torch.cuda.set_per_process_memory_fraction) can narrow the budget,
+  // not widen it. Throws, and changes nothing, if what cannot be evicted does not fit.
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
+    TORCH_CHECK(fraction >= 0 && fraction <= 1, "dtr_alloc: the memory fraction is ", fraction,
+                "; allowed: 0 to 1");
+    dtr_pool* pool = pool_of(device);
+    const dtr_pool_stats stats = stats_of(pool);
+    uint64_t budget = stats.budget_bytes;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const Limit& limit = limits_[device];
+      if (limit.narrowed == budget) budget = limit.before;
+    }
+    const auto wished = static_cast<uint64_t>(fraction * static_cast<double>(stats.total_bytes));
+    const uint64_t narrowed = std::min(budget, wished);
+    check(core->pool_set_budget(pool, narrowed));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    limits_[device] = {budget, narrowed};
+  }
+
+  double getMemoryFraction(c10::DeviceIndex device) override {
+    const dtr_pool_stats stats = stats_of(pool_of(device));
+    if (stats.total_bytes == 0 || stats.budget_bytes >= stats.total_bytes) return 1;
+    return static_cast<double>(stats.budget_bytes) / static_cast<double>(stats.total_bytes);
+  }
+
+  // cuDNN's benchmark mode sizes its workspaces by this.
+  void cacheInfo(c10::DeviceIndex device, size_t* largest) override {
+    const dtr_pool_stats stats = stats_of(pool_of(device));
+    *largest = stats.total_bytes ? std::min(stats.largest_free_bytes, stats.total_bytes)
+                                 : stats.largest_free_bytes;
+  }
+
+  // ---- statistics ----
+
+  // Only the totals: the heap has no small and large pool. An evicted tensor counts as freed.
+  // The pool keeps peaks of bytes; those of counts, and of unused bytes, are the present values.
+  DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const dtr_pool_stats now = stats_of(pool_of(device));
+    dtr_pool_stats from{};
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      from = counted_from_[device];
+    }
+    constexpr auto total = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    // ever and ever_before: all that was ever added, now and when counting began.
+    const auto fill = [](c10::CachingAllocator::StatArray& stat, uint64_t current, uint64_t peak,
+                         uint64_t ever, uint64_t ever_before, uint64_t current_before) {
+      stat[total].current = static_cast<int64_t>(current);
+      stat[total].peak = static_cast<int64_t>(peak);
+      stat[total].allocated = static_cast<int64_t>(ever - ever_before);
+      stat[total].freed = static_cast<int64_t>((ever - current) - (ever_before - current_before));
+    };
+    DeviceStats stats;
+    fill(stats.allocated_bytes, now.allocated_bytes, now.peak_allocated_bytes,
+         now.ever_allocated_bytes, from.ever_allocated_bytes, from.allocated_bytes);
+    stats.active_bytes = stats.allocated_bytes;
+    fill(stats.requested_bytes, now.requested_bytes, now.peak_requested_bytes,
+         now.ever_requested_bytes, from.ever_requested_bytes, from.requested_bytes);
+    fill(stats.reserved_bytes, now.reserved_bytes, now.peak_reserved_bytes,
+         now.mapped_chunks * now.chunk_bytes, from.mapped_chunks * now.chunk_bytes,
+         from.reserved_bytes);
+    fill(stats.allocation, now.live_blocks, now.live_blocks, now.allocations, from.allocations,
+         from.live_blocks);
+    stats.active = stats.allocation;
+    fill(stats.segment, now.reserved_bytes / now.chunk_bytes,
+         now.peak_reserved_bytes / now.chunk_bytes, now.mapped_chunks, from.mapped_chunks,
+         from.reserved_bytes / now.chunk_bytes);
+    const uint64_t unused = now.reserved_bytes - std::min(now.reserved_bytes, now.allocated_bytes);
+    stats.inactive_split_bytes[total].current = static_cast<int64_t>(unused);
+    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(unused);
+    stats.num_alloc_retries = static_cast<int64_t>(now.remaps - from.remaps);
+    stats.num_ooms = static_cast<int64_t>(now.out_of_memory_errors - from.out_of_memory_errors);
+    stats.num_device_alloc = static_cast<int64_t>(now.mapped_chunks - from.mapped_chunks);
+    stats.num_device_free = static_cast<int64_t>(now.unmapped_chunks - from.unmapped_chunks);
+    return stats;
+  }
+
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    const dtr_pool_stats now = stats_of(pool_of(device));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    counted_from_[device] = now;
+  }
+
+  void resetPeakStats(c10::DeviceIndex device) override { core->pool_reset_peak(pool_of(device)); }
+
+  // Runs of blocks as segments. A free block of a chunk or more may have no memory behind
+  // it, so it ends a run and is not shown.
+  caching::SnapshotInfo snapshot(c10::cuda::MempoolId_t mempool, bool) override {
+    caching::SnapshotInfo info{};
+    info.config_metadata.expandable_segments = true;
+    for (int device = 0; device < most_devices; ++device) {
+      dtr_pool* pool = find_pool(device);
+      if (!pool) continue;
+      // The host's Python reads one list of events for each device.
+      info.device_traces.resize(static_cast<size_t>(device) + 1);
+      if (mempool.first == 0 && mempool.second == 0) add_segments(device, pool, &info.segments);
+    }
+    return info;
+  }
+
+  // The base's answers throw, and the host asks before it does anything else.
+  bool isHistoryEnabled() override { return false; }
+
+  // An observer may take the GIL: it is called with no lock held.
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    observers_.push_back(std::move(observer));
+  }
+
+  // Overrides where the base has it (from 2.12 or 2.13 on; the parameter is the same type),
+  // and is unused elsewhere; hence no `override`. We refuse nothing beforehand, so there is
+  // nothing to tell.
+  void attachOomRejectionObserver(caching::OutOfMemoryObserver) {}
+
+  // ---- what a budget cannot hold ----
+
+  // A captured graph goes on using its blocks' addresses, which we would give to others. The
+  // base would accept silently; the exception ends the capture before it begins.
+  void beginAllocateToPool(c10::DeviceIndex, c10::cuda::MempoolId_t,
+                           std::function<bool(cudaStream_t)>) override {
+    TORCH_CHECK(false,
+                "dtr_alloc: CUDA graph capture and torch.cuda.MemPool do not work under a "
+                "budget: their memory must stay where it is");
+  }
+
+  std::string name() override { return "dtr_alloc"; }
+
+ private:
+  struct Limit {
+    uint64_t before = 0;  // the budget, had the job not set a fraction
+    uint64_t narrowed = 0;
+  };
+
+  void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream) {
+    dtr_pool* pool = pool_of(device);
+    try {
+      return allocate_block({c10::DeviceType::CUDA, device}, size, number(stream));
+    } catch (const c10::OutOfMemoryError&) {
+      std::vector<caching::OutOfMemoryObserver> observers;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        observers = observers_;
+      }
+      const dtr_pool_stats stats = stats_of(pool);
+      const uint64_t limit =
+          stats.total_bytes ? std::min(stats.budget_bytes, stats.total_bytes) : stats.budget_bytes;
+      for (const auto& observer : observers)
+        observer(device, size, limit, limit - std::min(limit, stats.allocated_bytes));
+      throw;
+    }
+  }
+
+  static void add_segments(int device, dtr_pool* pool,
+                           std::vector<c10::CachingDeviceAllocator::SegmentInfo>* segments) {
+    const uint64_t chunk_bytes = stats_of(pool).chunk_bytes;
+    std::vector<dtr_block> blocks;
+    // Other threads may make blocks between the calls.
+    for (uint64_t count = 64; count > blocks.size();) {
+      blocks.resize(count + count / 8);
+      check(core->pool_snapshot(pool, blocks.data(), blocks.size(), &count));
+      if (count <= blocks.size()) {
+        blocks.resize(count);
+        break;
+      }
+    }
+    bool open = false;
+    for (const dtr_block& block : blocks) {
+      const bool is_free = block.state == 0;
+      if (is_free && block.size_bytes >= chunk_bytes) {
+        open = false;
+        continue;
+      }
+      if (!open || segments->back().address + segments->back().total_size != block.address) {
+        auto& segment = segments->emplace_back();
+        segment.device = static_cast<c10::DeviceIndex>(device);
+        segment.address = block.address;
+        segment.stream = reinterpret_cast<void*>(block.stream);
+        segment.is_large = block.is_small == 0;
+        segment.is_expandable = true;
+        open = true;
+      }
+      auto& segment = segments->back();
+      auto& shown = segment.blocks.emplace_back();
+      shown.size = block.size_bytes;
+      shown.requested_size = block.requested_bytes;
+      shown.allocated = block.state == 1;
+      shown.active = !is_free;
+      segment.total_size += shown.size;
+      segment.requested_size += shown.requested_size;
+      if (shown.allocated) segment.allocated_size += shown.size;
+      if (shown.active) segment.active_size += shown.size;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<caching::OutOfMemoryObserver> observers_;
+  std::array<Limit, most_devices> limits_{};
+  std::array<dtr_pool_stats, most_devices> counted_from_{};
+};
+
+}  // namespace
+
+// Makes the core the source of all CUDA tensor memory, for good: PyTorch cannot change its
+// allocator once it is in use. Returns NULL, or why it cannot be done (valid until the
+// next call); then nothing has changed.
+DTR_EXPORT const char* dtr_bridge_install_cuda() {
+  // Never destroyed: tensors may outlive static objects at exit.
+  static std::shared_ptr<CudaAllocator>* installed = nullptr;
+  static std::string message;
+  if (installed) return nullptr;
+  try {
+    if (caching::get()->initialized()) {
+      message = "CUDA is initialized already, and PyTorch cannot change its allocator afterwards";
+      return message.c_str();
+    }
+    if (auto other = pluggable::getCurrentAllocator()) {
+      message = "another allocator is installed already: " + other->name();
+      return message.c_str();
+    }
+    auto allocator = std::make_shared<CudaAllocator>();
+    // The route of torch.cuda.memory.change_current_allocator.
+    pluggable::changeCurrentAllocator(allocator);
+    // torch.accelerator.memory_* and c10's own storages ask the registry instead, which
+    // that route leaves at PyTorch's allocator. Its own registration has priority 0.
+    c10::SetAllocator(c10::DeviceType::CUDA, allocator.get(), 1);
+    installed = new std::shared_ptr<CudaAllocator>(std::move(allocator));
+    return nullptr;
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  return message.c_str();
+}

@@ -1,0 +1,144 @@
+"""Checks the bridge for CUDA against one CUDA build of PyTorch, without a GPU.
+
+Run by that PyTorch's python, as ``make cuda-bridge-check`` does:
+
+    python check.py CORE FAKE_CUDA SELFTEST_SOURCE
+
+The bridge is compiled and loaded as dtr_alloc does it, installed as PyTorch's CUDA allocator,
+and asked through PyTorch's own entry points. Behind it is the compiled core with its CUDA driver
+on a stand-in for libcuda. What needs CUDA's runtime (the current device and stream, kernels,
+copies) is not reached: no kernel runs, and nothing is known of a real device from this.
+
+Prints one line of a table; its exit status is 1 if something failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from dtr_alloc import bridge
+
+MIB = 1 << 20
+BUDGET = 64 * MIB
+CUDA = 1
+"""c10::DeviceType::CUDA."""
+
+
+class PoolOptions(ctypes.Structure):
+    """dtr_pool_options."""
+
+    _fields_ = [
+        ("driver", ctypes.c_char_p),
+        ("device", ctypes.c_int32),
+        ("budget_bytes", ctypes.c_uint64),
+        ("reserve_bytes", ctypes.c_uint64),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("small_bytes", ctypes.c_uint64),
+    ]
+
+
+class EngineOptions(ctypes.Structure):
+    """dtr_engine_options."""
+
+    _fields_ = [
+        ("heuristic", ctypes.c_char_p),
+        ("min_evict_bytes", ctypes.c_uint64),
+        ("history_ops", ctypes.c_uint64),
+    ]
+
+
+def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+    """The core with one pool on the stand-in's device 0, and its engine."""
+    core = ctypes.CDLL(path)
+    core.dtr_last_error.restype = ctypes.c_char_p
+    core.dtr_engine_core.restype = ctypes.c_void_p
+
+    def check(status: int) -> None:
+        assert status == 0, core.dtr_last_error().decode()
+
+    check(core.dtr_cuda_set_library(fake_cuda.encode()))
+    pool, engine = ctypes.c_void_p(), ctypes.c_void_p()
+    options = PoolOptions(b"cuda", 0, BUDGET, 0, 0, 0)
+    check(core.dtr_pool_create(ctypes.byref(options), ctypes.byref(pool)))
+    wishes = EngineOptions(b"dtr-eqclass", 0, 1000)
+    check(core.dtr_engine_create(ctypes.byref(wishes), ctypes.byref(engine)))
+    check(core.dtr_engine_add_pool(engine, CUDA, 0, pool))
+    return core, engine
+
+
+def selftest(source: str) -> ctypes.CDLL:
+    """The caller on PyTorch's side: what kernels and operators do with an allocator."""
+    folder = tempfile.mkdtemp()
+    output = Path(folder) / "selftest.so"
+    cxx = bridge.compiler()
+    assert cxx, "no C++ compiler"
+    line = bridge.command(cxx, "cuda", [Path(source)], output)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    library = ctypes.CDLL(str(output))
+    library.selftest.restype = ctypes.c_char_p
+    return library
+
+
+def ask_by_python() -> None:
+    """The calls of torch.cuda.memory_* without the check that a device is there."""
+    own = torch._C
+    assert own._cuda_getAllocatorBackend() == "dtr_alloc"
+    stats = own._cuda_memoryStats(0)
+    assert stats["allocated_bytes"]["all"]["peak"] >= MIB, stats
+    assert stats["allocated_bytes"]["all"]["current"] == 0, stats
+    assert stats["num_ooms"] == 1, stats
+    for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment"):
+        of = stats[name]["all"]
+        assert of["allocated"] - of["freed"] == of["current"], (name, of)
+    own._cuda_resetPeakMemoryStats(0)
+    own._cuda_resetAccumulatedMemoryStats(0)
+    stats = own._cuda_memoryStats(0)
+    assert stats["allocated_bytes"]["all"] == dict.fromkeys(
+        ("current", "peak", "allocated", "freed"), 0
+    ), stats
+    assert stats["num_ooms"] == 0, stats
+    own._cuda_emptyCache()
+    assert own._cuda_memoryStats(0)["reserved_bytes"]["all"]["current"] == 0
+    snapshot = own._cuda_memorySnapshot((0, 0))
+    assert snapshot["segments"] == [], snapshot["segments"]
+
+
+def run(core_path: str, fake_cuda: str, source: str) -> str:
+    started = time.monotonic()
+    connected = bridge.Bridge("cuda")
+    seconds = time.monotonic() - started
+    assert not torch.cuda.is_initialized()
+    core, engine = core_table(core_path, fake_cuda)
+    table = connected.connect(core.dtr_engine_core(engine))
+    assert core.dtr_engine_connect(engine, ctypes.c_void_p(table)) == 0
+    connected.install_cuda()
+    connected.install_cuda()  # the second time nothing is left to do
+    wrong = selftest(source).selftest()
+    assert wrong is None, wrong.decode()
+    ask_by_python()
+    assert not torch.cuda.is_initialized()
+    return f"passed (bridge ready in {seconds:.1f} s)"
+
+
+def main() -> int:
+    try:
+        result, status = run(*sys.argv[1:4]), 0
+    except Exception:
+        result, status = "FAILED\n" + traceback.format_exc(), 1
+    facts = (torch.__version__, str(torch.version.cuda), platform.python_version())
+    print("  {:<16}{:<8}{:<10}{}".format(*facts, result))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""What fails leaves no lock, no half-written storage and a session that goes on."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor, nn
+
+import dtr_alloc
+from bench.models import JOBS, differences
+from bench.models.job import Job
+from dtr_alloc.replay import Replayer
+
+
+def recomputable(scale: float = 2.0) -> Tensor:
+    """A tensor of 4 KiB that an operator made."""
+    return torch.arange(1024, dtype=torch.float32) * scale
+
+
+def assert_unlocked(*tensors: Tensor) -> None:
+    """Nothing holds the tensors: each can be evicted and comes back."""
+    for tensor in tensors:
+        dtr_alloc.materialize(tensor)
+        assert dtr_alloc.evict(tensor), "a lock was left"
+        dtr_alloc.materialize(tensor)
+    dtr_alloc.check_invariants()
+
+
+def test_an_operator_that_raises_unlocks_its_inputs() -> None:
+    """A shape error after an evicted input was brought back."""
+    with checked_session():
+        left, right = evicted(recomputable()), evicted(recomputable(3.0))
+        with pytest.raises(RuntimeError, match="shapes"):
+            torch.mm(left.view(32, 32), right.view(16, 64))
+        assert_unlocked(left, right)
+
+
+def test_an_in_place_operator_that_raises_leaves_a_constant_with_its_content() -> None:
+    """It may have written: what is there now is the content, and cannot be recomputed."""
+    with checked_session():
+        x = recomputable()
+        before = x.tolist()
+        with pytest.raises(RuntimeError, match="size"):
+            x.add_(torch.ones(7))
+        assert x.tolist() == before
+        assert not dtr_alloc.evict(x)
+
+
+def test_an_exception_in_a_hook_ends_the_backward_and_no_more() -> None:
+    """The next backward of the same model has the bits of a model where no hook raised."""
+
+    def gradients(fail_first: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+        x = torch.randn(256, 64)
+        if fail_first:
+            hidden = model[:3](x)
+
+            def hook(gradient: Tensor) -> None:
+                raise LookupError("from a hook")
+
+            hidden.register_hook(hook)
+            with pytest.raises(LookupError, match="from a hook"):
+                model[3:](hidden).square().mean().backward()
+            model.zero_grad()
+        model(x).square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected = gradients(fail_first=False)
+    with checked_session("1MiB"):
+        got = gradients(fail_first=True)
+        assert dtr_alloc.stats()["evictions"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_an_exception_in_a_custom_backward_leaves_no_lock() -> None:
+    """The saved tensors of the failed graph can be evicted and read afterwards."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ArithmeticError("no gradient")
+
+    with checked_session():
+        x = recomputable().requires_grad_()
+        hidden = torch.tanh(x * 0.5)
+        expected = hidden.tolist()
+        evicted(hidden)
+        with pytest.raises(ArithmeticError, match="no gradient"):
+            Fails.apply(hidden).sum().backward()
+        assert hidden.tolist() == expected
+        assert_unlocked(hidden)
+
+
+def test_a_rematerialization_that_fails_can_be_tried_again(monkeypatch) -> None:
+    """The third operator of five fails once; the tensor comes back at the next try."""
+    with checked_session():
+        x = recomputable()
+        links = [x]
+        for i in range(5):
+            links.append(torch.sin(links[-1] + i))
+        expected = links[-1].tolist()
+        for link in links[1:]:
+            evicted(link)
+        step = Replayer._step
+        calls = 0
+
+        def third_fails(self, frame, closure):
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise OSError("a kernel failed")
+            step(self, frame, closure)
+
+        monkeypatch.setattr(Replayer, "_step", third_fails)
+        with pytest.raises(OSError, match="a kernel failed"):
+            links[-1].sum()
+        dtr_alloc.check_invariants()
+        assert links[-1].tolist() == expected
+        assert_unlocked(*links[1:])
+
+
+def test_out_of_memory_names_what_fills_the_budget() -> None:
+    """The breakdown is in the message; the operators whose results are largest in a note."""
+    with checked_session("4MiB"):
+        kept = [torch.arange(65536, dtype=torch.float32).cos() for _ in range(8)]
+        for tensor in kept:
+            dtr_alloc.pin(tensor)
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            torch.zeros(4 * MIB)
+        for part in ("requested", "budget", "largest free block", "locked", "pinned", "evictable"):
+            assert part in str(error.value)
+        assert "aten.cos.default 2097152 bytes" in "".join(error.value.__notes__)
+        for tensor in kept:
+            dtr_alloc.unpin(tensor)
+        del kept
+        assert torch.zeros(MIB // 2).sum() == 0
+
+
+def test_unpinning_what_is_not_pinned_says_so() -> None:
+    with checked_session():
+        x = recomputable()
+        with pytest.raises(dtr_alloc.StateError, match="not pinned"):
+            dtr_alloc.unpin(x)
+
+
+def test_disabling_inside_another_mode_is_refused_and_changes_nothing() -> None:
+    """The recorder must be the innermost mode when it is taken off."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    dtr_alloc.enable(budget="unlimited", device="cpu")
+    try:
+        with FlopCounterMode(display=False), pytest.raises(dtr_alloc.StateError, match="mode"):
+            dtr_alloc.disable()
+        assert dtr_alloc.is_enabled()
+        assert_unlocked(recomputable())
+    finally:
+        dtr_alloc.disable()
+    assert not dtr_alloc.is_enabled()
+
+
+def test_threads_train_at_the_same_time_with_the_same_bits() -> None:
+    """Two Python threads under one budget that is too small for both: each has a recorder."""
+    names = ("mlp", "inplace")
+
+    def train(job: Job) -> None:
+        for i in range(3):
+            job.step(i)
+
+    def train_all(in_threads: bool) -> dict[str, dict[str, Tensor]]:
+        # Made here: the default generator, which they draw their weights from, is shared.
+        jobs = {name: JOBS[name]() for name in names}
+        threads = [threading.Thread(target=train, args=(job,)) for job in jobs.values()]
+        for thread in threads:
+            thread.start() if in_threads else thread.run()
+        for thread in threads if in_threads else ():
+            thread.join()
+        return {name: job.state() for name, job in jobs.items()}
+
+    expected = train_all(in_threads=False)
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        train_all(in_threads=False)
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    gc.collect()
+    with checked_session(budget=peak):
+        before = dtr_alloc.stats()["evictions"]
+        got = train_all(in_threads=True)
+        assert dtr_alloc.stats()["evictions"] > before
+    for name in names:
+        assert not differences(expected[name], got[name]), name
+
+
+def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:
+    """After disable() its operators run as without us, and no record appears."""
+    go_on, made = threading.Event(), threading.Event()
+    results = []
+
+    def body() -> None:
+        results.append(recomputable())
+        made.set()
+        go_on.wait(30)
+        results.append(recomputable(5.0))
+
+    with checked_session():
+        thread = threading.Thread(target=body)
+        thread.start()
+        assert made.wait(30)
+    go_on.set()
+    thread.join()
+    assert results[1][1] == 5
+    assert dtr_alloc.stats()["live_records"] == 0
