@@ -205,9 +205,7 @@ class TestDeath:
         assert len(toy.closures) <= 200
         weight.release()
 
-    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(
-        self, make_toy
-    ):
+    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(3)]

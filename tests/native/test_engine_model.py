@@ -212,9 +212,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         base = self.pick(index)
         grains = base.store.words // self.grain
         start, end = sorted((int(start * (grains - 1)), int(end * (grains - 1))))
-        self.tensors.append(
-            self.toy.view(base, start * self.grain, (end - start + 1) * self.grain)
-        )
+        self.tensors.append(self.toy.view(base, start * self.grain, (end - start + 1) * self.grain))
 
     @precondition(lambda self: self.tensors)
     @rule(index=INDEX)
@@ -355,7 +353,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=80,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
