@@ -138,9 +138,10 @@ void* take(void* handle) {
 
 void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
   std::lock_guard<std::mutex> lock(registry_mutex);
-  for (SimulatedFramework* framework : registry)
-    if (framework->has(address, device_type, device_index))
-      return framework->make_storage(Memory::core, address, size_bytes, device_type, device_index);
+  // The newest first: one that a failed test gave up may have lost its pool.
+  for (auto at = registry.rbegin(); at != registry.rend(); ++at)
+    if ((*at)->has(address, device_type, device_index))
+      return (*at)->make_storage(Memory::core, address, size_bytes, device_type, device_index);
   return nullptr;
 }
 

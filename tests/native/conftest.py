@@ -1,19 +1,12 @@
 """Fixtures of the engine's tests: they need the native build and a C++ compiler, no PyTorch."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-ALLOCATOR_TESTS = str(Path(__file__).resolve().parent.parent / "allocator")
-if ALLOCATOR_TESTS not in sys.path:
-    sys.path.append(ALLOCATOR_TESTS)
-
-from native_fixtures import fake_cuda, fake_cuda_library  # noqa: E402
-from native_pool import NativePool  # noqa: E402
-from toy import Toy  # noqa: E402
+from native_fixtures import fake_cuda, fake_cuda_library
+from native_pool import NativePool
+from toy import Toy
 
 __all__ = ["fake_cuda", "fake_cuda_library"]
 

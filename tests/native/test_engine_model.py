@@ -326,7 +326,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     def teardown(self):
         self.disarm()
-        if sys.exc_info()[0]:
+        if isinstance(sys.exc_info()[1], Exception):
             self.let_go_of_everything()
             return
         for tensor in self.tensors:
@@ -353,7 +353,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=80,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -254,8 +254,9 @@ class Toy:
         ]
         new: list[Tensor] = []
         try:
+            # One at a time: those made before one that does not fit are released.
             for words in operator.results:
-                new.append(self._new(words, None))  # noqa: PERF401
+                new += [self._new(words, None)]
             contents = [
                 tensor.bytes() if use & 3 in (READ, MUTATE) else b""
                 for tensor, use in zip(tensors, operator.uses, strict=True)
