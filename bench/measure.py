@@ -84,7 +84,7 @@ def limited_repeats(most: int | None) -> Iterator[None]:
             raise Thrashing(f"more than {most} rematerializations")
         repeat(replayer, frame, closure)
 
-    Replayer._step = counted  # type: ignore[method-assign]
+    Replayer._step = counted  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

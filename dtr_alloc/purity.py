@@ -32,7 +32,8 @@ UNINITIALIZED = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized"),
     *("new_empty", "new_empty_strided"),
 }
-"""Results are whatever was in memory: constants until they are overwritten."""
+"""Results are whatever was in memory: constants until they are overwritten, which the engine adopts
+when it first meets them. Of their arguments they read shapes alone."""
 
 IMPURE = {
     "resize_": "gives the buffer another size in place",
@@ -73,20 +74,26 @@ class Rule:
         view: needs no data and changes none: passes through.
         replayable: running it again on the same inputs gives the same bits.
         random: draws from a generator.
-        plain: reads every tensor argument, none is written.
         uses: by argument name, how a written argument is used.
         positions: names of the positional arguments, in order.
         hidden: arguments that are scratch in training mode.
+        dropout: position of the probability, at 0 of which nothing is drawn; -1: none such.
+        tensors: the positions at which tensors can be, with how each is used.
+        lists: whether an argument can be a list of tensors.
+        scalars: arguments by keyword that cannot be tensors.
     """
 
     func: OpOverload
     view: bool
     replayable: bool
     random: bool
-    plain: bool
     uses: dict[str, int] = field(default_factory=dict)
     positions: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    dropout: int = -1
+    tensors: tuple[tuple[int, int], ...] = ()
+    lists: bool = False
+    scalars: frozenset[str] = frozenset()
 
 
 def rule_for(func: OpOverload) -> Rule:
@@ -112,13 +119,31 @@ def rule_for(func: OpOverload) -> Rule:
         and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     )
     hidden = HIDDEN_STATE.get(name, ()) if known else ()
+    positions = tuple(argument.name for argument in schema.arguments)
+    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+
+    def may_hold(name: str) -> bool:
+        """Whether a tensor can be in the argument, alone or in a list."""
+        return "Tensor" in kinds[name] or kinds[name] in ("Any", "t", "List[t]")
+
     return Rule(
         func=func,
-        view=known and ((aliases and not uses) or name in VIEWS),
+        view=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         replayable=known and name not in IMPURE and name not in UNINITIALIZED,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        plain=not uses and not hidden,
         uses=uses,
-        positions=tuple(argument.name for argument in schema.arguments),
+        positions=positions,
         hidden=hidden,
+        dropout=positions.index("dropout_p") if known and "dropout_p" in positions else -1,
+        tensors=tuple(
+            (position, uses.get(name, READ))
+            for position, name in enumerate(positions)
+            if may_hold(name)
+        ),
+        lists=any("List[" in kinds[name] and may_hold(name) for name in positions),
+        scalars=frozenset(
+            argument.name
+            for argument in schema.arguments
+            if argument.kwarg_only and not may_hold(argument.name)
+        ),
     )

@@ -13,7 +13,8 @@ A closure holds no tensor of the job: tensor arguments become the mark TENSOR, a
 knows which storage, dtype, shape and strides stood there.
 
 This module is the hot path: a call costs a few microseconds, so it repeats itself a little where
-a function call would cost more than it says.
+a function call would cost more than it says. For that reason, too, it runs ``func._op``, which is
+all that calling ``func`` does.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ grad_enabled = torch.is_grad_enabled
 _plain_numpy = torch._C.TensorBase.numpy  # that of Tensor is guarded (escapes.py)
 
 BUFFER_NUMBERS = 4096
+"""More than the single tensor arguments or results of any operator."""
 BY_VALUE_BYTES = 65536
 """Arguments on other devices up to this size are kept in the closure; beyond it, the results of
 the operator are constants."""
@@ -57,29 +59,28 @@ class _Tensor:
 
 TENSOR = _Tensor()
 _ALL_TENSORS = tuple((TENSOR,) * count for count in range(16))
+_NO_KWARGS: dict[str, Any] = {}
 
-_PLAIN, _TENSOR, _PARAMETER, _LIST, _DICT = range(5)
-_kinds: dict[type, int] = {
-    Tensor: _TENSOR,
-    Parameter: _PARAMETER,
-    list: _LIST,
-    tuple: _LIST,
-    dict: _DICT,
-}
+# What an argument of a type is. Those of tensors are what goes into the buffer with an address.
+_TENSOR, _PARAMETER, _PLAIN, _LIST = 0, CONSTANT, -1, -2
 
 
-def _kind_of(kind: type) -> int:
-    """How to treat an argument of a type not seen before."""
-    if issubclass(kind, Parameter):
-        found = _PARAMETER
-    elif issubclass(kind, Tensor):
-        found = _TENSOR
-    elif issubclass(kind, list | tuple):
-        found = _LIST
-    else:
-        found = _PLAIN
-    _kinds[kind] = found
-    return found
+class _Kinds(dict[type, int]):
+    """By type, so that an argument costs one look-up; types not seen before are added."""
+
+    def __missing__(self, kind: type) -> int:
+        if issubclass(kind, Parameter):
+            self[kind] = _PARAMETER
+        elif issubclass(kind, Tensor):
+            self[kind] = _TENSOR
+        elif issubclass(kind, list | tuple):
+            self[kind] = _LIST
+        else:
+            self[kind] = _PLAIN
+        return self[kind]
+
+
+_kinds = _Kinds()
 
 
 class ByValue(NamedTuple):
@@ -103,14 +104,15 @@ class RandomState(NamedTuple):
         return torch.frombuffer(bytearray(self.state), dtype=torch.uint8)
 
 
-class Closure(NamedTuple):
-    """What it takes to run an operator again, but for its tensors."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random: RandomState | None
-    grad: bool  # kernels look at it: oneDNN's RNN returns its workspace only in grad mode
+Closure = tuple[
+    Callable[..., Any],  # the operator
+    tuple[Any, ...],  # its arguments, TENSOR for a tensor
+    dict[str, Any],  # and those by keyword
+    RandomState | None,
+    bool,  # grad mode; kernels look at it: oneDNN's RNN returns its workspace only in grad mode
+]
+"""What it takes to run an operator again, but for its tensors. A plain tuple: one with names takes
+four times as long to make."""
 
 
 def flatten(result: Any, out: list[Tensor | None]) -> None:
@@ -128,6 +130,13 @@ def _all_plain(types: Any) -> bool:
     """Whether none of the types has a dispatch of its own. (A tensor whose Python object was
     made anew by autograd is listed under torch.Tensor.)"""
     return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
+
+
+_frames = torch._C._dynamo.eval_frame
+_CODE_CAN_BE_MARKED = all(
+    hasattr(_frames, name)
+    for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+)
 
 
 class Recorder(TorchDispatchMode):
@@ -148,6 +157,12 @@ class Recorder(TorchDispatchMode):
         self._capacity = BUFFER_NUMBERS
         self._rules: dict[int, Rule] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True wraps __torch_dispatch__ to keep torch.compile from compiling it, which costs a
+        # microsecond per operator. Where its code can be marked instead, that costs nothing.
+        return not _CODE_CAN_BE_MARKED
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not _all_plain(types):
             # A subclass with a dispatch of its own unwraps first; we see its inner operators.
@@ -156,82 +171,88 @@ class Recorder(TorchDispatchMode):
         if rule is None:
             rule = self._rules[id(func)] = rule_for(func)
         if rule.view:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if kwargs or not rule.plain or rule.random:
-            return self._general(rule, func, args, kwargs or {})
+            return func._op(*args, **kwargs) if kwargs else func._op(*args)
+        if rule.hidden or (kwargs and not rule.scalars.issuperset(kwargs)):
+            return self._general(rule, func, args, kwargs)
 
         buffer = self._buffer
         count = 0
-        for argument in args:
-            kind = _kinds.get(type(argument))
-            if kind == _TENSOR:
-                buffer[count] = argument._cdata
+        given = len(args)
+        for position, use in rule.tensors:
+            if position >= given:
+                break  # left to its default
+            argument = args[position]
+            kind = _kinds[type(argument)]
+            if kind >= 0:
+                buffer[count] = argument._cdata | kind | use
                 count += 1
-            elif kind == _PARAMETER:
-                buffer[count] = argument._cdata | CONSTANT
-                count += 1
-            elif kind is None or kind == _LIST:
-                return self._general(rule, func, args, {})
+            elif kind == _LIST:
+                count = self._put_list(argument, use, count)
+                buffer = self._buffer
         frame = self.frame
         flags = rule.replayable
+        random = self._random_state(rule, args, kwargs) if rule.random and flags else None
         need = lib.dtr_op_begin(frame, count, flags)
         if need:
             if need == HAS_DROPPED:
                 self._runtime.drain()
             else:
-                lib.dtr_op_abort(frame) if need > 0 else None
-                return self._general(rule, func, args, {})
+                if need > 0:
+                    lib.dtr_op_abort(frame, False)
+                return self._general(rule, func, args, kwargs)
         try:
-            result = func(*args)
+            result = func._op(*args, **kwargs) if kwargs else func._op(*args)
         except BaseException as error:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, True)
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.explain(error)
             raise
         if type(result) is Tensor:
             buffer[0] = result._cdata
             op_id = lib.dtr_op_end(frame, 1, flags)
+        elif args and result is args[0]:
+            op_id = lib.dtr_op_end(frame, 0, flags)  # in place, on a parameter
         else:
             op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
         if op_id > 0:
-            self._closures[op_id] = Closure(
-                func,
-                _ALL_TENSORS[count]
-                if count == len(args) < 16
-                else tuple([TENSOR if _kinds[type(a)] else a for a in args]),
-                {},
-                None,
-                grad_enabled(),
-            )
+            if rule.lists:
+                marked = tuple([_marked(argument) for argument in args])
+            elif count == given < 16:
+                marked = _ALL_TENSORS[count]
+            else:
+                marked = tuple([TENSOR if _kinds[type(a)] >= 0 else a for a in args])
+            self._closures[op_id] = (func, marked, kwargs or _NO_KWARGS, random, grad_enabled())
         elif op_id < 0:
             check(-op_id)
         return result
 
     def _general(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
-        """The whole road: keyword arguments, lists, mutation, randomness, missing inputs."""
+        """The whole road: tensors by keyword, hidden state, missing and foreign inputs."""
+        kwargs = kwargs or _NO_KWARGS
         walk = _Walk(self, rule)
         walk.arguments(args, kwargs)
         frame = self.frame
         flags = int(rule.replayable)
-        random = self._random_state(rule, walk, kwargs) if rule.random and flags else None
+        random = self._random_state(rule, args, kwargs) if rule.random and flags else None
         need = lib.dtr_op_begin(frame, walk.count, flags)
         if need < 0:
             check(-need)
+        started = False
         try:
             if need:
                 flags &= self._meet(need, walk)
-            result = func(*args, **kwargs)
+            started = True
+            result = func._op(*args, **kwargs)
         except BaseException as error:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, started)
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.explain(error)
             raise
         op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
         if op_id > 0:
             closure_args, closure_kwargs = walk.template(args, kwargs)
-            self._closures[op_id] = Closure(
-                func, closure_args, closure_kwargs, random, grad_enabled()
-            )
+            closure = (func, closure_args, closure_kwargs, random, grad_enabled())
+            self._closures[op_id] = closure
         elif op_id < 0:
             check(-op_id)
         return result
@@ -247,23 +268,52 @@ class Recorder(TorchDispatchMode):
             self._runtime.replayer.prepare(self.frame)
         return flags
 
-    def _random_state(self, rule: Rule, walk: _Walk, kwargs: Any) -> RandomState | None:
-        generator = kwargs.get("generator") or self._runtime.default_generator(walk.first_device())
+    def _random_state(self, rule: Rule, args: Any, kwargs: Any) -> RandomState | None:
+        """Where the generator stands that the operator will draw from, if it will."""
+        at = rule.dropout
+        if at >= 0 and (len(args) <= at or args[at] == 0):
+            return None
+        generator = kwargs.get("generator") if kwargs else None
+        if generator is None:
+            # A random operator without a tensor makes one, on the device that it is told.
+            first = next((part for part in args if isinstance(part, Tensor)), None)
+            device = first.device if first is not None else (kwargs or {}).get("device")
+            generator = self._runtime.default_generator(device)
         return RandomState.of(generator)
+
+    def reserve(self, count: int) -> None:
+        """Sees to it that the frame's buffer holds so many numbers."""
+        if count > self._capacity:
+            self._capacity = max(2 * self._capacity, count)
+            self._buffer = lib.dtr_frame_buffer(self.frame, self._capacity)
 
     def put(self, index: int, number: int) -> None:
         """Writes one number to the frame's buffer, which grows as needed."""
-        if index >= self._capacity:
-            self._capacity *= 2
-            self._buffer = lib.dtr_frame_buffer(self.frame, self._capacity)
+        self.reserve(index + 1)
         self._buffer[index] = number
 
+    def _put_list(self, tensors: Any, use: int, count: int) -> int:
+        """Writes the tensors of a list argument to the buffer; returns how many are there now."""
+        entries = [
+            part._cdata | kind | use for part in tensors if (kind := _kinds[type(part)]) >= 0
+        ]
+        end = count + len(entries)
+        self.reserve(end + BUFFER_NUMBERS)  # room for all single arguments that may follow
+        self._buffer[count:end] = entries
+        return end
+
     def _put_results(self, result: Any) -> int:
-        tensors: list[Tensor | None] = []
-        flatten(result, tensors)
-        for index, tensor in enumerate(tensors):
-            self.put(index, 0 if tensor is None else tensor._cdata)
-        return len(tensors)
+        numbers = []
+        if type(result) is tuple:
+            numbers = [part._cdata for part in result if type(part) is Tensor]
+        if not numbers or len(numbers) < len(result):
+            tensors: list[Tensor | None] = []
+            flatten(result, tensors)
+            numbers = [0 if tensor is None else tensor._cdata for tensor in tensors]
+        count = len(numbers)
+        self.reserve(count)
+        self._buffer[0:count] = numbers
+        return count
 
     def is_innermost(self) -> bool:
         """Whether this is the mode of this thread that sees operators first."""
@@ -273,6 +323,22 @@ class Recorder(TorchDispatchMode):
     def retire(self) -> None:
         """Lets every operator pass unrecorded from now on, on whatever thread this mode is."""
         self._rules = _Retired()
+
+
+def _marked(argument: Any) -> Any:
+    """An argument with its tensors replaced by marks."""
+    kind = _kinds[type(argument)]
+    if kind >= 0:
+        return TENSOR
+    return [_marked(part) for part in argument] if kind == _LIST else argument
+
+
+if _CODE_CAN_BE_MARKED:
+    _skip = _frames._FrameAction.SKIP
+    # Neither the recorder nor what it calls is for torch.compile to look at.
+    _frames.set_code_exec_strategy(
+        Recorder.__torch_dispatch__.__code__, _frames._FrameExecStrategy(_skip, _skip)
+    )
 
 
 class _Retired(dict[int, Rule]):
@@ -310,20 +376,14 @@ class _Walk:
         return bool(named.get("training", named.get("train", True)))
 
     def _argument(self, argument: Any, use: int) -> None:
-        kind = _kinds.get(type(argument))
-        if kind is None:
-            kind = _kind_of(type(argument))
+        kind = _kinds[type(argument)]
         if kind == _LIST:
             for part in argument:
                 self._argument(part, use)
-        elif kind in (_TENSOR, _PARAMETER):
-            entry = argument._cdata | use
-            self._recorder.put(self.count, entry | CONSTANT if kind == _PARAMETER else entry)
+        elif kind >= 0:
+            self._recorder.put(self.count, argument._cdata | kind | use)
             self.tensors.append(argument)
             self.count += 1
-
-    def first_device(self) -> torch.device | None:
-        return self.tensors[0].device if self.tensors else None
 
     def keep_foreign(self, device_type: str) -> bool:
         """Copies small arguments of other devices; False if one is too large to keep."""
@@ -347,7 +407,7 @@ class _Walk:
         kind = _kinds[type(argument)]
         if kind == _LIST:
             return [self._mark(part, indices) for part in argument]
-        if kind in (_TENSOR, _PARAMETER):
+        if kind >= 0:
             return self._by_value.get(next(indices), TENSOR)
         return argument
 

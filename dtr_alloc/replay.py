@@ -108,11 +108,12 @@ class Replayer:
     def _step(self, frame: Any, closure: Closure) -> None:
         tensors = self._rebuild(lib.dtr_frame_step(frame, 0))
         marks = iter(tensors)
-        args = [_fill(argument, marks) for argument in closure.args]
-        kwargs = {name: _fill(argument, marks) for name, argument in closure.kwargs.items()}
+        func, marked, marked_kwargs, random, grad = closure
+        args = [_fill(argument, marks) for argument in marked]
+        kwargs = {name: _fill(argument, marks) for name, argument in marked_kwargs.items()}
         results: list[Tensor | None] = []
-        with torch.set_grad_enabled(closure.grad), _standing_at(closure.random):
-            flatten(closure.func(*args, **kwargs), results)
+        with torch.set_grad_enabled(grad), _standing_at(random):
+            flatten(func(*args, **kwargs), results)
         everything = [*tensors, *results]
         step = lib.dtr_frame_step(frame, len(everything))
         for index, tensor in enumerate(everything):

@@ -132,7 +132,7 @@ class Runtime:
         for index in range(found):
             closure = self.closures.get(op_ids[index])
             if closure is not None:
-                held[str(closure.func)] += sizes[index]
+                held[str(closure[0])] += sizes[index]
         largest = [f"{name} {size} bytes" for name, size in held.most_common(5)]
         if largest:
             error.add_note("dtr_alloc: results that can be recomputed: " + ", ".join(largest))

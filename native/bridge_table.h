@@ -24,26 +24,27 @@ extern "C" {
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
 typedef struct dtr_tensor_desc {
-  void *handle;           /* its storage; NULL: it has none (opaque to us) */
-  void *data;             /* start of the storage's memory, NULL if evicted or empty */
+  void* handle;           /* its storage; NULL: it has none (opaque to us) */
+  void* data;             /* start of the storage's memory, NULL if evicted or empty */
   uint64_t storage_bytes; /* size of the whole storage */
-  const int64_t *sizes;   /* ndim elements */
-  const int64_t *strides; /* ndim elements, in units of the dtype */
+  const int64_t* sizes;   /* ndim elements */
+  const int64_t* strides; /* ndim elements, in units of the dtype */
   int64_t offset;         /* storage offset, in units of the dtype */
   int32_t ndim;
-  int32_t scalar_type;    /* c10::ScalarType */
-  uint32_t flags;         /* DTR_TENSOR_... */
-  uint8_t device_type;    /* c10::DeviceType */
-  int8_t device_index;    /* -1 on CPU */
+  int32_t scalar_type; /* c10::ScalarType */
+  uint32_t flags;      /* DTR_TENSOR_... */
+  uint8_t device_type; /* c10::DeviceType */
+  int8_t device_index; /* -1 on CPU */
   uint8_t item_bytes;
-  uint8_t full;           /* 1: the tensor is dense and covers its whole storage */
-  uint8_t owned;          /* 1: the storage's memory is from dtr_core.allocate */
+  uint8_t full;  /* 1: the tensor is dense and covers its whole storage */
+  uint8_t owned; /* 1: the storage's memory is from dtr_core.allocate */
 } dtr_tensor_desc;
 
 enum {
-  DTR_TENSOR_CONJ = 1,   /* lazily conjugated view */
-  DTR_TENSOR_NEG = 2,    /* lazily negated view */
-  DTR_TENSOR_OPAQUE = 4  /* sparse, quantized, nested, wrapped number: not rebuilt from its storage */
+  DTR_TENSOR_CONJ = 1, /* lazily conjugated view */
+  DTR_TENSOR_NEG = 2,  /* lazily negated view */
+  DTR_TENSOR_OPAQUE =
+      4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage */
 };
 
 /* What the framework does for the engine. Functions marked (L) are called with
@@ -51,64 +52,64 @@ enum {
 typedef struct dtr_framework {
   uint32_t abi_version;
   /* (L) Reads a tensor (PyTorch: a c10::TensorImpl *). */
-  void (*describe)(const void *tensor, dtr_tensor_desc *out);
+  void (*describe)(const void* tensor, dtr_tensor_desc* out);
   /* (L) Number of strong references; 0: the storage is dead or dying. */
-  uint64_t (*strong_count)(const void *handle);
+  uint64_t (*strong_count)(const void* handle);
   /* (L) Adds a weak reference. */
-  void (*retain_weak)(void *handle);
+  void (*retain_weak)(void* handle);
   /* Drops a weak reference; frees the object's memory if it was the last. */
-  void (*release_weak)(void *handle);
+  void (*release_weak)(void* handle);
   /* (L) Adds a strong reference unless the storage is dead: 1 or 0. May also
    * refuse where it would have to wait for the GIL. */
-  int32_t (*retain_strong)(void *handle);
+  int32_t (*retain_strong)(void* handle);
   /* As retain_strong, but refuses only the dead; may take the GIL. */
-  int32_t (*retain_strong_with_gil)(void *handle);
+  int32_t (*retain_strong_with_gil)(void* handle);
   /* Drops a strong reference: runs the storage's deleter if it was the last. */
-  void (*release_strong)(void *handle);
+  void (*release_strong)(void* handle);
   /* (L) The storage's address without any check. */
-  void *(*data)(const void *handle);
+  void* (*data)(const void* handle);
   /* (L) Takes the memory out of a storage whose deleter is ours and leaves it
    * evicted: nbytes kept, every data access throws, and its death calls
    * dtr_core.evicted_died(evicted_context). Returns the address, now owned by
    * the caller; NULL (and nothing changed) if the memory is not ours to take. */
-  void *(*detach)(void *handle, void *evicted_context);
+  void* (*detach)(void* handle, void* evicted_context);
   /* (L) Gives memory to an evicted storage; the context of detach is dropped
    * without a call. The storage owns the address from now on. */
-  void (*attach)(void *handle, void *address);
+  void (*attach)(void* handle, void* address);
   /* (L) As detach, but leaves the storage plainly empty: for results of a
    * replay, whose storage nobody keeps. */
-  void *(*take)(void *handle);
+  void* (*take)(void* handle);
   /* A new storage that owns address; returns a strong reference. */
-  void *(*make)(void *address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
+  void* (*make)(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
 } dtr_framework;
 
 /* What the core does for the framework. Every function may be called on any
  * thread, with or without the GIL, and with no lock of ours held. */
 typedef struct dtr_core {
   uint32_t abi_version;
-  void *engine;
+  void* engine;
   /* Memory for a tensor. NULL if it cannot be had: then *message (never NULL)
    * is why, valid until the next call on this thread, and *status a dtr_status. */
-  void *(*allocate)(void *engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                    uint64_t stream, int32_t *status, const char **message);
+  void* (*allocate)(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                    uint64_t stream, int32_t* status, const char** message);
   /* The deleter of all memory that allocate gave. */
-  void (*freed)(void *engine, void *address);
+  void (*freed)(void* engine, void* address);
   /* The deleter of an evicted storage's empty pointer. */
-  void (*evicted_died)(void *engine, void *evicted_context);
+  void (*evicted_died)(void* engine, void* evicted_context);
   /* Work on stream uses the block at address (Tensor.record_stream). */
-  void (*record_stream)(void *engine, void *address, uint64_t stream);
+  void (*record_stream)(void* engine, void* address, uint64_t stream);
   /* The pool of a device, NULL if it has none; and what a pool answers: the functions
    * of dtr_alloc.h of the same names, which the bridge cannot link against. */
-  dtr_pool *(*pool_of)(void *engine, uint8_t device_type, int8_t device_index);
-  void (*pool_get_stats)(dtr_pool *pool, dtr_pool_stats *out);
-  void (*pool_reset_peak)(dtr_pool *pool);
-  int32_t (*pool_set_budget)(dtr_pool *pool, uint64_t budget_bytes);
-  int32_t (*pool_trim)(dtr_pool *pool, uint64_t *returned_bytes);
-  int32_t (*pool_snapshot)(dtr_pool *pool, dtr_block *blocks, uint64_t capacity, uint64_t *count);
-  int32_t (*pool_contains)(const dtr_pool *pool, const void *address);
-  void *(*pool_block_start)(dtr_pool *pool, const void *address);
-  uint64_t (*pool_block_bytes)(dtr_pool *pool, const void *address);
-  const char *(*last_error)(void);
+  dtr_pool* (*pool_of)(void* engine, uint8_t device_type, int8_t device_index);
+  void (*pool_get_stats)(dtr_pool* pool, dtr_pool_stats* out);
+  void (*pool_reset_peak)(dtr_pool* pool);
+  int32_t (*pool_set_budget)(dtr_pool* pool, uint64_t budget_bytes);
+  int32_t (*pool_trim)(dtr_pool* pool, uint64_t* returned_bytes);
+  int32_t (*pool_snapshot)(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
+  int32_t (*pool_contains)(const dtr_pool* pool, const void* address);
+  void* (*pool_block_start)(dtr_pool* pool, const void* address);
+  uint64_t (*pool_block_bytes)(dtr_pool* pool, const void* address);
+  const char* (*last_error)(void);
 } dtr_core;
 
 #ifdef __cplusplus

@@ -10,10 +10,10 @@
 
 namespace dtr {
 
-inline uint64_t checksum(const void *data, uint64_t size_bytes) {
+inline uint64_t checksum(const void* data, uint64_t size_bytes) {
   constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
   uint64_t lane[4] = {1, 2, 3, 4};
-  const auto *bytes = static_cast<const unsigned char *>(data);
+  const auto* bytes = static_cast<const unsigned char*>(data);
   const auto mix = [](uint64_t state, uint64_t word) {
     state = (state ^ word) * kPrime;
     return state ^ (state >> 29);

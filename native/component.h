@@ -15,7 +15,7 @@
 namespace dtr {
 
 struct ComponentNode {
-  ComponentNode *parent = nullptr;  // null: a root
+  ComponentNode* parent = nullptr;  // null: a root
   double cost_ns = 0;               // of a root: the sum over the set; else unused
   uint32_t rank = 0;
   uint32_t references = 1;
@@ -24,17 +24,17 @@ struct ComponentNode {
 
 class Components {
  public:
-  ComponentNode *create(double cost_ns) {
-    auto *node = new ComponentNode();
+  ComponentNode* create(double cost_ns) {
+    auto* node = new ComponentNode();
     node->cost_ns = cost_ns;
     return node;
   }
 
   // The set's root. Halves the path on the way: every node passed is linked to
   // its grandparent, and a node that only this path pointed to is freed.
-  ComponentNode *root(ComponentNode *node) {
+  ComponentNode* root(ComponentNode* node) {
     while (node->parent && node->parent->parent) {
-      ComponentNode *passed = node->parent;
+      ComponentNode* passed = node->parent;
       node->parent = passed->parent;
       ++node->parent->references;
       release(passed);
@@ -43,12 +43,12 @@ class Components {
     return node->parent ? node->parent : node;
   }
 
-  void merge(ComponentNode *a, ComponentNode *b) {
+  void merge(ComponentNode* a, ComponentNode* b) {
     a = root(a);
     b = root(b);
     if (a == b) return;
     if (a->rank < b->rank) {
-      ComponentNode *swap = a;
+      ComponentNode* swap = a;
       a = b;
       b = swap;
     }
@@ -60,16 +60,16 @@ class Components {
   }
 
   // A storage came back or vanished: its cost leaves the set, its node is let go.
-  void leave(ComponentNode *node, double cost_ns) {
-    ComponentNode *top = root(node);
+  void leave(ComponentNode* node, double cost_ns) {
+    ComponentNode* top = root(node);
     top->cost_ns = top->cost_ns > cost_ns ? top->cost_ns - cost_ns : 0;
     release(node);
   }
 
  private:
-  void release(ComponentNode *node) {
+  void release(ComponentNode* node) {
     while (node && --node->references == 0) {
-      ComponentNode *above = node->parent;
+      ComponentNode* above = node->parent;
       delete node;
       node = above;
     }

@@ -28,9 +28,9 @@ extern "C" {
 enum {
   DTR_OK = 0,
   DTR_OUT_OF_MEMORY = 1, /* the budget cannot hold the request, whatever is evicted */
-  DTR_INVALID = 2,       /* an argument is wrong; the message names it, its value and what is allowed */
-  DTR_DRIVER = 3,        /* the driver (mmap, libcuda) refused a call; the message names the call */
-  DTR_STATE = 4          /* the object is not in a state that allows this call */
+  DTR_INVALID = 2, /* an argument is wrong; the message names it, its value and what is allowed */
+  DTR_DRIVER = 3,  /* the driver (mmap, libcuda) refused a call; the message names the call */
+  DTR_STATE = 4    /* the object is not in a state that allows this call */
 };
 
 /* The version of this interface. The extension, the bridge and the Python
@@ -39,7 +39,7 @@ int32_t dtr_abi_version(void);
 
 /* The message of the last failed call on this thread; never NULL, "" if none.
  * Valid until the next call on this thread. */
-const char *dtr_last_error(void);
+const char* dtr_last_error(void);
 
 /* ---- Pool: a budgeted heap on one device (allocator/) ------------------- */
 
@@ -48,7 +48,7 @@ const char *dtr_last_error(void);
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
-  const char *driver;     /* "host", "cuda" or "simulated" */
+  const char* driver;     /* "host", "cuda" or "simulated" */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
@@ -58,100 +58,100 @@ typedef struct dtr_pool_options {
 
 typedef struct dtr_pool_stats {
   uint64_t budget_bytes;
-  uint64_t allocated_bytes;       /* rounded sizes of the blocks in use */
-  uint64_t peak_allocated_bytes;  /* since creation or the last dtr_pool_reset_peak */
-  uint64_t reserved_bytes;        /* mapped: never above budget_bytes */
+  uint64_t allocated_bytes;      /* rounded sizes of the blocks in use */
+  uint64_t peak_allocated_bytes; /* since creation or the last dtr_pool_reset_peak */
+  uint64_t reserved_bytes;       /* mapped: never above budget_bytes */
   uint64_t peak_reserved_bytes;
-  uint64_t requested_bytes;       /* sizes as asked for, of the blocks in use */
-  uint64_t largest_free_bytes;    /* the largest request that fits now: no eviction, no remapping */
+  uint64_t requested_bytes;    /* sizes as asked for, of the blocks in use */
+  uint64_t largest_free_bytes; /* the largest request that fits now: no eviction, no remapping */
   uint64_t live_blocks;
-  uint64_t allocations;           /* calls that succeeded, since creation */
+  uint64_t allocations; /* calls that succeeded, since creation */
   uint64_t frees;
-  uint64_t mapped_chunks;         /* map calls to the driver, since creation */
+  uint64_t mapped_chunks; /* map calls to the driver, since creation */
   uint64_t unmapped_chunks;
-  uint64_t remaps;                /* allocations that had to give chunks back to the driver first */
+  uint64_t remaps; /* allocations that had to give chunks back to the driver first */
   uint64_t out_of_memory_errors;
-  uint64_t total_bytes;           /* the device's (or machine's) physical memory; 0 if unknown */
+  uint64_t total_bytes; /* the device's (or machine's) physical memory; 0 if unknown */
   uint64_t peak_requested_bytes;
-  uint64_t ever_allocated_bytes;  /* rounded sizes of all blocks ever given, since creation */
-  uint64_t ever_requested_bytes;  /* the same, as asked for */
-  uint64_t chunk_bytes;           /* the unit of mapping */
+  uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
+  uint64_t ever_requested_bytes; /* the same, as asked for */
+  uint64_t chunk_bytes;          /* the unit of mapping */
 } dtr_pool_stats;
 
 /* One block of a snapshot, in address order. */
 typedef struct dtr_block {
   uint64_t address;
   uint64_t size_bytes;
-  uint64_t requested_bytes;  /* 0 if free */
+  uint64_t requested_bytes; /* 0 if free */
   uint64_t stream;
-  int32_t state;             /* 0 free, 1 in use, 2 free but waiting for an event of another stream */
-  int32_t is_small;          /* 1: an object of a slab */
+  int32_t state;    /* 0 free, 1 in use, 2 free but waiting for an event of another stream */
+  int32_t is_small; /* 1: an object of a slab */
 } dtr_block;
 
 /* Asked for room by an allocation that does not fit. Runs on the allocating
  * thread with no lock held, and may free blocks of the pool. Returns 1 if it
  * freed something (the allocation is tried again), 0 if nothing is left to give. */
-typedef int32_t (*dtr_room_fn)(void *context, uint64_t size_bytes, uint64_t stream);
+typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stream);
 
 /* Creates a pool; *out is NULL on failure. The caller owns it. Any thread. */
-int32_t dtr_pool_create(const dtr_pool_options *options, dtr_pool **out);
+int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 
 /* Unmaps everything and frees the pool. DTR_STATE while blocks are in use. */
-int32_t dtr_pool_destroy(dtr_pool *pool);
+int32_t dtr_pool_destroy(dtr_pool* pool);
 
 /* Sets who is asked for room; NULL for nobody. Not while allocations run. */
-void dtr_pool_set_room(dtr_pool *pool, dtr_room_fn room, void *context);
+void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
  * on the host and 512 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
  * room callback gave up; DTR_DRIVER if the driver failed. Any thread. */
-int32_t dtr_pool_allocate(dtr_pool *pool, uint64_t size_bytes, uint64_t stream, void **out);
+int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
  * start of a block in use, twice-freed ones included. Any thread. */
-int32_t dtr_pool_free(dtr_pool *pool, void *address);
+int32_t dtr_pool_free(dtr_pool* pool, void* address);
 
 /* Declares that work on stream uses the block: once freed, it is not reused
  * before that work is done. Any thread. */
-int32_t dtr_pool_record_stream(dtr_pool *pool, void *address, uint64_t stream);
+int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream);
 
 /* Changes the budget. Lowering asks for room and gives chunks back until the
  * mapped bytes fit; DTR_OUT_OF_MEMORY, and the old budget stays, if they do not. */
-int32_t dtr_pool_set_budget(dtr_pool *pool, uint64_t budget_bytes);
+int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes);
 
 /* Gives every free chunk back to the driver; *returned_bytes may be NULL. */
-int32_t dtr_pool_trim(dtr_pool *pool, uint64_t *returned_bytes);
+int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes);
 
 /* The bytes of the block that starts at address, as rounded; 0 if there is none. */
-uint64_t dtr_pool_block_bytes(dtr_pool *pool, const void *address);
+uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 
 /* The start of the block in use that contains address, or NULL. O(log blocks). */
-void *dtr_pool_block_start(dtr_pool *pool, const void *address);
+void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
-int32_t dtr_pool_contains(const dtr_pool *pool, const void *address);
+int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
 
 /* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
-void dtr_pool_hold(dtr_pool *pool);
-void dtr_pool_let_go(dtr_pool *pool);
+void dtr_pool_hold(dtr_pool* pool);
+void dtr_pool_let_go(dtr_pool* pool);
 
-void dtr_pool_get_stats(dtr_pool *pool, dtr_pool_stats *out);
-void dtr_pool_reset_peak(dtr_pool *pool);
+void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
+void dtr_pool_reset_peak(dtr_pool* pool);
 
 /* Writes up to capacity blocks in address order and the number there is to
  * *count: call again with more room if *count > capacity. */
-int32_t dtr_pool_snapshot(dtr_pool *pool, dtr_block *blocks, uint64_t capacity, uint64_t *count);
+int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
 
 /* DTR_OK, or DTR_STATE and a message that names the broken rule (allocator/heap.h). */
-int32_t dtr_pool_check_invariants(dtr_pool *pool);
+int32_t dtr_pool_check_invariants(dtr_pool* pool);
 
 /* DTR_OK if libcuda can be loaded and has a device, else DTR_DRIVER and why.
  * library_path NULL: libcuda.so.1. Used by `dtr-alloc info`. */
-int32_t dtr_cuda_probe(const char *library_path, int32_t *device_count);
+int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count);
 
 /* Which library the CUDA driver table is looked up in from now on; NULL: libcuda.so.1.
  * For tests with a stand-in. DTR_STATE while a CUDA pool exists. */
-int32_t dtr_cuda_set_library(const char *library_path);
+int32_t dtr_cuda_set_library(const char* library_path);
 
 /* ---- Engine: storages, ops, eviction, rematerialization (native/) ------- */
 
@@ -162,73 +162,74 @@ typedef struct dtr_engine dtr_engine;
 typedef struct dtr_frame dtr_frame;
 
 typedef struct dtr_engine_options {
-  const char *heuristic;    /* "dtr-eqclass" */
+  const char* heuristic;    /* "dtr-eqclass" */
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
-  uint64_t evictions;         /* storages evicted, to make room or by hand */
+  uint64_t evictions; /* storages evicted, to make room or by hand */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
   uint64_t recompute_ns;
-  uint64_t search_ns;         /* choosing what to evict */
+  uint64_t search_ns; /* choosing what to evict */
   uint64_t searches;
-  uint64_t live_storages;     /* records */
+  uint64_t live_storages; /* records */
   uint64_t live_ops;
-  uint64_t evicted_storages;  /* records whose content is gone */
+  uint64_t evicted_storages;    /* records whose content is gone */
   uint64_t kept_constant_bytes; /* dead constants kept because something may need them */
-  uint64_t settled;           /* storages that became constants before a loss */
-  uint64_t recorded_ops;      /* since creation */
+  uint64_t settled;             /* storages that became constants before a loss */
+  uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
+  uint64_t recorded_ops;        /* since creation */
 } dtr_engine_stats;
 
-int32_t dtr_engine_create(const dtr_engine_options *options, dtr_engine **out);
+int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
 /* DTR_STATE while records exist; see dtr_engine_reset. */
-int32_t dtr_engine_destroy(dtr_engine *engine);
+int32_t dtr_engine_destroy(dtr_engine* engine);
 /* Takes new options; the records stay. */
-int32_t dtr_engine_configure(dtr_engine *engine, const dtr_engine_options *options);
+int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options);
 
 /* Connects a framework: a const dtr_framework * of bridge_table.h. Once. */
-int32_t dtr_engine_connect(dtr_engine *engine, const void *framework);
+int32_t dtr_engine_connect(dtr_engine* engine, const void* framework);
 /* The core's table for that framework: a const dtr_core *. Lives with the engine. */
-const void *dtr_engine_core(dtr_engine *engine);
+const void* dtr_engine_core(dtr_engine* engine);
 
 /* Makes the engine the one who gives room in pool, for tensors of this device
  * (c10::DeviceType and index, -1 for the only one). The pool must outlive it. */
-int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t device_index,
-                            dtr_pool *pool);
+int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
+                            dtr_pool* pool);
 
 /* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
  * the child nobody else could let go of them. Between the two, no other call. */
-void dtr_engine_hold(dtr_engine *engine);
-void dtr_engine_let_go(dtr_engine *engine);
+void dtr_engine_hold(dtr_engine* engine);
+void dtr_engine_let_go(dtr_engine* engine);
 
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
-int32_t dtr_engine_reset(dtr_engine *engine);
+int32_t dtr_engine_reset(dtr_engine* engine);
 
-void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out);
-int32_t dtr_engine_check_invariants(dtr_engine *engine);
+void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
+int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
 /* Which ops' results fill the memory: for each resident storage with a parent, that
  * op's id and the storage's bytes. Writes up to capacity of them; returns how many
  * there are. Any thread. */
-uint64_t dtr_engine_holders(dtr_engine *engine, int64_t *op_ids, uint64_t *size_bytes,
+uint64_t dtr_engine_holders(dtr_engine* engine, int64_t* op_ids, uint64_t* size_bytes,
                             uint64_t capacity);
 
 /* Ids of ops whose records are gone, so that their closures may go too. Returns
  * how many it wrote; call until it returns 0. Any thread. */
-uint64_t dtr_engine_drain_dropped(dtr_engine *engine, int64_t *op_ids, uint64_t capacity);
+uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
 
 /* A frame belongs to one thread at a time. */
-int32_t dtr_frame_create(dtr_engine *engine, dtr_frame **out);
-void dtr_frame_destroy(dtr_frame *frame);
+int32_t dtr_frame_create(dtr_engine* engine, dtr_frame** out);
+void dtr_frame_destroy(dtr_frame* frame);
 /* The numbers that dtr_op_begin and dtr_op_end read: at least capacity of them.
  * Valid until a larger capacity is asked for. */
-int64_t *dtr_frame_buffer(dtr_frame *frame, uint64_t capacity);
+int64_t* dtr_frame_buffer(dtr_frame* frame, uint64_t capacity);
 /* The numbers that dtr_remat_next writes and dtr_remat_commit reads. Valid until a
  * larger capacity is asked for or the next step is described. */
-int64_t *dtr_frame_step(dtr_frame *frame, uint64_t capacity);
+int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity);
 
 /* How an op uses a tensor argument: the low three bits of its entry in the
  * buffer, whose other bits are the tensor's address. */
@@ -247,30 +248,31 @@ enum {
 
 /* What dtr_op_begin answers: 0 means run the op at once. */
 enum {
-  DTR_NEED_WORK = 1,    /* call dtr_op_prepare before the op runs */
-  DTR_HAS_FOREIGN = 2,  /* inputs on devices that are not managed: keep them by value */
-  DTR_HAS_DROPPED = 4   /* many closures can go: call dtr_engine_drain_dropped */
+  DTR_NEED_WORK = 1,   /* call dtr_op_prepare before the op runs */
+  DTR_HAS_FOREIGN = 2, /* inputs on devices that are not managed: keep them by value */
+  DTR_HAS_DROPPED = 4  /* many closures can go: call dtr_engine_drain_dropped */
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their
  * storages, stamps their access time. Returns DTR_NEED bits, or -status on failure
  * (then nothing is locked). The tensors must live until dtr_op_end or _abort. */
-int32_t dtr_op_begin(dtr_frame *frame, uint32_t tensors, uint32_t flags);
+int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags);
 
 /* Puts on the frame's stack what must be rematerialized before the op may run:
  * evicted inputs; then what depends on a constant that it overwrites; then what
  * depends on history that is too old. Returns 1 if there is something (run the
  * stack with dtr_remat_next and call again), 0 if the op may run, -status. */
-int32_t dtr_op_prepare(dtr_frame *frame);
+int32_t dtr_op_prepare(dtr_frame* frame);
 
 /* Ends an op whose result tensors stand in buffer[0..results): records them,
  * unlocks the inputs. Returns the id of the op record that needs a closure, 0 if
  * none does, -status on failure. flags: 0, or 0 without DTR_OP_REPLAYABLE given at
  * the beginning takes that back. */
-int64_t dtr_op_end(dtr_frame *frame, uint32_t results, uint32_t flags);
+int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags);
 
-/* The op failed: unlocks; storages it may have overwritten become constants. */
-void dtr_op_abort(dtr_frame *frame);
+/* The op failed, or will not run: unlocks. started 1: it may have overwritten some of its
+ * storages, which become constants of unknown content; 0: it was never called. */
+void dtr_op_abort(dtr_frame* frame, int32_t started);
 
 /* The next op to run again: its id, with the step described in dtr_frame_step; 0 if
  * the stack is empty; -status on failure (call dtr_remat_abort). The description:
@@ -279,36 +281,36 @@ void dtr_op_abort(dtr_frame *frame);
  *                           sizes[ndim], strides[ndim]
  * where use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value; a
  * tensor without an edge is made afresh from its shape. */
-int64_t dtr_remat_next(dtr_frame *frame);
+int64_t dtr_remat_next(dtr_frame* frame);
 
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
  * storages that were evicted. Returns -status on failure. */
-int32_t dtr_remat_commit(dtr_frame *frame, uint32_t tensors, uint32_t results);
+int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results);
 
 /* Gives up the stack and unlocks what it locked. What a failed step may have
  * overwritten is dropped and can be computed again. */
-void dtr_remat_abort(dtr_frame *frame);
+void dtr_remat_abort(dtr_frame* frame);
 
 /* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
  * to do, -status. The caller keeps the handle alive. */
-int32_t dtr_remat_want(dtr_frame *frame, void *handle);
+int32_t dtr_remat_want(dtr_frame* frame, void* handle);
 /* Puts some live evicted storage on the stack: 1, or 0 if there is none. */
-int32_t dtr_remat_want_any(dtr_frame *frame);
+int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never
  * seen counts as a resident constant. */
-int32_t dtr_evict(dtr_engine *engine, void *handle);       /* 1 done, 0 not possible */
-int32_t dtr_is_resident(dtr_engine *engine, void *handle); /* 1 or 0 */
+int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible */
+int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
  * given away; the storage becomes a constant for good and is watched for changes. */
-int32_t dtr_pin(dtr_engine *engine, const void *tensor, int32_t escaped);
-int32_t dtr_unpin(dtr_engine *engine, void *handle);       /* 1, or 0 if it was not pinned */
+int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
+int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */
-void *dtr_handle_of(dtr_engine *engine, const void *tensor);
+void* dtr_handle_of(dtr_engine* engine, const void* tensor);
 /* dtr_tensor scalar type and device type of a tensor, for tables in Python. */
-int32_t dtr_scalar_type_of(dtr_engine *engine, const void *tensor);
-int32_t dtr_device_type_of(dtr_engine *engine, const void *tensor);
+int32_t dtr_scalar_type_of(dtr_engine* engine, const void* tensor);
+int32_t dtr_device_type_of(dtr_engine* engine, const void* tensor);
 
 /* ---- Simulated framework: the engine without PyTorch (native/) ---------- */
 
@@ -326,38 +328,37 @@ typedef struct dtr_sim dtr_sim;
 typedef struct dtr_sim_tensor dtr_sim_tensor;
 
 /* Connects a new framework to the engine, which must have none. The caller owns it. */
-int32_t dtr_sim_create(dtr_engine *engine, dtr_sim **out);
+int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out);
 /* DTR_STATE while tensors exist, or storages that the engine refers to. */
-int32_t dtr_sim_destroy(dtr_sim *sim);
+int32_t dtr_sim_destroy(dtr_sim* sim);
 
 /* A tensor over new memory of undefined content, for work on stream; may evict. strides
  * NULL: contiguous; else a dense order of the dimensions. scalar_type is a number of
  * c10::ScalarType. DTR_INVALID for a device without a pool; fails as the pool does. */
-int32_t dtr_sim_make_tensor(dtr_sim *sim, int32_t device_type, int32_t device_index,
+int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_t device_index,
                             uint64_t stream, int32_t scalar_type, int32_t ndim,
-                            const int64_t *sizes, const int64_t *strides, dtr_sim_tensor **out);
+                            const int64_t* sizes, const int64_t* strides, dtr_sim_tensor** out);
 /* A further tensor over base's storage, evicted or not; offset counts from the storage's
  * start, in elements. DTR_INVALID if it would reach beyond the storage. */
-int32_t dtr_sim_make_view(const dtr_sim_tensor *base, int32_t ndim, const int64_t *sizes,
-                          const int64_t *strides, int64_t offset, dtr_sim_tensor **out);
+int32_t dtr_sim_make_view(const dtr_sim_tensor* base, int32_t ndim, const int64_t* sizes,
+                          const int64_t* strides, int64_t offset, dtr_sim_tensor** out);
 /* The same over a handle, of a step of a rematerialization. DTR_STATE if it is dead. */
-int32_t dtr_sim_tensor_over(void *handle, int32_t scalar_type, int32_t ndim, const int64_t *sizes,
-                            const int64_t *strides, int64_t offset, dtr_sim_tensor **out);
+int32_t dtr_sim_tensor_over(void* handle, int32_t scalar_type, int32_t ndim, const int64_t* sizes,
+                            const int64_t* strides, int64_t offset, dtr_sim_tensor** out);
 /* A tensor over memory of the caller, which must outlive the storage. */
-int32_t dtr_sim_tensor_from(dtr_sim *sim, int32_t device_type, int32_t device_index,
-                            void *address, int32_t scalar_type, int64_t elements,
-                            dtr_sim_tensor **out);
+int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_t device_index, void* address,
+                            int32_t scalar_type, int64_t elements, dtr_sim_tensor** out);
 /* Gives the tensor's storage new memory of undefined content and lets the old go, past
  * the recorder (PyTorch: resize_ to nothing and back, set_data). */
-int32_t dtr_sim_replace_memory(dtr_sim_tensor *tensor, uint64_t stream);
-void dtr_sim_release_tensor(dtr_sim_tensor *tensor);
+int32_t dtr_sim_replace_memory(dtr_sim_tensor* tensor, uint64_t stream);
+void dtr_sim_release_tensor(dtr_sim_tensor* tensor);
 
 /* The tensor's storage; valid while a tensor over it exists. */
-void *dtr_sim_handle(const dtr_sim_tensor *tensor);
+void* dtr_sim_handle(const dtr_sim_tensor* tensor);
 /* The address of the tensor's first element; NULL if it is evicted or empty. */
-void *dtr_sim_data(const dtr_sim_tensor *tensor);
+void* dtr_sim_data(const dtr_sim_tensor* tensor);
 /* The size of a handle's storage. */
-uint64_t dtr_sim_storage_bytes(const void *handle);
+uint64_t dtr_sim_storage_bytes(const void* handle);
 
 /* CFFI END */
 

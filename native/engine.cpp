@@ -16,67 +16,75 @@ int64_t now_ns() {
   return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-int64_t &room_ns_of_thread() {
+int64_t& room_ns_of_thread() {
   thread_local int64_t spent = 0;
   return spent;
 }
 
-void Deferred::run() {
+Deferred::~Deferred() {
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
-  for (void *handle : strong_) engine_.framework_->release_strong(handle);
-  for (void *handle : weak_) engine_.framework_->release_weak(handle);
-  for (const Block &block : blocks_)
+  strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
+  weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
+  blocks_.for_each([&](const Block& block) {
     dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
-  strong_.clear();
-  weak_.clear();
-  blocks_.clear();
+  });
 }
 
 namespace {
 
-void *core_allocate(void *engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                    uint64_t stream, int32_t *status, const char **message) {
-  return static_cast<Engine *>(engine)->allocate(device_type, device_index, size_bytes, stream,
-                                                 status, message);
+void* core_allocate(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                    uint64_t stream, int32_t* status, const char** message) {
+  return static_cast<Engine*>(engine)->allocate(device_type, device_index, size_bytes, stream,
+                                                status, message);
 }
 
-void core_freed(void *engine, void *address) { static_cast<Engine *>(engine)->freed(address); }
+void core_freed(void* engine, void* address) { static_cast<Engine*>(engine)->freed(address); }
 
-void core_evicted_died(void *engine, void *context) {
-  static_cast<Engine *>(engine)->evicted_died(static_cast<Storage *>(context));
+void core_evicted_died(void* engine, void* context) {
+  static_cast<Engine*>(engine)->evicted_died(static_cast<Storage*>(context));
 }
 
 }  // namespace
 
-Engine::Engine(const dtr_engine_options &options) : options_(options) {
-  core_ = {DTR_BRIDGE_ABI_VERSION, this, &core_allocate, &core_freed, &core_evicted_died,
-           [](void *engine, void *address, uint64_t stream) {
-             auto *self = static_cast<Engine *>(engine);
-             for (const Device *device : self->devices_)
+Engine::Engine(const dtr_engine_options& options) : options_(options) {
+  core_ = {DTR_BRIDGE_ABI_VERSION,
+           this,
+           &core_allocate,
+           &core_freed,
+           &core_evicted_died,
+           [](void* engine, void* address, uint64_t stream) {
+             auto* self = static_cast<Engine*>(engine);
+             for (const Device* device : self->devices_)
                if (dtr_pool_contains(device->pool, address))
                  dtr_pool_record_stream(device->pool, address, stream);
            },
-           [](void *engine, uint8_t device_type, int8_t device_index) {
-             return static_cast<Engine *>(engine)->pool_of(device_type, device_index);
+           [](void* engine, uint8_t device_type, int8_t device_index) {
+             return static_cast<Engine*>(engine)->pool_of(device_type, device_index);
            },
-           &dtr_pool_get_stats, &dtr_pool_reset_peak, &dtr_pool_set_budget, &dtr_pool_trim,
-           &dtr_pool_snapshot, &dtr_pool_contains, &dtr_pool_block_start, &dtr_pool_block_bytes,
+           &dtr_pool_get_stats,
+           &dtr_pool_reset_peak,
+           &dtr_pool_set_budget,
+           &dtr_pool_trim,
+           &dtr_pool_snapshot,
+           &dtr_pool_contains,
+           &dtr_pool_block_start,
+           &dtr_pool_block_bytes,
            &dtr_last_error};
 }
 
 Engine::~Engine() {
-  for (Device *device : devices_) {
+  for (Device* device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
     delete device;
   }
 }
 
-void Engine::configure(const dtr_engine_options &options) {
-  std::lock_guard<std::mutex> lock(mutex_);
+void Engine::configure(const dtr_engine_options& options) {
+  std::lock_guard<EngineMutex> lock(mutex_);
   options_ = options;
 }
 
-void Engine::connect(const dtr_framework *framework) {
+void Engine::connect(const dtr_framework* framework) {
   if (framework_ && framework_ != framework)
     throw StateError("the engine is connected to another framework already");
   if (framework->abi_version != DTR_BRIDGE_ABI_VERSION)
@@ -86,32 +94,32 @@ void Engine::connect(const dtr_framework *framework) {
   framework_ = framework;
 }
 
-void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool *pool) {
+void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) {
   if (pool_of(device_type, device_index))
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
-  auto *device = new Device{device_type, device_index, pool, this};
+  auto* device = new Device{device_type, device_index, pool, this};
   devices_.push_back(device);
   dtr_pool_set_room(
       pool,
-      [](void *context, uint64_t, uint64_t) -> int32_t {
-        auto *of = static_cast<Device *>(context);
+      [](void* context, uint64_t, uint64_t) -> int32_t {
+        auto* of = static_cast<Device*>(context);
         return of->engine->make_room(of->pool);
       },
       device);
 }
 
-dtr_pool *Engine::pool_of(uint8_t device_type, int8_t device_index) const {
-  for (const Device *device : devices_)
+dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
+  for (const Device* device : devices_)
     if (device->type == device_type && device->index == device_index) return device->pool;
   return nullptr;
 }
 
-void *Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                       uint64_t stream, int32_t *status, const char **message) {
+void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                       uint64_t stream, int32_t* status, const char** message) {
   thread_local std::string text;
-  void *address = nullptr;
-  dtr_pool *pool = pool_of(device_type, device_index);
+  void* address = nullptr;
+  dtr_pool* pool = pool_of(device_type, device_index);
   *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) return address;
   text = dtr_last_error();
@@ -122,8 +130,8 @@ void *Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 
 // ---- records ----
 
-Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed) {
-  Storage *storage = storages_.get();
+Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns) {
+  Storage* storage = storages_.get();
   *storage = Storage{};
   storage->id = next_storage_id_++;
   storage->size_bytes = desc.storage_bytes;
@@ -132,25 +140,25 @@ Storage *Engine::new_storage(const dtr_tensor_desc &desc, bool managed) {
   storage->address = desc.data;
   storage->handle = desc.handle;
   storage->managed = managed;
-  storage->last_access_ns = now_ns();
+  storage->last_access_ns = now_ns;
   ++stats_.live_storages;
   return storage;
 }
 
 // The record of a tensor's storage. One never seen before becomes a constant: it
 // was made where the recorder did not look. Null if it cannot be tracked now.
-Storage *Engine::find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred) {
-  Storage *storage = by_handle_.find(desc.handle);
+Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) {
+  Storage* storage = by_handle_.find(desc.handle);
   if (storage && storage->address != desc.data) {
     content_replaced(storage, deferred);
     storage = nullptr;
   }
   if (storage) return storage;
   const bool managed = desc.owned != 0;
-  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its record lives only while
-  // something depends on it, and holds the storage strongly for that time.
+  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
+  // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
-  storage = new_storage(desc, managed);
+  storage = new_storage(desc, managed, now_ns());
   by_handle_.insert(desc.handle, storage);
   if (managed) {
     storage->live = true;
@@ -166,7 +174,7 @@ Storage *Engine::find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred) 
 
 // The handle lives on but holds other memory (resize_, set_data): the content that
 // the record speaks of is gone.
-void Engine::content_replaced(Storage *storage, Deferred &deferred) {
+void Engine::content_replaced(Storage* storage, Deferred& deferred) {
   lose_handle(storage, deferred);
   if (storage->state == State::resident) {
     if (storage->managed) by_address_.erase(storage->address);
@@ -177,7 +185,7 @@ void Engine::content_replaced(Storage *storage, Deferred &deferred) {
 }
 
 // The framework no longer refers to the storage.
-void Engine::lose_handle(Storage *storage, Deferred &deferred) {
+void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
   by_handle_.erase(storage->handle);
   if (storage->live)
@@ -188,7 +196,7 @@ void Engine::lose_handle(Storage *storage, Deferred &deferred) {
   storage->live = false;
 }
 
-void Engine::link(Edge &edge, Op *op, Storage *input) {
+void Engine::link(Edge& edge, Op* op, Storage* input) {
   edge.op = op;
   edge.input = input;
   edge.previous = nullptr;
@@ -197,7 +205,7 @@ void Engine::link(Edge &edge, Op *op, Storage *input) {
   input->children = &edge;
 }
 
-void Engine::unlink(Edge &edge) {
+void Engine::unlink(Edge& edge) {
   if (edge.previous)
     edge.previous->next = edge.next;
   else
@@ -206,14 +214,14 @@ void Engine::unlink(Edge &edge) {
   edge = Edge{};
 }
 
-void Engine::update_candidate(Storage *storage) {
+void Engine::update_candidate(Storage* storage) {
   const bool wanted =
       storage->state == State::resident && storage->parent && storage->managed;  // R6
   if (wanted && storage->candidate < 0) {
     storage->candidate = static_cast<int64_t>(candidates_.size());
     candidates_.push_back(storage);
   } else if (!wanted && storage->candidate >= 0) {
-    Storage *last = candidates_.back();
+    Storage* last = candidates_.back();
     candidates_[storage->candidate] = last;
     last->candidate = storage->candidate;
     candidates_.pop_back();
@@ -222,20 +230,20 @@ void Engine::update_candidate(Storage *storage) {
 }
 
 // The content is gone: from here on the storage is part of an evicted component.
-void Engine::become_evicted(Storage *storage) {
+void Engine::become_evicted(Storage* storage) {
   storage->address = nullptr;
   storage->state = State::evicted;
   update_candidate(storage);
   if (storage->lost) return;
   storage->component = components_.create(cost_of(storage));
   if (!is_source(storage))
-    for_evicted_neighbors(storage, [&](Storage *neighbor) {
+    for_evicted_neighbors(storage, [&](Storage* neighbor) {
       if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
     });
   ++stats_.evicted_storages;
 }
 
-void Engine::become_resident(Storage *storage, void *address) {
+void Engine::become_resident(Storage* storage, void* address) {
   if (storage->component) {
     components_.leave(storage->component, cost_of(storage));
     storage->component = nullptr;
@@ -248,8 +256,8 @@ void Engine::become_resident(Storage *storage, void *address) {
 }
 
 // Cuts the storage from its parent; an op without recorded outputs goes (R3).
-void Engine::drop_output(Storage *storage, Deferred &deferred) {
-  Op *op = storage->parent;
+void Engine::drop_output(Storage* storage, Deferred& deferred) {
+  Op* op = storage->parent;
   if (!op) return;
   if (storage->component) {
     // The set holds the cost that the storage takes with it.
@@ -258,7 +266,7 @@ void Engine::drop_output(Storage *storage, Deferred &deferred) {
     --stats_.evicted_storages;
   }
   storage->parent = nullptr;
-  for (Output &output : op->outputs)
+  for (Output& output : op->outputs)
     if (output.storage == storage) {
       output.storage = nullptr;
       --op->recorded_outputs;
@@ -266,7 +274,7 @@ void Engine::drop_output(Storage *storage, Deferred &deferred) {
   if (op->recorded_outputs == 0) discard_op(op, deferred);
 }
 
-void Engine::discard_op(Op *op, Deferred &deferred) {
+void Engine::discard_op(Op* op, Deferred& deferred) {
   if (op->older)
     op->older->newer = op->newer;
   else
@@ -275,8 +283,8 @@ void Engine::discard_op(Op *op, Deferred &deferred) {
     op->newer->older = op->older;
   else
     newest_op_ = op->older;
-  for (Edge &edge : op->edges) {
-    Storage *input = edge.input;
+  for (Edge& edge : op->edges) {
+    Storage* input = edge.input;
     unlink(edge);
     maybe_remove(input, deferred);
   }
@@ -286,14 +294,14 @@ void Engine::discard_op(Op *op, Deferred &deferred) {
 }
 
 // A resident storage becomes a constant.
-void Engine::forget_parent(Storage *storage, Deferred &deferred) {
+void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
   drop_output(storage, deferred);
   update_candidate(storage);
   ++stats_.settled;
 }
 
-void Engine::maybe_remove(Storage *storage, Deferred &deferred) {
+void Engine::maybe_remove(Storage* storage, Deferred& deferred) {
   if (storage->live || storage->children || storage->locks > 0 || storage->state == State::freed)
     return;
   remove(storage, deferred);
@@ -301,18 +309,18 @@ void Engine::maybe_remove(Storage *storage, Deferred &deferred) {
 
 // Removing one record may make others removable, thousands deep: a worklist, no
 // recursion. The outermost call empties it.
-void Engine::remove(Storage *first, Deferred &deferred) {
+void Engine::remove(Storage* first, Deferred& deferred) {
   removal_.push_back(first);
   if (removing_) return;
   removing_ = true;
   while (!removal_.empty()) {
-    Storage *storage = removal_.back();
+    Storage* storage = removal_.back();
     removal_.pop_back();
     // It may stand in the list twice, or have been needed again in between.
     if (storage->state == State::freed || storage->live || storage->children || storage->locks > 0)
       continue;
     const bool resident = storage->state == State::resident;
-    void *address = storage->address;
+    void* address = storage->address;
     if (resident) {
       if (storage->managed) by_address_.erase(address);
       if (storage->kept >= 0) {
@@ -336,26 +344,26 @@ void Engine::remove(Storage *first, Deferred &deferred) {
   }
   removing_ = false;
   // Only now: a record may stand in the worklist more than once.
-  for (Storage *storage : graveyard_) storages_.put(storage);
+  for (Storage* storage : graveyard_) storages_.put(storage);
   graveyard_.clear();
 }
 
-void Engine::unlock(Storage *storage, Deferred &deferred) {
+void Engine::unlock(Storage* storage, Deferred& deferred) {
   if (--storage->locks == 0) maybe_remove(storage, deferred);
 }
 
 // ---- what the framework tells ----
 
-void Engine::freed(void *address) {
+void Engine::freed(void* address) {
   if (!address) return;
   Deferred deferred(*this);
   bool give_back = true;
-  dtr_pool *pool = nullptr;
-  for (const Device *device : devices_)
+  dtr_pool* pool = nullptr;
+  for (const Device* device : devices_)
     if (dtr_pool_contains(device->pool, address)) pool = device->pool;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Storage *storage = by_address_.find(address);
+    std::lock_guard<EngineMutex> lock(mutex_);
+    Storage* storage = by_address_.find(address);
     if (storage) {
       lose_handle(storage, deferred);
       if (!storage->parent && storage->children) {
@@ -375,7 +383,14 @@ void Engine::freed(void *address) {
         by_address_.erase(address);
         if (storage->state == State::resident) {
           if (!storage->parent) storage->lost = true;
-          become_evicted(storage);
+          if (storage->children || storage->locks > 0) {
+            become_evicted(storage);
+          } else {
+            // Nothing will ask for it again: no detour through an evicted component.
+            storage->address = nullptr;
+            storage->state = State::evicted;
+            update_candidate(storage);
+          }
         }
         maybe_remove(storage, deferred);
       }
@@ -384,46 +399,46 @@ void Engine::freed(void *address) {
   if (give_back) dtr_pool_free(pool, address);
 }
 
-void Engine::describe(const void *tensor, dtr_tensor_desc *out) const {
+void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
   if (!framework_) throw StateError("the engine is not connected to a framework");
   framework_->describe(tensor, out);
 }
 
-void Engine::evicted_died(Storage *storage) {
+void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
 void Engine::hold() {
   mutex_.lock();
-  for (const Device *device : devices_) dtr_pool_hold(device->pool);
+  for (const Device* device : devices_) dtr_pool_hold(device->pool);
 }
 
 void Engine::let_go() {
-  for (const Device *device : devices_) dtr_pool_let_go(device->pool);
+  for (const Device* device : devices_) dtr_pool_let_go(device->pool);
   mutex_.unlock();
 }
 
 void Engine::reset() {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<Storage *> all;
-  by_handle_.for_each([&](const void *, Storage *storage) { all.push_back(storage); });
-  for (const Storage *storage : all)
+  std::lock_guard<EngineMutex> lock(mutex_);
+  std::vector<Storage*> all;
+  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  for (const Storage* storage : all)
     if (storage->live && storage->state != State::resident)
       throw StateError("storage " + std::to_string(storage->id) + " (" +
                        std::to_string(storage->size_bytes) + " bytes) is evicted");
-  for (const Storage *storage : all)
+  for (const Storage* storage : all)
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
   while (newest_op_) {
-    Op *op = newest_op_;
+    Op* op = newest_op_;
     for (size_t i = 0; op == newest_op_ && i < op->outputs.size(); ++i) {
-      Storage *storage = op->outputs[i].storage;
+      Storage* storage = op->outputs[i].storage;
       if (!storage) continue;
       drop_output(storage, deferred);
       update_candidate(storage);
@@ -431,8 +446,8 @@ void Engine::reset() {
     }
   }
   all.clear();
-  by_handle_.for_each([&](const void *, Storage *storage) { all.push_back(storage); });
-  for (Storage *storage : all) {
+  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  for (Storage* storage : all) {
     if (storage->managed) by_address_.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
@@ -443,21 +458,21 @@ void Engine::reset() {
 
 // ---- counters ----
 
-void Engine::get_stats(dtr_engine_stats *out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+void Engine::get_stats(dtr_engine_stats* out) {
+  std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
 }
 
-uint64_t Engine::drain_dropped(int64_t *op_ids, uint64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
   const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
   std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
   dropped_ops_.resize(dropped_ops_.size() - count);
   return count;
 }
 
-uint64_t Engine::holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
   const uint64_t count = std::min<uint64_t>(capacity, candidates_.size());
   for (uint64_t i = 0; i < count; ++i) {
     op_ids[i] = static_cast<int64_t>(candidates_[i]->parent->id);
@@ -466,11 +481,11 @@ uint64_t Engine::holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacit
   return candidates_.size();
 }
 
-void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool) {
+void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    by_address_.for_each([&](const void *address, const Storage *storage) {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    by_address_.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
@@ -490,8 +505,8 @@ void Engine::out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool 
   const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
   *out = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
          bytes(pool_stats.budget_bytes) + ", allocated " + bytes(pool_stats.allocated_bytes) +
-         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) +
-         " unmapped + " + bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
+         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) + " unmapped + " +
+         bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
          " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +

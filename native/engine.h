@@ -19,6 +19,7 @@
 #include "bridge_table.h"
 #include "component.h"
 #include "dtr_alloc.h"
+#include "locks.h"
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
@@ -27,38 +28,60 @@ namespace dtr {
 
 class Engine;
 
+// A list that is nearly always short: the first few do not allocate.
+template <typename T>
+class ShortList {
+ public:
+  void push_back(const T& value) {
+    if (count_ < kFew)
+      few_[count_++] = value;
+    else
+      more_.push_back(value);
+  }
+  template <typename F>
+  void for_each(F&& visit) const {
+    for (size_t i = 0; i < count_; ++i) visit(few_[i]);
+    for (const T& value : more_) visit(value);
+  }
+
+ private:
+  static constexpr size_t kFew = 4;
+  T few_[kFew];
+  size_t count_ = 0;
+  std::vector<T> more_;
+};
+
 // What must happen after the engine mutex is released.
 class Deferred {
  public:
-  explicit Deferred(Engine &engine) : engine_(engine) {}
-  Deferred(const Deferred &) = delete;
-  Deferred &operator=(const Deferred &) = delete;
-  ~Deferred() { run(); }
+  explicit Deferred(Engine& engine) : engine_(engine) {}
+  Deferred(const Deferred&) = delete;
+  Deferred& operator=(const Deferred&) = delete;
+  // Runs deleters, which may enter the engine again; the mutex is free by then.
+  ~Deferred();
 
-  void free_block(const Storage &storage, void *address) {
+  void free_block(const Storage& storage, void* address) {
     blocks_.push_back({storage.device_type, storage.device_index, address});
   }
-  void release_strong(void *handle) { strong_.push_back(handle); }
-  void release_weak(void *handle) { weak_.push_back(handle); }
-  // Call without the mutex. May run deleters, which may enter the engine again.
-  void run();
+  void release_strong(void* handle) { strong_.push_back(handle); }
+  void release_weak(void* handle) { weak_.push_back(handle); }
 
  private:
   struct Block {
     uint8_t device_type;
     int8_t device_index;
-    void *address;
+    void* address;
   };
-  Engine &engine_;
-  std::vector<Block> blocks_;
-  std::vector<void *> strong_;
-  std::vector<void *> weak_;
+  Engine& engine_;
+  ShortList<Block> blocks_;
+  ShortList<void*> strong_;
+  ShortList<void*> weak_;
 };
 
 // One tensor argument of the op in flight.
 struct Input {
-  const void *tensor = nullptr;
-  Storage *storage = nullptr;  // locked; null: not tracked (opaque, empty, foreign device)
+  const void* tensor = nullptr;
+  Storage* storage = nullptr;  // locked; null: not tracked (opaque, empty, foreign device)
   Use use = Use::read;
   bool opaque = false;
   bool constant = false;  // the recorder says: a parameter
@@ -67,16 +90,16 @@ struct Input {
 
 // A rematerialization in progress: the explicit stack, innermost last.
 struct RematStep {
-  Storage *target = nullptr;  // locked
-  Op *op = nullptr;           // set once its inputs are locked
+  Storage* target = nullptr;  // locked
+  Op* op = nullptr;           // set once its inputs are locked
   bool forget = false;        // settled: becomes a constant once it is resident
   size_t first_input = 0;     // its locked inputs begin here in Frame::stack_inputs
 };
 
 // The state of one thread's recorder between two calls.
 struct Frame {
-  explicit Frame(Engine &owner) : engine(owner) {}
-  Engine &engine;
+  explicit Frame(Engine& owner) : engine(owner) {}
+  Engine& engine;
   std::vector<int64_t> buffer;  // exchanged with the recorder
   std::vector<int64_t> step;    // exchanged with the replay
   std::vector<Input> inputs;
@@ -85,9 +108,9 @@ struct Frame {
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
   std::vector<RematStep> stack;
-  std::vector<Storage *> stack_inputs;  // locked inputs of the steps, outermost first
-  std::vector<Storage *> step_outputs;  // records of the step in flight, locked
-  std::vector<Storage *> consumed;      // old versions that the step in flight overwrites
+  std::vector<Storage*> stack_inputs;  // locked inputs of the steps, outermost first
+  std::vector<Storage*> step_outputs;  // records of the step in flight, locked
+  std::vector<Storage*> consumed;      // old versions that the step in flight overwrites
   bool step_open = false;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
@@ -95,52 +118,52 @@ struct Frame {
 
 class Engine {
  public:
-  explicit Engine(const dtr_engine_options &options);
+  explicit Engine(const dtr_engine_options& options);
   ~Engine();
-  Engine(const Engine &) = delete;
-  Engine &operator=(const Engine &) = delete;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   // ---- engine.cpp ----
-  void configure(const dtr_engine_options &options);
-  void connect(const dtr_framework *framework);
-  const dtr_core *core() const { return &core_; }
-  void add_pool(uint8_t device_type, int8_t device_index, dtr_pool *pool);
-  dtr_pool *pool_of(uint8_t device_type, int8_t device_index) const;
-  void *allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
-                 int32_t *status, const char **message);
-  void freed(void *address);
-  void evicted_died(Storage *storage);
+  void configure(const dtr_engine_options& options);
+  void connect(const dtr_framework* framework);
+  const dtr_core* core() const { return &core_; }
+  void add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool);
+  dtr_pool* pool_of(uint8_t device_type, int8_t device_index) const;
+  void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
+                 int32_t* status, const char** message);
+  void freed(void* address);
+  void evicted_died(Storage* storage);
   void hold();
   void let_go();
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
-  void get_stats(dtr_engine_stats *out);
-  void out_of_memory_text(std::string *out, uint64_t size_bytes, dtr_pool *pool);
-  uint64_t drain_dropped(int64_t *op_ids, uint64_t capacity);
-  uint64_t holders(int64_t *op_ids, uint64_t *size_bytes, uint64_t capacity);
+  void get_stats(dtr_engine_stats* out);
+  void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
+  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
+  uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
 
   // ---- frame.cpp ----
-  int32_t op_begin(Frame &frame, uint32_t tensors, uint32_t flags);
-  int32_t op_prepare(Frame &frame);
-  int64_t op_end(Frame &frame, uint32_t results, uint32_t flags);
-  void op_abort(Frame &frame);
+  int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags);
+  int32_t op_prepare(Frame& frame);
+  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags);
+  void op_abort(Frame& frame, bool started);
 
   // ---- remat.cpp ----
-  bool remat_want(Frame &frame, void *handle);
-  bool remat_want_any(Frame &frame);
-  int64_t remat_next(Frame &frame);
-  void remat_commit(Frame &frame, uint32_t tensors, uint32_t results);
-  void remat_abort(Frame &frame);
+  bool remat_want(Frame& frame, void* handle);
+  bool remat_want_any(Frame& frame);
+  int64_t remat_next(Frame& frame);
+  void remat_commit(Frame& frame, uint32_t tensors, uint32_t results);
+  void remat_abort(Frame& frame);
 
   // ---- room.cpp ----
-  int32_t make_room(dtr_pool *pool);
+  int32_t make_room(dtr_pool* pool);
 
   // ---- by hand (hand.cpp) ----
-  bool hand_evict(void *handle);
-  bool hand_is_resident(void *handle);
-  void hand_pin(const void *tensor, bool escaped);
-  bool hand_unpin(void *handle);
-  void describe(const void *tensor, dtr_tensor_desc *out) const;
+  bool hand_evict(void* handle);
+  bool hand_is_resident(void* handle);
+  void hand_pin(const void* tensor, bool escaped);
+  bool hand_unpin(void* handle);
+  void describe(const void* tensor, dtr_tensor_desc* out) const;
 
   // ---- invariants.cpp ----
   void check_invariants();
@@ -149,85 +172,85 @@ class Engine {
   friend class Deferred;
 
   // engine.cpp, all under the mutex
-  Storage *new_storage(const dtr_tensor_desc &desc, bool managed);
-  Storage *find_or_adopt(const dtr_tensor_desc &desc, Deferred &deferred);
-  void content_replaced(Storage *storage, Deferred &deferred);
-  void link(Edge &edge, Op *op, Storage *input);
-  void unlink(Edge &edge);
-  void forget_parent(Storage *storage, Deferred &deferred);
-  void discard_op(Op *op, Deferred &deferred);
-  void drop_output(Storage *storage, Deferred &deferred);
-  void maybe_remove(Storage *storage, Deferred &deferred);
-  void remove(Storage *storage, Deferred &deferred);
-  void lose_handle(Storage *storage, Deferred &deferred);
-  void become_evicted(Storage *storage);
-  void become_resident(Storage *storage, void *address);
-  void update_candidate(Storage *storage);
-  void unlock(Storage *storage, Deferred &deferred);
-  bool is_managed_device(const dtr_tensor_desc &desc) const {
+  Storage* new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns);
+  Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
+  void content_replaced(Storage* storage, Deferred& deferred);
+  void link(Edge& edge, Op* op, Storage* input);
+  void unlink(Edge& edge);
+  void forget_parent(Storage* storage, Deferred& deferred);
+  void discard_op(Op* op, Deferred& deferred);
+  void drop_output(Storage* storage, Deferred& deferred);
+  void maybe_remove(Storage* storage, Deferred& deferred);
+  void remove(Storage* storage, Deferred& deferred);
+  void lose_handle(Storage* storage, Deferred& deferred);
+  void become_evicted(Storage* storage);
+  void become_resident(Storage* storage, void* address);
+  void update_candidate(Storage* storage);
+  void unlock(Storage* storage, Deferred& deferred);
+  bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
-  static double cost_of(const Storage *storage) {
+  static double cost_of(const Storage* storage) {
     return storage->parent ? static_cast<double>(storage->parent->cost_ns) : 0;
   }
   // Made from nothing (random data, a range). A source is a component of its own:
   // it is next to all that read it, and would join everything into one.
-  static bool is_source(const Storage *storage) {
+  static bool is_source(const Storage* storage) {
     return storage->parent && storage->parent->edges.empty();
   }
   template <typename F>
-  void for_evicted_neighbors(const Storage *storage, F &&visit);
+  void for_evicted_neighbors(const Storage* storage, F&& visit);
 
   // frame.cpp
-  void classify(Frame &frame, Input &input, Deferred &deferred);
-  void external_check(Storage **storage, const dtr_tensor_desc &desc, Deferred &deferred);
-  void new_version(Input &input, Op *op, int32_t position, Deferred &deferred);
-  Op *build_op(Frame &frame, int64_t cost_ns);
+  void classify(Frame& frame, Input& input, Deferred& deferred);
+  void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
+  void new_version(Input& input, Op* op, int32_t position, int64_t now_ns, Deferred& deferred);
+  Op* build_op(Frame& frame, int64_t cost_ns);
 
   // settle.cpp
-  bool settle(Storage *storage, std::vector<Storage *> *targets, uint64_t most_bytes,
-              Deferred &deferred);
-  bool history_outweighs(const Storage *storage);
-  bool settle_history(std::vector<Storage *> *targets, Deferred &deferred);
+  bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
+              Deferred& deferred);
+  bool history_outweighs(const Storage* storage);
+  bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // room.cpp
-  bool evict(Storage *storage, Deferred &deferred);
-  Storage *choose(const dtr_pool *pool, int64_t now_ns);
-  double score(const Storage *storage, int64_t now_ns);
+  bool evict(Storage* storage, Deferred& deferred);
+  Storage* choose(const dtr_pool* pool, int64_t now_ns);
+  double score(const Storage* storage, int64_t now_ns);
 
   // remat.cpp
-  void push_wanted(Frame &frame, Storage *storage, bool forget);
-  void describe_step(Frame &frame, Op *op);
-  void place(Storage *storage, void *address, bool held, Deferred &deferred);
-  void end_step(Frame &frame, Deferred &deferred);
+  void push_wanted(Frame& frame, Storage* storage, bool forget);
+  void describe_step(Frame& frame, Op* op);
+  void place(Storage* storage, void* address, bool held, Deferred& deferred);
+  void end_step(Frame& frame, Deferred& deferred);
 
-  mutable std::mutex mutex_;
+  mutable EngineMutex mutex_;
   dtr_engine_options options_;
-  const dtr_framework *framework_ = nullptr;
+  const dtr_framework* framework_ = nullptr;
   dtr_core core_{};
   struct Device {
     uint8_t type;
     int8_t index;
-    dtr_pool *pool;
-    Engine *engine;
+    dtr_pool* pool;
+    Engine* engine;
   };
-  std::vector<Device *> devices_;
+  std::vector<Device*> devices_;
 
   PointerMap<Storage> by_handle_;
   PointerMap<Storage> by_address_;
-  std::vector<Storage *> candidates_;
-  std::vector<Storage *> kept_constants_;  // dead, resident, parentless, with children
+  std::vector<Storage*> candidates_;
+  std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<int64_t> dropped_ops_;
   Recycler<Storage> storages_;
   Recycler<Op> ops_;
   Components components_;
-  Op *oldest_op_ = nullptr;
-  Op *newest_op_ = nullptr;
+  Op* oldest_op_ = nullptr;
+  Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;
   uint64_t next_op_id_ = 1;
   uint64_t walk_ = 0;
-  std::vector<Storage *> removal_;  // worklist of remove()
-  std::vector<Storage *> graveyard_;
+  std::vector<Storage*> removal_;  // worklist of remove()
+  std::vector<Storage*> graveyard_;
   bool removing_ = false;
 
   // Counters of stats().
@@ -236,15 +259,15 @@ class Engine {
 
 int64_t now_ns();
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
-int64_t &room_ns_of_thread();
+int64_t& room_ns_of_thread();
 
 template <typename F>
-void Engine::for_evicted_neighbors(const Storage *storage, F &&visit) {
+void Engine::for_evicted_neighbors(const Storage* storage, F&& visit) {
   if (storage->parent)
-    for (const Edge &edge : storage->parent->edges)
+    for (const Edge& edge : storage->parent->edges)
       if (edge.input && edge.input->component) visit(edge.input);
-  for (const Edge *edge = storage->children; edge; edge = edge->next)
-    for (const Output &output : edge->op->outputs)
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
       if (output.storage && output.storage->component && output.storage != storage)
         visit(output.storage);
 }

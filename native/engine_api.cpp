@@ -7,19 +7,19 @@
 
 namespace {
 
-dtr::Engine *engine_of(dtr_engine *engine) { return reinterpret_cast<dtr::Engine *>(engine); }
+dtr::Engine* engine_of(dtr_engine* engine) { return reinterpret_cast<dtr::Engine*>(engine); }
 
-dtr::Frame &frame_of(dtr_frame *frame) { return *reinterpret_cast<dtr::Frame *>(frame); }
+dtr::Frame& frame_of(dtr_frame* frame) { return *reinterpret_cast<dtr::Frame*>(frame); }
 
 // Runs body; its result, or -status with the message kept for dtr_last_error().
 template <typename Body>
-int64_t answer(Body &&body) {
+int64_t answer(Body&& body) {
   int64_t result = 0;
   const int32_t status = dtr::guard([&] { result = body(); });
   return status == DTR_OK ? result : -status;
 }
 
-void check(const dtr_engine_options &options) {
+void check(const dtr_engine_options& options) {
   dtr::Heuristic heuristic;
   if (!options.heuristic || !dtr::heuristic_from_name(options.heuristic, &heuristic))
     throw dtr::InvalidArgument(std::string("heuristic is '") +
@@ -32,15 +32,15 @@ void check(const dtr_engine_options &options) {
 
 extern "C" {
 
-int32_t dtr_engine_create(const dtr_engine_options *options, dtr_engine **out) {
+int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
   *out = nullptr;
   return dtr::guard([&] {
     check(*options);
-    *out = reinterpret_cast<dtr_engine *>(new dtr::Engine(*options));
+    *out = reinterpret_cast<dtr_engine*>(new dtr::Engine(*options));
   });
 }
 
-int32_t dtr_engine_destroy(dtr_engine *engine) {
+int32_t dtr_engine_destroy(dtr_engine* engine) {
   return dtr::guard([&] {
     dtr_engine_stats stats;
     engine_of(engine)->get_stats(&stats);
@@ -50,144 +50,146 @@ int32_t dtr_engine_destroy(dtr_engine *engine) {
   });
 }
 
-int32_t dtr_engine_configure(dtr_engine *engine, const dtr_engine_options *options) {
+int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options) {
   return dtr::guard([&] {
     check(*options);
     engine_of(engine)->configure(*options);
   });
 }
 
-int32_t dtr_engine_connect(dtr_engine *engine, const void *framework) {
+int32_t dtr_engine_connect(dtr_engine* engine, const void* framework) {
   return dtr::guard(
-      [&] { engine_of(engine)->connect(static_cast<const dtr_framework *>(framework)); });
+      [&] { engine_of(engine)->connect(static_cast<const dtr_framework*>(framework)); });
 }
 
-const void *dtr_engine_core(dtr_engine *engine) { return engine_of(engine)->core(); }
+const void* dtr_engine_core(dtr_engine* engine) { return engine_of(engine)->core(); }
 
-int32_t dtr_engine_add_pool(dtr_engine *engine, int32_t device_type, int32_t device_index,
-                            dtr_pool *pool) {
+int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
+                            dtr_pool* pool) {
   return dtr::guard([&] {
     engine_of(engine)->add_pool(static_cast<uint8_t>(device_type),
                                 static_cast<int8_t>(device_index), pool);
   });
 }
 
-void dtr_engine_hold(dtr_engine *engine) { engine_of(engine)->hold(); }
+void dtr_engine_hold(dtr_engine* engine) { engine_of(engine)->hold(); }
 
-void dtr_engine_let_go(dtr_engine *engine) { engine_of(engine)->let_go(); }
+void dtr_engine_let_go(dtr_engine* engine) { engine_of(engine)->let_go(); }
 
-int32_t dtr_engine_reset(dtr_engine *engine) {
+int32_t dtr_engine_reset(dtr_engine* engine) {
   return dtr::guard([&] { engine_of(engine)->reset(); });
 }
 
-void dtr_engine_get_stats(dtr_engine *engine, dtr_engine_stats *out) {
+void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out) {
   engine_of(engine)->get_stats(out);
 }
 
-int32_t dtr_engine_check_invariants(dtr_engine *engine) {
+int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return dtr::guard([&] { engine_of(engine)->check_invariants(); });
 }
 
-uint64_t dtr_engine_holders(dtr_engine *engine, int64_t *op_ids, uint64_t *size_bytes,
+uint64_t dtr_engine_holders(dtr_engine* engine, int64_t* op_ids, uint64_t* size_bytes,
                             uint64_t capacity) {
   return engine_of(engine)->holders(op_ids, size_bytes, capacity);
 }
 
-uint64_t dtr_engine_drain_dropped(dtr_engine *engine, int64_t *op_ids, uint64_t capacity) {
+uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity) {
   return engine_of(engine)->drain_dropped(op_ids, capacity);
 }
 
-int32_t dtr_frame_create(dtr_engine *engine, dtr_frame **out) {
+int32_t dtr_frame_create(dtr_engine* engine, dtr_frame** out) {
   *out = nullptr;
   return dtr::guard(
-      [&] { *out = reinterpret_cast<dtr_frame *>(new dtr::Frame(*engine_of(engine))); });
+      [&] { *out = reinterpret_cast<dtr_frame*>(new dtr::Frame(*engine_of(engine))); });
 }
 
-void dtr_frame_destroy(dtr_frame *frame) { delete &frame_of(frame); }
+void dtr_frame_destroy(dtr_frame* frame) { delete &frame_of(frame); }
 
-int64_t *dtr_frame_buffer(dtr_frame *frame, uint64_t capacity) {
-  std::vector<int64_t> &buffer = frame_of(frame).buffer;
+int64_t* dtr_frame_buffer(dtr_frame* frame, uint64_t capacity) {
+  std::vector<int64_t>& buffer = frame_of(frame).buffer;
   if (buffer.size() < capacity) buffer.resize(capacity);
   return buffer.data();
 }
 
-int64_t *dtr_frame_step(dtr_frame *frame, uint64_t capacity) {
-  std::vector<int64_t> &step = frame_of(frame).step;
+int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
+  std::vector<int64_t>& step = frame_of(frame).step;
   if (step.size() < capacity) step.resize(capacity);
   return step.data();
 }
 
-int32_t dtr_op_begin(dtr_frame *frame, uint32_t tensors, uint32_t flags) {
-  dtr::Frame &of = frame_of(frame);
+int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags) {
+  dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(answer([&] { return of.engine.op_begin(of, tensors, flags); }));
 }
 
-int32_t dtr_op_prepare(dtr_frame *frame) {
-  dtr::Frame &of = frame_of(frame);
+int32_t dtr_op_prepare(dtr_frame* frame) {
+  dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(answer([&] { return of.engine.op_prepare(of); }));
 }
 
-int64_t dtr_op_end(dtr_frame *frame, uint32_t results, uint32_t flags) {
-  dtr::Frame &of = frame_of(frame);
+int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags) {
+  dtr::Frame& of = frame_of(frame);
   return answer([&] { return of.engine.op_end(of, results, flags); });
 }
 
-void dtr_op_abort(dtr_frame *frame) { frame_of(frame).engine.op_abort(frame_of(frame)); }
+void dtr_op_abort(dtr_frame* frame, int32_t started) {
+  frame_of(frame).engine.op_abort(frame_of(frame), started != 0);
+}
 
-int64_t dtr_remat_next(dtr_frame *frame) {
-  dtr::Frame &of = frame_of(frame);
+int64_t dtr_remat_next(dtr_frame* frame) {
+  dtr::Frame& of = frame_of(frame);
   return answer([&] { return of.engine.remat_next(of); });
 }
 
-int32_t dtr_remat_commit(dtr_frame *frame, uint32_t tensors, uint32_t results) {
-  dtr::Frame &of = frame_of(frame);
+int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
+  dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(answer([&] {
     of.engine.remat_commit(of, tensors, results);
     return 0;
   }));
 }
 
-void dtr_remat_abort(dtr_frame *frame) { frame_of(frame).engine.remat_abort(frame_of(frame)); }
+void dtr_remat_abort(dtr_frame* frame) { frame_of(frame).engine.remat_abort(frame_of(frame)); }
 
-int32_t dtr_remat_want(dtr_frame *frame, void *handle) {
-  dtr::Frame &of = frame_of(frame);
+int32_t dtr_remat_want(dtr_frame* frame, void* handle) {
+  dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(answer([&] { return of.engine.remat_want(of, handle); }));
 }
 
-int32_t dtr_remat_want_any(dtr_frame *frame) {
-  dtr::Frame &of = frame_of(frame);
+int32_t dtr_remat_want_any(dtr_frame* frame) {
+  dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(answer([&] { return of.engine.remat_want_any(of); }));
 }
 
-int32_t dtr_evict(dtr_engine *engine, void *handle) {
+int32_t dtr_evict(dtr_engine* engine, void* handle) {
   return engine_of(engine)->hand_evict(handle);
 }
 
-int32_t dtr_is_resident(dtr_engine *engine, void *handle) {
+int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
   return engine_of(engine)->hand_is_resident(handle);
 }
 
-int32_t dtr_pin(dtr_engine *engine, const void *tensor, int32_t escaped) {
+int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
   return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped != 0); });
 }
 
-int32_t dtr_unpin(dtr_engine *engine, void *handle) {
+int32_t dtr_unpin(dtr_engine* engine, void* handle) {
   return engine_of(engine)->hand_unpin(handle);
 }
 
-void *dtr_handle_of(dtr_engine *engine, const void *tensor) {
+void* dtr_handle_of(dtr_engine* engine, const void* tensor) {
   dtr_tensor_desc desc;
   engine_of(engine)->describe(tensor, &desc);
   return engine_of(engine)->pool_of(desc.device_type, desc.device_index) ? desc.handle : nullptr;
 }
 
-int32_t dtr_scalar_type_of(dtr_engine *engine, const void *tensor) {
+int32_t dtr_scalar_type_of(dtr_engine* engine, const void* tensor) {
   dtr_tensor_desc desc;
   engine_of(engine)->describe(tensor, &desc);
   return desc.scalar_type;
 }
 
-int32_t dtr_device_type_of(dtr_engine *engine, const void *tensor) {
+int32_t dtr_device_type_of(dtr_engine* engine, const void* tensor) {
   dtr_tensor_desc desc;
   engine_of(engine)->describe(tensor, &desc);
   return desc.device_type;

@@ -30,8 +30,8 @@ bool overwrites(Use use) {
 
 // Content that others may write to has the checksum of its last known state. If it
 // differs, that state is lost, and a new version begins.
-void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Deferred &deferred) {
-  Storage *old = *storage;
+void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred) {
+  Storage* old = *storage;
   if (!old->external || old->device_type != 0 || old->state != State::resident) return;
   const uint64_t sum = checksum(old->address, old->size_bytes);
   if (sum == old->checksum) return;
@@ -42,7 +42,7 @@ void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Defe
     old->checksum = sum;
     return;
   }
-  Storage *fresh = new_storage(desc, old->managed);
+  Storage* fresh = new_storage(desc, old->managed, now_ns());
   fresh->live = old->live;
   fresh->pins = old->pins;
   fresh->external = true;
@@ -59,8 +59,8 @@ void Engine::external_check(Storage **storage, const dtr_tensor_desc &desc, Defe
   *storage = fresh;
 }
 
-void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
-  const dtr_tensor_desc &desc = input.desc;
+void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
+  const dtr_tensor_desc& desc = input.desc;
   if (desc.flags & DTR_TENSOR_OPAQUE) {
     input.opaque = true;
     frame.replayable = false;
@@ -80,7 +80,7 @@ void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
     frame.replayable = false;
     return;
   }
-  Storage *storage = find_or_adopt(desc, deferred);
+  Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) {
     input.opaque = true;
     frame.replayable = false;
@@ -100,10 +100,10 @@ void Engine::classify(Frame &frame, Input &input, Deferred &deferred) {
   input.storage = storage;
 }
 
-int32_t Engine::op_begin(Frame &frame, uint32_t tensors, uint32_t flags) {
+int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
   frame.replayable = flags & DTR_OP_REPLAYABLE;
@@ -111,10 +111,10 @@ int32_t Engine::op_begin(Frame &frame, uint32_t tensors, uint32_t flags) {
   frame.inputs.resize(tensors);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   for (uint32_t i = 0; i < tensors; ++i) {
-    Input &input = frame.inputs[i];
+    Input& input = frame.inputs[i];
     const int64_t entry = frame.buffer[i];
     input = Input{};
-    input.tensor = reinterpret_cast<const void *>(entry & ~int64_t{7});
+    input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
     framework_->describe(input.tensor, &input.desc);
@@ -126,11 +126,11 @@ int32_t Engine::op_begin(Frame &frame, uint32_t tensors, uint32_t flags) {
     }
     if (input.storage && input.storage->state != State::resident) need |= DTR_NEED_WORK;
   }
-  for (Input &input : frame.inputs) {
+  for (Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
     // What is also read, or not covered, is an input after all.
     bool also_elsewhere = false;
-    for (const Input &other : frame.inputs)
+    for (const Input& other : frame.inputs)
       also_elsewhere |= &other != &input && other.storage == input.storage;
     if (input.use == Use::write_only && (also_elsewhere || !input.desc.full))
       input.use = Use::mutate;
@@ -144,22 +144,22 @@ int32_t Engine::op_begin(Frame &frame, uint32_t tensors, uint32_t flags) {
   return need;
 }
 
-int32_t Engine::op_prepare(Frame &frame) {
+int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const Input &input : frame.inputs)
+  std::lock_guard<EngineMutex> lock(mutex_);
+  for (const Input& input : frame.inputs)
     if (input.storage && input.storage->state != State::resident)
       push_wanted(frame, input.storage, false);
   if (!frame.stack.empty()) return 1;
-  std::vector<Storage *> targets;
-  for (const Input &input : frame.inputs) {
+  std::vector<Storage*> targets;
+  for (const Input& input : frame.inputs) {
     if (!input.storage) continue;
     if (input.constant) forget_parent(input.storage, deferred);
     if (overwrites(input.use) && !input.storage->parent)
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   }
   if (targets.empty()) settle_history(&targets, deferred);
-  for (Storage *target : targets) push_wanted(frame, target, true);
+  for (Storage* target : targets) push_wanted(frame, target, true);
   // The op's cost is counted from here: bringing inputs back is not part of it.
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
@@ -167,8 +167,8 @@ int32_t Engine::op_prepare(Frame &frame) {
 }
 
 // The record of the op that just ran, without outputs yet.
-Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
-  Op *op = ops_.get();
+Op* Engine::build_op(Frame& frame, int64_t cost_ns) {
+  Op* op = ops_.get();
   op->id = next_op_id_++;
   op->cost_ns = cost_ns;
   op->edges.clear();
@@ -177,14 +177,14 @@ Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
   op->outputs.clear();
   op->recorded_outputs = 0;
   const uint64_t walk = ++walk_;
-  for (const Input &input : frame.inputs) {
+  for (const Input& input : frame.inputs) {
     if (!input.storage || (input.use != Use::read && input.use != Use::mutate)) continue;
     if (input.storage->mark == walk) continue;
     input.storage->mark = walk;
     op->edges.emplace_back();
     op->edges.back().input = input.storage;
   }
-  for (const Input &input : frame.inputs) {
+  for (const Input& input : frame.inputs) {
     TensorSpec spec;
     spec.use = input.use;
     spec.scalar_type = input.desc.scalar_type;
@@ -200,9 +200,9 @@ Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
     op->tensors.push_back(spec);
   }
   // Linked only now: the vector no longer grows.
-  for (Edge &edge : op->edges) link(edge, op, edge.input);
+  for (Edge& edge : op->edges) link(edge, op, edge.input);
   op->chain = 1;
-  for (const Edge &edge : op->edges)
+  for (const Edge& edge : op->edges)
     if (edge.input->parent) op->chain = std::max(op->chain, edge.input->chain + 1);
   op->older = newest_op_;
   op->newer = nullptr;
@@ -214,8 +214,9 @@ Op *Engine::build_op(Frame &frame, int64_t cost_ns) {
 }
 
 // Ends the version that the op overwrote and begins the next (R1).
-void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &deferred) {
-  Storage *old = input.storage;
+void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
+                         Deferred& deferred) {
+  Storage* old = input.storage;
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
   if (!old->handle) {
@@ -224,14 +225,14 @@ void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &defer
     if (desc.handle && desc.data) find_or_adopt(desc, deferred);
     return;
   }
-  const bool constant = !op || old->constant_for_good || input.use == Use::scratch ||
-                        old->size_bytes <= kTinyBytes;
+  const bool constant =
+      !op || old->constant_for_good || input.use == Use::scratch || old->size_bytes <= kTinyBytes;
   if (constant && !old->parent) {
     if (old->external && old->device_type == 0)
       old->checksum = checksum(old->address, old->size_bytes);
     return;  // it was settled before the op ran: the record may serve the new content
   }
-  Storage *fresh = new_storage(desc, old->managed);
+  Storage* fresh = new_storage(desc, old->managed, now_ns);
   fresh->live = old->live;
   fresh->pins = old->pins;
   by_handle_.insert(desc.handle, fresh);
@@ -250,21 +251,22 @@ void Engine::new_version(Input &input, Op *op, int32_t position, Deferred &defer
   update_candidate(fresh);
 }
 
-int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
+int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t cost = now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const int64_t end_ns = now_ns();
+  const int64_t cost = end_ns - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
   bool overwritten = false;
-  for (const Input &input : frame.inputs) {
+  for (const Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
     overwritten |= input.use != Use::scratch;
     // What it reads and overwrites must exist again at a replay.
     if (input.use == Use::mutate && !input.storage->parent) replayable = false;
   }
   int64_t id = 0;
-  Op *op = nullptr;
+  Op* op = nullptr;
   const auto record_op = [&]() {
     if (!op) op = build_op(frame, std::max<int64_t>(cost, 1));
     id = static_cast<int64_t>(op->id);
@@ -272,23 +274,23 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
   };
   if (overwritten && replayable) record_op();
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
-    Input &input = frame.inputs[i];
+    Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), end_ns, deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
-    const auto *tensor = reinterpret_cast<const void *>(frame.buffer[i]);
+    const auto* tensor = reinterpret_cast<const void*>(frame.buffer[i]);
     if (!tensor) continue;
     dtr_tensor_desc desc;
     framework_->describe(tensor, &desc);
     if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) continue;
     if (!desc.owned || !is_managed_device(desc)) continue;
-    if (Storage *known = by_handle_.find(desc.handle)) {
+    if (Storage* known = by_handle_.find(desc.handle)) {
       if (known->address == desc.data) continue;
       content_replaced(known, deferred);
     }
-    Storage *storage = new_storage(desc, true);
+    Storage* storage = new_storage(desc, true, end_ns);
     storage->live = true;
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
@@ -306,25 +308,26 @@ int64_t Engine::op_end(Frame &frame, uint32_t results, uint32_t flags) {
     discard_op(op, deferred);
     id = 0;
   }
-  for (const Input &input : frame.inputs)
+  for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
   return id;
 }
 
-void Engine::op_abort(Frame &frame) {
+void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
-    Input &input = frame.inputs[i];
+    Input& input = frame.inputs[i];
     // It may have been overwritten in part: a constant of unknown content. One that
     // is not resident cannot have been touched.
-    if (input.storage && overwrites(input.use) && input.storage->state == State::resident)
-      new_version(input, nullptr, static_cast<int32_t>(i), deferred);
+    if (started && input.storage && overwrites(input.use) &&
+        input.storage->state == State::resident)
+      new_version(input, nullptr, static_cast<int32_t>(i), now_ns(), deferred);
   }
-  for (const Input &input : frame.inputs)
+  for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;

@@ -6,29 +6,29 @@
 
 namespace dtr {
 
-bool Engine::hand_evict(void *handle) {
+bool Engine::hand_evict(void* handle) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  Storage *storage = by_handle_.find(handle);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = by_handle_.find(handle);
   if (!storage || storage->candidate < 0 || storage->locks > 0 || storage->pins > 0) return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
   return evict(storage, deferred);
 }
 
-bool Engine::hand_is_resident(void *handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const Storage *storage = by_handle_.find(handle);
+bool Engine::hand_is_resident(void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Storage* storage = by_handle_.find(handle);
   return !storage || storage->state == State::resident;
 }
 
-void Engine::hand_pin(const void *tensor, bool escaped) {
+void Engine::hand_pin(const void* tensor, bool escaped) {
   dtr_tensor_desc desc;
   describe(tensor, &desc);
   if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  Storage *storage = find_or_adopt(desc, deferred);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return;
   if (!escaped) {
     ++storage->pins;
@@ -42,9 +42,9 @@ void Engine::hand_pin(const void *tensor, bool escaped) {
   maybe_remove(storage, deferred);
 }
 
-bool Engine::hand_unpin(void *handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Storage *storage = by_handle_.find(handle);
+bool Engine::hand_unpin(void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = by_handle_.find(handle);
   if (!storage || storage->pins == 0) return false;
   --storage->pins;
   return true;

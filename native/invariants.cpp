@@ -10,22 +10,22 @@
 namespace dtr {
 
 void Engine::check_invariants() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto require = [](bool holds, const char *rule, uint64_t id) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
-  std::unordered_set<Storage *> storages;
-  const auto visit = [&](const void *, Storage *storage) { storages.insert(storage); };
+  std::unordered_set<Storage*> storages;
+  const auto visit = [&](const void*, Storage* storage) { storages.insert(storage); };
   by_handle_.for_each(visit);
   by_address_.for_each(visit);
   uint64_t ops = 0;
-  const Op *previous = nullptr;
-  for (const Op *op = oldest_op_; op; previous = op, op = op->newer) {
+  const Op* previous = nullptr;
+  for (const Op* op = oldest_op_; op; previous = op, op = op->newer) {
     ++ops;
     if (op->older != previous || (previous && previous->id >= op->id))
       throw StateError("op " + std::to_string(op->id) + " breaks the order of execution");
     uint32_t recorded = 0;
-    for (const Output &output : op->outputs) {
+    for (const Output& output : op->outputs) {
       if (!output.storage) continue;
       ++recorded;
       storages.insert(output.storage);
@@ -36,10 +36,10 @@ void Engine::check_invariants() {
       throw StateError("op " + std::to_string(op->id) + " breaks R3: it has " +
                        std::to_string(recorded) + " recorded outputs and counts " +
                        std::to_string(op->recorded_outputs));
-    for (const Edge &edge : op->edges) {
+    for (const Edge& edge : op->edges) {
       storages.insert(edge.input);
       bool listed = false;
-      for (const Edge *child = edge.input->children; child; child = child->next)
+      for (const Edge* child = edge.input->children; child; child = child->next)
         listed |= child == &edge;
       require(listed && edge.op == op, "R3: a child edge is missing", edge.input->id);
     }
@@ -51,8 +51,8 @@ void Engine::check_invariants() {
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
   uint64_t evicted = 0, candidates = 0;
-  std::unordered_map<const ComponentNode *, double> costs;
-  for (Storage *storage : storages) {
+  std::unordered_map<const ComponentNode*, double> costs;
+  for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
     require(storage->state != State::freed, "R3: a removed record is still referred to",
             storage->id);
@@ -74,8 +74,8 @@ void Engine::check_invariants() {
     if (storage->handle && resident)
       require(framework_->data(storage->handle) == storage->address,
               "R5: the handle's address is another", storage->id);
-    require(storage->live || storage->children || storage->locks > 0,
-            "R3: nobody needs the record", storage->id);
+    require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
+            storage->id);
     const bool candidate = resident && storage->parent && storage->managed;
     require(candidate == (storage->candidate >= 0), "R6: candidate or not", storage->id);
     if (candidate) {
@@ -93,7 +93,7 @@ void Engine::check_invariants() {
                      std::to_string(stats_.evicted_storages));
   // Components keep the costs of their members (phantom links join sets, they add
   // no cost). Sums of doubles in another order differ in their last digits.
-  for (const auto &[root, cost] : costs)
+  for (const auto& [root, cost] : costs)
     if (root->cost_ns < cost * (1 - 1e-9) || root->cost_ns > cost * (1 + 1e-9) + 1)
       throw StateError("a component of cost " + std::to_string(cost) + " counts " +
                        std::to_string(root->cost_ns));

@@ -13,7 +13,7 @@ class PointerMap {
  public:
   PointerMap() : slots_(1024) {}
 
-  T *find(const void *key) const {
+  T* find(const void* key) const {
     for (size_t i = home(key);; i = next(i)) {
       if (slots_[i].key == key) return slots_[i].value;
       if (!slots_[i].key) return nullptr;
@@ -21,7 +21,7 @@ class PointerMap {
   }
 
   // Adds or replaces. key is not null.
-  void insert(const void *key, T *value) {
+  void insert(const void* key, T* value) {
     if ((size_ + 1) * 2 > slots_.size()) grow();
     size_t i = home(key);
     while (slots_[i].key && slots_[i].key != key) i = next(i);
@@ -29,7 +29,7 @@ class PointerMap {
     slots_[i] = {key, value};
   }
 
-  bool erase(const void *key) {
+  bool erase(const void* key) {
     size_t hole = home(key);
     while (slots_[hole].key != key) {
       if (!slots_[hole].key) return false;
@@ -40,7 +40,8 @@ class PointerMap {
     // itself moves into the hole, so that find() never meets a gap too early.
     for (size_t i = next(hole); slots_[i].key; i = next(i)) {
       const size_t wanted = home(slots_[i].key);
-      const bool between = hole <= i ? (hole < wanted && wanted <= i) : (hole < wanted || wanted <= i);
+      const bool between =
+          hole <= i ? (hole < wanted && wanted <= i) : (hole < wanted || wanted <= i);
       if (!between) {
         slots_[hole] = slots_[i];
         hole = i;
@@ -53,8 +54,8 @@ class PointerMap {
   size_t size() const { return size_; }
 
   template <typename F>
-  void for_each(F &&visit) const {
-    for (const Slot &slot : slots_)
+  void for_each(F&& visit) const {
+    for (const Slot& slot : slots_)
       if (slot.key) visit(slot.key, slot.value);
   }
 
@@ -65,11 +66,11 @@ class PointerMap {
 
  private:
   struct Slot {
-    const void *key = nullptr;
-    T *value = nullptr;
+    const void* key = nullptr;
+    T* value = nullptr;
   };
 
-  size_t home(const void *key) const {
+  size_t home(const void* key) const {
     // Addresses share their low bits; the multiplication spreads the others upward.
     const uint64_t mixed = reinterpret_cast<uint64_t>(key) * 0x9E3779B97F4A7C15ull;
     return (mixed >> 32) & (slots_.size() - 1);
@@ -80,7 +81,7 @@ class PointerMap {
     std::vector<Slot> old(slots_.size() * 2);
     old.swap(slots_);
     size_ = 0;
-    for (const Slot &slot : old)
+    for (const Slot& slot : old)
       if (slot.key) insert(slot.key, slot.value);
   }
 

@@ -39,25 +39,25 @@ enum class State : uint8_t {
 
 // One input of one op, linked into the input's list of children.
 struct Edge {
-  Op *op = nullptr;
-  Storage *input = nullptr;
-  Edge *previous = nullptr;
-  Edge *next = nullptr;
+  Op* op = nullptr;
+  Storage* input = nullptr;
+  Edge* previous = nullptr;
+  Edge* next = nullptr;
 };
 
 struct Storage {
   uint64_t id = 0;
   uint64_t size_bytes = 0;
-  void *handle = nullptr;   // weak while live, strong while dead (R5)
-  void *address = nullptr;  // R4
-  Op *parent = nullptr;     // R2
-  Edge *children = nullptr;
-  ComponentNode *component = nullptr;  // R4
+  void* handle = nullptr;   // weak while live, strong while dead (R5)
+  void* address = nullptr;  // R4
+  Op* parent = nullptr;     // R2
+  Edge* children = nullptr;
+  ComponentNode* component = nullptr;  // R4
   int64_t last_access_ns = 0;
-  uint64_t checksum = 0;     // of the content, if external
-  int64_t candidate = -1;    // index in the list of candidates (R6), or -1
-  int64_t kept = -1;         // index in the list of kept constants, or -1
-  uint64_t mark = 0;         // visited in the walk of that number
+  uint64_t checksum = 0;   // of the content, if external
+  int64_t candidate = -1;  // index in the list of candidates (R6), or -1
+  int64_t kept = -1;       // index in the list of kept constants, or -1
+  uint64_t mark = 0;       // visited in the walk of that number
   uint32_t locks = 0;
   uint32_t pins = 0;
   uint32_t recomputes = 0;
@@ -66,9 +66,9 @@ struct Storage {
   uint8_t device_type = 0;
   int8_t device_index = -1;
   bool live = false;
-  bool managed = false;   // the memory comes from our pools
-  bool external = false;  // others hold the pointer: the content may change unseen
-  bool lost = false;      // evicted, and nothing can bring it back
+  bool managed = false;            // the memory comes from our pools
+  bool external = false;           // others hold the pointer: the content may change unseen
+  bool lost = false;               // evicted, and nothing can bring it back
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
 };
 
@@ -94,7 +94,7 @@ struct TensorSpec {
 };
 
 struct Output {
-  Storage *storage = nullptr;  // null: its record is gone, or it has a constant's
+  Storage* storage = nullptr;  // null: its record is gone, or it has a constant's
   int32_t position = 0;        // index among the result tensors, or among the arguments
   bool mutation = false;       // a new version of the argument at position
 };
@@ -103,8 +103,8 @@ struct Op {
   uint64_t id = 0;
   int64_t cost_ns = 0;
   uint32_t chain = 0;   // Storage::chain of its outputs
-  Op *older = nullptr;  // ops in order of execution
-  Op *newer = nullptr;
+  Op* older = nullptr;  // ops in order of execution
+  Op* newer = nullptr;
   std::vector<Edge> edges;  // one per distinct input; never resized once linked
   std::vector<TensorSpec> tensors;
   std::vector<int64_t> geometry;
@@ -118,18 +118,18 @@ template <typename T>
 class Recycler {
  public:
   Recycler() = default;
-  Recycler(const Recycler &) = delete;
-  Recycler &operator=(const Recycler &) = delete;
+  Recycler(const Recycler&) = delete;
+  Recycler& operator=(const Recycler&) = delete;
   ~Recycler() {
-    for (T *object : spare_) delete object;
+    for (T* object : spare_) delete object;
   }
-  T *get() {
+  T* get() {
     if (spare_.empty()) return new T();
-    T *object = spare_.back();
+    T* object = spare_.back();
     spare_.pop_back();
     return object;
   }
-  void put(T *object) {
+  void put(T* object) {
     if (spare_.size() < kMost)
       spare_.push_back(object);
     else
@@ -138,7 +138,7 @@ class Recycler {
 
  private:
   static constexpr size_t kMost = 4096;
-  std::vector<T *> spare_;
+  std::vector<T*> spare_;
 };
 
 }  // namespace dtr

@@ -15,35 +15,35 @@
 
 namespace dtr {
 
-void Engine::push_wanted(Frame &frame, Storage *storage, bool forget) {
+void Engine::push_wanted(Frame& frame, Storage* storage, bool forget) {
   ++storage->locks;
   frame.stack.push_back({storage, nullptr, forget, frame.stack_inputs.size()});
 }
 
-bool Engine::remat_want(Frame &frame, void *handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Storage *storage = by_handle_.find(handle);
+bool Engine::remat_want(Frame& frame, void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = by_handle_.find(handle);
   if (!storage || storage->state == State::resident) return false;
   push_wanted(frame, storage, false);
   return true;
 }
 
-bool Engine::remat_want_any(Frame &frame) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Storage *found = nullptr;
-  by_handle_.for_each([&](const void *, Storage *storage) {
+bool Engine::remat_want_any(Frame& frame) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* found = nullptr;
+  by_handle_.for_each([&](const void*, Storage* storage) {
     if (storage->live && storage->state != State::resident) found = storage;
   });
   if (found) push_wanted(frame, found, false);
   return found != nullptr;
 }
 
-int64_t Engine::remat_next(Frame &frame) {
+int64_t Engine::remat_next(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   while (!frame.stack.empty()) {
     const RematStep step = frame.stack.back();
-    Storage *target = step.target;
+    Storage* target = step.target;
     if (target->state == State::resident) {
       end_step(frame, deferred);
       continue;
@@ -61,8 +61,8 @@ int64_t Engine::remat_next(Frame &frame) {
       frame.stack.back().op = target->parent;
       frame.stack.back().first_input = frame.stack_inputs.size();
     }
-    Storage *missing = nullptr;
-    for (const Edge &edge : target->parent->edges)
+    Storage* missing = nullptr;
+    for (const Edge& edge : target->parent->edges)
       if (!missing && edge.input->state != State::resident) missing = edge.input;
     if (missing) {
       ++missing->locks;
@@ -70,7 +70,7 @@ int64_t Engine::remat_next(Frame &frame) {
       push_wanted(frame, missing, false);
       continue;
     }
-    for (const Edge &edge : target->parent->edges) {
+    for (const Edge& edge : target->parent->edges) {
       ++edge.input->locks;
       frame.stack_inputs.push_back(edge.input);
     }
@@ -81,13 +81,13 @@ int64_t Engine::remat_next(Frame &frame) {
 }
 
 // Writes the step to the frame's step buffer, in the layout of dtr_alloc.h.
-void Engine::describe_step(Frame &frame, Op *op) {
+void Engine::describe_step(Frame& frame, Op* op) {
   frame.step.clear();
   frame.consumed.clear();
   const auto put = [&](int64_t number) { frame.step.push_back(number); };
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
-    Storage *input = op->edges[e].input;
+    Storage* input = op->edges[e].input;
     if (input->external && input->device_type == 0 &&
         checksum(input->address, input->size_bytes) != input->checksum)
       throw StateError("storage " + std::to_string(input->id) + " (" +
@@ -101,20 +101,19 @@ void Engine::describe_step(Frame &frame, Op *op) {
     }
     // A replay may overwrite an old version only if nobody else counts on it.
     bool mutated = false;
-    for (const TensorSpec &spec : op->tensors)
+    for (const TensorSpec& spec : op->tensors)
       mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
     // (This step holds it once, and once more if it was brought back for it.)
-    const uint32_t ours = static_cast<uint32_t>(
-        std::count(frame.stack_inputs.begin() +
-                       static_cast<std::ptrdiff_t>(frame.stack.back().first_input),
-                   frame.stack_inputs.end(), input));
+    const uint32_t ours = static_cast<uint32_t>(std::count(
+        frame.stack_inputs.begin() + static_cast<std::ptrdiff_t>(frame.stack.back().first_input),
+        frame.stack_inputs.end(), input));
     const bool copy = mutated && (input->live || input->locks > ours || input->pins > 0);
     if (mutated && !copy) frame.consumed.push_back(input);
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
   }
   put(static_cast<int64_t>(op->tensors.size()));
-  for (const TensorSpec &spec : op->tensors) {
+  for (const TensorSpec& spec : op->tensors) {
     put(static_cast<int64_t>(spec.use));
     put(spec.edge);
     put(spec.scalar_type);
@@ -123,7 +122,7 @@ void Engine::describe_step(Frame &frame, Op *op) {
     put(spec.ndim);
     for (int32_t d = 0; d < 2 * spec.ndim; ++d) put(op->geometry[spec.geometry + d]);
   }
-  for (const Output &output : op->outputs)
+  for (const Output& output : op->outputs)
     if (output.storage) {
       ++output.storage->locks;
       frame.step_outputs.push_back(output.storage);
@@ -135,7 +134,7 @@ void Engine::describe_step(Frame &frame, Op *op) {
 
 // Gives the recomputed memory to its storage. held: a strong reference to the live
 // storage's handle was taken.
-void Engine::place(Storage *storage, void *address, bool held, Deferred &deferred) {
+void Engine::place(Storage* storage, void* address, bool held, Deferred& deferred) {
   if (storage->live && !held) {
     // It is dying on another thread, which waits for our mutex.
     deferred.free_block(*storage, address);
@@ -144,8 +143,8 @@ void Engine::place(Storage *storage, void *address, bool held, Deferred &deferre
   if (storage->live) {
     framework_->attach(storage->handle, address);
   } else {
-    storage->handle = framework_->make(address, storage->size_bytes, storage->device_type,
-                                       storage->device_index);
+    storage->handle =
+        framework_->make(address, storage->size_bytes, storage->device_type, storage->device_index);
     by_handle_.insert(storage->handle, storage);
   }
   by_address_.insert(address, storage);
@@ -153,40 +152,40 @@ void Engine::place(Storage *storage, void *address, bool held, Deferred &deferre
   ++storage->recomputes;
 }
 
-void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
+void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.step_open) throw StateError("dtr_remat_commit: no step is in progress");
   Deferred deferred(*this);
   // Holding a live handle may take the GIL, so it happens outside the mutex: first a
   // weak reference under it, then the strong one.
   struct Held {
-    Storage *storage;
-    void *handle;
+    Storage* storage;
+    void* handle;
     bool strong;
   };
   std::vector<Held> held;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (Storage *storage : frame.step_outputs)
+    std::lock_guard<EngineMutex> lock(mutex_);
+    for (Storage* storage : frame.step_outputs)
       if (storage->live && storage->state != State::resident) {
         framework_->retain_weak(storage->handle);
         held.push_back({storage, storage->handle, false});
       }
   }
-  for (Held &entry : held) {
+  for (Held& entry : held) {
     entry.strong = framework_->retain_strong_with_gil(entry.handle) != 0;
     if (entry.strong) deferred.release_strong(entry.handle);
     deferred.release_weak(entry.handle);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  Op *op = frame.stack.back().op;
-  for (const Output &output : op->outputs) {
-    Storage *storage = output.storage;
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Op* op = frame.stack.back().op;
+  for (const Output& output : op->outputs) {
+    Storage* storage = output.storage;
     if (!storage || storage->state == State::resident) continue;
     const uint32_t at =
         output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
     if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
       throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
-    const auto *tensor = reinterpret_cast<const void *>(frame.step[at]);
+    const auto* tensor = reinterpret_cast<const void*>(frame.step[at]);
     if (!tensor)
       throw StateError("op " + std::to_string(op->id) + " gave no result " +
                        std::to_string(output.position) + ", unlike the first time");
@@ -197,8 +196,8 @@ void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +
                        std::to_string(storage->size_bytes) + " the first time");
     // The replay may have consumed an old version: its memory changes hands.
-    Storage *consumed = by_handle_.find(desc.handle);
-    void *address = framework_->take(desc.handle);
+    Storage* consumed = by_handle_.find(desc.handle);
+    void* address = framework_->take(desc.handle);
     if (!address)
       throw StateError("op " + std::to_string(op->id) +
                        " gave a result whose memory is not from this allocator");
@@ -210,7 +209,7 @@ void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
       become_evicted(consumed);
     }
     bool strong = false;
-    for (const Held &entry : held) strong |= entry.storage == storage && entry.strong;
+    for (const Held& entry : held) strong |= entry.storage == storage && entry.strong;
     place(storage, address, strong, deferred);
   }
   ++stats_.rematerializations;
@@ -222,10 +221,10 @@ void Engine::remat_commit(Frame &frame, uint32_t tensors, uint32_t results) {
 
 // Takes the innermost step off the stack and unlocks what it locked. The target
 // last: it keeps the op.
-void Engine::end_step(Frame &frame, Deferred &deferred) {
+void Engine::end_step(Frame& frame, Deferred& deferred) {
   const RematStep step = frame.stack.back();
   frame.stack.pop_back();
-  for (Storage *storage : frame.step_outputs) unlock(storage, deferred);
+  for (Storage* storage : frame.step_outputs) unlock(storage, deferred);
   frame.step_outputs.clear();
   while (frame.stack_inputs.size() > step.first_input) {
     unlock(frame.stack_inputs.back(), deferred);
@@ -236,12 +235,12 @@ void Engine::end_step(Frame &frame, Deferred &deferred) {
   unlock(step.target, deferred);
 }
 
-void Engine::remat_abort(Frame &frame) {
+void Engine::remat_abort(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<EngineMutex> lock(mutex_);
   if (frame.step_open) {
     // Old versions that the step ran on may be half overwritten.
-    for (Storage *old : frame.consumed) {
+    for (Storage* old : frame.consumed) {
       if (old->state != State::resident) continue;
       by_address_.erase(old->address);
       by_handle_.erase(old->handle);

@@ -18,11 +18,11 @@ constexpr double kGhostDiscount = 0.01;
 
 // h_DTR with components (DTR paper, appendix C.2): the storage's own cost plus that
 // of the distinct evicted components next to it, over size times staleness.
-double Engine::score(const Storage *storage, int64_t now) {
+double Engine::score(const Storage* storage, int64_t now) {
   const uint64_t walk = ++walk_;
   double cost = cost_of(storage);
-  for_evicted_neighbors(storage, [&](Storage *neighbor) {
-    ComponentNode *root = components_.root(neighbor->component);
+  for_evicted_neighbors(storage, [&](Storage* neighbor) {
+    ComponentNode* root = components_.root(neighbor->component);
     if (root->mark == walk) return;
     root->mark = walk;
     cost += root->cost_ns;
@@ -33,10 +33,10 @@ double Engine::score(const Storage *storage, int64_t now) {
 }
 
 // The candidate of the smallest score, by exact search; null if there is none.
-Storage *Engine::choose(const dtr_pool *pool, int64_t now) {
-  Storage *best = nullptr;
+Storage* Engine::choose(const dtr_pool* pool, int64_t now) {
+  Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
-  for (Storage *storage : candidates_) {
+  for (Storage* storage : candidates_) {
     if (storage->locks > 0 || storage->pins > 0 || storage->size_bytes < options_.min_evict_bytes ||
         !dtr_pool_contains(pool, storage->address))
       continue;
@@ -51,8 +51,8 @@ Storage *Engine::choose(const dtr_pool *pool, int64_t now) {
 
 // Takes the memory of a candidate. False, and nothing changed, if its handle cannot
 // be held just now (it is dying, or only a Python wrapper refers to it).
-bool Engine::evict(Storage *storage, Deferred &deferred) {
-  void *address = storage->address;
+bool Engine::evict(Storage* storage, Deferred& deferred) {
+  void* address = storage->address;
   if (storage->live) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
@@ -74,15 +74,15 @@ bool Engine::evict(Storage *storage, Deferred &deferred) {
 
 // The pool's room callback: evicts one storage, or lets go of a dead constant that
 // turned out to be dispensable. 1 if memory was freed.
-int32_t Engine::make_room(dtr_pool *pool) {
+int32_t Engine::make_room(dtr_pool* pool) {
   const int64_t begin = now_ns();
   bool freed = false;
   {
     Deferred deferred(*this);
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<Storage *> refused;
+    std::lock_guard<EngineMutex> lock(mutex_);
+    std::vector<Storage*> refused;
     while (!freed) {
-      Storage *victim = choose(pool, begin);
+      Storage* victim = choose(pool, begin);
       ++stats_.searches;
       if (!victim) break;
       freed = evict(victim, deferred);
@@ -91,9 +91,9 @@ int32_t Engine::make_room(dtr_pool *pool) {
         refused.push_back(victim);
       }
     }
-    for (Storage *storage : refused) unlock(storage, deferred);
+    for (Storage* storage : refused) unlock(storage, deferred);
     for (size_t i = kept_constants_.size(); !freed && i-- > 0;) {
-      Storage *constant = kept_constants_[i];
+      Storage* constant = kept_constants_[i];
       if (constant->locks > 0 || !dtr_pool_contains(pool, constant->address)) continue;
       ++constant->locks;
       freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);

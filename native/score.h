@@ -15,7 +15,7 @@ enum class Heuristic : uint8_t {
   dtr_eqclass  // c: own cost + cost of the neighboring evicted components
 };
 
-inline bool heuristic_from_name(const char *name, Heuristic *out) {
+inline bool heuristic_from_name(const char* name, Heuristic* out) {
   if (std::strcmp(name, "dtr-eqclass") != 0) return false;
   *out = Heuristic::dtr_eqclass;
   return true;
@@ -27,7 +27,7 @@ struct Signals {
   double staleness_ns;
 };
 
-inline double score(const Signals &signals) {
+inline double score(const Signals& signals) {
   // Two storages touched in the same tick must still compare by cost and size.
   const double staleness = signals.staleness_ns < 1 ? 1 : signals.staleness_ns;
   return signals.cost_ns / (signals.size_bytes * staleness);

@@ -14,20 +14,20 @@ namespace dtr {
 // True: nothing depends on `lost` any more. False: nothing was changed, and *targets
 // (if given) got the live evicted dependents, or more than most_bytes would have
 // become constant.
-bool Engine::settle(Storage *lost, std::vector<Storage *> *targets, uint64_t most_bytes,
-                    Deferred &deferred) {
+bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
+                    Deferred& deferred) {
   if (!lost->children) return true;
   const uint64_t walk = ++walk_;
-  std::vector<Storage *> pending{lost};
-  std::vector<Storage *> resident;
+  std::vector<Storage*> pending{lost};
+  std::vector<Storage*> resident;
   uint64_t bytes = 0;
   bool possible = true;
   while (!pending.empty()) {
-    const Storage *storage = pending.back();
+    const Storage* storage = pending.back();
     pending.pop_back();
-    for (const Edge *edge = storage->children; edge; edge = edge->next)
-      for (const Output &output : edge->op->outputs) {
-        Storage *dependent = output.storage;
+    for (const Edge* edge = storage->children; edge; edge = edge->next)
+      for (const Output& output : edge->op->outputs) {
+        Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;
         dependent->mark = walk;
         if (dependent->state == State::resident && (dependent->live || dependent->locks > 0)) {
@@ -45,25 +45,25 @@ bool Engine::settle(Storage *lost, std::vector<Storage *> *targets, uint64_t mos
     if ((!possible && !targets) || bytes > most_bytes) return false;
   }
   if (!possible || bytes > most_bytes) return false;
-  for (Storage *storage : resident) forget_parent(storage, deferred);
+  for (Storage* storage : resident) forget_parent(storage, deferred);
   return true;
 }
 
 // Whether the dead records that the storage's history consists of take more memory than
 // the storage itself. Then it had better be a constant: a running average would keep
 // its whole past, and free a few bytes when evicted.
-bool Engine::history_outweighs(const Storage *storage) {
+bool Engine::history_outweighs(const Storage* storage) {
   constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
   const uint64_t most = storage->size_bytes / kRecordBytes;
   const uint64_t walk = ++walk_;
-  std::vector<const Storage *> pending{storage};
+  std::vector<const Storage*> pending{storage};
   uint64_t dead = 0;
   while (!pending.empty()) {
-    const Storage *next = pending.back();
+    const Storage* next = pending.back();
     pending.pop_back();
     if (!next->parent) continue;
-    for (const Edge &edge : next->parent->edges) {
-      Storage *input = edge.input;
+    for (const Edge& edge : next->parent->edges) {
+      Storage* input = edge.input;
       if (input->live || input->mark == walk) continue;
       input->mark = walk;
       if (++dead > most) return true;
@@ -75,15 +75,15 @@ bool Engine::history_outweighs(const Storage *storage) {
 
 // Cuts the oldest ops off until no more than history_ops remain (DTR has no such
 // rule; without it a running average would keep its whole past). True: done.
-bool Engine::settle_history(std::vector<Storage *> *targets, Deferred &deferred) {
+bool Engine::settle_history(std::vector<Storage*>* targets, Deferred& deferred) {
   while (stats_.live_ops > options_.history_ops) {
-    Op *op = oldest_op_;
+    Op* op = oldest_op_;
     const uint64_t before = stats_.live_ops;
     const size_t wanted = targets ? targets->size() : 0;
-    std::vector<Storage *> outputs;
-    for (const Output &output : op->outputs)
+    std::vector<Storage*> outputs;
+    for (const Output& output : op->outputs)
       if (output.storage) outputs.push_back(output.storage);
-    for (Storage *storage : outputs) {
+    for (Storage* storage : outputs) {
       if (storage->state == State::resident && (storage->live || storage->locks > 0))
         forget_parent(storage, deferred);
       else if (storage->live) {

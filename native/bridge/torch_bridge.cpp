@@ -12,22 +12,22 @@
 //   c10/util/intrusive_ptr.h   a dead object stays in memory while weak references
 //                              remain; release_resources() runs the DataPtr's deleter
 
-#include "bridge.h"
-
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include "bridge.h"
+
 namespace dtr_bridge {
 
-const dtr_core *core = nullptr;
+const dtr_core* core = nullptr;
 
-void free_block(void *address) { core->freed(core->engine, address); }
+void free_block(void* address) { core->freed(core->engine, address); }
 
-void *allocate_block(c10::Device device, size_t size_bytes, uint64_t stream) {
+void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream) {
   int32_t status = DTR_OK;
-  const char *message = nullptr;
-  void *address =
+  const char* message = nullptr;
+  void* address =
       core->allocate(core->engine, static_cast<uint8_t>(device.type()),
                      static_cast<int8_t>(device.index()), size_bytes, stream, &status, &message);
   // A null address with status OK is the answer to a request of zero bytes.
@@ -53,35 +53,33 @@ using dtr_bridge::free_block;
 // without it is an error of the compiler, never of a running job.
 template <auto Member>
 struct ThrowFlag {
-  friend bool &throws_on_access(c10::StorageImpl &storage) { return storage.*Member; }
+  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*Member; }
 };
-bool &throws_on_access(c10::StorageImpl &storage);
+bool& throws_on_access(c10::StorageImpl& storage);
 template struct ThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 template <auto Member>
 struct Counts {
-  friend std::atomic<uint64_t> &counts(c10::intrusive_ptr_target &target) {
-    return target.*Member;
-  }
+  friend std::atomic<uint64_t>& counts(c10::intrusive_ptr_target& target) { return target.*Member; }
 };
-std::atomic<uint64_t> &counts(c10::intrusive_ptr_target &target);
+std::atomic<uint64_t>& counts(c10::intrusive_ptr_target& target);
 template struct Counts<&c10::intrusive_ptr_target::combined_refcount_>;
 
-const char *const evicted_message =
+const char* const evicted_message =
     "dtr_alloc: this tensor's memory was evicted and was read past the recorder (by another "
     "thread, a compiled region or an extension). Call dtr_alloc.materialize(tensor) or "
     "dtr_alloc.pin(tensor) before handing it there.";
 
-void free_evicted(void *context) { core->evicted_died(core->engine, context); }
+void free_evicted(void* context) { core->evicted_died(core->engine, context); }
 
-c10::StorageImpl *storage_of(void *handle) { return static_cast<c10::StorageImpl *>(handle); }
+c10::StorageImpl* storage_of(void* handle) { return static_cast<c10::StorageImpl*>(handle); }
 
-const c10::StorageImpl *storage_of(const void *handle) {
-  return static_cast<const c10::StorageImpl *>(handle);
+const c10::StorageImpl* storage_of(const void* handle) {
+  return static_cast<const c10::StorageImpl*>(handle);
 }
 
-void describe(const void *tensor, dtr_tensor_desc *out) {
-  const auto *impl = static_cast<const c10::TensorImpl *>(tensor);
+void describe(const void* tensor, dtr_tensor_desc* out) {
+  const auto* impl = static_cast<const c10::TensorImpl*>(tensor);
   *out = dtr_tensor_desc{};
   const c10::DispatchKeySet keys = impl->key_set();
   const bool strided = impl->layout() == c10::kStrided && impl->has_storage() &&
@@ -90,9 +88,9 @@ void describe(const void *tensor, dtr_tensor_desc *out) {
     out->flags = DTR_TENSOR_OPAQUE;
     return;
   }
-  c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   out->handle = storage;
-  const c10::DataPtr &pointer = storage->_mutable_data_ptr_no_checks();
+  const c10::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   out->data = pointer.get();
   out->owned = pointer.get_deleter() == &free_block;
   out->storage_bytes = storage->nbytes();
@@ -109,25 +107,25 @@ void describe(const void *tensor, dtr_tensor_desc *out) {
   if (impl->is_conj()) out->flags |= DTR_TENSOR_CONJ;
   if (impl->is_neg()) out->flags |= DTR_TENSOR_NEG;
   if (impl->is_wrapped_number() || keys.has(c10::DispatchKey::Quantized) ||
-      keys.has_any(c10::DispatchKeySet({c10::DispatchKey::NestedTensor,
-                                        c10::DispatchKey::FuncTorchBatched,
-                                        c10::DispatchKey::FuncTorchGradWrapper})))
+      keys.has_any(
+          c10::DispatchKeySet({c10::DispatchKey::NestedTensor, c10::DispatchKey::FuncTorchBatched,
+                               c10::DispatchKey::FuncTorchGradWrapper})))
     out->flags |= DTR_TENSOR_OPAQUE;
 }
 
-uint64_t strong_count(const void *handle) {
-  auto *storage = const_cast<c10::StorageImpl *>(storage_of(handle));
+uint64_t strong_count(const void* handle) {
+  auto* storage = const_cast<c10::StorageImpl*>(storage_of(handle));
   return c10::raw::weak_intrusive_ptr::use_count(storage);
 }
 
-void retain_weak(void *handle) { c10::raw::weak_intrusive_ptr::incref(storage_of(handle)); }
+void retain_weak(void* handle) { c10::raw::weak_intrusive_ptr::incref(storage_of(handle)); }
 
-void release_weak(void *handle) { c10::raw::weak_intrusive_ptr::decref(storage_of(handle)); }
+void release_weak(void* handle) { c10::raw::weak_intrusive_ptr::decref(storage_of(handle)); }
 
-int32_t retain_strong(void *handle) {
+int32_t retain_strong(void* handle) {
   // With a Python wrapper, going from one reference to two must also keep the
   // wrapper alive, which takes the GIL: such a storage is refused.
-  std::atomic<uint64_t> &count = counts(*storage_of(handle));
+  std::atomic<uint64_t>& count = counts(*storage_of(handle));
   uint64_t seen = count.load(std::memory_order_relaxed);
   do {
     const uint32_t strong = c10::detail::refcount(seen);
@@ -137,28 +135,28 @@ int32_t retain_strong(void *handle) {
   return 1;
 }
 
-int32_t retain_strong_with_gil(void *handle) {
+int32_t retain_strong_with_gil(void* handle) {
   // A successful lock adds the strong reference that the caller now holds.
   return c10::raw::weak_intrusive_ptr::lock(storage_of(handle)) != nullptr;
 }
 
-void release_strong(void *handle) { c10::raw::intrusive_ptr::decref(storage_of(handle)); }
+void release_strong(void* handle) { c10::raw::intrusive_ptr::decref(storage_of(handle)); }
 
-void *data(const void *handle) {
-  return const_cast<c10::StorageImpl *>(storage_of(handle))->_mutable_data_ptr_no_checks().get();
+void* data(const void* handle) {
+  return const_cast<c10::StorageImpl*>(storage_of(handle))->_mutable_data_ptr_no_checks().get();
 }
 
 // The address that a storage of ours holds, taken out without its deleter.
-void *release_address(c10::StorageImpl &storage) {
-  c10::DataPtr &pointer = storage._mutable_data_ptr_no_checks();
+void* release_address(c10::StorageImpl& storage) {
+  c10::DataPtr& pointer = storage._mutable_data_ptr_no_checks();
   if (pointer.get_deleter() != &free_block || pointer.get() != pointer.get_context())
     return nullptr;
   return pointer.release_context();
 }
 
-void *detach(void *handle, void *evicted_context) {
-  c10::StorageImpl &storage = *storage_of(handle);
-  void *address = release_address(storage);
+void* detach(void* handle, void* evicted_context) {
+  c10::StorageImpl& storage = *storage_of(handle);
+  void* address = release_address(storage);
   if (!address) return nullptr;
   storage.set_data_ptr_noswap(
       c10::DataPtr(nullptr, evicted_context, &free_evicted, storage.device()));
@@ -166,9 +164,9 @@ void *detach(void *handle, void *evicted_context) {
   return address;
 }
 
-void attach(void *handle, void *address) {
-  c10::StorageImpl &storage = *storage_of(handle);
-  c10::DataPtr &pointer = storage._mutable_data_ptr_no_checks();
+void attach(void* handle, void* address) {
+  c10::StorageImpl& storage = *storage_of(handle);
+  c10::DataPtr& pointer = storage._mutable_data_ptr_no_checks();
   const c10::Device device = pointer.device();
   if (pointer.get_deleter() == &free_evicted) pointer.release_context();
   throws_on_access(storage) = false;
@@ -176,9 +174,9 @@ void attach(void *handle, void *address) {
   storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_block, device));
 }
 
-void *take(void *handle) {
-  c10::StorageImpl &storage = *storage_of(handle);
-  void *address = release_address(storage);
+void* take(void* handle) {
+  c10::StorageImpl& storage = *storage_of(handle);
+  void* address = release_address(storage);
   if (address) storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
   return address;
 }
@@ -188,19 +186,19 @@ class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
     const c10::Device device(c10::DeviceType::CPU);
-    void *address = allocate_block(device, size_bytes, 0);
+    void* address = allocate_block(device, size_bytes, 0);
     return {address, address, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
-  void copy_data(void *destination, const void *source, size_t size_bytes) const override {
+  void copy_data(void* destination, const void* source, size_t size_bytes) const override {
     default_copy_data(destination, source, size_bytes);
   }
 };
 
 HostAllocator host_allocator;
-c10::Allocator *previous_cpu_allocator = nullptr;
+c10::Allocator* previous_cpu_allocator = nullptr;
 
-void *make(void *address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
+void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
   const c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), size_bytes,
@@ -225,7 +223,7 @@ const dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
 }  // namespace
 
 // Hands the core's table in and the framework's out. Call once, before all else.
-DTR_EXPORT const dtr_framework *dtr_bridge_connect(const dtr_core *table) {
+DTR_EXPORT const dtr_framework* dtr_bridge_connect(const dtr_core* table) {
   if (table->abi_version != DTR_BRIDGE_ABI_VERSION) return nullptr;
   core = table;
   return &framework;

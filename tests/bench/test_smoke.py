@@ -40,6 +40,21 @@ def test_soak() -> None:
     assert len(document["results"]) == 20
 
 
+def test_overhead() -> None:
+    """What an idle dtr_alloc adds, per operator and per step."""
+    document = run("bench.overhead", "--device", "cpu")
+    assert document.keys() >= ENVIRONMENT | {"commit", "command", "cases", "jobs"}
+    for row in document["cases"]:
+        assert row["operators"] >= 1
+        assert row["plain_ns_per_op"] > 0
+    # Far above what it is, for busy machines; what counts is that both are differences to plain.
+    assert 0 < document["added_ns_per_op"] < 200_000
+    assert document["noop_mode_ns_per_op"] < document["added_ns_per_op"]
+    (job,) = document["jobs"]
+    assert job["operators"] > 0
+    assert job["ratio"] == pytest.approx(job["step_seconds"] / job["step_seconds_plain"])
+
+
 @pytest.mark.parametrize("job", ["digits", "gpt"])
 def test_demo(job: str, tmp_path: Path) -> None:
     """Both jobs of the demo at two budgets; a table's worth of numbers and a picture."""

@@ -669,8 +669,8 @@ class TestFailure:
         assert lib.dtr_op_end(toy.frame, 0, 0) == -lib.DTR_STATE
         assert lib.dtr_op_begin(toy.frame, 0, 0) == 0
         assert lib.dtr_op_begin(toy.frame, 0, 0) == -lib.DTR_STATE
-        lib.dtr_op_abort(toy.frame)
-        lib.dtr_op_abort(toy.frame)
+        lib.dtr_op_abort(toy.frame, 1)
+        lib.dtr_op_abort(toy.frame, 1)
         assert lib.dtr_remat_commit(toy.frame, 0, 0) == -lib.DTR_STATE
         assert lib.dtr_remat_next(toy.frame) == 0
 

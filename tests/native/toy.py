@@ -218,14 +218,16 @@ class Toy:
         need = lib.dtr_op_begin(frame, len(pairs), flags)
         if need < 0:
             check(-need)
+        started = False
         try:
             if need & lib.DTR_HAS_DROPPED:
                 self.drain()
             if need & lib.DTR_NEED_WORK:
                 self._prepare(frame)
+            started = True
             everything = self._execute(operator, tensors)
         except BaseException:
-            lib.dtr_op_abort(frame)
+            lib.dtr_op_abort(frame, started)
             raise
         buffer = lib.dtr_frame_buffer(frame, len(everything))
         for i, result in enumerate(everything):

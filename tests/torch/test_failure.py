@@ -218,3 +218,13 @@ def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:
     thread.join()
     assert results[1][1] == 5
     assert dtr_alloc.stats()["live_records"] == 0
+
+
+def test_an_in_place_operator_that_waits_for_an_input_stays_recomputable() -> None:
+    """What it overwrites is not taken for half written while the other input comes back."""
+    with checked_session():
+        x, y = recomputable(), evicted(recomputable(3.0))
+        x.add_(y)
+        expected = x.tolist()
+        evicted(x)
+        assert x.tolist() == expected
