@@ -111,16 +111,20 @@ def train(
         before = dtr_alloc.stats()
         job = JOBS[name](**options)
         idle, fastest = 0, float("inf")
-        for i in range(steps):
-            start = time.perf_counter()
-            job.step(i)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if i:
-                fastest = min(fastest, time.perf_counter() - start)
-            if check:
-                dtr_alloc.check_invariants()
-            idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+        try:
+            for i in range(steps):
+                start = time.perf_counter()
+                job.step(i)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if i:
+                    fastest = min(fastest, time.perf_counter() - start)
+                if check:
+                    dtr_alloc.check_invariants()
+                idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+        except BaseException:
+            job.drop_gradients()
+            raise
         after = dtr_alloc.stats()
     return Run(
         state=job.state(),

@@ -43,6 +43,14 @@ class Job(ABC):
         self.losses.append(loss)
         return loss
 
+    def drop_gradients(self) -> None:
+        """Sets every gradient to None. With create_graph=True a gradient and its parameter are a
+        cycle that no garbage collector sees (torch.autograd.backward warns of it): a step that
+        was broken off would keep its whole graph."""
+        for module in self.modules.values():
+            for parameter in module.parameters():
+                parameter.grad = None
+
     def batch(self, size: int) -> int:
         """`size` samples times the scale, at least one."""
         return max(1, round(size * self.scale))
