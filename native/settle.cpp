@@ -30,14 +30,16 @@ bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most
         Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;
         dependent->mark = walk;
-        if (dependent->state == State::resident && (dependent->live || dependent->locks > 0)) {
+        if (dependent->state == State::resident && dependent->live) {
           resident.push_back(dependent);
           if (dependent->candidate >= 0) bytes += dependent->size_bytes;
         } else if (dependent->live) {
           possible = false;
           if (targets) targets->push_back(dependent);
         } else if (dependent->locks > 0) {
-          possible = false;  // a rematerialization in progress counts on it
+          // A rematerialization in progress counts on it, and may overwrite it: as a
+          // constant it would be lost for its other dependents.
+          possible = false;
         } else {
           pending.push_back(dependent);
         }
@@ -84,7 +86,7 @@ bool Engine::settle_history(std::vector<Storage*>* targets, Deferred& deferred) 
     for (const Output& output : op->outputs)
       if (output.storage) outputs.push_back(output.storage);
     for (Storage* storage : outputs) {
-      if (storage->state == State::resident && (storage->live || storage->locks > 0))
+      if (storage->state == State::resident && storage->live)
         forget_parent(storage, deferred);
       else if (storage->live) {
         if (targets) targets->push_back(storage);

@@ -596,6 +596,30 @@ class TestFailure:
         assert_no_locks(toy, y)
         release(x, y)
 
+    def test_making_room_within_a_replay_settles_nothing_that_the_replay_overwrites(
+        self, make_toy
+    ):
+        """Found by the model: the old version that a replay was about to overwrite became a
+        constant, so that what else depended on it was lost."""
+        toy = make_toy(pages=8)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        early = toy.one("g", y)
+        wide = toy.one("pop_", (y, MUTATE), words=4 * WORDS)
+        for tensor in (early, wide, y):
+            assert toy.evict(tensor)
+        x.release()
+        assert toy.stats().kept_constant_bytes == PAGE
+        obstacle = toy.unseen(3 * WORDS)
+        with pytest.raises(OutOfMemory):
+            toy.materialize(y)
+        toy.verify()
+        obstacle.release()
+        for tensor in (y, early, wide):
+            assert toy.content(tensor) == tensor.expected()
+            toy.verify()
+        release(y, early, wide)
+
     def test_a_failing_operator_leaves_no_lock(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
