@@ -596,9 +596,7 @@ class TestFailure:
         assert_no_locks(toy, y)
         release(x, y)
 
-    def test_making_room_within_a_replay_settles_nothing_that_the_replay_overwrites(
-        self, make_toy
-    ):
+    def test_making_room_within_a_replay_settles_nothing_that_the_replay_overwrites(self, make_toy):
         """Found by the model: the old version that a replay was about to overwrite became a
         constant, so that what else depended on it was lost."""
         toy = make_toy(pages=8)
