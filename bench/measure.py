@@ -15,7 +15,6 @@ from torch import Tensor
 import dtr_alloc
 from bench.models import JOBS
 
-
 # A graph older than any job's; see below.
 _OLDEST = torch.ones((), requires_grad=True) * 1
 
