@@ -15,6 +15,19 @@ from torch import Tensor
 import dtr_alloc
 from bench.models import JOBS
 
+# A graph older than any job's; see below.
+_OLDEST = torch.ones((), requires_grad=True) * 1
+
+
+def forget_broken_backward() -> None:
+    """Frees the graph of a backward that raised.
+
+    PyTorch leaves the tasks that it had not run in this thread's queue, and with them the graph
+    and what it saved. They are thrown away when they come to the front of the queue, where the
+    youngest stand: so a backward through the oldest graph there is makes room for all of them.
+    """
+    _OLDEST.backward(retain_graph=True)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -124,6 +137,7 @@ def train(
                 idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
         except BaseException:
             job.drop_gradients()
+            forget_broken_backward()
             raise
         after = dtr_alloc.stats()
     return Run(
