@@ -135,10 +135,12 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
     if (input.use == Use::write_only && (also_elsewhere || !input.desc.full))
       input.use = Use::mutate;
     if (input.use == Use::scratch && also_elsewhere) frame.replayable = false;
-    if (!input.storage->parent &&
+    ++input.storage->overwriters;
+  }
+  for (const Input& input : frame.inputs)
+    if (input.storage && overwrites(input.use) && !input.storage->parent &&
         !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
       need |= DTR_NEED_WORK;
-  }
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   return need;
@@ -152,12 +154,11 @@ int32_t Engine::op_prepare(Frame& frame) {
       push_wanted(frame, input.storage, false);
   if (!frame.stack.empty()) return 1;
   std::vector<Storage*> targets;
-  for (const Input& input : frame.inputs) {
-    if (!input.storage) continue;
-    if (input.constant) forget_parent(input.storage, deferred);
-    if (overwrites(input.use) && !input.storage->parent)
+  for (const Input& input : frame.inputs)
+    if (input.storage && input.constant) forget_parent(input.storage, deferred);
+  for (const Input& input : frame.inputs)
+    if (input.storage && overwrites(input.use) && !input.storage->parent)
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
-  }
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
   // The op's cost is counted from here: bringing inputs back is not part of it.
@@ -261,6 +262,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   bool overwritten = false;
   for (const Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
+    --input.storage->overwriters;
     overwritten |= input.use != Use::scratch;
     // What it reads and overwrites must exist again at a replay.
     if (input.use == Use::mutate && !input.storage->parent) replayable = false;
@@ -321,6 +323,7 @@ void Engine::op_abort(Frame& frame, bool started) {
   std::lock_guard<EngineMutex> lock(mutex_);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
+    if (input.storage && overwrites(input.use)) --input.storage->overwriters;
     // It may have been overwritten in part: a constant of unknown content. One that
     // is not resident cannot have been touched.
     if (started && input.storage && overwrites(input.use) &&

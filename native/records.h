@@ -19,6 +19,8 @@
 //      whose memory is ours. Locked and pinned ones stay in the list and are
 //      passed over, because locks come and go with every op.
 //  R7  locks > 0 keeps a record, and its memory while resident, until unlocked.
+//  R8  While an op runs, what it overwrites has a parent or no children: its content is
+//      about to go for good. So whoever makes a constant of it settles it first.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +61,7 @@ struct Storage {
   int64_t kept = -1;       // index in the list of kept constants, or -1
   uint64_t mark = 0;       // visited in the walk of that number
   uint32_t locks = 0;
+  uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
   uint32_t recomputes = 0;
   uint32_t chain = 0;  // ops behind it, along the longest path, since the last look at its history
