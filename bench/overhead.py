@@ -18,12 +18,9 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -245,14 +242,6 @@ def measure_job(name: str, scale: float, rounds: int, seed: int) -> dict[str, An
     }
 
 
-def commit() -> str:
-    """The commit that is measured, and whether files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def show(cases: list[dict[str, Any]], jobs: list[dict[str, Any]], console: Console) -> None:
     """Both answers as tables."""
     table = Table(title="Per operator on 1 KiB tensors, ns")
@@ -319,8 +308,6 @@ def main() -> None:
     )
     if args.json:
         document = results.environment(args.device, args.seed) | {"bench": "overhead"}
-        command = " ".join(["python -m bench.overhead", *sys.argv[1:]])
-        document |= {"commit": commit(), "command": command}
         document |= {"rounds": rounds, "calls": args.calls} | middle
         results.write_json(document | {"cases": cases, "jobs": jobs}, args.json)
 

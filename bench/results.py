@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,16 @@ def pick_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def commit() -> str:
+    """The commit that is measured, and whether files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def environment(device: str, seed: int) -> dict[str, Any]:
-    """Versions, device, threads and seed: what a reader needs to repeat the measurement."""
+    """Versions, device, commit, command: what a reader needs to repeat the measurement."""
     try:
         own = metadata.version("dtr-alloc")
     except metadata.PackageNotFoundError:
@@ -43,7 +53,16 @@ def environment(device: str, seed: int) -> dict[str, Any]:
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "seed": seed,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
     }
+
+
+def _module() -> list[str]:
+    """The name of the module that runs as ``__main__``, if it has one."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return [] if spec is None else [spec.name.removesuffix(".__main__")]
 
 
 def write_json(document: dict[str, Any], path: str) -> None:
