@@ -222,6 +222,7 @@ class Engine {
   void push_wanted(Frame& frame, Storage* storage, bool forget);
   void describe_step(Frame& frame, Op* op);
   void place(Storage* storage, void* address, bool held, Deferred& deferred);
+  void drop_consumed(Frame& frame, Deferred& deferred);
   void end_step(Frame& frame, Deferred& deferred);
 
   mutable EngineMutex mutex_;

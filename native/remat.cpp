@@ -107,7 +107,8 @@ void Engine::describe_step(Frame& frame, Op* op) {
     const uint32_t ours = static_cast<uint32_t>(std::count(
         frame.stack_inputs.begin() + static_cast<std::ptrdiff_t>(frame.stack.back().first_input),
         frame.stack_inputs.end(), input));
-    const bool copy = mutated && (input->live || input->locks > ours || input->pins > 0);
+    const bool copy =
+        mutated && (input->live || input->locks > ours || input->pins > 0 || !input->parent);
     if (mutated && !copy) frame.consumed.push_back(input);
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
@@ -215,8 +216,24 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   ++stats_.rematerializations;
   stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -
                                                (room_ns_of_thread() - frame.room_ns_at_step));
+  drop_consumed(frame, deferred);
   frame.step_open = false;
   end_step(frame, deferred);
+}
+
+// Old versions that the step ran on are overwritten, in part if it failed. Those whose
+// memory went to the next version are evicted already; the rest are where the next
+// version was resident all the time, or is gone.
+void Engine::drop_consumed(Frame& frame, Deferred& deferred) {
+  for (Storage* old : frame.consumed) {
+    if (old->state != State::resident) continue;
+    by_address_.erase(old->address);
+    by_handle_.erase(old->handle);
+    deferred.release_strong(old->handle);
+    old->handle = nullptr;
+    become_evicted(old);
+  }
+  frame.consumed.clear();
 }
 
 // Takes the innermost step off the stack and unlocks what it locked. The target
@@ -238,18 +255,8 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
 void Engine::remat_abort(Frame& frame) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  if (frame.step_open) {
-    // Old versions that the step ran on may be half overwritten.
-    for (Storage* old : frame.consumed) {
-      if (old->state != State::resident) continue;
-      by_address_.erase(old->address);
-      by_handle_.erase(old->handle);
-      deferred.release_strong(old->handle);
-      old->handle = nullptr;
-      become_evicted(old);
-    }
-    frame.step_open = false;
-  }
+  if (frame.step_open) drop_consumed(frame, deferred);
+  frame.step_open = false;
   while (!frame.stack.empty()) end_step(frame, deferred);
 }
 

@@ -550,6 +550,30 @@ class TestSeveralResults:
             assert toy.content(second) == second.expected()
         release(x, y, z)
 
+    @pytest.mark.parametrize("next_version_lives", [True, False])
+    def test_an_old_version_that_a_replay_overwrote_is_not_taken_for_whole(
+        self, make_toy, next_version_lives
+    ):
+        """Found by the model: only the second result of an overwriting operator comes back, and
+        then another dependent of the old version."""
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        early = toy.one("g", y)
+        second = toy.one("pop_", (y, MUTATE))
+        both = toy.one("join", second, early)
+        assert toy.evict(early)
+        assert toy.evict(second)
+        assert toy.evict(both)
+        if not next_version_lives:
+            y.release()
+        release(early, second)
+        assert toy.content(both) == both.expected()
+        toy.verify()
+        assert toy.evict(both)
+        assert toy.content(both) == both.expected()
+        release(x, both, y)
+
 
 class TestPins:
     def test_pinned_storages_stay_until_unpinned_as_often(self, make_toy):
