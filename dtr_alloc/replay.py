@@ -32,9 +32,9 @@ _KEYS = [
         *("Python", "PythonTLSSnapshot", "PythonDispatcher", "ADInplaceOrView", "Functionalize"),
         *("AutogradOther", "AutogradCPU", "AutogradCUDA", "AutogradFunctionality"),
         *("AutocastCPU", "AutocastCUDA", "FuncTorchDynamicLayerFrontMode"),
-        *("FuncTorchDynamicLayerBackMode", "BackendSelect"),
+        "FuncTorchDynamicLayerBackMode",
     )
-    if hasattr(_Key, name) and name != "BackendSelect"
+    if hasattr(_Key, name)
 ]
 
 

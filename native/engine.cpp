@@ -243,12 +243,16 @@ void Engine::become_evicted(Storage* storage) {
   ++stats_.evicted_storages;
 }
 
+// The set gives back the cost that the storage brought: while it still has its parent.
+void Engine::leave_component(Storage* storage) {
+  if (!storage->component) return;
+  components_.leave(storage->component, cost_of(storage));
+  storage->component = nullptr;
+  --stats_.evicted_storages;
+}
+
 void Engine::become_resident(Storage* storage, void* address) {
-  if (storage->component) {
-    components_.leave(storage->component, cost_of(storage));
-    storage->component = nullptr;
-    --stats_.evicted_storages;
-  }
+  leave_component(storage);
   storage->address = address;
   storage->state = State::resident;
   storage->last_access_ns = now_ns();
@@ -259,12 +263,7 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
-  if (storage->component) {
-    // The set holds the cost that the storage takes with it.
-    components_.leave(storage->component, cost_of(storage));
-    storage->component = nullptr;
-    --stats_.evicted_storages;
-  }
+  leave_component(storage);
   storage->parent = nullptr;
   for (Output& output : op->outputs)
     if (output.storage == storage) {

@@ -185,6 +185,7 @@ class Engine {
   void lose_handle(Storage* storage, Deferred& deferred);
   void become_evicted(Storage* storage);
   void become_resident(Storage* storage, void* address);
+  void leave_component(Storage* storage);
   void update_candidate(Storage* storage);
   void unlock(Storage* storage, Deferred& deferred);
   bool is_managed_device(const dtr_tensor_desc& desc) const {

@@ -204,9 +204,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
                        " gave a result whose memory is not from this allocator");
     if (consumed) {
       by_address_.erase(address);
-      by_handle_.erase(consumed->handle);
-      deferred.release_strong(consumed->handle);
-      consumed->handle = nullptr;
+      lose_handle(consumed, deferred);
       become_evicted(consumed);
     }
     bool strong = false;
@@ -228,9 +226,7 @@ void Engine::drop_consumed(Frame& frame, Deferred& deferred) {
   for (Storage* old : frame.consumed) {
     if (old->state != State::resident) continue;
     by_address_.erase(old->address);
-    by_handle_.erase(old->handle);
-    deferred.release_strong(old->handle);
-    old->handle = nullptr;
+    lose_handle(old, deferred);
     become_evicted(old);
   }
   frame.consumed.clear();

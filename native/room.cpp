@@ -60,10 +60,7 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
     if (!framework_->detach(storage->handle, storage)) return false;
     deferred.free_block(*storage, address);
   } else {
-    // A ghost: the strong reference's deleter returns the block.
-    by_handle_.erase(storage->handle);
-    deferred.release_strong(storage->handle);
-    storage->handle = nullptr;
+    lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block
   }
   by_address_.erase(address);
   become_evicted(storage);
