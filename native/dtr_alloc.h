@@ -161,6 +161,27 @@ typedef struct dtr_engine dtr_engine;
 /* What one thread's recorder has in flight: at most one op. */
 typedef struct dtr_frame dtr_frame;
 
+/* What a storage's score is made of: c * r^recomputes / (m * s^a); the smallest is
+ * evicted (DTR paper, section 4.1). dtr_alloc/heuristics.py explains each. */
+enum {
+  DTR_COST_NONE = 0,
+  DTR_COST_LOCAL = 1,
+  DTR_COST_ANCESTORS = 2,    /* own + evicted ancestors */
+  DTR_COST_NEIGHBORHOOD = 3, /* own + evicted ancestors and descendants (e*), exact */
+  DTR_COST_COMPONENT = 4     /* own + neighboring evicted components */
+};
+enum { DTR_SIZE_NONE = 0, DTR_SIZE_BYTES = 1, DTR_SIZE_BYTES_AND_FREE = 2 };
+enum { DTR_SELECT_SCORE = 0, DTR_SELECT_RANDOM = 1, DTR_SELECT_CALLBACK = 2 };
+
+typedef struct dtr_heuristic {
+  int32_t select;            /* DTR_SELECT_... */
+  int32_t cost;              /* DTR_COST_... */
+  int32_t size;              /* DTR_SIZE_... */
+  double staleness_exponent; /* a: 0 to 1 */
+  double recompute_factor;   /* r: 1 and more */
+  uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
+} dtr_heuristic;
+
 typedef struct dtr_engine_options {
   const char* heuristic;    /* "dtr-eqclass" */
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
