@@ -381,6 +381,67 @@ void* dtr_sim_data(const dtr_sim_tensor* tensor);
 /* The size of a handle's storage. */
 uint64_t dtr_sim_storage_bytes(const void* handle);
 
+/* ---- Replay of op logs (native/replay/) ---------------------------------- */
+
+/* A log as numbers (dtr_alloc/oplog.py makes them), one instruction after the other:
+ *   0, name, size_bytes                                               CONSTANT
+ *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
+ *   2, time, args, arg..., mutated, index...                          MUTATE
+ *   3, dst, src                                                       COPY
+ *   4, dst, src                                                       COPY_FROM
+ *   5, name                                                           RELEASE
+ * A name is a number from 0 on, in the order in which the names first stand in the log. An
+ * alias is the index of the argument that the result looks at, -1 for new memory. */
+typedef struct dtr_replay dtr_replay;
+
+enum { DTR_DEALLOC_EAGER = 0, DTR_DEALLOC_BANISH = 1, DTR_DEALLOC_IGNORE = 2 };
+
+typedef struct dtr_replay_options {
+  dtr_heuristic heuristic;
+  int32_t dealloc;          /* DTR_DEALLOC_... */
+  int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
+  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
+  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
+} dtr_replay_options;
+
+enum {
+  DTR_REPLAY_OK = 0,
+  DTR_REPLAY_OUT_OF_MEMORY = 1,
+  DTR_REPLAY_THRASH = 2,
+  DTR_REPLAY_CONTRADICTION = 3 /* simrd's cached regions contradict themselves: it stops, too */
+};
+
+typedef struct dtr_replay_result {
+  int32_t status;      /* DTR_REPLAY_...; else the counters are those of the moment it ended */
+  int64_t clock;       /* 1 + all cost spent */
+  int64_t model_cost;  /* of first executions */
+  int64_t remat_cost;  /* of repeated ones */
+  uint64_t model_ops;  /* first executions */
+  uint64_t remat_ops;  /* repeated ones */
+  uint64_t collateral; /* other outputs that came back with a rematerialized one */
+  uint64_t forced;     /* evictions for room */
+  uint64_t other;      /* evictions at a release or inside a banish */
+  uint64_t banished;
+  uint64_t peak_bytes;
+  uint64_t end_bytes;
+  uint64_t evaluations; /* scores computed */
+  uint64_t accesses;    /* storages visited for scores and their metadata (simrd, 5.5) */
+  uint64_t chain_depth; /* the most rematerializations that waited for one another */
+  uint64_t search_ns;   /* real time spent choosing */
+} dtr_replay_result;
+
+/* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
+ * DTR_INVALID for a program or options that are malformed, else the run's outcome is in the
+ * result. *out belongs to the caller; NULL on failure. */
+int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
+                         uint64_t numbers, dtr_replay** out);
+void dtr_replay_destroy(dtr_replay* replay);
+void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+/* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
+ * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
+ * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
+const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length);
+
 /* CFFI END */
 
 #ifdef __cplusplus
