@@ -1,0 +1,568 @@
+"""Op logs are read, checked, packed and written. Needs nothing.
+
+DTR_ALLOC_SIMRD_LOGS may name a folder with the logs that were published with the DTR paper, which
+have no license and so are not here.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import subprocess
+import sys
+import tracemalloc
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtr_alloc import oplog
+from dtr_alloc.oplog import (
+    ALLOCATE,
+    FREE,
+    RESULT,
+    START,
+    Alias,
+    Annotate,
+    Call,
+    Constant,
+    Copy,
+    CopyFrom,
+    LogError,
+    Memory,
+    Mutate,
+    Release,
+    Writer,
+    compile_log,
+    read,
+)
+
+SYNTHETIC = sorted((Path(__file__).parent.parent / "data/simrd/synthetic_logs").glob("*.log.xz"))
+
+A = '{"INSTRUCTION":"CONSTANT","NAME":"a"}\n{"INSTRUCTION":"MEMORY","NAME":"a","MEMORY":"8"}\n'
+B = A.replace('"a"', '"b"')
+BEGIN = '{"ANNOTATION":"START","INSTRUCTION":"ANNOTATE"}\n'
+RELEASE_A = '{"INSTRUCTION":"RELEASE","NAME":"a"}\n'
+
+
+def call(args='["a"]', result='["r"]', time='"5"', name="f"):
+    return (
+        f'{{"INSTRUCTION":"CALL","NAME":"{name}","ARGS":{args},"RESULT":{result},"TIME":{time}}}\n'
+    )
+
+
+def memory(name="r", size='"16"'):
+    return f'{{"INSTRUCTION":"MEMORY","NAME":"{name}","MEMORY":{size}}}\n'
+
+
+def alias(name="r", index='"-1"'):
+    return f'{{"INSTRUCTION":"ALIAS","NAME":"{name}","ALIAS":{index}}}\n'
+
+
+def mutate(args='["a"]', indices="[0]"):
+    return f'{{"INSTRUCTION":"MUTATE","NAME":"m_","ARGS":{args},"MUTATE":{indices},"TIME":"3"}}\n'
+
+
+def copy(dst, src, kind="COPY"):
+    return f'{{"INSTRUCTION":"{kind}","DST":"{dst}","SRC":"{src}"}}\n'
+
+
+def workspace(trace):
+    return f'{{"INSTRUCTION":"ANNOTATE","ANNOTATION":"WORKSPACE","TRACE":{trace}}}\n'
+
+
+R = call() + memory() + alias()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Writes a log of this text, after START, and gives its path."""
+
+    def write(text, begin=BEGIN):
+        path = tmp_path / "job.log"
+        path.write_text(begin + text, encoding="utf-8")
+        return path
+
+    return write
+
+
+class TestPacking:
+    def test_every_instruction_has_its_numbers(self, log):
+        program = compile_log(
+            log(
+                A
+                + B
+                + call('["a","b"]', '["c","d"]')
+                + memory("c", 100)
+                + alias("c", '"1"')
+                + memory("d")
+                + alias("d")
+                + mutate('["d","a"]', "[1]")
+                + copy("e", "c")
+                + copy("e", "d", "COPY_FROM")
+                + RELEASE_A
+            )
+        )
+        assert program.names == ["a", "b", "c", "d", "e"]
+        a, b, c, d, e = range(5)
+        assert program.code == array(
+            "q",
+            [
+                *(0, a, 8, 0, b, 8),
+                *(1, 5, 2, a, b, 2, c, 100, 1, d, 16, -1),
+                *(2, 3, 2, d, a, 1, 1),
+                *(3, e, c),
+                *(4, e, d),
+                *(5, a),
+            ],
+        )
+        assert program.operator_names == ["f", "m_"]
+        assert list(program.operators) == [0, 1]
+        assert program.operator_count == 2
+        assert program.counts["MEMORY"] == 4
+        assert list(program.workspace_at) == [0, 0, 0]
+
+    def test_releases_can_be_left_out(self, log):
+        path = log(A + RELEASE_A)
+        assert list(compile_log(path, releases=False).code) == [0, 0, 8]
+        assert compile_log(path, releases=False).counts["RELEASE"] == 1
+
+    def test_a_release_of_what_was_never_defined_means_nothing(self, log):
+        program = compile_log(log(RELEASE_A + RELEASE_A + A))
+        assert list(program.code) == [0, 0, 8]
+        assert program.unknown_releases == 2
+
+    def test_what_stands_before_start_is_dropped_whatever_it_is(self, log):
+        begin = B + 'not json, "START"\n' + '{"INSTRUCTION":"RESTART"}\n' + BEGIN
+        program = compile_log(log(A, begin))
+        assert program.names == ["a"]
+
+    def test_numbers_may_be_plain_and_keys_in_any_order_and_lines_blank(self, log):
+        program = compile_log(
+            log(
+                '{"NAME":"z","INSTRUCTION":"CONSTANT"}\n\n'
+                '{"MEMORY":7,"NAME":"z","INSTRUCTION":"MEMORY","MORE":[{}]}\r\n'
+            )
+        )
+        assert list(program.code) == [0, 0, 7]
+
+    def test_copyfrom_in_one_word_is_read(self, log):
+        assert list(read(log(A + B + copy("a", "b", "COPYFROM"))))[-1] == CopyFrom("a", "b")
+
+    def test_a_name_that_stands_for_something_new_can_be_released_again(self, log):
+        again = RELEASE_A + mutate() + RELEASE_A + copy("a", "b", "COPY_FROM") + RELEASE_A
+        assert list(compile_log(log(A + B + again)).code).count(oplog.RELEASE) >= 3
+
+    def test_other_annotations_are_remarks(self, log):
+        remark = '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"BACKWARD"}\n'
+        assert compile_log(log(remark + A + remark + BEGIN)).counts["ANNOTATE"] == 3
+
+    def test_the_workspace_of_an_operator_is_kept_beside_it(self, log):
+        program = compile_log(
+            log(
+                A
+                + R
+                + workspace('["+64","=0","+32","-0"]')
+                + call(result='["s"]')
+                + memory("s")
+                + alias("s")
+                + workspace('["+1","-0"]')
+                + mutate()
+            )
+        )
+        assert list(program.workspace_at) == [0, 0, 8, 12]
+        first = [ALLOCATE, 64, RESULT, 0, ALLOCATE, 32, FREE, 0]
+        assert list(program.workspace) == [*first, ALLOCATE, 1, FREE, 0]
+
+
+WRONG = {
+    "damaged JSON": (A + '{"INSTRUCTION":"REL', 4, "truncated"),
+    "something after the object": (A + RELEASE_A.strip() + "}\n", 4, "malformed"),
+    "no object": ("[]\n", 2, "object"),
+    "an unknown instruction": ('{"INSTRUCTION":"CAL"}\n', 2, "CAL"),
+    "no instruction": ('{"NAME":"a"}\n', 2, "INSTRUCTION"),
+    "a missing field": ('{"INSTRUCTION":"RELEASE"}\n', 2, "NAME"),
+    "a mistyped name": ('{"INSTRUCTION":"RELEASE","NAME":5}\n', 2, "NAME"),
+    "a mistyped list": (A + call(args='"a"'), 4, "ARGS"),
+    "a name that is not text": ('{"INSTRUCTION":"RELEASE","NAME":"\\ud800"}\n', 2, ""),
+    "a negative time": (A + call(time='"-1"'), 4, "TIME"),
+    "a negative size": (A + call() + memory(size='"-16"'), 5, "MEMORY"),
+    "a size that is no number": (A + call() + memory(size='"16 B"'), 5, "MEMORY"),
+    "a size that is true": (A + call() + memory(size="true"), 5, "MEMORY"),
+    "a size beyond 2**62": (A + call() + memory(size=f'"{2**62 + 1}"'), 5, "4611686018427387904"),
+    "a time beyond 2**64": (A + call(time=f'"{2**80}"'), 4, "TIME"),
+    "CALL without results": (A + call(result="[]"), 4, "RESULT"),
+    "CALL without MEMORY": (A + call() + alias(), 5, "MEMORY of 'r' must follow CALL 'f'"),
+    "CALL with another's MEMORY": (A + call() + memory("s"), 5, "MEMORY of 'r'"),
+    "CALL without ALIAS": (A + call() + memory() + RELEASE_A, 6, "ALIAS of 'r' must follow"),
+    "CALL with another's ALIAS": (A + call() + memory() + alias("a"), 6, "ALIAS of 'r'"),
+    "CALL at the end": (A + call() + memory(), 5, "ends after CALL 'f'"),
+    "MEMORY alone": (A + memory(), 4, "follows no CALL or CONSTANT"),
+    "ALIAS alone": (A + R + alias(), 7, "follows no CALL or CONSTANT"),
+    "CONSTANT without MEMORY": (A.splitlines(True)[0] + R, 3, "CONSTANT 'a'"),
+    "CONSTANT at the end": (A.splitlines(True)[0], 2, "ends after CONSTANT 'a'"),
+    "an argument not defined": (A + call('["a","q"]'), 4, "argument 'q' is used before"),
+    "a result as argument": (A + call('["r"]') + memory() + alias(), 4, "argument 'r'"),
+    "COPY of nothing": (copy("b", "a"), 2, "SRC 'a'"),
+    "COPY_FROM to nothing": (A + copy("b", "a", "COPY_FROM"), 4, "DST 'b'"),
+    "COPY_FROM of nothing": (A + copy("a", "b", "COPY_FROM"), 4, "SRC 'b'"),
+    "MUTATE of nothing": (mutate(), 2, "argument 'a'"),
+    "a constant twice": (A + A, 4, "'a' is defined twice"),
+    "a result twice": (A + R + R, 9, "'r' is defined twice"),
+    "a result twice in one call": (
+        A + call(result='["r","r"]') + (memory() + alias()) * 2,
+        8,
+        "'r' is defined twice",
+    ),
+    "COPY to a known name": (A + B + copy("a", "b"), 6, "'a' is defined twice"),
+    "a released name again": (A + RELEASE_A + A, 5, "'a' is defined twice"),
+    "an alias out of range": (A + call() + memory() + alias(index='"1"'), 6, "1 arguments, from 0"),
+    "an alias below -1": (A + call() + memory() + alias(index='"-2"'), 6, "ALIAS"),
+    "a mutated index out of range": (A + mutate(indices="[1]"), 4, "[1]"),
+    "a mutated index twice": (A + mutate(indices="[0,0]"), 4, "[0, 0]"),
+    "no mutated index": (A + mutate(indices="[]"), 4, "MUTATE"),
+    "a name released twice": (A + RELEASE_A * 2, 5, "'a' is released twice"),
+    "WORKSPACE before something else": (A + workspace("[]") + RELEASE_A, 5, "WORKSPACE"),
+    "WORKSPACE at the end": (A + workspace("[]"), 4, "ends after WORKSPACE"),
+    "a temporary freed twice": (A + workspace('["+1","-0","-0"]') + mutate(), 5, "'-0'"),
+    "a temporary of no size": (A + workspace('["+"]') + mutate(), 5, "'+'"),
+    "an unknown entry": (A + workspace('["*5"]') + mutate(), 5, "'*5'"),
+    "a result that is not there": (A + workspace('["=1"]') + R, 7, "'=1'"),
+    "a result twice in WORKSPACE": (A + workspace('["=0","=0"]') + R, 7, "'=0'"),
+    "a result of MUTATE": (A + workspace('["=0"]') + mutate(), 5, "'=0'"),
+}
+
+
+class TestErrors:
+    @pytest.mark.parametrize(("text", "line", "reason"), WRONG.values(), ids=WRONG.keys())
+    def test_say_where_and_what(self, log, text, line, reason):
+        path = log(text)
+        with pytest.raises(LogError) as caught:
+            compile_log(path)
+        error = caught.value
+        assert (error.path, error.line) == (str(path), line)
+        assert reason in error.reason
+        assert str(error) == f"{path}, line {line}: {error.reason}"
+
+    def test_a_file_without_start(self, log):
+        with pytest.raises(LogError, match="no line is ANNOTATE START"):
+            compile_log(log(A, begin=""))
+
+    def test_an_empty_file(self, log):
+        with pytest.raises(LogError, match="the file is empty"):
+            compile_log(log("", begin=""))
+
+    @pytest.mark.parametrize("rest", ["", "\n\n"])
+    def test_nothing_after_start(self, log, rest):
+        with pytest.raises(LogError, match="nothing follows ANNOTATE START"):
+            compile_log(log(rest))
+
+    def test_bytes_that_are_not_utf8(self, tmp_path):
+        path = tmp_path / "job.log"
+        path.write_bytes(BEGIN.encode() + RELEASE_A.encode().replace(b'"a"', b'"\xff"'))
+        with pytest.raises(LogError, match="line 2"):
+            compile_log(path)
+
+    def test_a_file_that_is_not_there(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            compile_log(tmp_path / "none.log")
+
+    @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+    def test_a_compressed_file_that_is_cut_off(self, tmp_path, suffix):
+        path = tmp_path / f"job.log{suffix}"
+        with Writer(path) as writer:
+            for number in range(20000):
+                writer.write(Constant(f"x{number}"))
+                writer.write(Memory(f"x{number}", number * number))
+        assert len(compile_log(path).names) == 20000
+        whole = path.read_bytes()
+        for part in (len(whole) // 2, len(whole) - 2, 5):
+            path.write_bytes(whole[:part])
+            with pytest.raises(LogError, match="damaged or cut off"):
+                compile_log(path)
+
+    @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+    def test_a_file_that_is_not_compressed_as_it_says(self, tmp_path, suffix):
+        path = tmp_path / f"job.log{suffix}"
+        path.write_text(BEGIN + A)
+        with pytest.raises(LogError, match="damaged or cut off"):
+            compile_log(path)
+
+    def test_zst_without_a_library_names_one(self, tmp_path, monkeypatch):
+        def no_library():
+            raise ImportError
+
+        monkeypatch.setattr(oplog, "_zstd", no_library)
+        with pytest.raises(LogError, match=r"backports\.zstd"):
+            compile_log(tmp_path / "job.log.zst")
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("suffix", "compress"),
+        [
+            ("", bytes),
+            (".gz", gzip.compress),
+            (".bz2", bz2.compress),
+            (".xz", lzma.compress),
+        ],
+    )
+    def test_a_suffix_says_how_it_is_compressed(self, tmp_path, suffix, compress):
+        path = tmp_path / f"job.log{suffix}"
+        path.write_bytes(compress((BEGIN + A + R).encode()))
+        assert compile_log(path).names == ["a", "r"]
+        found = list(read(path))
+        with Writer(path) as writer:
+            for instruction in found:
+                writer.write(instruction)
+        assert list(read(path)) == found
+
+    def test_zst_where_a_library_is_installed(self, tmp_path):
+        try:
+            oplog._zstd()
+        except ImportError:
+            pytest.skip("no library for .zst is installed")
+        path = tmp_path / "job.log.zst"
+        with Writer(path) as writer:
+            writer.write(Release("a"))
+        assert list(read(path)) == [Release("a")]
+
+    def test_a_dash_is_stdin(self, monkeypatch):
+        class Stdin:
+            buffer = io.BytesIO((BEGIN + A).encode())
+
+        monkeypatch.setattr(sys, "stdin", Stdin)
+        program = compile_log("-")
+        assert (program.path, program.names) == ("-", ["a"])
+
+    def test_a_written_log_is_what_simrd_wrote(self, tmp_path):
+        path = tmp_path / "job.log"
+        with Writer(path) as writer:
+            for instruction in (
+                Call("f", ("a",), ("r",), 5),
+                Memory("r", 16),
+                Alias("r", -1),
+                Mutate("m_", ("a",), (0,), 3),
+            ):
+                writer.write(instruction)
+        assert path.read_text().splitlines() == [
+            '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}',
+            '{"INSTRUCTION":"CALL","NAME":"f","ARGS":["a"],"RESULT":["r"],"TIME":"5"}',
+            '{"INSTRUCTION":"MEMORY","NAME":"r","MEMORY":"16"}',
+            '{"INSTRUCTION":"ALIAS","NAME":"r","ALIAS":"-1"}',
+            '{"INSTRUCTION":"MUTATE","NAME":"m_","ARGS":["a"],"MUTATE":[0],"TIME":"3"}',
+        ]
+
+    def test_a_full_disk_leaves_whole_lines(self, tmp_path):
+        # A limit on the size of files stands for the disk. In a process of its own.
+        path = tmp_path / "job.log"
+        code = f"""
+import resource, signal
+from dtr_alloc import oplog
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = oplog.Writer({str(path)!r})
+writer.write(oplog.Release("a"))
+writer.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for number in range(100):
+    writer.write(oplog.Release(f"x{{number}}"))
+try:
+    writer.flush()
+except OSError as error:
+    print(error.strerror)
+"""
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert result.stdout == "File too large\n", result.stderr
+        assert list(read(path)) == [Release("a")]
+
+    def test_a_forked_child_that_abandons_it_adds_nothing(self, tmp_path):
+        path = tmp_path / "job.log.gz"
+        with Writer(path) as writer:
+            writer.write(Release("a"))
+            child = os.fork()
+            if child == 0:
+                writer.abandon()
+                writer.write(Release("b"))
+                writer.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            writer.write(Release("c"))
+        assert list(read(path)) == [Release("a"), Release("c")]
+
+    def test_memory_for_a_line_is_bounded(self, tmp_path):
+        # read() keeps nothing; a program keeps its numbers and names: about 50 bytes a line.
+        path = tmp_path / "job.log.gz"
+        lines = write_stream(path, 300_000)
+
+        def peak(action):
+            tracemalloc.start()
+            try:
+                action()
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+        assert peak(lambda: sum(1 for _ in read(path))) < 8 * 2**20
+        assert peak(lambda: compile_log(path)) < 100 * lines
+
+
+def write_stream(path, lines):
+    """A long chain of operators, with about this many lines; returns how many."""
+    written = 0
+    with Writer(path) as writer:
+
+        def put(*instructions):
+            nonlocal written
+            written += len(instructions)
+            for instruction in instructions:
+                writer.write(instruction)
+
+        put(Constant("x0"), Memory("x0", 4096))
+        step = 0
+        while written < lines:
+            old, new = f"x{step}", f"x{step + 1}"
+            put(Call("matmul", (old,), (new,), 1000), Memory(new, 4096), Alias(new, -1))
+            put(Release(old))
+            step += 1
+    return written
+
+
+@pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.name)
+def test_the_generated_logs_compile(path):
+    program = compile_log(path)
+    unpacked = lzma.decompress(path.read_bytes())
+    assert program.operator_count == program.counts["CALL"] + program.counts["MUTATE"]
+    assert program.unknown_releases == 0
+    assert sum(program.counts.values()) == unpacked.count(b"\n") - 1
+    assert walk(program) == program.counts["MEMORY"] - program.counts["CONSTANT"]
+
+
+def test_the_generated_logs_are_there():
+    assert len(SYNTHETIC) == 8
+
+
+def test_the_published_logs_compile():
+    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    if not folder:
+        pytest.skip("DTR_ALLOC_SIMRD_LOGS does not name the folder of the published logs")
+    paths = [path for path in sorted(Path(folder).iterdir()) if ".log" in path.name]
+    assert paths
+    for path in paths:
+        program = compile_log(path)
+        assert walk(program) == program.counts["MEMORY"] - program.counts["CONSTANT"]
+
+
+def walk(program):
+    """Goes through the code by its lengths; returns the number of results."""
+    code, at, results = program.code, 0, 0
+    while at < len(code):
+        kind = code[at]
+        if kind == oplog.CALL:
+            at += 3 + code[at + 2]
+            results += code[at]
+            at += 1 + 3 * code[at]
+        elif kind == oplog.MUTATE:
+            at += 3 + code[at + 2]
+            at += 1 + code[at]
+        else:
+            at += 2 if kind == oplog.RELEASE else 3
+    assert at == len(code)
+    return results
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+numbers = st.integers(0, oplog.MOST)
+
+
+@st.composite
+def programs(draw):
+    """Valid programs with every instruction, as instructions."""
+    lines, known, released = [], [], set()
+
+    def fresh():
+        name = draw(names.filter(lambda name: name not in known))
+        known.append(name)
+        return name
+
+    def constant():
+        name = fresh()
+        lines.extend([Constant(name), Memory(name, draw(numbers))])
+
+    def operands(least):
+        return draw(st.lists(st.sampled_from(known), min_size=least, max_size=4))
+
+    def annotated(results):
+        if draw(st.booleans()):
+            trace = [f"+{draw(numbers)}", *[f"={k}" for k in range(results)], "-0"]
+            lines.append(Annotate("WORKSPACE", tuple(trace)))
+
+    constant()
+    kinds = st.sampled_from(["constant", "call", "mutate", "copy", "from", "release", "remark"])
+    for kind in draw(st.lists(kinds)):
+        if kind == "constant":
+            constant()
+        elif kind == "call":
+            args = operands(0)
+            results = [fresh() for _ in range(draw(st.integers(1, 3)))]
+            annotated(len(results))
+            lines.append(Call(draw(names), tuple(args), tuple(results), draw(numbers)))
+            for name in results:
+                lines.append(Memory(name, draw(numbers)))
+                lines.append(Alias(name, draw(st.integers(-1, len(args) - 1))))
+        elif kind == "mutate":
+            args = operands(1)
+            some = st.lists(st.sampled_from(range(len(args))), min_size=1, unique=True)
+            indices = draw(some)
+            annotated(0)
+            lines.append(Mutate(draw(names), tuple(args), tuple(indices), draw(numbers)))
+            released -= {args[index] for index in indices}
+        elif kind == "copy":
+            source = draw(st.sampled_from(known))
+            lines.append(Copy(fresh(), source))
+        elif kind == "from":
+            dst = draw(st.sampled_from(known))
+            lines.append(CopyFrom(dst, draw(st.sampled_from(known))))
+            released.discard(dst)
+        elif kind == "release":
+            if alive := [name for name in known if name not in released]:
+                name = draw(st.sampled_from(alive))
+                released.add(name)
+                lines.append(Release(name))
+        else:
+            lines.append(Annotate(draw(names)))
+    return lines
+
+
+@settings(deadline=None, max_examples=200)
+@given(programs())
+def test_what_is_written_is_what_is_read(tmp_path_factory, instructions):
+    path = tmp_path_factory.getbasetemp() / "property.log"
+    with Writer(path) as writer:
+        for instruction in instructions:
+            writer.write(instruction)
+    assert list(read(path)) == instructions
+    program = compile_log(path)
+    assert program.counts.get("CALL", 0) == sum(isinstance(i, Call) for i in instructions)
+    walk(program)
+
+
+def test_oplog_needs_neither_torch_nor_the_core():
+    code = (
+        "import sys, dtr_alloc.oplog\n"
+        "print([n for n in ('torch', 'cffi', 'dtr_alloc.core', 'dtr_alloc._core') "
+        "if n in sys.modules])"
+    )
+    root = Path(__file__).parent.parent.parent
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
+def test_start_is_an_annotation():
+    assert oplog.to_line(START) == b'{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n'
