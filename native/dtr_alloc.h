@@ -48,7 +48,8 @@ const char* dtr_last_error(void);
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
-  const char* driver;     /* "host", "cuda" or "simulated" */
+  const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
+                             what follows the budget counts for nothing */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
