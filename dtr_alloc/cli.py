@@ -95,6 +95,7 @@ def commands() -> None:
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
+@click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -104,6 +105,7 @@ def run(
     device: str | None,
     heuristic: str | None,
     show_report: bool,
+    costs: str | None,
     stats: str | None,
     is_module: bool,
     script: str,
@@ -119,6 +121,7 @@ def run(
         "device": device,
         "heuristic": heuristic,
         "report": "1" if show_report else None,
+        "costs": costs,
         "stats": stats,
     }
     # An empty option is a mistake, an empty variable is none: here the two must not meet.

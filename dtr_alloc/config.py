@@ -206,6 +206,11 @@ class Config:
     """The most operator records that are kept before the oldest settle: what hangs on them is
     made resident and forgets how it was computed."""
 
+    costs: Path | None = None
+    """A file with what operators cost, read when the budget comes into force and written when it
+    ends: signatures that it lists keep their cost, so that two runs make the same decisions; others
+    are measured and added. Placeholders as in ``stats``; processes must not share a file."""
+
     stats: Path | None = None
     """Where stats() is written as JSON when the process ends, also after an error. ``{pid}`` and
     ``{rank}`` (the variable RANK, or 0) in the path are filled in."""
@@ -256,6 +261,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
     "min_evict": (parse_size, lambda: SIZE_FORMS),
     "history": (_history, lambda: "a whole number of records, at least 1"),
+    "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
     "report": (_report, lambda: "1, true, yes, on (stderr), 0, false, no, off, or a path"),
 }

@@ -7,6 +7,7 @@ may still be in use, and the next ``enable`` takes the same pools with another b
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, escapes, report
+from dtr_alloc import _autoload, costs, escapes, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
@@ -58,6 +59,7 @@ class Runtime:
             check(lib.dtr_engine_add_pool(self.engine, *place, pool))
         table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
+        self.cost_file: costs.CostFile | None = None
         self.replayer = Replayer(self)
         self.main = Recorder(self)
         self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
@@ -185,6 +187,21 @@ class Runtime:
             self.bridge.install_cpu(False)
         self.drain()
         self.closures.clear()
+        self.write_costs()
+
+    def use_costs(self, file: costs.CostFile | None) -> None:
+        """A session begins with the costs that its file says, or with none."""
+        if file is None:
+            costs.forget(self.engine)
+        else:
+            file.install(self.engine)
+        self.cost_file = file
+
+    def write_costs(self) -> None:
+        """Writes the session's cost file, if it has one, for the only time."""
+        file, self.cost_file = self.cost_file, None
+        if file is not None:
+            file.try_to_write(self.engine)
 
     def stop_in_child(self) -> None:
         """After fork: the child allocates as without us, and records nothing. What was evicted
@@ -301,12 +318,12 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
-            min_evict, history.
+            min_evict, history, costs, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
-    setting, StateError if it is enabled already or CUDA is in use already, DriverError for device
-    ``"cuda"`` without CUDA or a device, BridgeError without a C++ compiler, and
-    torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+    setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
+    already, DriverError for device ``"cuda"`` without CUDA or a device, BridgeError without a C++
+    compiler, and torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
 
     On CUDA every visible device has the budget, each for itself, and PyTorch's own calls go on
     working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
@@ -339,17 +356,26 @@ def _enable(config: Config) -> None:
                 f"this process has managed device {_runtime.device_type!r}, and cannot change "
                 f"to {device_type!r}"
             )
+        # Read before anything is changed: it may be damaged.
+        file = None if config.costs is None else costs.CostFile.read(config.costs, device_type)
         if _runtime is None:
             _runtime = Runtime(config, device_type)
+            atexit.register(_write_costs_at_exit)
         else:
             options, _kept = _engine_options(config)
             check(lib.dtr_engine_configure(_runtime.engine, options))
             _runtime.config = config
         _runtime.set_budget(config.budget)
         _runtime.reset_peak()
+        _runtime.use_costs(file)
         _runtime.start()
         _active = True
         report.write_at_exit(config)
+
+
+def _write_costs_at_exit() -> None:
+    if _active and _runtime is not None:
+        _runtime.write_costs()
 
 
 def disable() -> None:
@@ -494,6 +520,7 @@ def _after_fork_in_child() -> None:
         lib.dtr_engine_let_go(_runtime.engine)
     if _active and _runtime is not None:
         _active = False
+        _runtime.cost_file = None  # the parent writes it
         escapes.uninstall()
         _runtime.stop_in_child()
 

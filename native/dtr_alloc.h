@@ -203,7 +203,19 @@ typedef struct dtr_engine_stats {
   uint64_t settled;             /* storages that became constants before a loss */
   uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
+  uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
+  uint64_t total_cost_ns;       /* of first executions, recorded or not */
+  uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
 } dtr_engine_stats;
+
+/* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
+ * of its tensor arguments, the sizes of its results (native/costs.h). */
+typedef struct dtr_cost {
+  uint64_t signature; /* never 0 */
+  uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
+  int64_t cost_ns;    /* the mean */
+  uint64_t readings;  /* from how many */
+} dtr_cost;
 
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
 /* DTR_STATE while records exist; see dtr_engine_reset. */
@@ -229,6 +241,15 @@ void dtr_engine_let_go(dtr_engine* engine);
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
 int32_t dtr_engine_reset(dtr_engine* engine);
+
+/* Replaces what was learned of costs by these, which stay as they are: with them a
+ * deterministic job is evicted in the same way each time. Other signatures are measured
+ * and averaged, as many as there is room for (65,536 in all; beyond that each call costs
+ * what it took). Any thread; while no records exist, or old ones keep other costs.
+ * DTR_INVALID, and nothing is known, for a wrong entry. */
+int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count);
+/* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
+uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
 void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
@@ -276,9 +297,10 @@ enum {
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their
- * storages, stamps their access time. Returns DTR_NEED bits, or -status on failure
- * (then nothing is locked). The tensors must live until dtr_op_end or _abort. */
-int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags);
+ * storages, stamps their access time. op_key says which operator it is, the same number
+ * in every process. Returns DTR_NEED bits, or -status on failure (then nothing is locked).
+ * The tensors must live until dtr_op_end or _abort. */
+int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
 
 /* Puts on the frame's stack what must be rematerialized before the op may run:
  * evicted inputs; then what depends on a constant that it overwrites; then what
@@ -289,8 +311,9 @@ int32_t dtr_op_prepare(dtr_frame* frame);
 /* Ends an op whose result tensors stand in buffer[0..results): records them,
  * unlocks the inputs. Returns the id of the op record that needs a closure, 0 if
  * none does, -status on failure. flags: 0, or 0 without DTR_OP_REPLAYABLE given at
- * the beginning takes that back. */
-int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags);
+ * the beginning takes that back. cost_ns: what the op cost; negative: as measured by the
+ * clock, averaged over the calls of its signature. The engine's clock moves on by it. */
+int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns);
 
 /* The op failed, or will not run: unlocks. started 1: it may have overwritten some of its
  * storages, which become constants of unknown content; 0: it was never called. */

@@ -130,7 +130,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 
 // ---- records ----
 
-Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns) {
+Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
   Storage* storage = storages_.get();
   *storage = Storage{};
   storage->id = next_storage_id_++;
@@ -140,7 +140,7 @@ Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed, int64_t 
   storage->address = desc.data;
   storage->handle = desc.handle;
   storage->managed = managed;
-  storage->last_access_ns = now_ns;
+  storage->last_access_ns = clock_ns_;
   ++stats_.live_storages;
   return storage;
 }
@@ -158,7 +158,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
   // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
   // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
-  storage = new_storage(desc, managed, now_ns());
+  storage = new_storage(desc, managed);
   by_handle_.insert(desc.handle, storage);
   if (managed) {
     storage->live = true;
@@ -255,7 +255,7 @@ void Engine::become_resident(Storage* storage, void* address) {
   leave_component(storage);
   storage->address = address;
   storage->state = State::resident;
-  storage->last_access_ns = now_ns();
+  storage->last_access_ns = clock_ns_;
   update_candidate(storage);
 }
 
@@ -460,6 +460,38 @@ void Engine::reset() {
 void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
+  out->clock_ns = static_cast<uint64_t>(clock_ns_);
+}
+
+void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  costs_.clear();
+  for (uint64_t i = 0; i < count; ++i) {
+    const dtr_cost& cost = costs[i];
+    const auto refuse = [&](const std::string& what) {
+      costs_.clear();
+      throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
+    };
+    if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
+    if (cost.cost_ns < 1)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 and more");
+    if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
+      refuse(costs_.size() >= CostTable::kMost
+                 ? " is one too many; allowed: " + std::to_string(CostTable::kMost)
+                 : ".signature is " + std::to_string(cost.signature) +
+                       ", which stands there already; allowed: each once");
+  }
+}
+
+uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  uint64_t count = 0;
+  costs_.for_each([&](const CostTable::Entry& entry) {
+    if (count < capacity)
+      costs[count] = {entry.signature, entry.op_key, CostTable::cost_of(entry), entry.readings};
+    ++count;
+  });
+  return count;
 }
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {

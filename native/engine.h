@@ -6,6 +6,14 @@
 // the driver, a pool) is put into a Deferred and done after the mutex is released.
 // So a deleter may re-enter.
 //
+// The clock. Staleness is counted in the time that the job's operators take, not in the
+// time that passes: the clock starts at 1, and each op moves it on by its cost when it
+// ends, a rematerialization by its op's cost when it is committed (DTR paper, appendix
+// C.4). So a pause between two steps makes nothing stale, and with the costs fixed
+// (costs.h) a deterministic job is evicted in the same way each time. What an op reads
+// is stamped with the clock before it, what it makes with the clock after. An op that
+// failed cost nothing.
+//
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), room.cpp (choosing and evicting), settle.cpp (before content is lost for
 // good), remat.cpp (bringing content back), invariants.cpp.
@@ -18,6 +26,7 @@
 
 #include "bridge_table.h"
 #include "component.h"
+#include "costs.h"
 #include "dtr_alloc.h"
 #include "locks.h"
 #include "pointer_map.h"
@@ -105,6 +114,9 @@ struct Frame {
   std::vector<Input> inputs;
   bool open = false;
   bool replayable = false;
+  uint64_t op_key = 0;
+  Signature signature;
+  std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
   std::vector<RematStep> stack;
@@ -138,14 +150,16 @@ class Engine {
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
   void get_stats(dtr_engine_stats* out);
+  void set_costs(const dtr_cost* costs, uint64_t count);
+  uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
 
   // ---- frame.cpp ----
-  int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags);
+  int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
-  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags);
+  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns);
   void op_abort(Frame& frame, bool started);
 
   // ---- remat.cpp ----
@@ -172,7 +186,7 @@ class Engine {
   friend class Deferred;
 
   // engine.cpp, all under the mutex
-  Storage* new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns);
+  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
   void content_replaced(Storage* storage, Deferred& deferred);
   void link(Edge& edge, Op* op, Storage* input);
@@ -205,8 +219,9 @@ class Engine {
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
-  void new_version(Input& input, Op* op, int32_t position, int64_t now_ns, Deferred& deferred);
-  Op* build_op(Frame& frame, int64_t cost_ns);
+  void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
+  void describe_results(Frame& frame, uint32_t results);
+  Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
 
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
@@ -246,6 +261,8 @@ class Engine {
   Recycler<Storage> storages_;
   Recycler<Op> ops_;
   Components components_;
+  CostTable costs_;
+  int64_t clock_ns_ = 1;
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;
@@ -259,6 +276,7 @@ class Engine {
   dtr_engine_stats stats_{};
 };
 
+// Real time, for what is measured; the engine's own clock is clock_ns_.
 int64_t now_ns();
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
 int64_t& room_ns_of_thread();

@@ -55,7 +55,8 @@ struct Storage {
   Op* parent = nullptr;     // R2
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // R4
-  int64_t last_access_ns = 0;
+  int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
+
   uint64_t checksum = 0;   // of the content, if external
   int64_t candidate = -1;  // index in the list of candidates (R6), or -1
   int64_t kept = -1;       // index in the list of kept constants, or -1
@@ -104,7 +105,11 @@ struct Output {
 
 struct Op {
   uint64_t id = 0;
+  // As of its recording: components are sums of costs, and a mean that has moved on
+  // would take out another number than went in.
   int64_t cost_ns = 0;
+  uint64_t signature = 0;  // 0: not measured
+
   uint32_t chain = 0;   // Storage::chain of its outputs
   Op* older = nullptr;  // ops in order of execution
   Op* newer = nullptr;

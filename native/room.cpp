@@ -79,7 +79,7 @@ int32_t Engine::make_room(dtr_pool* pool) {
     std::lock_guard<EngineMutex> lock(mutex_);
     std::vector<Storage*> refused;
     while (!freed) {
-      Storage* victim = choose(pool, begin);
+      Storage* victim = choose(pool, clock_ns_);
       ++stats_.searches;
       if (!victim) break;
       freed = evict(victim, deferred);

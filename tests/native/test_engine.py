@@ -768,9 +768,9 @@ class TestFailure:
 
     def test_a_frame_has_one_operator_at_a_time(self, make_toy):
         toy = make_toy()
-        assert lib.dtr_op_end(toy.frame, 0, 0) == -lib.DTR_STATE
-        assert lib.dtr_op_begin(toy.frame, 0, 0) == 0
-        assert lib.dtr_op_begin(toy.frame, 0, 0) == -lib.DTR_STATE
+        assert lib.dtr_op_end(toy.frame, 0, 0, 1) == -lib.DTR_STATE
+        assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == 0
+        assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == -lib.DTR_STATE
         lib.dtr_op_abort(toy.frame, 1)
         lib.dtr_op_abort(toy.frame, 1)
         assert lib.dtr_remat_commit(toy.frame, 0, 0) == -lib.DTR_STATE

@@ -326,6 +326,8 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @invariant()
     def rules_hold(self):
         self.toy.verify()
+        stats = self.toy.stats()
+        assert stats.clock_ns == 1 + stats.total_cost_ns + stats.recompute_cost_ns
         for tensor in self.tensors:
             assert self.toy.resident(tensor) != tensor.evicted
             if tensor.evicted:
