@@ -151,6 +151,8 @@ def replay(
     space: str = "bytes",
     max_recompute: int | None = None,
     outputs: bool = True,
+    min_evict_bytes: int = config.Config.min_evict,
+    history_ops: int = config.Config.history,
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -166,6 +168,8 @@ def replay(
         max_recompute: a run that spends more than this on recomputing ends as ``thrash``.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
+        min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
+        history_ops: as the setting ``history``, in runtime semantics.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
@@ -193,8 +197,25 @@ def replay(
     code = ffi.from_buffer("int64_t[]", program.code)
     out = ffi.new("dtr_replay **")
     begin = time.perf_counter()
-    check(lib.dtr_replay_simrd(options, code, len(program.code), out))
+    if semantics == "simrd":
+        status = lib.dtr_replay_simrd(options, code, len(program.code), out)
+    else:
+        runtime = ffi.new("dtr_runtime_options *")
+        runtime.replay = options[0]
+        runtime.space = SPACES.index(space)
+        runtime.outputs = outputs
+        runtime.min_evict_bytes = min_evict_bytes
+        runtime.history_ops = history_ops
+        workspace, at = ffi.NULL, ffi.NULL
+        if program.workspace:
+            workspace = ffi.from_buffer("int64_t[]", program.workspace)
+            at = ffi.from_buffer("int64_t[]", program.workspace_at)
+        operators = program.operator_count
+        status = lib.dtr_replay_runtime(
+            runtime, code, len(program.code), workspace, at, operators, out
+        )
     seconds = time.perf_counter() - begin
+    check(status)
     try:
         return _run_of(out[0], seconds, decisions)
     finally:
