@@ -1,16 +1,27 @@
-// replay.h: what a replay of an op log leaves behind, whichever semantics it had.
+// replay.h: what every replay of an op log leaves behind.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "dtr_alloc.h"
 
 namespace dtr {
 
-// A run that has ended. The C functions hand it out as a dtr_replay (replay_api.cpp).
+// Behind the opaque dtr_replay.
 struct Replay {
   dtr_replay_result result{};
-  std::string decisions;  // as dtr_replay_decisions() gives them
+  std::string decisions;  // joined by newlines, see dtr_replay_decisions
+
+  void decide(char kind, uint64_t id) {
+    if (!decisions.empty()) decisions += '\n';
+    decisions += kind;
+    char digits[20];
+    int count = 0;
+    do digits[count++] = static_cast<char>('0' + id % 10);
+    while (id /= 10);
+    while (count > 0) decisions += digits[--count];
+  }
 };
 
 }  // namespace dtr

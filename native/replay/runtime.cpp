@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "engine.h"
 #include "error.h"
+#include "program.h"
 #include "simulated_framework.h"
 
 namespace dtr {
@@ -20,14 +20,9 @@ constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
 constexpr int8_t kIndex = -1;
 constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
 
-enum Instruction : int64_t { constant, call, mutate, copy, copy_from, release };
 enum Trace : int64_t { allocate, free_temporary, result };
 
 struct Thrash {};
-
-[[noreturn]] void malformed(uint64_t at, const std::string& what) {
-  throw InvalidArgument("program[" + std::to_string(at) + "]: " + what);
-}
 
 // A CALL or MUTATE where it stands in the program.
 struct Operator {
@@ -49,98 +44,57 @@ struct Operands {
   bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
 };
 
-// The program's bounds, checked once, so that replays need not.
-class Checked {
- public:
-  explicit Checked(const Program& program) : program_(program) {
-    uint64_t operators = 0;
-    for (uint64_t at = 0; at < program.numbers;) {
-      switch (program.code[at]) {
-        case constant:
-          require(at, 3);
-          name(at + 1);
-          size(at + 2);
-          at += 3;
-          break;
-        case call:
-        case mutate:
-          at = check_operator(at);
-          ++operators;
-          break;
-        case copy:
-        case copy_from:
-          require(at, 3);
-          name(at + 1);
-          name(at + 2);
-          at += 3;
-          break;
-        case release:
-          require(at, 2);
-          name(at + 1);
-          at += 2;
-          break;
-        default:
-          malformed(at, "instruction " + std::to_string(program.code[at]) + "; allowed: 0 to 5");
+// Checks every number of a program, so that replaying it need not; returns how many names it has.
+uint64_t check_program(const Program& program) {
+  uint64_t names = 0, operators = 0;
+  ProgramReader reader(program.code, program.numbers);
+  const auto name = [&] {
+    // Every name takes a number of the program, at least.
+    const int64_t value = reader.number("name", 0, static_cast<int64_t>(program.numbers));
+    names = std::max(names, static_cast<uint64_t>(value) + 1);
+  };
+  while (!reader.at_end()) {
+    switch (reader.instruction()) {
+      case Instruction::constant:
+        name();
+        reader.amount("size");
+        break;
+      case Instruction::call: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of results", 3); i > 0; --i) {
+          name();
+          reader.amount("size");
+          reader.number("alias", -1, int64_t{args} - 1);
+        }
+        break;
       }
-    }
-    if (program.workspace_at && operators != program.operators)
-      throw InvalidArgument("operators is " + std::to_string(program.operators) +
-                            "; the program has " + std::to_string(operators));
-  }
-
-  uint64_t names() const { return names_; }
-
- private:
-  void require(uint64_t at, uint64_t count) const {
-    if (program_.numbers - at < count) malformed(at, "the program ends inside an instruction");
-  }
-  void name(uint64_t at) {
-    const int64_t value = program_.code[at];
-    // Names are numbered from 0 on, and each instruction brings a few at most.
-    if (value < 0 || static_cast<uint64_t>(value) >= program_.numbers)
-      malformed(at, "name " + std::to_string(value));
-    names_ = std::max(names_, static_cast<uint64_t>(value) + 1);
-  }
-  void size(uint64_t at) const {
-    if (program_.code[at] < 0) malformed(at, "size " + std::to_string(program_.code[at]));
-  }
-  uint64_t count(uint64_t at, uint64_t width) const {
-    require(at, 1);
-    const int64_t value = program_.code[at];
-    if (value < 0 || static_cast<uint64_t>(value) > (program_.numbers - at - 1) / width)
-      malformed(at, "a list of " + std::to_string(value) + " entries");
-    return static_cast<uint64_t>(value);
-  }
-  uint64_t check_operator(uint64_t at) {
-    const bool mutates = program_.code[at] == mutate;
-    require(at, 2);
-    if (program_.code[at + 1] < 0)
-      malformed(at + 1, "time " + std::to_string(program_.code[at + 1]));
-    const uint64_t args = count(at + 2, 1);
-    for (uint64_t i = 0; i < args; ++i) name(at + 3 + i);
-    at += 3 + args;
-    const uint64_t rest = count(at, mutates ? 1 : 3);
-    const auto index = [&](uint64_t where, int64_t least) {
-      const int64_t value = program_.code[where];
-      if (value < least || value >= static_cast<int64_t>(args))
-        malformed(where, "argument " + std::to_string(value) + " of " + std::to_string(args));
-    };
-    ++at;
-    for (uint64_t i = 0; i < rest; ++i, at += mutates ? 1 : 3) {
-      if (mutates) {
-        index(at, 0);
-        continue;
+      case Instruction::mutate: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of mutated arguments"); i > 0; --i)
+          reader.number("mutated argument", 0, int64_t{args} - 1);
+        break;
       }
-      name(at);
-      size(at + 1);
-      index(at + 2, -1);
+      case Instruction::copy:
+      case Instruction::copy_from:
+        name();
+        name();
+        break;
+      case Instruction::release:
+        name();
+        break;
     }
-    return at;
   }
-
-  const Program& program_;
-  uint64_t names_ = 0;
-};
+  if (program.workspace_at && operators != program.operators)
+    throw InvalidArgument("operators is " + std::to_string(program.operators) +
+                          "; the program has " + std::to_string(operators));
+  return names;
+}
 
 // A pool, an engine on it and a framework over it, taken apart in the right order.
 struct World {
@@ -209,7 +163,7 @@ struct Buffer {
 
 class RuntimeReplay final : private Watcher {
  public:
-  RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
+  RuntimeReplay(const dtr_runtime_options& options, const Program& program, uint64_t names,
                 Replay& out)
       : options_(options),
         program_(program),
@@ -218,7 +172,7 @@ class RuntimeReplay final : private Watcher {
         engine_(*reinterpret_cast<Engine*>(world_.engine)),
         framework_(*reinterpret_cast<SimulatedFramework*>(world_.sim)),
         frame_(engine_),
-        names_(checked.names(), nullptr) {
+        names_(names, nullptr) {
     engine_.watch(this);
   }
 
@@ -264,29 +218,29 @@ class RuntimeReplay final : private Watcher {
     Operator next;
     for (uint64_t at = 0; at < program_.numbers;) {
       next.at = at;
-      switch (code[at]) {
-        case constant:
+      switch (static_cast<Instruction>(code[at])) {
+        case Instruction::constant:
           define(code[at + 1], make_buffer(code[at + 2]));
           ++tensors_;
           at += 3;
           break;
-        case call:
+        case Instruction::call:
           execute_call(next);
           at += 3 + code[at + 2];
           at += 1 + 3 * code[at];
           ++next.index;
           break;
-        case mutate:
+        case Instruction::mutate:
           execute_mutate(next);
           at += 3 + code[at + 2];
           at += 1 + code[at];
           ++next.index;
           break;
-        case copy:
+        case Instruction::copy:
           define(code[at + 1], buffer_of(at + 2));
           at += 3;
           break;
-        case copy_from: {
+        case Instruction::copy_from: {
           Buffer* source = buffer_of(at + 2);
           ++source->names;  // it may lose its last name here
           let_go(code[at + 1]);
@@ -295,7 +249,7 @@ class RuntimeReplay final : private Watcher {
           at += 3;
           break;
         }
-        case release:
+        case Instruction::release:
           let_go(code[at + 1]);
           at += 2;
           break;
@@ -306,7 +260,7 @@ class RuntimeReplay final : private Watcher {
   Operands operands_of(const Operator& of) const {
     const int64_t* code = program_.code + of.at;
     Operands operands;
-    operands.mutates = code[0] == mutate;
+    operands.mutates = static_cast<Instruction>(code[0]) == Instruction::mutate;
     operands.cost = code[1];
     operands.arg_count = static_cast<uint64_t>(code[2]);
     operands.args = code + 3;
@@ -378,7 +332,7 @@ class RuntimeReplay final : private Watcher {
     }
     out_.result.model_cost += operands.cost;
     ++out_.result.model_ops;
-    note('M', first_tensor);
+    out_.decide('M', first_tensor);
   }
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
@@ -452,7 +406,7 @@ class RuntimeReplay final : private Watcher {
     out_.result.remat_cost += operands.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
-    note('R', serial_of(target));
+    out_.decide('R', serial_of(target));
     const int64_t most = options_.replay.max_recompute;
     if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
   }
@@ -502,7 +456,8 @@ class RuntimeReplay final : private Watcher {
   Buffer* buffer_of(uint64_t at) const {
     Buffer* buffer = names_[program_.code[at]];
     if (!buffer)
-      malformed(at, "name " + std::to_string(program_.code[at]) + " stands for nothing (any more)");
+      throw InvalidArgument("program: name " + std::to_string(program_.code[at]) + " in number " +
+                            std::to_string(at) + " stands for nothing there");
     return buffer;
   }
 
@@ -545,23 +500,15 @@ class RuntimeReplay final : private Watcher {
     return storage_id < storage_tensors_.size() ? storage_tensors_[storage_id] : kUnknown;
   }
 
-  void note(char kind, uint64_t tensor) {
-    char text[24];
-    text[0] = kind;
-    const auto end = std::to_chars(text + 1, text + sizeof text, tensor).ptr;
-    if (!out_.decisions.empty()) out_.decisions += '\n';
-    out_.decisions.append(text, end);
-  }
-
   void evicted(uint64_t storage_id) override {
     ++out_.result.forced;
-    note('E', serial_of(storage_id));
+    out_.decide('E', serial_of(storage_id));
   }
 
   void died(uint64_t storage_id) override {
     if (serial_of(storage_id) == kUnknown) return;
     ++out_.result.other;
-    note('D', serial_of(storage_id));
+    out_.decide('D', serial_of(storage_id));
   }
 
   void count() {
@@ -600,20 +547,19 @@ class RuntimeReplay final : private Watcher {
 
 }  // namespace
 
-std::unique_ptr<Replay> replay_runtime(const dtr_runtime_options& options, const Program& program) {
+void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
   if (options.space != DTR_SPACE_BYTES && options.space != DTR_SPACE_HEAP)
     throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1");
   if (options.replay.newest_staleness)
     throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
-  const Checked checked(program);
-  auto replay = std::make_unique<Replay>();
+  const uint64_t names = check_program(program);
   if (options.space == DTR_SPACE_HEAP && options.replay.budget_bytes < World::page_bytes()) {
     // No page fits, so no block does.
-    replay->result.status = DTR_REPLAY_OUT_OF_MEMORY;
-    replay->result.clock = 1;
-    return replay;
+    replay.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+    replay.result.clock = 1;
+    return;
   }
-  RuntimeReplay run(options, program, checked, *replay);
+  RuntimeReplay run(options, program, names, replay);
   try {
     run.run();
   } catch (...) {
@@ -621,7 +567,6 @@ std::unique_ptr<Replay> replay_runtime(const dtr_runtime_options& options, const
     throw;
   }
   run.close();
-  return replay;
 }
 
 }  // namespace dtr

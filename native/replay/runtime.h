@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "dtr_alloc.h"
 #include "replay.h"
@@ -30,6 +29,6 @@ struct Program {
 };
 
 // Throws InvalidArgument for options or a program that make no sense.
-std::unique_ptr<Replay> replay_runtime(const dtr_runtime_options& options, const Program& program);
+void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay);
 
 }  // namespace dtr

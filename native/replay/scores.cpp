@@ -1,0 +1,169 @@
+// scores.cpp: the machine's scores and its choice among the candidates.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "simrd.h"
+
+namespace dtr::simrd {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+int bits(unsigned __int128 value) {
+  const auto high = static_cast<uint64_t>(value >> 64);
+  const auto low = static_cast<uint64_t>(value);
+  return high ? 128 - __builtin_clzll(high) : low ? 64 - __builtin_clzll(low) : 0;
+}
+
+}  // namespace
+
+double quotient(int64_t a, unsigned __int128 b) {
+  constexpr int64_t kExact = int64_t{1} << 53;
+  if (a > -kExact && a < kExact && b < static_cast<unsigned __int128>(kExact))
+    return static_cast<double>(a) / static_cast<double>(static_cast<uint64_t>(b));
+  if (a == 0) return 0;
+  // Long division: 54 bits of the quotient, the last to round by, and whether any are left.
+  unsigned __int128 rest = a < 0 ? -static_cast<unsigned __int128>(a) : a;
+  int exponent = bits(rest) - bits(b);
+  if (exponent < 0)
+    rest <<= -exponent;
+  else
+    b <<= exponent;
+  if (rest < b) {
+    rest <<= 1;
+    --exponent;
+  }
+  uint64_t digits = 0;
+  for (int i = 0; i < 54; ++i) {
+    digits <<= 1;
+    if (rest >= b) {
+      rest -= b;
+      digits |= 1;
+    }
+    rest <<= 1;
+  }
+  const bool half = digits & 1;
+  digits >>= 1;
+  if (half && (rest != 0 || (digits & 1))) ++digits;
+  const double value = std::ldexp(static_cast<double>(digits), exponent - 52);
+  return a < 0 ? -value : value;
+}
+
+uint32_t Components::create(int64_t cost) {
+  nodes_.push_back({static_cast<uint32_t>(nodes_.size()), 0, cost, 0});
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+uint32_t Components::root(uint32_t node, uint64_t* accesses) {
+  ++*accesses;
+  while (nodes_[node].parent != node) {
+    nodes_[node].parent = nodes_[nodes_[node].parent].parent;
+    node = nodes_[node].parent;
+    ++*accesses;
+  }
+  return node;
+}
+
+void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
+  a = root(a, accesses);
+  b = root(b, accesses);
+  if (a == b) return;
+  if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
+  if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
+  nodes_[a].parent = b;
+  nodes_[b].cost += nodes_[a].cost;
+}
+
+// The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
+// it and the storage itself.
+int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
+  *newest = storages_[storage].last_access;
+  regions_.rebuild(walk_up_, storage, Direction::ancestors, &result_.accesses);
+  int64_t cost = walk_up_.cost;
+  if (options_.heuristic.cost == DTR_COST_NEIGHBORHOOD) {
+    regions_.rebuild(walk_down_, storage, Direction::descendants, &result_.accesses);
+    // A storage may be on both sides, through views: it counts once.
+    for (const uint32_t below : walk_down_.interior) {
+      *newest = std::max(*newest, storages_[below].last_access);
+      if (std::find(walk_up_.interior.begin(), walk_up_.interior.end(), below) ==
+          walk_up_.interior.end())
+        cost += nodes_[below].cost;
+    }
+  }
+  for (const uint32_t above : walk_up_.interior)
+    *newest = std::max(*newest, storages_[above].last_access);
+  return cost;
+}
+
+int64_t Machine::component_cost(uint32_t storage) {
+  const Node& node = nodes_[storage];
+  result_.accesses += node.parent_edges + node.child_edges;
+  components_.next_walk();
+  int64_t cost = 0;
+  for (const std::vector<uint32_t>* side : {&node.parents, &node.children})
+    for (const uint32_t neighbor : *side) {
+      if (nodes_[neighbor].material) continue;
+      const uint32_t root = components_.root(storages_[neighbor].component, &result_.accesses);
+      if (components_.visit(root)) cost += components_.cost(root);
+    }
+  return cost;
+}
+
+double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  const Storage& storage = storages_[at];
+  const int64_t stale = result_.clock - newest;
+  if (heuristic.size != DTR_SIZE_NONE && storage.size_bytes == 0) return kInfinity;
+  if (heuristic.staleness_exponent > 0 && stale <= 0) return kInfinity;
+  unsigned __int128 below = heuristic.size != DTR_SIZE_NONE ? storage.size_bytes : 1;
+  if (heuristic.staleness_exponent == 1) below *= static_cast<uint64_t>(stale);
+  double value = quotient(cost, below);
+  // Beyond simrd:
+  if (heuristic.staleness_exponent > 0 && heuristic.staleness_exponent < 1)
+    value /= std::pow(static_cast<double>(stale), heuristic.staleness_exponent);
+  if (heuristic.recompute_factor > 1)
+    value *= std::pow(heuristic.recompute_factor, storage.recomputes);
+  return value;
+}
+
+// The candidate of the smallest score: the last of equals, but the first whose score is zero.
+uint32_t Machine::choose() {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  if (heuristic.select == DTR_SELECT_RANDOM) {
+    ++result_.evaluations;
+    ++result_.accesses;
+    uint32_t skip = random_.below(static_cast<uint32_t>(pool_size_));
+    for (const uint32_t at : pool_)
+      if (at != kNone && skip-- == 0) return at;
+  }
+  uint32_t best = kNone;
+  double least = kInfinity;
+  for (const uint32_t at : pool_) {
+    if (at == kNone) continue;
+    ++result_.evaluations;
+    ++result_.accesses;
+    int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : nodes_[at].cost;
+    int64_t newest = storages_[at].last_access;
+    if (caches_regions_) {
+      cost += regions_.ancestors_cost(at);
+      if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.descendants_cost(at);
+    } else if (keeps_components_) {
+      cost += component_cost(at);
+    } else if (walks_neighborhood_) {
+      int64_t newest_around;
+      cost += neighborhood_cost(at, &newest_around);
+      if (options_.newest_staleness) newest = newest_around;
+    }
+    const double value = score(at, cost, newest);
+    if (value <= least) {
+      least = value;
+      best = at;
+      if (value == 0) break;
+    }
+  }
+  return best;
+}
+
+}  // namespace dtr::simrd
