@@ -404,6 +404,12 @@ class Plan:
     space: str = "bytes"
     thrash: float | None = None
     releases: bool = True
+    """False: nothing is ever let go of, and so the deallocation policy is ``ignore``. A log's
+    RELEASE lines still say which names stand for something at the end."""
+
+    def __post_init__(self) -> None:
+        if not self.releases and tuple(self.deallocs) != ("ignore",):
+            raise ValueError("without releases nothing dies: dealloc is 'ignore'")
 
     def check(self) -> None:
         """Raises ValueError for combinations that no log could run with: by running no log."""
@@ -511,18 +517,9 @@ class Study:
     Iterating gives the rows in the plan's order, each as soon as it and those before it are there.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        programs: Sequence[Program],
-        jobs: int = 1,
-        base_programs: Sequence[Program] | None = None,
-    ) -> None:
-        """base_programs: what the baselines are made from, if not from the programs: ratios of a
-        log without its releases refer to the log as it is."""
+    def __init__(self, plan: Plan, programs: Sequence[Program], jobs: int = 1) -> None:
         self.plan = plan
         self.programs = programs
-        self.base_programs = programs if base_programs is None else base_programs
         self.jobs = jobs
         self.setups = list(plan.setups(len(programs)))
         self.baselines: list[Baseline] = []
@@ -548,7 +545,7 @@ _study: Study | None = None  # in a worker: the study that it was forked for
 def _baseline_task(log: int) -> Baseline:
     assert _study is not None
     plan = _study.plan
-    return baseline(_study.base_programs[log], plan.semantics, plan.space)
+    return baseline(_study.programs[log], plan.semantics, plan.space)
 
 
 def _run_task(setup: Setup, base: Baseline) -> Run:

@@ -45,7 +45,7 @@ def run(
     plan = simulate.Plan(
         limits=_each_once("--budget", budgets, simulate.parse_limits),
         rules=_given("--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics)),
-        deallocs=_each_once("--dealloc", deallocs, _deallocs),
+        deallocs=["ignore"] if no_releases else _each_once("--dealloc", deallocs, _deallocs),
         seeds=_each_once("--seed", seeds, simulate.parse_seeds),
         semantics=semantics,
         space=space,
@@ -55,10 +55,7 @@ def run(
     _given("the combination", plan.check)
     if plot_path is not None:
         _check_plot(plot_path)
-    programs = _compiled(logs, plan.releases)
-    # What a log takes without a budget is what it takes as it was recorded.
-    bases = programs if plan.releases else _compiled(logs, True)
-    study = simulate.Study(plan, programs, jobs or _cores(), bases)
+    study = simulate.Study(plan, _compiled(logs), jobs or _cores())
 
     rows = []
     errors = Console(stderr=True)
@@ -116,11 +113,11 @@ def _check_plot(path: str) -> None:
         raise click.UsageError(f"--plot: {path!r}; allowed endings: {', '.join(sorted(kinds))}")
 
 
-def _compiled(logs: Sequence[str], releases: bool) -> list[Program]:
+def _compiled(logs: Sequence[str]) -> list[Program]:
     programs = []
     for log in logs:
         try:
-            programs.append(compile_log(log, releases))
+            programs.append(compile_log(log))
         except FileNotFoundError:
             raise click.UsageError(f"there is no log {log!r}") from None
         except OSError as error:
