@@ -316,7 +316,7 @@ class Limit:
     def __str__(self) -> str:
         if self.size_bytes is not None:
             return config.format_size(self.size_bytes)
-        return f"{self.ratio:g}"
+        return str(self.ratio)
 
 
 LIMIT_FORMS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def _label(row: Row) -> str:
 
 
 def _budget(row: Row) -> str:
-    return format_size(row["budget_bytes"]) if row["ratio"] is None else f"{row['ratio']:g}"
+    return format_size(row["budget_bytes"]) if row["ratio"] is None else str(row["ratio"])
 
 
 def _outcome(row: Row) -> str:
@@ -83,7 +84,7 @@ def _side_by_side(lines: dict[tuple[Any, ...], list[Row]], title: str) -> Table:
 
 def picture(rows: Sequence[Row], path: Path) -> None:
     """Slowdown against budget, one panel a log, one line a heuristic (and policy, and seed). A
-    cross marks where a line ends: the smallest budget that it got through, if it failed below."""
+    cross marks where a line ends: the last budget before one that it failed with."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -122,12 +123,9 @@ def _only_one(rows: Sequence[Row], name: str) -> bool:
 
 def _draw(panel: Any, rows: Sequence[Row], color: str, style: str, name: str | None) -> None:
     rows = sorted(rows, key=lambda row: row["budget_bytes"])
-    points = [
-        (row["budget_bytes"] / max(1, row["base_peak_bytes"]), slowdown(row))
-        for row in rows
-        if row["status"] == "ok"
-    ]
-    across, up = zip(*points, strict=True) if points else ((), ())
+    across = [row["budget_bytes"] / max(1, row["base_peak_bytes"]) for row in rows]
+    up = [slowdown(row) if row["status"] == "ok" else math.nan for row in rows]
     panel.plot(across, up, style, color=color, marker=".", markersize=4, linewidth=1, label=name)
-    if points and rows[0]["status"] != "ok":
-        panel.plot(across[0], up[0], "x", color=color, markersize=7)
+    for below, row, x, y in zip(rows, rows[1:], across[1:], up[1:], strict=False):
+        if below["status"] != "ok" and row["status"] == "ok":
+            panel.plot(x, y, "x", color=color, markersize=7)
