@@ -27,7 +27,7 @@ UNLIMITED_BYTES = 2**64 - 1
 
 DEVICES = ("auto", "cuda", "cpu")
 HEURISTICS = ("dtr-eqclass",)
-DEALLOCS = ("eager",)
+DEALLOCS = ("eager", "banish", "ignore")
 
 PREFIX = "DTR_ALLOC_"
 
@@ -196,8 +196,10 @@ class Config:
     """How the engine chooses what to evict; one of HEURISTICS."""
 
     dealloc: str = "eager"
-    """What becomes of a tensor that the job dropped while a closure may still need it; ``eager``
-    evicts it at once."""
+    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
+    evicts it at once, ``ignore`` leaves it until it is chosen for eviction, ``banish`` removes it
+    for good as soon as nothing evicted depends on it, and never evicts what was computed from it
+    any more. One of DEALLOCS."""
 
     min_evict: int = 0
     """Bytes. Storages smaller than this are never chosen for eviction."""

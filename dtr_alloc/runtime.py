@@ -261,12 +261,15 @@ def _cuda_devices() -> int:
 
 
 def _engine_options(config: Config) -> tuple[Any, Any]:
+    """The options, and what must be kept as long as they are used."""
     heuristic = ffi.new("char[]", config.heuristic.encode())
+    dealloc = ffi.new("char[]", config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = heuristic
     options.min_evict_bytes = config.min_evict
     options.history_ops = config.history
-    return options, heuristic
+    options.dealloc = dealloc
+    return options, (heuristic, dealloc)
 
 
 def _create_engine(config: Config) -> Any:

@@ -187,6 +187,10 @@ typedef struct dtr_engine_options {
   const char* heuristic;    /* "dtr-eqclass" */
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+  /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
+   * evicts it at once, "ignore" leaves it until it is chosen, "banish" removes it for good
+   * once no dependent is evicted, and makes constants of these (native/dealloc.cpp). */
+  const char* dealloc;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -205,6 +209,7 @@ typedef struct dtr_engine_stats {
   uint64_t recorded_ops;        /* since creation */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
+  uint64_t banished;            /* dead storages that were removed for good */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
 } dtr_engine_stats;
 

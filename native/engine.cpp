@@ -22,6 +22,7 @@ int64_t& room_ns_of_thread() {
 }
 
 Deferred::~Deferred() {
+  if (banish_) engine_.banish_queued(*this);
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
   strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
   weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
@@ -47,6 +48,7 @@ void core_evicted_died(void* engine, void* context) {
 }  // namespace
 
 Engine::Engine(const dtr_engine_options& options) : options_(options) {
+  dealloc_from_name(options.dealloc, &dealloc_);
   core_ = {DTR_BRIDGE_ABI_VERSION,
            this,
            &core_allocate,
@@ -82,6 +84,7 @@ Engine::~Engine() {
 void Engine::configure(const dtr_engine_options& options) {
   std::lock_guard<EngineMutex> lock(mutex_);
   options_ = options;
+  dealloc_from_name(options.dealloc, &dealloc_);
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -192,6 +195,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
     deferred.release_weak(storage->handle);
   else
     deferred.release_strong(storage->handle);
+  storage->pins = 0;  // nobody is left to take them back
   storage->handle = nullptr;
   storage->live = false;
 }
@@ -270,7 +274,10 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
       output.storage = nullptr;
       --op->recorded_outputs;
     }
-  if (op->recorded_outputs == 0) discard_op(op, deferred);
+  if (op->recorded_outputs == 0)
+    discard_op(op, deferred);
+  else
+    reconsider_inputs(op, deferred);
 }
 
 void Engine::discard_op(Op* op, Deferred& deferred) {
@@ -285,6 +292,7 @@ void Engine::discard_op(Op* op, Deferred& deferred) {
   for (Edge& edge : op->edges) {
     Storage* input = edge.input;
     unlink(edge);
+    reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
   dropped_ops_.push_back(static_cast<int64_t>(op->id));
@@ -297,6 +305,7 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
   drop_output(storage, deferred);
   update_candidate(storage);
+  if (!storage->live && storage->managed) keep_constant(storage);
   ++stats_.settled;
 }
 
@@ -332,6 +341,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     }
     storage->state = State::freed;
     storage->address = nullptr;
+    forget_banishing(storage);
     update_candidate(storage);
     if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
     if (storage->handle)
@@ -349,7 +359,10 @@ void Engine::remove(Storage* first, Deferred& deferred) {
 }
 
 void Engine::unlock(Storage* storage, Deferred& deferred) {
-  if (--storage->locks == 0) maybe_remove(storage, deferred);
+  if (--storage->locks > 0) return;
+  reconsider(storage, deferred);
+  if (storage->parent) reconsider_inputs(storage->parent, deferred);
+  maybe_remove(storage, deferred);
 }
 
 // ---- what the framework tells ----
@@ -366,19 +379,7 @@ void Engine::freed(void* address) {
     Storage* storage = by_address_.find(address);
     if (storage) {
       lose_handle(storage, deferred);
-      if (!storage->parent && storage->children) {
-        // A constant dies before what hangs on it. If its dependents can do without
-        // it for no more bytes than its own, they do; else its memory is kept.
-        ++storage->locks;  // its last dependent would take it along, and the block with it
-        const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);
-        --storage->locks;
-        if (!settled) {
-          storage->kept = static_cast<int64_t>(kept_constants_.size());
-          kept_constants_.push_back(storage);
-          stats_.kept_constant_bytes += storage->size_bytes;
-          give_back = false;
-        }
-      }
+      give_back = !keeps_memory_of_dead(storage, deferred);
       if (give_back) {
         by_address_.erase(address);
         if (storage->state == State::resident) {
@@ -409,6 +410,7 @@ void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
+  if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
   maybe_remove(storage, deferred);
 }
 

@@ -1,5 +1,5 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R7 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R9 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
@@ -15,8 +15,9 @@
 // failed cost nothing.
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), room.cpp (choosing and evicting), settle.cpp (before content is lost for
-// good), remat.cpp (bringing content back), invariants.cpp.
+// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), settle.cpp (before
+// content is lost for good), dealloc.cpp (after a storage died), remat.cpp (bringing
+// content back), invariants.cpp.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,7 @@
 #include "bridge_table.h"
 #include "component.h"
 #include "costs.h"
+#include "dealloc.h"
 #include "dtr_alloc.h"
 #include "locks.h"
 #include "pointer_map.h"
@@ -74,6 +76,8 @@ class Deferred {
   }
   void release_strong(void* handle) { strong_.push_back(handle); }
   void release_weak(void* handle) { weak_.push_back(handle); }
+  // Before the rest, because it may add to it.
+  void banish_queued() { banish_ = true; }
 
  private:
   struct Block {
@@ -85,6 +89,7 @@ class Deferred {
   ShortList<Block> blocks_;
   ShortList<void*> strong_;
   ShortList<void*> weak_;
+  bool banish_ = false;
 };
 
 // One tensor argument of the op in flight.
@@ -238,6 +243,17 @@ class Engine {
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
 
+  // dealloc.cpp
+  void keep_constant(Storage* storage);
+  bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
+  void mark_for_banishing(Storage* storage, Deferred& deferred);
+  void reconsider(Storage* storage, Deferred& deferred);
+  void reconsider_inputs(const Op* op, Deferred& deferred);
+  void forget_banishing(Storage* storage);
+  void banish_queued(Deferred& deferred);
+  const Storage* keeps_from_banishing(const Storage* storage) const;
+  void banish(Storage* storage, Deferred& deferred);
+
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
@@ -258,6 +274,7 @@ class Engine {
 
   mutable EngineMutex mutex_;
   dtr_engine_options options_;
+  Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   const dtr_framework* framework_ = nullptr;
   dtr_core core_{};
   Watcher* watcher_ = nullptr;
@@ -273,6 +290,8 @@ class Engine {
   PointerMap<Storage> by_address_;
   std::vector<Storage*> candidates_;
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
+  std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
+  uint64_t to_banish_ = 0;                // storages that are
   std::vector<int64_t> dropped_ops_;
   Recycler<Storage> storages_;
   Recycler<Op> ops_;

@@ -25,6 +25,10 @@ void check(const dtr_engine_options& options) {
     throw dtr::InvalidArgument(std::string("heuristic is '") +
                                (options.heuristic ? options.heuristic : "NULL") +
                                "'; allowed: dtr-eqclass");
+  dtr::Dealloc dealloc;
+  if (!dtr::dealloc_from_name(options.dealloc, &dealloc))
+    throw dtr::InvalidArgument(std::string("dealloc is '") + options.dealloc +
+                               "'; allowed: eager, banish, ignore");
   if (options.history_ops < 1) throw dtr::InvalidArgument("history_ops is 0; allowed: 1 and more");
 }
 

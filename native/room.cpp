@@ -59,8 +59,10 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
     deferred.release_strong(storage->handle);
     if (!framework_->detach(storage->handle, storage)) return false;
     deferred.free_block(*storage, address);
-  } else {
+  } else if (storage->handle) {
     lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block
+  } else {
+    deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
   by_address_.erase(address);
   become_evicted(storage);

@@ -119,10 +119,12 @@ class Toy:
         device: tuple[int, int] = (0, -1),
         grain: int = 1,
         history: int = 1 << 30,
+        dealloc: str = "eager",
     ):
         self.pool = pool
         self.device = device
         self.grain = grain
+        self._dealloc = ffi.new("char[]", dealloc.encode())
         self.closures: dict[int, Operator] = {}
         self.replays: list[str] = []
         self._replay_lock = threading.RLock()
@@ -138,7 +140,7 @@ class Toy:
 
     def _options(self, history: int) -> Any:
         self._heuristic = ffi.new("char[]", b"dtr-eqclass")
-        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history])
+        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history, self._dealloc])
 
     def keep_history(self, ops: int) -> None:
         check(lib.dtr_engine_configure(self.engine, self._options(ops)))
