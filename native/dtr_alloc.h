@@ -48,7 +48,8 @@ const char* dtr_last_error(void);
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
-  const char* driver;     /* "host", "cuda" or "simulated" */
+  const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
+                             what follows the budget counts for nothing */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
@@ -463,6 +464,30 @@ typedef struct dtr_replay_result {
  * result. *out belongs to the caller; NULL on failure. */
 int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
                          uint64_t numbers, dtr_replay** out);
+
+/* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
+ * simulated addresses, mapped in the host driver's unit. */
+enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1 };
+
+typedef struct dtr_runtime_options {
+  dtr_replay_options replay; /* newest_staleness must be 0 */
+  int32_t space;             /* DTR_SPACE_... */
+  int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
+  uint64_t min_evict_bytes;  /* as in dtr_engine_options */
+  uint64_t history_ops;      /* likewise */
+} dtr_runtime_options;
+
+/* Replays a program on the engine above, with costs and sizes of the program and no contents
+ * (native/replay/runtime.h says what differs from simrd). workspace: what operators allocate
+ * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
+ * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL or MUTATE,
+ * has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no operator
+ * has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
+ * returns as dtr_replay_simrd. */
+int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
+                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
+                           uint64_t operators, dtr_replay** out);
+
 void dtr_replay_destroy(dtr_replay* replay);
 void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
 /* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>

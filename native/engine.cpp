@@ -343,6 +343,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     storage->address = nullptr;
     forget_banishing(storage);
     update_candidate(storage);
+    if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
     else if (resident && storage->managed)
@@ -382,6 +383,7 @@ void Engine::freed(void* address) {
       if (give_back) {
         by_address_.erase(address);
         if (storage->state == State::resident) {
+          if (watcher_) watcher_->died(storage->id);
           if (!storage->parent) storage->lost = true;
           if (storage->children || storage->locks > 0) {
             become_evicted(storage);
@@ -494,6 +496,17 @@ uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
     ++count;
   });
   return count;
+}
+
+void Engine::watch(Watcher* watcher) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  watcher_ = watcher;
+}
+
+uint64_t Engine::id_of(const void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Storage* storage = by_handle_.find(handle);
+  return storage ? storage->id : 0;
 }
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {

@@ -133,6 +133,17 @@ struct Frame {
   int64_t room_ns_at_step = 0;
 };
 
+// Hears what becomes of contents, for replays of logs. Called under the engine's mutex, in the
+// order in which things happen: it may only note them.
+class Watcher {
+ public:
+  virtual ~Watcher() = default;
+  // To make room, or by hand.
+  virtual void evicted(uint64_t storage_id) = 0;
+  // Its memory goes back because nothing refers to it any more.
+  virtual void died(uint64_t storage_id) = 0;
+};
+
 class Engine {
  public:
   explicit Engine(const dtr_engine_options& options);
@@ -159,6 +170,10 @@ class Engine {
   uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
+  // Null for nobody. It must outlive the engine, or be taken back.
+  void watch(Watcher* watcher);
+  // The id of the record of a handle's storage, 0 if it has none.
+  uint64_t id_of(const void* handle);
   uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
 
   // ---- frame.cpp ----
@@ -262,6 +277,7 @@ class Engine {
   Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   const dtr_framework* framework_ = nullptr;
   dtr_core core_{};
+  Watcher* watcher_ = nullptr;
   struct Device {
     uint8_t type;
     int8_t index;

@@ -66,6 +66,7 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
   }
   by_address_.erase(address);
   become_evicted(storage);
+  if (watcher_) watcher_->evicted(storage->id);
   ++stats_.evictions;
   stats_.evicted_bytes += storage->size_bytes;
   return true;

@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "replay.h"
+#include "runtime.h"
 #include "simrd.h"
 
 namespace {
@@ -12,9 +13,6 @@ void check(const dtr_replay_options& options) {
   if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_IGNORE)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
                                "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
-  if (options.heuristic.select == DTR_SELECT_CALLBACK)
-    throw dtr::InvalidArgument(
-        "the heuristic is a callable; allowed with simrd's semantics: scores and random");
 }
 
 }  // namespace
@@ -26,8 +24,24 @@ int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* progr
   *out = nullptr;
   return dtr::guard([&] {
     check(*options);
+    if (options->heuristic.select == DTR_SELECT_CALLBACK)
+      throw dtr::InvalidArgument(
+          "the heuristic is a callable; allowed with simrd's semantics: scores and random");
     auto replay = std::make_unique<dtr::Replay>();
     dtr::simrd::Machine(*options, *replay).run(program, numbers);
+    *out = reinterpret_cast<dtr_replay*>(replay.release());
+  });
+}
+
+int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
+                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
+                           uint64_t operators, dtr_replay** out) {
+  *out = nullptr;
+  return dtr::guard([&] {
+    check(options->replay);
+    const dtr::Program log{program, numbers, workspace, workspace_at, operators};
+    auto replay = std::make_unique<dtr::Replay>();
+    dtr::replay_runtime(*options, log, *replay);
     *out = reinterpret_cast<dtr_replay*>(replay.release());
   });
 }
