@@ -341,7 +341,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     }
     storage->state = State::freed;
     storage->address = nullptr;
-    forget_banishing(storage);
+    if (storage->to_banish) forget_banishing(storage);
     update_candidate(storage);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
