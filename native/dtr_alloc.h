@@ -207,9 +207,9 @@ typedef struct dtr_engine_stats {
   uint64_t settled;             /* storages that became constants before a loss */
   uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
+  uint64_t banished;            /* dead storages that were removed for good */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
-  uint64_t banished;            /* dead storages that were removed for good */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
 } dtr_engine_stats;
 
@@ -218,7 +218,7 @@ typedef struct dtr_engine_stats {
 typedef struct dtr_cost {
   uint64_t signature; /* never 0 */
   uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
-  int64_t cost_ns;    /* the mean */
+  int64_t cost_ns;    /* the mean; 1 to 2^40 */
   uint64_t readings;  /* from how many */
 } dtr_cost;
 

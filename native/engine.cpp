@@ -341,7 +341,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     }
     storage->state = State::freed;
     storage->address = nullptr;
-    forget_banishing(storage);
+    if (storage->to_banish) forget_banishing(storage);
     update_candidate(storage);
     if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
     if (storage->handle)
@@ -477,8 +477,9 @@ void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
       throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
     };
     if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
-    if (cost.cost_ns < 1)
-      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 and more");
+    if (cost.cost_ns < 1 || cost.cost_ns > CostTable::kMostNs)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
+             std::to_string(CostTable::kMostNs));
     if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
       refuse(costs_.size() >= CostTable::kMost
                  ? " is one too many; allowed: " + std::to_string(CostTable::kMost)
