@@ -156,14 +156,15 @@ def _current_stats() -> dict[str, Any]:
     return runtime.stats()
 
 
-def _fill_in(path: str | os.PathLike[str]) -> Path:
+def fill_in(path: str | os.PathLike[str]) -> Path:
+    """A path with ``{pid}`` and ``{rank}`` filled in."""
     text = os.fspath(path)
     text = text.replace("{pid}", str(os.getpid()))
     return Path(text.replace("{rank}", os.environ.get("RANK", "0")))
 
 
 def _write_text(path: str | os.PathLike[str], text: str) -> Path:
-    place = _fill_in(path)
+    place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:

@@ -45,6 +45,8 @@ void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Defe
   Storage* fresh = new_storage(desc, old->managed, now_ns());
   fresh->live = old->live;
   fresh->pins = old->pins;
+  fresh->log_number = old->log_number;
+  fresh->log_version = old->log_version;
   fresh->external = true;
   fresh->constant_for_good = true;
   fresh->checksum = sum;
@@ -143,6 +145,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
       need |= DTR_NEED_WORK;
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
+  if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
   return need;
 }
 
@@ -161,6 +164,7 @@ int32_t Engine::op_prepare(Frame& frame) {
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
+  if (frame.log.open && frame.stack.empty()) journal_running(&frame);
   // The op's cost is counted from here: bringing inputs back is not part of it.
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
@@ -172,6 +176,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns) {
   Op* op = ops_.get();
   op->id = next_op_id_++;
   op->cost_ns = cost_ns;
+  op->log_index = -1;
   op->edges.clear();
   op->tensors.clear();
   op->geometry.clear();
@@ -236,6 +241,8 @@ void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
   Storage* fresh = new_storage(desc, old->managed, now_ns);
   fresh->live = old->live;
   fresh->pins = old->pins;
+  fresh->log_number = old->log_number;
+  fresh->log_version = old->log_version;
   by_handle_.insert(desc.handle, fresh);
   by_address_.insert(desc.data, fresh);
   if (!constant) {
@@ -259,6 +266,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   const int64_t end_ns = now_ns();
   const int64_t cost = end_ns - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
+  const bool pure = replayable;
+  if (frame.log.open) journal_running(nullptr);
   bool overwritten = false;
   for (const Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
@@ -297,6 +306,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
     by_address_.insert(desc.data, storage);
+    if (frame.log.open) frame.log.results.push_back({storage, Journal::look(desc), false});
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
@@ -310,6 +320,10 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
     discard_op(op, deferred);
     id = 0;
   }
+  if (frame.log.open) {
+    const int64_t index = journal_end(frame, pure, std::max<int64_t>(cost, 1), kTinyBytes);
+    if (id) op->log_index = index;
+  }
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
@@ -321,6 +335,7 @@ void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  if (frame.log.open) journal_running(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use)) --input.storage->overwriters;
@@ -330,6 +345,7 @@ void Engine::op_abort(Frame& frame, bool started) {
         input.storage->state == State::resident)
       new_version(input, nullptr, static_cast<int32_t>(i), now_ns(), deferred);
   }
+  if (frame.log.open) journal_unhold(frame);
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();

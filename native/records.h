@@ -23,6 +23,7 @@
 //      about to go for good. So whoever makes a constant of it settles it first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -73,6 +74,8 @@ struct Storage {
   bool external = false;           // others hold the pointer: the content may change unseen
   bool lost = false;               // evicted, and nothing can bring it back
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+  uint32_t log_version = 0;        // how often what log_number stands for was overwritten
+  uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
 };
 
 // What an op does with the storage of one of its tensor arguments.
@@ -105,8 +108,9 @@ struct Output {
 struct Op {
   uint64_t id = 0;
   int64_t cost_ns = 0;
-  uint32_t chain = 0;   // Storage::chain of its outputs
-  Op* older = nullptr;  // ops in order of execution
+  int64_t log_index = -1;  // of its line among the operators of the op log
+  uint32_t chain = 0;      // Storage::chain of its outputs
+  Op* older = nullptr;     // ops in order of execution
   Op* newer = nullptr;
   std::vector<Edge> edges;  // one per distinct input; never resized once linked
   std::vector<TensorSpec> tensors;
