@@ -182,7 +182,6 @@ class Log:
 
     def _end(self) -> None:
         self.is_open = False
-        self._hook.remove()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
         try:
             self._writer.close()
@@ -203,11 +202,16 @@ class Log:
                 )
                 self._failure = None
 
+    def stop(self) -> None:
+        """The reverse of start(), and close()."""
+        self.close()
+        # Not when the last step ends: PyTorch is going through its hooks just then.
+        self._hook.remove()
+
     def abandon(self) -> None:
         """In a forked child: the file is the parent's."""
         self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.is_open = False
-        self._hook.remove()
         self._writer.abandon()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
 

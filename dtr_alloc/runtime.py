@@ -191,7 +191,7 @@ class Runtime:
             self.set_budget_bytes(budgets)
             raise
         if self.log is not None:
-            self.log.close()
+            self.log.stop()
         self.main.__exit__(None, None, None)
         threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
         # A thread that lives on must not go on recording.

@@ -439,7 +439,7 @@ void Engine::reset() {
   for (const Storage* storage : all)
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
-  journal_.set_mode(Journal::Mode::off);  // that records vanish is nothing that the job does
+  journal_.reset();  // that records vanish is nothing that the job does
   journal_sweep(deferred);
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
