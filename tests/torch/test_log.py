@@ -292,6 +292,20 @@ def test_a_forked_child_does_not_write(short, tmp_path):
     assert without_times(tmp_path / "job.log.gz") == short[1]
 
 
+def test_a_process_that_the_job_starts_leaves_its_log_alone(short, tmp_path):
+    starts = """
+    if step == 1:
+        import subprocess
+        code = "import torch; print(torch.ones(64, 64).sum().item())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == "4096.0\\n"
+        assert "job.log is being written by another process" in done.stderr
+    """
+    result = run_code(short_job(starts.strip()), tmp_path, DTR_ALLOC_LOG="job.log")
+    assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    assert without_times(tmp_path / "job.log") == short[1]
+
+
 def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
     # A limit on the size of files stands for the disk.
     full = (
