@@ -14,8 +14,6 @@ using Lock = std::lock_guard<PoolMutex>;
 constexpr uint64_t kDefaultSmall = 2048;
 // The share of the reservation that is for slabs.
 constexpr uint64_t kSmallShare = 8;
-// How often a room callback may claim to have freed something without a block being freed.
-constexpr int kIdleAnswers = 64;
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -86,6 +84,8 @@ Pool::Pool(const PoolOptions& options)
              chosen_small(options, driver_->traits(), chunk_)),
       streams_(*driver_),
       budget_(options.budget_bytes) {
+  first_ = reservation_.base();
+  span_ = reservation_.size();
   counts_.total_bytes = driver_->traits().total_bytes;
   counts_.chunk_bytes = chunk_;
 }
@@ -101,12 +101,6 @@ void Pool::close() {
   chunks_.give_back(chunks_.idle());
   streams_.close();
   reservation_.close();
-}
-
-void Pool::set_room(RoomFn room, void* context) {
-  Lock lock(mutex_);
-  room_ = room;
-  room_context_ = context;
 }
 
 uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
@@ -130,19 +124,6 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
     uint64_t needed = slabs_.is_small(size_bytes) ? chunk_ : round_up(size_bytes, kGrain);
     last = !ask_room(needed, stream, &idle_answers);
   }
-}
-
-bool Pool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
-  if (room_ == nullptr) return false;
-  uint64_t before;
-  {
-    Lock lock(mutex_);
-    before = counts_.frees;
-  }
-  if (room_(room_context_, size, stream) == 0) return false;
-  Lock lock(mutex_);
-  *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
-  return *idle_answers < kIdleAnswers;
 }
 
 std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {

@@ -23,16 +23,15 @@
 #include <string>
 #include <vector>
 
+#include "any_pool.h"
 #include "chunks.h"
 #include "driver.h"
 #include "heap.h"
-#include "locks.h"
 #include "slab.h"
 #include "streams.h"
 
 namespace dtr {
 
-constexpr uint64_t kNoLimit = UINT64_MAX;
 // Requests above small_bytes are rounded to this: a multiple of every driver's alignment.
 constexpr uint64_t kGrain = 512;
 
@@ -45,68 +44,23 @@ struct PoolOptions {
   uint64_t small_bytes = 0;
 };
 
-struct PoolStats {
-  uint64_t budget_bytes;
-  uint64_t allocated_bytes;
-  uint64_t peak_allocated_bytes;
-  uint64_t reserved_bytes;
-  uint64_t peak_reserved_bytes;
-  uint64_t requested_bytes;
-  uint64_t largest_free_bytes;
-  uint64_t live_blocks;
-  uint64_t allocations;
-  uint64_t frees;
-  uint64_t mapped_chunks;
-  uint64_t unmapped_chunks;
-  uint64_t remaps;
-  uint64_t out_of_memory_errors;
-  uint64_t total_bytes;
-  uint64_t peak_requested_bytes;
-  uint64_t ever_allocated_bytes;
-  uint64_t ever_requested_bytes;
-  uint64_t chunk_bytes;
-};
-
-struct BlockInfo {
-  uint64_t address;
-  uint64_t size_bytes;
-  uint64_t requested_bytes;
-  uint64_t stream;
-  BlockState state;
-  bool is_small;
-};
-
-class Pool {
+class Pool final : public AnyPool {
  public:
-  // Frees something and returns 1, or returns 0. Called with no lock held.
-  using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
-
   explicit Pool(const PoolOptions& options);
 
-  // Gives everything back to the driver; StateError while blocks are in use. If the driver
-  // refuses (DriverError), close() may be called again. After it only the destructor may be.
-  void close();
-
-  void set_room(RoomFn room, void* context);
-  uint64_t allocate(uint64_t size_bytes, uint64_t stream);
-  void free(uint64_t address);
-  void record_stream(uint64_t address, uint64_t stream);
-  void set_budget(uint64_t budget_bytes);
-  uint64_t trim();
-
-  bool contains(uint64_t address) const {
-    return address - reservation_.base() < reservation_.size();
-  }
-  uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
-  uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
-  PoolStats stats();
-  // Around fork: in the child nobody else could let go of the lock.
-  void hold() { mutex_.lock(); }
-  void let_go() { mutex_.unlock(); }
-  void reset_peak();
-  std::vector<BlockInfo> snapshot();
-  // Empty, or the broken rule.
-  std::string check_invariants();
+  // Gives everything back to the driver.
+  void close() override;
+  uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
+  void free(uint64_t address) override;
+  void record_stream(uint64_t address, uint64_t stream) override;
+  void set_budget(uint64_t budget_bytes) override;
+  uint64_t trim() override;
+  uint64_t block_bytes(uint64_t address) override;
+  uint64_t block_start(uint64_t address) override;
+  PoolStats stats() override;
+  void reset_peak() override;
+  std::vector<BlockInfo> snapshot() override;
+  std::string check_invariants() override;
 
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
@@ -145,13 +99,11 @@ class Pool {
   std::string check_touched() const;
   std::string check_counts() const;
 
-  bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
   std::string out_of_memory_message(uint64_t size, uint64_t stream);
   uint64_t largest_free();
   uint64_t limit_chunks() const;
   void give_back_above(uint64_t budget_bytes);
 
-  PoolMutex mutex_;
   std::unique_ptr<Driver> driver_;
   uint64_t chunk_;
   Reservation reservation_;
@@ -162,12 +114,10 @@ class Pool {
   Slabs slabs_;
   Streams streams_;
 
-  RoomFn room_ = nullptr;
-  void* room_context_ = nullptr;
   uint64_t budget_;
   uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
   std::string refusal_;           // what the driver said when it last refused memory
-  PoolStats counts_{};            // budget, reserved, largest and chunk counts are filled on demand
+  // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };
 
 }  // namespace dtr

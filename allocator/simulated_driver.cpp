@@ -1,17 +1,26 @@
 // Addresses without memory: for replaying traces against the real heap. Every verb succeeds.
+#include <atomic>
+
 #include "driver.h"
 
 namespace dtr {
 
 namespace {
 
-// Outside anything a process maps on x86-64 and arm64, so that a stray access faults.
+// Outside anything a process maps on x86-64 and arm64, so that a stray access faults. Each
+// reservation has a range of its own: an address says which pool it is of.
 constexpr uint64_t kBase = uint64_t{1} << 56;
+constexpr uint64_t kRangeBytes = uint64_t{1} << 44;
+constexpr uint64_t kRanges = 2048;  // one is used again after so many
+
+std::atomic<uint64_t> ranges{0};
 
 class SimulatedDriver final : public Driver {
  public:
   const DriverTraits& traits() const override { return traits_; }
-  uint64_t reserve(uint64_t, uint64_t) override { return kBase; }
+  uint64_t reserve(uint64_t, uint64_t) override {
+    return kBase + ranges.fetch_add(1) % kRanges * kRangeBytes;
+  }
   void release(uint64_t, uint64_t) override {}
   void map(uint64_t, uint64_t) override {}
   void unmap(uint64_t, uint64_t) override {}

@@ -1,4 +1,4 @@
-"""The command line: ``dtr-alloc run`` and ``dtr-alloc info``.
+"""The command line: ``dtr-alloc run``, ``dtr-alloc info`` and ``dtr-alloc simulate``.
 
 ``run`` is the same as setting the variables and starting python: it checks the options, sets
 ``DTR_ALLOC_*`` in the environment and runs the job in this process as ``__main__``. The budget is
@@ -97,6 +97,7 @@ def commands() -> None:
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
+@click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -108,6 +109,7 @@ def run(
     log: str | None,
     log_steps: str | None,
     show_report: bool,
+    costs: str | None,
     stats: str | None,
     is_module: bool,
     script: str,
@@ -126,6 +128,7 @@ def run(
         "log": log,
         "log_steps": log_steps,
         "report": "1" if show_report else None,
+        "costs": costs,
         "stats": stats,
     }
     # An empty option is a mistake, an empty variable is none: here the two must not meet.
@@ -300,6 +303,101 @@ def _info_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         else:
             rows.append((name, show(value)))
     return rows
+
+
+def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
+    """An option that may be given more than once, each time with a list."""
+    return click.option(
+        name, f"{name[2:]}s", multiple=True, default=(default,), show_default=True, metavar="LIST",
+        help=text,
+    )  # fmt: skip
+
+
+@commands.command(short_help="Replay op logs under budgets, without their job.")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@_list_option(
+    "--budget",
+    "0.3..1.0",
+    "Ratios of the log's peak without a limit (0.5), ranges of them (0.3..1.0, by 0.1, or "
+    "0.3..1.0:0.05), or sizes (8GiB, 1102074936).",
+)
+@_list_option(
+    "--heuristic",
+    "dtr-eqclass",
+    "Presets, 'all' of them, parts (c=ancestors,m=size,s=0.5), or, with simrd's semantics, its "
+    "names (DTR, DTRUnopt, LRU, AbEq, ...).",
+)
+@_list_option(
+    "--dealloc",
+    "eager",
+    "What becomes of a tensor that is released: eager evicts it at once, banish removes it for "
+    "good if nothing needs it, ignore does nothing.",
+)
+@_list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' only.")
+@click.option(
+    "--semantics",
+    type=click.Choice(["simrd", "runtime"]),
+    default="simrd",
+    show_default=True,
+    help="simrd: as the published simulator, decision for decision. runtime: the engine that "
+    "trains; views are free, a mutation makes no copy.",
+)
+@click.option(
+    "--space",
+    type=click.Choice(["bytes", "heap"]),
+    default="bytes",
+    show_default=True,
+    help="Count bytes, or place blocks on the heap, so that fragmentation counts (with "
+    "--semantics runtime).",
+)
+@click.option(
+    "--thrash",
+    type=float,
+    metavar="X",
+    help="End a run whose compute passes X times that without a budget (default: none).",
+)
+@click.option(
+    "--no-releases",
+    is_flag=True,
+    help="As if the job never let go of anything; implies --dealloc ignore.",
+)
+@click.option(
+    "--json", "json_path", metavar="FILE", help="One JSON object a run and line; - is stdout."
+)
+@click.option(
+    "--plot", "plot_path", metavar="FILE", help="Slowdown against budget (png, svg, pdf)."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
+)
+def simulate(
+    logs: tuple[str, ...],
+    budgets: tuple[str, ...],
+    heuristics: tuple[str, ...],
+    deallocs: tuple[str, ...],
+    seeds: tuple[str, ...],
+    json_path: str | None,
+    plot_path: str | None,
+    **options: Any,
+) -> None:
+    """Replays op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
+
+    A log is what DTR_ALLOC_LOG writes, or one of the DTR paper's (.xz, .gz and others are read as
+    they are). Every option that takes a LIST may be given more than once. Running out of memory
+    and thrashing are results, not failures.
+    """
+    from dtr_alloc import simulate_command
+
+    simulate_command.run(
+        logs=logs,
+        budgets=budgets,
+        heuristics=heuristics,
+        deallocs=deallocs,
+        seeds=seeds,
+        json_path=json_path,
+        plot_path=plot_path,
+        **options,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -27,7 +27,7 @@ UNLIMITED_BYTES = 2**64 - 1
 
 DEVICES = ("auto", "cuda", "cpu")
 HEURISTICS = ("dtr-eqclass",)
-DEALLOCS = ("eager",)
+DEALLOCS = ("eager", "banish", "ignore")
 
 PREFIX = "DTR_ALLOC_"
 
@@ -229,8 +229,10 @@ class Config:
     """How the engine chooses what to evict; one of HEURISTICS."""
 
     dealloc: str = "eager"
-    """What becomes of a tensor that the job dropped while a closure may still need it; ``eager``
-    evicts it at once."""
+    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
+    evicts it at once, ``ignore`` leaves it until it is chosen for eviction, ``banish`` removes it
+    for good as soon as nothing evicted depends on it, and never evicts what was computed from it
+    any more. One of DEALLOCS."""
 
     min_evict: int = 0
     """Bytes. Storages smaller than this are never chosen for eviction."""
@@ -238,6 +240,11 @@ class Config:
     history: int = 262144
     """The most operator records that are kept before the oldest settle: what hangs on them is
     made resident and forgets how it was computed."""
+
+    costs: Path | None = None
+    """A file with what operators cost, read when the budget comes into force and written when it
+    ends: signatures that it lists keep their cost, so that two runs make the same decisions; others
+    are measured and added. Placeholders as in ``stats``; processes must not share a file."""
 
     stats: Path | None = None
     """Where stats() is written as JSON when the process ends, also after an error. ``{pid}`` and
@@ -296,6 +303,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
     "min_evict": (parse_size, lambda: SIZE_FORMS),
     "history": (_history, lambda: "a whole number of records, at least 1"),
+    "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
     "log": (_path, lambda: "a path"),
     "log_steps": (

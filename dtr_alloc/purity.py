@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch._ops import OpOverload
 
+from dtr_alloc.costs import operator_key
+
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of native/dtr_alloc.h (DTR_USE_...)."""
 
@@ -71,6 +73,7 @@ class Rule:
 
     Attributes:
         func: the operator; held so that its id() stays its own.
+        key: what the engine knows the operator by; see dtr_alloc/costs.py.
         view: needs no data and changes none: passes through.
         replayable: running it again on the same inputs gives the same bits.
         random: draws from a generator.
@@ -84,6 +87,7 @@ class Rule:
     """
 
     func: OpOverload
+    key: int
     view: bool
     replayable: bool
     random: bool
@@ -94,6 +98,11 @@ class Rule:
     tensors: tuple[tuple[int, int], ...] = ()
     lists: bool = False
     scalars: frozenset[str] = frozenset()
+
+
+def operator_name(func: OpOverload) -> str:
+    """The qualified name of an operator, such as ``aten::convolution_backward.default``."""
+    return f"{func._schema.name}.{func._schema.overload_name or 'default'}"
 
 
 def rule_for(func: OpOverload) -> Rule:
@@ -128,6 +137,7 @@ def rule_for(func: OpOverload) -> Rule:
 
     return Rule(
         func=func,
+        key=operator_key(operator_name(func)),
         view=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         replayable=known and name not in IMPURE and name not in UNINITIALIZED,
         random=torch.Tag.nondeterministic_seeded in func.tags,

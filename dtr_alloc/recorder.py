@@ -37,6 +37,7 @@ CONSTANT = lib.DTR_USE_CONSTANT
 NEED_WORK = lib.DTR_NEED_WORK
 HAS_FOREIGN = lib.DTR_HAS_FOREIGN
 HAS_DROPPED = lib.DTR_HAS_DROPPED
+MEASURED = -1  # the cost of an operator, for dtr_op_end: what the clock says
 
 grad_enabled = torch.is_grad_enabled
 _plain_numpy = torch._C.TensorBase.numpy  # that of Tensor is guarded (escapes.py)
@@ -192,7 +193,7 @@ class Recorder(TorchDispatchMode):
         frame = self.frame
         flags = rule.replayable
         random = self._random_state(rule, args, kwargs) if rule.random and flags else None
-        need = lib.dtr_op_begin(frame, count, flags)
+        need = lib.dtr_op_begin(frame, count, flags, rule.key)
         if need:
             if need == HAS_DROPPED:
                 self._runtime.drain()
@@ -209,11 +210,11 @@ class Recorder(TorchDispatchMode):
             raise
         if type(result) is Tensor:
             buffer[0] = result._cdata
-            op_id = lib.dtr_op_end(frame, 1, flags)
+            op_id = lib.dtr_op_end(frame, 1, flags, MEASURED)
         elif args and result is args[0]:
-            op_id = lib.dtr_op_end(frame, 0, flags)  # in place, on a parameter
+            op_id = lib.dtr_op_end(frame, 0, flags, MEASURED)  # in place, on a parameter
         else:
-            op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
+            op_id = lib.dtr_op_end(frame, self._put_results(result), flags, MEASURED)
         if op_id > 0:
             if rule.lists:
                 marked = tuple([_marked(argument) for argument in args])
@@ -241,7 +242,7 @@ class Recorder(TorchDispatchMode):
         frame = self.frame
         flags = int(rule.replayable)
         random = self._random_state(rule, args, kwargs) if rule.random and flags else None
-        need = lib.dtr_op_begin(frame, walk.count, flags)
+        need = lib.dtr_op_begin(frame, walk.count, flags, rule.key)
         if need < 0:
             check(-need)
         started = False
@@ -255,7 +256,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.explain(error)
             raise
-        op_id = lib.dtr_op_end(frame, self._put_results(result), flags)
+        op_id = lib.dtr_op_end(frame, self._put_results(result), flags, MEASURED)
         if op_id > 0:
             closure_args, closure_kwargs = walk.template(args, kwargs)
             closure = (func, closure_args, closure_kwargs, random, grad_enabled())

@@ -65,7 +65,7 @@ def write_stats(
     file or the one before: it is written beside its place and renamed. Raises OSError.
     """
     document = {**(_current_stats() if stats is None else stats), "job": job_facts(config)}
-    return _write_text(path, json.dumps(document, indent=2, default=str) + "\n")
+    return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
 def stats_table(stats: Mapping[str, Any], title: str = TITLE) -> Table:
@@ -107,7 +107,7 @@ def write_report(
     if target is True:
         print(text, file=sys.stderr, end="", flush=True)
     else:
-        _write_text(target, text)
+        write_text(target, text)
 
 
 _exit_config: Config | None = None
@@ -163,7 +163,8 @@ def fill_in(path: str | os.PathLike[str]) -> Path:
     return Path(text.replace("{rank}", os.environ.get("RANK", "0")))
 
 
-def _write_text(path: str | os.PathLike[str], text: str) -> Path:
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a file whole: beside its place, and renamed. Raises OSError."""
     place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, escapes, report
+from dtr_alloc import _autoload, costs, escapes, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
@@ -63,6 +63,7 @@ class Runtime:
             check(lib.dtr_engine_add_pool(self.engine, *place, pool))
         table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
+        self.cost_file: costs.CostFile | None = None
         self.replayer = Replayer(self)
         self.log: Log | None = None
         self.main = Recorder(self)
@@ -203,6 +204,21 @@ class Runtime:
             self.bridge.install_cpu(False)
         self.drain()
         self.closures.clear()
+        self.write_costs()
+
+    def use_costs(self, file: costs.CostFile | None) -> None:
+        """A session begins with the costs that its file says, or with none."""
+        if file is None:
+            costs.forget(self.engine)
+        else:
+            file.install(self.engine)
+        self.cost_file = file
+
+    def write_costs(self) -> None:
+        """Writes the session's cost file, if it has one, for the only time."""
+        file, self.cost_file = self.cost_file, None
+        if file is not None:
+            file.try_to_write(self.engine)
 
     def stop_in_child(self) -> None:
         """After fork: the child allocates as without us, and records nothing. What was evicted
@@ -264,12 +280,15 @@ def _cuda_devices() -> int:
 
 
 def _engine_options(config: Config) -> tuple[Any, Any]:
+    """The options, and what must be kept as long as they are used."""
     heuristic = ffi.new("char[]", config.heuristic.encode())
+    dealloc = ffi.new("char[]", config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = heuristic
     options.min_evict_bytes = config.min_evict
     options.history_ops = config.history
-    return options, heuristic
+    options.dealloc = dealloc
+    return options, (heuristic, dealloc)
 
 
 def _open_log(runtime: Runtime, config: Config) -> Log | None:
@@ -338,12 +357,12 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
-            min_evict, history, log, log_steps.
+            min_evict, history, costs, stats, report, log, log_steps.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
-    setting, StateError if it is enabled already or CUDA is in use already, DriverError for device
-    ``"cuda"`` without CUDA or a device, BridgeError without a C++ compiler, and
-    torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+    setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
+    already, DriverError for device ``"cuda"`` without CUDA or a device, BridgeError without a C++
+    compiler, and torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
 
     On CUDA every visible device has the budget, each for itself, and PyTorch's own calls go on
     working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
@@ -376,20 +395,29 @@ def _enable(config: Config) -> None:
                 f"this process has managed device {_runtime.device_type!r}, and cannot change "
                 f"to {device_type!r}"
             )
+        # Read before anything is changed: it may be damaged.
+        file = None if config.costs is None else costs.CostFile.read(config.costs, device_type)
         if _runtime is None:
             _runtime = Runtime(config, device_type)
+            atexit.register(_write_costs_at_exit)
         else:
             options, _kept = _engine_options(config)
             check(lib.dtr_engine_configure(_runtime.engine, options))
             _runtime.config = config
         _runtime.set_budget(config.budget)
         _runtime.reset_peak()
+        _runtime.use_costs(file)
         _runtime.start()
         _active = True
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)
         report.write_at_exit(config)
+
+
+def _write_costs_at_exit() -> None:
+    if _active and _runtime is not None:
+        _runtime.write_costs()
 
 
 def disable() -> None:
@@ -539,6 +567,7 @@ def _after_fork_in_child() -> None:
         lib.dtr_engine_let_go(_runtime.engine)
     if _active and _runtime is not None:
         _active = False
+        _runtime.cost_file = None  # the parent writes it
         escapes.uninstall()
         _runtime.stop_in_child()
 

@@ -48,7 +48,8 @@ const char* dtr_last_error(void);
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
-  const char* driver;     /* "host", "cuda" or "simulated" */
+  const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
+                             what follows the budget counts for nothing */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
@@ -161,10 +162,35 @@ typedef struct dtr_engine dtr_engine;
 /* What one thread's recorder has in flight: at most one op. */
 typedef struct dtr_frame dtr_frame;
 
+/* What a storage's score is made of: c * r^recomputes / (m * s^a); the smallest is
+ * evicted (DTR paper, section 4.1). dtr_alloc/heuristics.py explains each. */
+enum {
+  DTR_COST_NONE = 0,
+  DTR_COST_LOCAL = 1,
+  DTR_COST_ANCESTORS = 2,    /* own + evicted ancestors */
+  DTR_COST_NEIGHBORHOOD = 3, /* own + evicted ancestors and descendants (e*), exact */
+  DTR_COST_COMPONENT = 4     /* own + neighboring evicted components */
+};
+enum { DTR_SIZE_NONE = 0, DTR_SIZE_BYTES = 1, DTR_SIZE_BYTES_AND_FREE = 2 };
+enum { DTR_SELECT_SCORE = 0, DTR_SELECT_RANDOM = 1, DTR_SELECT_CALLBACK = 2 };
+
+typedef struct dtr_heuristic {
+  int32_t select;            /* DTR_SELECT_... */
+  int32_t cost;              /* DTR_COST_... */
+  int32_t size;              /* DTR_SIZE_... */
+  double staleness_exponent; /* a: 0 to 1 */
+  double recompute_factor;   /* r: 1 and more */
+  uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
+} dtr_heuristic;
+
 typedef struct dtr_engine_options {
   const char* heuristic;    /* "dtr-eqclass" */
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+  /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
+   * evicts it at once, "ignore" leaves it until it is chosen, "banish" removes it for good
+   * once no dependent is evicted, and makes constants of these (native/dealloc.cpp). */
+  const char* dealloc;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -181,7 +207,20 @@ typedef struct dtr_engine_stats {
   uint64_t settled;             /* storages that became constants before a loss */
   uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
+  uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
+  uint64_t total_cost_ns;       /* of first executions, recorded or not */
+  uint64_t banished;            /* dead storages that were removed for good */
+  uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
 } dtr_engine_stats;
+
+/* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
+ * of its tensor arguments, the sizes of its results (native/costs.h). */
+typedef struct dtr_cost {
+  uint64_t signature; /* never 0 */
+  uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
+  int64_t cost_ns;    /* the mean */
+  uint64_t readings;  /* from how many */
+} dtr_cost;
 
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
 /* DTR_STATE while records exist; see dtr_engine_reset. */
@@ -207,6 +246,15 @@ void dtr_engine_let_go(dtr_engine* engine);
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
 int32_t dtr_engine_reset(dtr_engine* engine);
+
+/* Replaces what was learned of costs by these, which stay as they are: with them a
+ * deterministic job is evicted in the same way each time. Other signatures are measured
+ * and averaged, as many as there is room for (65,536 in all; beyond that each call costs
+ * what it took). Any thread; while no records exist, or old ones keep other costs.
+ * DTR_INVALID, and nothing is known, for a wrong entry. */
+int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count);
+/* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
+uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
 void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
@@ -254,9 +302,10 @@ enum {
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their
- * storages, stamps their access time. Returns DTR_NEED bits, or -status on failure
- * (then nothing is locked). The tensors must live until dtr_op_end or _abort. */
-int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags);
+ * storages, stamps their access time. op_key says which operator it is, the same number
+ * in every process. Returns DTR_NEED bits, or -status on failure (then nothing is locked).
+ * The tensors must live until dtr_op_end or _abort. */
+int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
 
 /* Puts on the frame's stack what must be rematerialized before the op may run:
  * evicted inputs; then what depends on a constant that it overwrites; then what
@@ -267,8 +316,9 @@ int32_t dtr_op_prepare(dtr_frame* frame);
 /* Ends an op whose result tensors stand in buffer[0..results): records them,
  * unlocks the inputs. Returns the id of the op record that needs a closure, 0 if
  * none does, -status on failure. flags: 0, or 0 without DTR_OP_REPLAYABLE given at
- * the beginning takes that back. */
-int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags);
+ * the beginning takes that back. cost_ns: what the op cost; negative: as measured by the
+ * clock, averaged over the calls of its signature. The engine's clock moves on by it. */
+int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns);
 
 /* The op failed, or will not run: unlocks. started 1: it may have overwritten some of its
  * storages, which become constants of unknown content; 0: it was never called. */
@@ -413,6 +463,91 @@ void* dtr_sim_handle(const dtr_sim_tensor* tensor);
 void* dtr_sim_data(const dtr_sim_tensor* tensor);
 /* The size of a handle's storage. */
 uint64_t dtr_sim_storage_bytes(const void* handle);
+
+/* ---- Replay of op logs (native/replay/) ---------------------------------- */
+
+/* A log as numbers (dtr_alloc/oplog.py makes them), one instruction after the other:
+ *   0, name, size_bytes                                               CONSTANT
+ *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
+ *   2, time, args, arg..., mutated, index...                          MUTATE
+ *   3, dst, src                                                       COPY
+ *   4, dst, src                                                       COPY_FROM
+ *   5, name                                                           RELEASE
+ * A name is a number from 0 on, in the order in which the names first stand in the log. An
+ * alias is the index of the argument that the result looks at, -1 for new memory. */
+typedef struct dtr_replay dtr_replay;
+
+enum { DTR_DEALLOC_EAGER = 0, DTR_DEALLOC_BANISH = 1, DTR_DEALLOC_IGNORE = 2 };
+
+typedef struct dtr_replay_options {
+  dtr_heuristic heuristic;
+  int32_t dealloc;          /* DTR_DEALLOC_... */
+  int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
+  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
+  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
+} dtr_replay_options;
+
+enum {
+  DTR_REPLAY_OK = 0,
+  DTR_REPLAY_OUT_OF_MEMORY = 1,
+  DTR_REPLAY_THRASH = 2,
+  DTR_REPLAY_CONTRADICTION = 3 /* simrd's cached regions contradict themselves: it stops, too */
+};
+
+typedef struct dtr_replay_result {
+  int32_t status;      /* DTR_REPLAY_...; else the counters are those of the moment it ended */
+  int64_t clock;       /* 1 + all cost spent */
+  int64_t model_cost;  /* of first executions */
+  int64_t remat_cost;  /* of repeated ones */
+  uint64_t model_ops;  /* first executions */
+  uint64_t remat_ops;  /* repeated ones */
+  uint64_t collateral; /* other outputs that came back with a rematerialized one */
+  uint64_t forced;     /* evictions for room */
+  uint64_t other;      /* evictions at a release or inside a banish */
+  uint64_t banished;
+  uint64_t peak_bytes;
+  uint64_t end_bytes;
+  uint64_t evaluations; /* scores computed */
+  uint64_t accesses;    /* storages visited for scores and their metadata (simrd, 5.5) */
+  uint64_t chain_depth; /* the most rematerializations that waited for one another */
+  uint64_t search_ns;   /* real time spent choosing */
+} dtr_replay_result;
+
+/* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
+ * DTR_INVALID for a program or options that are malformed, else the run's outcome is in the
+ * result. *out belongs to the caller; NULL on failure. */
+int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
+                         uint64_t numbers, dtr_replay** out);
+
+/* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
+ * simulated addresses, mapped in the host driver's unit. */
+enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1 };
+
+typedef struct dtr_runtime_options {
+  dtr_replay_options replay; /* newest_staleness must be 0 */
+  int32_t space;             /* DTR_SPACE_... */
+  int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
+  uint64_t min_evict_bytes;  /* as in dtr_engine_options */
+  uint64_t history_ops;      /* likewise */
+} dtr_runtime_options;
+
+/* Replays a program on the engine above, with costs and sizes of the program and no contents
+ * (native/replay/runtime.h says what differs from simrd). workspace: what operators allocate
+ * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
+ * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL or MUTATE,
+ * has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no operator
+ * has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
+ * returns as dtr_replay_simrd. */
+int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
+                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
+                           uint64_t operators, dtr_replay** out);
+
+void dtr_replay_destroy(dtr_replay* replay);
+void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+/* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
+ * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
+ * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
+const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length);
 
 /* CFFI END */
 

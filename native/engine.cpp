@@ -22,6 +22,7 @@ int64_t& room_ns_of_thread() {
 }
 
 Deferred::~Deferred() {
+  if (banish_) engine_.banish_queued(*this);
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
   strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
   weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
@@ -47,6 +48,7 @@ void core_evicted_died(void* engine, void* context) {
 }  // namespace
 
 Engine::Engine(const dtr_engine_options& options) : options_(options) {
+  dealloc_from_name(options.dealloc, &dealloc_);
   core_ = {DTR_BRIDGE_ABI_VERSION,
            this,
            &core_allocate,
@@ -82,6 +84,7 @@ Engine::~Engine() {
 void Engine::configure(const dtr_engine_options& options) {
   std::lock_guard<EngineMutex> lock(mutex_);
   options_ = options;
+  dealloc_from_name(options.dealloc, &dealloc_);
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -133,7 +136,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 
 // ---- records ----
 
-Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns) {
+Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
   Storage* storage = storages_.get();
   *storage = Storage{};
   storage->id = next_storage_id_++;
@@ -143,7 +146,7 @@ Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed, int64_t 
   storage->address = desc.data;
   storage->handle = desc.handle;
   storage->managed = managed;
-  storage->last_access_ns = now_ns;
+  storage->last_access_ns = clock_ns_;
   ++stats_.live_storages;
   return storage;
 }
@@ -161,7 +164,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
   // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
   // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
-  storage = new_storage(desc, managed, now_ns());
+  storage = new_storage(desc, managed);
   by_handle_.insert(desc.handle, storage);
   if (managed) {
     storage->live = true;
@@ -196,6 +199,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
     deferred.release_weak(storage->handle);
   else
     deferred.release_strong(storage->handle);
+  storage->pins = 0;  // nobody is left to take them back
   storage->handle = nullptr;
   storage->live = false;
 }
@@ -260,7 +264,7 @@ void Engine::become_resident(Storage* storage, void* address) {
   leave_component(storage);
   storage->address = address;
   storage->state = State::resident;
-  storage->last_access_ns = now_ns();
+  storage->last_access_ns = clock_ns_;
   update_candidate(storage);
 }
 
@@ -275,7 +279,10 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
       output.storage = nullptr;
       --op->recorded_outputs;
     }
-  if (op->recorded_outputs == 0) discard_op(op, deferred);
+  if (op->recorded_outputs == 0)
+    discard_op(op, deferred);
+  else
+    reconsider_inputs(op, deferred);
 }
 
 void Engine::discard_op(Op* op, Deferred& deferred) {
@@ -290,6 +297,7 @@ void Engine::discard_op(Op* op, Deferred& deferred) {
   for (Edge& edge : op->edges) {
     Storage* input = edge.input;
     unlink(edge);
+    reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
   dropped_ops_.push_back(static_cast<int64_t>(op->id));
@@ -302,6 +310,7 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
   drop_output(storage, deferred);
   update_candidate(storage);
+  if (!storage->live && storage->managed) keep_constant(storage);
   ++stats_.settled;
 }
 
@@ -337,7 +346,9 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     }
     storage->state = State::freed;
     storage->address = nullptr;
+    forget_banishing(storage);
     update_candidate(storage);
+    if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
     else if (resident && storage->managed)
@@ -353,7 +364,10 @@ void Engine::remove(Storage* first, Deferred& deferred) {
 }
 
 void Engine::unlock(Storage* storage, Deferred& deferred) {
-  if (--storage->locks == 0) maybe_remove(storage, deferred);
+  if (--storage->locks > 0) return;
+  reconsider(storage, deferred);
+  if (storage->parent) reconsider_inputs(storage->parent, deferred);
+  maybe_remove(storage, deferred);
 }
 
 // ---- what the framework tells ----
@@ -371,22 +385,11 @@ void Engine::freed(void* address) {
     Storage* storage = by_address_.find(address);
     if (storage) {
       lose_handle(storage, deferred);
-      if (!storage->parent && storage->children) {
-        // A constant dies before what hangs on it. If its dependents can do without
-        // it for no more bytes than its own, they do; else its memory is kept.
-        ++storage->locks;  // its last dependent would take it along, and the block with it
-        const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);
-        --storage->locks;
-        if (!settled) {
-          storage->kept = static_cast<int64_t>(kept_constants_.size());
-          kept_constants_.push_back(storage);
-          stats_.kept_constant_bytes += storage->size_bytes;
-          give_back = false;
-        }
-      }
+      give_back = !keeps_memory_of_dead(storage, deferred);
       if (give_back) {
         by_address_.erase(address);
         if (storage->state == State::resident) {
+          if (watcher_) watcher_->died(storage->id);
           if (!storage->parent) storage->lost = true;
           if (storage->children || storage->locks > 0) {
             become_evicted(storage);
@@ -414,6 +417,7 @@ void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
+  if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
@@ -469,6 +473,49 @@ void Engine::reset() {
 void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
+  out->clock_ns = static_cast<uint64_t>(clock_ns_);
+}
+
+void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  costs_.clear();
+  for (uint64_t i = 0; i < count; ++i) {
+    const dtr_cost& cost = costs[i];
+    const auto refuse = [&](const std::string& what) {
+      costs_.clear();
+      throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
+    };
+    if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
+    if (cost.cost_ns < 1)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 and more");
+    if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
+      refuse(costs_.size() >= CostTable::kMost
+                 ? " is one too many; allowed: " + std::to_string(CostTable::kMost)
+                 : ".signature is " + std::to_string(cost.signature) +
+                       ", which stands there already; allowed: each once");
+  }
+}
+
+uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  uint64_t count = 0;
+  costs_.for_each([&](const CostTable::Entry& entry) {
+    if (count < capacity)
+      costs[count] = {entry.signature, entry.op_key, CostTable::cost_of(entry), entry.readings};
+    ++count;
+  });
+  return count;
+}
+
+void Engine::watch(Watcher* watcher) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  watcher_ = watcher;
+}
+
+uint64_t Engine::id_of(const void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Storage* storage = by_handle_.find(handle);
+  return storage ? storage->id : 0;
 }
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {

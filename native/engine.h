@@ -1,14 +1,23 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R7 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R9 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
 // the driver, a pool) is put into a Deferred and done after the mutex is released.
 // So a deleter may re-enter.
 //
+// The clock. Staleness is counted in the time that the job's operators take, not in the
+// time that passes: the clock starts at 1, and each op moves it on by its cost when it
+// ends, a rematerialization by its op's cost when it is committed (DTR paper, appendix
+// C.4). So a pause between two steps makes nothing stale, and with the costs fixed
+// (costs.h) a deterministic job is evicted in the same way each time. What an op reads
+// is stamped with the clock before it, what it makes with the clock after. An op that
+// failed cost nothing.
+//
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), room.cpp (choosing and evicting), settle.cpp (before content is lost for
-// good), remat.cpp (bringing content back), journal.cpp (op logs), invariants.cpp.
+// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), settle.cpp (before
+// content is lost for good), dealloc.cpp (after a storage died), remat.cpp (bringing
+// content back), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +27,8 @@
 
 #include "bridge_table.h"
 #include "component.h"
+#include "costs.h"
+#include "dealloc.h"
 #include "dtr_alloc.h"
 #include "journal.h"
 #include "locks.h"
@@ -66,6 +77,8 @@ class Deferred {
   }
   void release_strong(void* handle) { strong_.push_back(handle); }
   void release_weak(void* handle) { weak_.push_back(handle); }
+  // Before the rest, because it may add to it.
+  void banish_queued() { banish_ = true; }
 
  private:
   struct Block {
@@ -77,6 +90,7 @@ class Deferred {
   ShortList<Block> blocks_;
   ShortList<void*> strong_;
   ShortList<void*> weak_;
+  bool banish_ = false;
 };
 
 // One tensor argument of the op in flight.
@@ -107,6 +121,9 @@ struct Frame {
   OpenLog log;
   bool open = false;
   bool replayable = false;
+  uint64_t op_key = 0;
+  Signature signature;
+  std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
   std::vector<RematStep> stack;
@@ -116,6 +133,17 @@ struct Frame {
   bool step_open = false;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
+};
+
+// Hears what becomes of contents, for replays of logs. Called under the engine's mutex, in the
+// order in which things happen: it may only note them.
+class Watcher {
+ public:
+  virtual ~Watcher() = default;
+  // To make room, or by hand.
+  virtual void evicted(uint64_t storage_id) = 0;
+  // Its memory goes back because nothing refers to it any more.
+  virtual void died(uint64_t storage_id) = 0;
 };
 
 class Engine {
@@ -140,14 +168,20 @@ class Engine {
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
   void get_stats(dtr_engine_stats* out);
+  void set_costs(const dtr_cost* costs, uint64_t count);
+  uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
+  // Null for nobody. It must outlive the engine, or be taken back.
+  void watch(Watcher* watcher);
+  // The id of the record of a handle's storage, 0 if it has none.
+  uint64_t id_of(const void* handle);
   uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
 
   // ---- frame.cpp ----
-  int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags);
+  int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
-  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags);
+  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns);
   void op_abort(Frame& frame, bool started);
 
   // ---- remat.cpp ----
@@ -182,7 +216,7 @@ class Engine {
   friend class Deferred;
 
   // engine.cpp, all under the mutex
-  Storage* new_storage(const dtr_tensor_desc& desc, bool managed, int64_t now_ns);
+  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
   void content_replaced(Storage* storage, Deferred& deferred);
   void link(Edge& edge, Op* op, Storage* input);
@@ -215,8 +249,20 @@ class Engine {
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
-  void new_version(Input& input, Op* op, int32_t position, int64_t now_ns, Deferred& deferred);
-  Op* build_op(Frame& frame, int64_t cost_ns);
+  void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
+  void describe_results(Frame& frame, uint32_t results);
+  Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
+
+  // dealloc.cpp
+  void keep_constant(Storage* storage);
+  bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
+  void mark_for_banishing(Storage* storage, Deferred& deferred);
+  void reconsider(Storage* storage, Deferred& deferred);
+  void reconsider_inputs(const Op* op, Deferred& deferred);
+  void forget_banishing(Storage* storage);
+  void banish_queued(Deferred& deferred);
+  const Storage* keeps_from_banishing(const Storage* storage) const;
+  void banish(Storage* storage, Deferred& deferred);
 
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
@@ -248,8 +294,10 @@ class Engine {
 
   mutable EngineMutex mutex_;
   dtr_engine_options options_;
+  Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   const dtr_framework* framework_ = nullptr;
   dtr_core core_{};
+  Watcher* watcher_ = nullptr;
   struct Device {
     uint8_t type;
     int8_t index;
@@ -262,10 +310,14 @@ class Engine {
   PointerMap<Storage> by_address_;
   std::vector<Storage*> candidates_;
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
+  std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
+  uint64_t to_banish_ = 0;                // storages that are
   std::vector<int64_t> dropped_ops_;
   Recycler<Storage> storages_;
   Recycler<Op> ops_;
   Components components_;
+  CostTable costs_;
+  int64_t clock_ns_ = 1;
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;
@@ -282,6 +334,7 @@ class Engine {
   dtr_engine_stats stats_{};
 };
 
+// Real time, for what is measured; the engine's own clock is clock_ns_.
 int64_t now_ns();
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
 int64_t& room_ns_of_thread();

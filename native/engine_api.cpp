@@ -25,6 +25,10 @@ void check(const dtr_engine_options& options) {
     throw dtr::InvalidArgument(std::string("heuristic is '") +
                                (options.heuristic ? options.heuristic : "NULL") +
                                "'; allowed: dtr-eqclass");
+  dtr::Dealloc dealloc;
+  if (!dtr::dealloc_from_name(options.dealloc, &dealloc))
+    throw dtr::InvalidArgument(std::string("dealloc is '") + options.dealloc +
+                               "'; allowed: eager, banish, ignore");
   if (options.history_ops < 1) throw dtr::InvalidArgument("history_ops is 0; allowed: 1 and more");
 }
 
@@ -84,6 +88,14 @@ void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out) {
   engine_of(engine)->get_stats(out);
 }
 
+int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count) {
+  return dtr::guard([&] { engine_of(engine)->set_costs(costs, count); });
+}
+
+uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity) {
+  return engine_of(engine)->get_costs(costs, capacity);
+}
+
 int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return dtr::guard([&] { engine_of(engine)->check_invariants(); });
 }
@@ -117,9 +129,10 @@ int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
   return step.data();
 }
 
-int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags) {
+int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   dtr::Frame& of = frame_of(frame);
-  return static_cast<int32_t>(answer([&] { return of.engine.op_begin(of, tensors, flags); }));
+  return static_cast<int32_t>(
+      answer([&] { return of.engine.op_begin(of, tensors, flags, op_key); }));
 }
 
 int32_t dtr_op_prepare(dtr_frame* frame) {
@@ -127,9 +140,9 @@ int32_t dtr_op_prepare(dtr_frame* frame) {
   return static_cast<int32_t>(answer([&] { return of.engine.op_prepare(of); }));
 }
 
-int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags) {
+int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   dtr::Frame& of = frame_of(frame);
-  return answer([&] { return of.engine.op_end(of, results, flags); });
+  return answer([&] { return of.engine.op_end(of, results, flags, cost_ns); });
 }
 
 void dtr_op_abort(dtr_frame* frame, int32_t started) {

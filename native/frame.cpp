@@ -42,7 +42,7 @@ void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Defe
     old->checksum = sum;
     return;
   }
-  Storage* fresh = new_storage(desc, old->managed, now_ns());
+  Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
   fresh->pins = old->pins;
   fresh->log_number = old->log_number;
@@ -98,16 +98,16 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     if (history_outweighs(storage)) forget_parent(storage, deferred);
   }
   ++storage->locks;
-  storage->last_access_ns = frame.begin_ns;
+  storage->last_access_ns = clock_ns_;
   input.storage = storage;
 }
 
-int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
+int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = room_ns_of_thread();
+  frame.op_key = op_key;
+  frame.signature = Signature(op_key);
   frame.replayable = flags & DTR_OP_REPLAYABLE;
   frame.open = true;
   frame.inputs.resize(tensors);
@@ -120,6 +120,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
     framework_->describe(input.tensor, &input.desc);
+    frame.signature.add(input.desc);
     const Use declared = input.use;
     classify(frame, input, deferred);
     if (input.use == Use::by_value) {
@@ -146,6 +147,9 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags) {
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
+  // The op's cost is counted from here: looking at its inputs is not part of it.
+  frame.begin_ns = now_ns();
+  frame.room_ns_at_begin = room_ns_of_thread();
   return need;
 }
 
@@ -165,18 +169,19 @@ int32_t Engine::op_prepare(Frame& frame) {
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
   if (frame.log.open && frame.stack.empty()) journal_running(&frame);
-  // The op's cost is counted from here: bringing inputs back is not part of it.
+  // Once more: bringing inputs back is not part of it, either.
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
   return !frame.stack.empty();
 }
 
 // The record of the op that just ran, without outputs yet.
-Op* Engine::build_op(Frame& frame, int64_t cost_ns) {
+Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   Op* op = ops_.get();
   op->id = next_op_id_++;
   op->cost_ns = cost_ns;
   op->log_index = -1;
+  op->signature = signature;
   op->edges.clear();
   op->tensors.clear();
   op->geometry.clear();
@@ -220,8 +225,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns) {
 }
 
 // Ends the version that the op overwrote and begins the next (R1).
-void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
-                         Deferred& deferred) {
+void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& deferred) {
   Storage* old = input.storage;
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
@@ -238,7 +242,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
       old->checksum = checksum(old->address, old->size_bytes);
     return;  // it was settled before the op ran: the record may serve the new content
   }
-  Storage* fresh = new_storage(desc, old->managed, now_ns);
+  Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
   fresh->pins = old->pins;
   fresh->log_number = old->log_number;
@@ -259,12 +263,27 @@ void Engine::new_version(Input& input, Op* op, int32_t position, int64_t now_ns,
   update_candidate(fresh);
 }
 
-int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
+// Reads the result tensors, whose sizes complete the signature.
+void Engine::describe_results(Frame& frame, uint32_t results) {
+  frame.results.assign(results, dtr_tensor_desc{});
+  for (uint32_t i = 0; i < results; ++i) {
+    const auto* tensor = reinterpret_cast<const void*>(frame.buffer[i]);
+    if (tensor) framework_->describe(tensor, &frame.results[i]);
+    frame.signature.add(frame.results[i].storage_bytes);
+  }
+}
+
+int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
+  const int64_t reading_ns =
+      now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  const int64_t end_ns = now_ns();
-  const int64_t cost = end_ns - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  describe_results(frame, results);
+  const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
+  if (cost_ns < 0) cost_ns = costs_.add(signature, frame.op_key, reading_ns);
+  clock_ns_ += cost_ns;
+  stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
   const bool pure = replayable;
   if (frame.log.open) journal_running(nullptr);
@@ -279,7 +298,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   int64_t id = 0;
   Op* op = nullptr;
   const auto record_op = [&]() {
-    if (!op) op = build_op(frame, std::max<int64_t>(cost, 1));
+    if (!op) op = build_op(frame, cost_ns, signature);
     id = static_cast<int64_t>(op->id);
     return op;
   };
@@ -287,21 +306,18 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), end_ns, deferred);
+      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
-    const auto* tensor = reinterpret_cast<const void*>(frame.buffer[i]);
-    if (!tensor) continue;
-    dtr_tensor_desc desc;
-    framework_->describe(tensor, &desc);
+    const dtr_tensor_desc& desc = frame.results[i];
     if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) continue;
     if (!desc.owned || !is_managed_device(desc)) continue;
     if (Storage* known = by_handle_.find(desc.handle)) {
       if (known->address == desc.data) continue;
       content_replaced(known, deferred);
     }
-    Storage* storage = new_storage(desc, true, end_ns);
+    Storage* storage = new_storage(desc, true);
     storage->live = true;
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
@@ -321,7 +337,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags) {
     id = 0;
   }
   if (frame.log.open) {
-    const int64_t index = journal_end(frame, pure, std::max<int64_t>(cost, 1), kTinyBytes);
+    const int64_t index = journal_end(frame, pure, cost_ns, kTinyBytes);
     if (id) op->log_index = index;
   }
   for (const Input& input : frame.inputs)
@@ -343,7 +359,7 @@ void Engine::op_abort(Frame& frame, bool started) {
     // is not resident cannot have been touched.
     if (started && input.storage && overwrites(input.use) &&
         input.storage->state == State::resident)
-      new_version(input, nullptr, static_cast<int32_t>(i), now_ns(), deferred);
+      new_version(input, nullptr, static_cast<int32_t>(i), deferred);
   }
   if (frame.log.open) journal_unhold(frame);
   for (const Input& input : frame.inputs)

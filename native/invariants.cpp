@@ -50,7 +50,7 @@ void Engine::check_invariants() {
   if (storages.size() != stats_.live_storages)
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
-  uint64_t evicted = 0, candidates = 0;
+  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0;
   std::unordered_map<const ComponentNode*, double> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
@@ -83,10 +83,34 @@ void Engine::check_invariants() {
       require(candidates_[storage->candidate] == storage, "R6: the index leads elsewhere",
               storage->id);
     }
+    const bool kept = resident && storage->managed && !storage->live && !storage->parent;
+    require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage->id);
+    if (kept) {
+      kept_bytes += storage->size_bytes;
+      require(kept_constants_[storage->kept] == storage, "R5: the index leads elsewhere",
+              storage->id);
+    }
+    if (storage->to_banish) {
+      ++to_banish;
+      require(!storage->live, "R9: a live storage is to be banished", storage->id);
+      require(storage->queued >= 0 || keeps_from_banishing(storage),
+              "R9: nothing keeps it from being banished", storage->id);
+    }
+    require(storage->live || storage->pins == 0, "R5: pinned, and dead", storage->id);
+    if (resident && storage->managed)
+      require(dtr_pool_block_bytes(pool_of(storage->device_type, storage->device_index),
+                                   storage->address) >= storage->size_bytes,
+              "R5: its block is gone, or smaller", storage->id);
     if (resident && storage->managed)
       require(by_address_.find(storage->address) == storage, "R4: the address leads elsewhere",
               storage->id);
   }
+  if (kept_bytes != stats_.kept_constant_bytes)
+    throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
+                     " bytes, counted are " + std::to_string(stats_.kept_constant_bytes));
+  if (to_banish != to_banish_)
+    throw StateError("R9: " + std::to_string(to_banish) +
+                     " storages are to be banished, counted are " + std::to_string(to_banish_));
   if (candidates != candidates_.size()) throw StateError("R6: the list of candidates is too long");
   if (evicted != stats_.evicted_storages)
     throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +

@@ -1,15 +1,21 @@
 // The pool's part of the C interface: arguments are translated, nothing is decided here.
 #include <cstring>
 #include <memory>
+#include <string>
 
+#include "counted_pool.h"
 #include "cuda_driver.h"
 #include "dtr_alloc.h"
 #include "error.h"
 #include "pool.h"
 
 struct dtr_pool {
-  explicit dtr_pool(const dtr::PoolOptions& options) : pool(options) {}
-  dtr::Pool pool;
+  explicit dtr_pool(const dtr_pool_options& options) : owned(make(options)), pool(*owned) {}
+  std::unique_ptr<dtr::AnyPool> owned;
+  dtr::AnyPool& pool;
+
+ private:
+  static std::unique_ptr<dtr::AnyPool> make(const dtr_pool_options& options);
 };
 
 namespace {
@@ -25,6 +31,14 @@ void require(const void* argument, const char* name) {
 
 }  // namespace
 
+std::unique_ptr<dtr::AnyPool> dtr_pool::make(const dtr_pool_options& options) {
+  if (options.driver == std::string("counted"))
+    return std::make_unique<dtr::CountedPool>(options.budget_bytes);
+  return std::make_unique<dtr::Pool>(dtr::PoolOptions{options.driver, options.device,
+                                                      options.budget_bytes, options.reserve_bytes,
+                                                      options.chunk_bytes, options.small_bytes});
+}
+
 DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
 
 DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
@@ -35,8 +49,7 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
     *out = nullptr;
     require(options, "options");
     require(options->driver, "driver");
-    *out = new dtr_pool({options->driver, options->device, options->budget_bytes,
-                         options->reserve_bytes, options->chunk_bytes, options->small_bytes});
+    *out = new dtr_pool(*options);
   });
 }
 

@@ -14,13 +14,15 @@
 //  R5  live: the framework holds the handle, and the engine holds it weakly. Dead
 //      and resident (a ghost, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
-//      bare address.
+//      bare address. Such constants, and no others, stand in the list of those kept.
 //  R6  Candidates for eviction are exactly the resident storages with a parent
 //      whose memory is ours. Locked and pinned ones stay in the list and are
 //      passed over, because locks come and go with every op.
 //  R7  locks > 0 keeps a record, and its memory while resident, until unlocked.
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
 //      about to go for good. So whoever makes a constant of it settles it first.
+//  R9  A storage that is to be banished is dead, and it or one of its dependents is
+//      locked, or one is evicted: else it would be gone (dealloc.cpp).
 #pragma once
 
 #include <cstddef>
@@ -56,10 +58,12 @@ struct Storage {
   Op* parent = nullptr;     // R2
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // R4
-  int64_t last_access_ns = 0;
+  int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
+
   uint64_t checksum = 0;   // of the content, if external
   int64_t candidate = -1;  // index in the list of candidates (R6), or -1
   int64_t kept = -1;       // index in the list of kept constants, or -1
+  int64_t queued = -1;     // index in the queue of those to try to banish, or -1
   uint64_t mark = 0;       // visited in the walk of that number
   uint32_t locks = 0;
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
@@ -73,6 +77,7 @@ struct Storage {
   bool managed = false;            // the memory comes from our pools
   bool external = false;           // others hold the pointer: the content may change unseen
   bool lost = false;               // evicted, and nothing can bring it back
+  bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
@@ -107,7 +112,10 @@ struct Output {
 
 struct Op {
   uint64_t id = 0;
+  // As of its recording: components are sums of costs, and a mean that has moved on
+  // would take out another number than went in.
   int64_t cost_ns = 0;
+  uint64_t signature = 0;  // 0: not measured
   int64_t log_index = -1;  // of its line among the operators of the op log
   uint32_t chain = 0;      // Storage::chain of its outputs
   Op* older = nullptr;     // ops in order of execution

@@ -155,6 +155,8 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.step_open) throw StateError("dtr_remat_commit: no step is in progress");
+  const int64_t reading_ns =
+      now_ns() - frame.step_begin_ns - (room_ns_of_thread() - frame.room_ns_at_step);
   Deferred deferred(*this);
   // Holding a live handle may take the GIL, so it happens outside the mutex: first a
   // weak reference under it, then the strong one.
@@ -179,6 +181,8 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   }
   std::lock_guard<EngineMutex> lock(mutex_);
   Op* op = frame.stack.back().op;
+  clock_ns_ += op->cost_ns;
+  stats_.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
   for (const Output& output : op->outputs) {
     Storage* storage = output.storage;
     if (!storage || storage->state == State::resident) continue;
@@ -211,6 +215,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
     for (const Held& entry : held) strong |= entry.storage == storage && entry.strong;
     place(storage, address, strong, deferred);
   }
+  if (op->signature) costs_.add_again(op->signature, reading_ns);
   ++stats_.rematerializations;
   if (journal_.deciding()) journal_.ran_again(op);
   stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -

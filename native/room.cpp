@@ -59,11 +59,14 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
     deferred.release_strong(storage->handle);
     if (!framework_->detach(storage->handle, storage)) return false;
     deferred.free_block(*storage, address);
-  } else {
+  } else if (storage->handle) {
     lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block
+  } else {
+    deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
   by_address_.erase(address);
   become_evicted(storage);
+  if (watcher_) watcher_->evicted(storage->id);
   ++stats_.evictions;
   stats_.evicted_bytes += storage->size_bytes;
   return true;
@@ -80,7 +83,7 @@ int32_t Engine::make_room(dtr_pool* pool) {
     eviction_cause_ = Journal::Cause::room;
     std::vector<Storage*> refused;
     while (!freed) {
-      Storage* victim = choose(pool, begin);
+      Storage* victim = choose(pool, clock_ns_);
       ++stats_.searches;
       if (!victim) break;
       freed = evict(victim, deferred);

@@ -226,6 +226,12 @@ SimulatedTensor* SimulatedFramework::make_tensor(SimulatedStorage* storage, int3
   return tensor.release();
 }
 
+SimulatedTensor* SimulatedFramework::tensor_over(SimulatedStorage* storage) {
+  if (!retain_strong(storage)) return nullptr;
+  const auto bytes = static_cast<int64_t>(storage->size_bytes);
+  return make_tensor(storage, 0, 1, &bytes, nullptr, 0);
+}
+
 void SimulatedFramework::release_tensor(SimulatedTensor* tensor) {
   SimulatedStorage* storage = tensor->storage;
   delete tensor;

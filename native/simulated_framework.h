@@ -63,6 +63,8 @@ class SimulatedFramework {
 
   SimulatedTensor* make_tensor(SimulatedStorage* storage, int32_t scalar_type, int32_t ndim,
                                const int64_t* sizes, const int64_t* strides, int64_t offset);
+  // A tensor of bytes over a whole storage; null if it is dead.
+  SimulatedTensor* tensor_over(SimulatedStorage* storage);
   void release_tensor(SimulatedTensor* tensor);
   SimulatedStorage* make_storage(Memory memory, void* pointer, uint64_t size_bytes,
                                  uint8_t device_type, int8_t device_index);

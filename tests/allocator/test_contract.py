@@ -422,7 +422,9 @@ def test_a_wrong_option_is_named_with_what_is_allowed(driver, options, message):
 
 def test_an_unknown_driver_is_named():
     """The message lists the drivers there are."""
-    with pytest.raises(Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'simulated'"):
+    with pytest.raises(
+        Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'simulated', 'counted'"
+    ):
         NativePool("opencl")
     out = ffi.new("dtr_pool **")
     with pytest.raises(Invalid, match="options is NULL"):

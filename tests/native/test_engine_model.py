@@ -7,6 +7,7 @@ contents. Hypothesis prints a failing run as a list of rule calls; keep it as a 
 import sys
 from contextlib import contextmanager
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -48,6 +49,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     chunk = 4096
     grain = 1
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
+    dealloc = "eager"
     fake = None
 
     def __init__(self):
@@ -58,7 +60,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.pool = NativePool(
             self.driver, budget=self.budget * self.chunk, reserve=1024 * self.chunk
         )
-        self.toy = FailingToy(self.pool, device=self.device, grain=self.grain)
+        self.toy = FailingToy(self.pool, device=self.device, grain=self.grain, dealloc=self.dealloc)
         self.tensors = []
         self.next_parameter = 0
         self.armed = False  # a driver call is going to fail
@@ -326,6 +328,8 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @invariant()
     def rules_hold(self):
         self.toy.verify()
+        stats = self.toy.stats()
+        assert stats.clock_ns == 1 + stats.total_cost_ns + stats.recompute_cost_ns
         for tensor in self.tensors:
             assert self.toy.resident(tensor) != tensor.evicted
             if tensor.evicted:
@@ -372,12 +376,21 @@ SETTINGS = settings(
 )
 
 
-def test_jobs_on_host_memory_agree_with_the_model():
+DEALLOCS = ["eager", "banish", "ignore"]
+
+
+@pytest.mark.parametrize("policy", DEALLOCS)
+def test_jobs_on_host_memory_agree_with_the_model(policy):
     """Any sequence of operators and interventions leaves contents, records and blocks right."""
-    run(EngineAgainstModel, settings=SETTINGS)
+
+    class OnHost(EngineAgainstModel):
+        dealloc = policy
+
+    run(OnHost, settings=SETTINGS)
 
 
-def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda):
+@pytest.mark.parametrize("policy", DEALLOCS)
+def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
     """The same on the stand-in for libcuda, whose calls fail at will."""
 
     class OnCuda(EngineAgainstModel):
@@ -385,6 +398,7 @@ def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda):
         device = (1, 0)
         chunk = 2 << 20
         grain = 1024
+        dealloc = policy
         sizes = (1024, 8192, 65536, 262144, 300 * 1024)
         fake = fake_cuda
 

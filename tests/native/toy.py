@@ -22,6 +22,7 @@ REPLAYABLE = lib.DTR_OP_REPLAYABLE
 EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
 INT64 = 4  # c10::ScalarType::Long
 WORD = 8
+MEASURED = -1
 
 
 class Store:
@@ -86,6 +87,10 @@ class Operator(NamedTuple):
     fails: Callable[[Operator], None]
 
 
+def op_key(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
 def never(operator: Operator) -> None:
     """An operator's hook that lets it succeed."""
 
@@ -114,10 +119,12 @@ class Toy:
         device: tuple[int, int] = (0, -1),
         grain: int = 1,
         history: int = 1 << 30,
+        dealloc: str = "eager",
     ):
         self.pool = pool
         self.device = device
         self.grain = grain
+        self._dealloc = ffi.new("char[]", dealloc.encode())
         self.closures: dict[int, Operator] = {}
         self.replays: list[str] = []
         self._replay_lock = threading.RLock()
@@ -133,7 +140,7 @@ class Toy:
 
     def _options(self, history: int) -> Any:
         self._heuristic = ffi.new("char[]", b"dtr-eqclass")
-        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history])
+        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history, self._dealloc])
 
     def keep_history(self, ops: int) -> None:
         check(lib.dtr_engine_configure(self.engine, self._options(ops)))
@@ -215,7 +222,7 @@ class Toy:
         for i, (tensor, use) in enumerate(pairs):
             buffer[i] = tensor.number | use
         flags = REPLAYABLE if replayable else 0
-        need = lib.dtr_op_begin(frame, len(pairs), flags)
+        need = lib.dtr_op_begin(frame, len(pairs), flags, op_key(name))
         if need < 0:
             check(-need)
         started = False
@@ -232,7 +239,7 @@ class Toy:
         buffer = lib.dtr_frame_buffer(frame, len(everything))
         for i, result in enumerate(everything):
             buffer[i] = result.number
-        op_id = lib.dtr_op_end(frame, len(everything), flags)
+        op_id = lib.dtr_op_end(frame, len(everything), flags, self.cost(operator, tensors))
         if op_id < 0:
             check(-op_id)
         if op_id > 0:
@@ -240,6 +247,11 @@ class Toy:
         new = everything[len(everything) - len(operator.results) :]
         self._expect(operator, tensors, new)
         return new
+
+    def cost(self, operator: Operator, tensors: list[Tensor]) -> int:
+        """What an operator costs in ns: by its size, so that every run is the same; subclasses may
+        know better, and MEASURED leaves it to the clock."""
+        return 100 + sum(tensor.words for tensor in tensors) + sum(operator.results)
 
     def one(self, name: str, *arguments: Any, words: int = 512, **others: Any) -> Tensor:
         """Runs an operator with one result."""

@@ -250,6 +250,7 @@ def test_every_field_can_be_given_in_each_way():
         "dealloc": "eager",
         "min_evict": "1KiB",
         "history": "7",
+        "costs": "c.json",
         "stats": "s.json",
         "report": "r.txt",
         "log": "job.log.xz",

@@ -11,6 +11,7 @@ from harness import assert_same_bits, one_thread  # noqa: F401
 import dtr_alloc
 from bench.measure import Thrashing, profile, train, train_plain, try_train
 from bench.models import JOBS
+from dtr_alloc.config import DEALLOCS
 
 STEPS = 3
 FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
@@ -71,6 +72,44 @@ def test_a_step_that_ran_out_of_memory_leaves_the_session_usable() -> None:
             job.step(i)
         dtr_alloc.check_invariants()
     assert_same_bits(reference, job.state(), "a smaller batch after out of memory")
+
+
+@pytest.mark.parametrize(("dealloc", "fraction"), [("banish", 0.5), ("ignore", 0.5)])
+@pytest.mark.parametrize("name", ["mlp", "transformer", "unrolled_gan"])
+def test_other_deallocation_policies_keep_the_bits(
+    name: str, dealloc: str, fraction: float
+) -> None:
+    """At a budget that evicts: where ghosts stay until they are chosen, and where what cannot be
+    asked for any more goes for good and its dependents stay (which needs more memory)."""
+    shape, _ = profile(name, STEPS)
+    reference = train_plain(name, STEPS)
+    with dtr_alloc.session(budget=shape.budget(fraction), device="cpu", dealloc=dealloc):
+        before = dtr_alloc.stats()
+        job = JOBS[name]()
+        for i in range(STEPS):
+            job.step(i)
+            dtr_alloc.check_invariants()
+        after = dtr_alloc.stats()
+    assert_same_bits(reference, job.state(), f"{name} under {dealloc}")
+    assert after["evictions"] > before["evictions"]
+    assert after["rematerializations"] > before["rematerializations"]
+    assert (after["banished"] > before["banished"]) == (dealloc == "banish")
+
+
+def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -> None:
+    for dealloc in DEALLOCS:
+        with dtr_alloc.session(budget="unlimited", device="cpu", dealloc=dealloc):
+            x = torch.arange(1000.0)
+            y = torch.relu(x - 500)
+            z = y * 2 + 1  # y * 2 dies at once
+            expected = z.clone()
+            for tensor in (y, z):
+                assert dtr_alloc.evict(tensor) == (dealloc != "banish")
+            dtr_alloc.check_invariants()
+            dtr_alloc.materialize(z)
+            assert torch.equal(z, expected)
+            assert torch.equal(y, torch.relu(x - 500))
+            dtr_alloc.check_invariants()
 
 
 def test_the_budget_may_change_between_steps() -> None:

@@ -1,0 +1,98 @@
+// What every pool is to those above it: blocks of a device's memory under a budget, and one
+// callback that is asked for room. Two kinds: Pool (pool.h) places blocks in a heap, CountedPool
+// (counted_pool.h) only counts bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "block.h"
+#include "locks.h"
+
+namespace dtr {
+
+constexpr uint64_t kNoLimit = UINT64_MAX;
+
+struct PoolStats {
+  uint64_t budget_bytes;
+  uint64_t allocated_bytes;
+  uint64_t peak_allocated_bytes;
+  uint64_t reserved_bytes;
+  uint64_t peak_reserved_bytes;
+  uint64_t requested_bytes;
+  uint64_t largest_free_bytes;
+  uint64_t live_blocks;
+  uint64_t allocations;
+  uint64_t frees;
+  uint64_t mapped_chunks;
+  uint64_t unmapped_chunks;
+  uint64_t remaps;
+  uint64_t out_of_memory_errors;
+  uint64_t total_bytes;
+  uint64_t peak_requested_bytes;
+  uint64_t ever_allocated_bytes;
+  uint64_t ever_requested_bytes;
+  uint64_t chunk_bytes;
+};
+
+struct BlockInfo {
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t requested_bytes;
+  uint64_t stream;
+  BlockState state;
+  bool is_small;
+};
+
+class AnyPool {
+ public:
+  // Frees something and returns 1, or returns 0. Called with no lock held.
+  using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
+
+  AnyPool() = default;
+  AnyPool(const AnyPool&) = delete;
+  AnyPool& operator=(const AnyPool&) = delete;
+  virtual ~AnyPool() = default;
+
+  // StateError while blocks are in use. If the driver refuses (DriverError), close() may be
+  // called again. After it only the destructor may be.
+  virtual void close() = 0;
+
+  void set_room(RoomFn room, void* context);
+  virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
+  virtual void free(uint64_t address) = 0;
+  virtual void record_stream(uint64_t address, uint64_t stream) = 0;
+  virtual void set_budget(uint64_t budget_bytes) = 0;
+  virtual uint64_t trim() = 0;
+
+  // Not virtual: asked for every candidate of every search.
+  bool contains(uint64_t address) const { return address - first_ < span_; }
+  virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
+  virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
+  virtual PoolStats stats() = 0;
+  virtual void reset_peak() = 0;
+  virtual std::vector<BlockInfo> snapshot() = 0;
+  // Empty, or the broken rule.
+  virtual std::string check_invariants() = 0;
+
+  // Around fork: in the child nobody else could let go of the lock.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+
+ protected:
+  // Whether it is worth trying again. *idle_answers: how often in a row the callback claimed to
+  // have freed something and no block was freed; 0 before the first time.
+  bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
+
+  PoolMutex mutex_;
+  uint64_t first_ = 0;  // all addresses ever handed out are in [first_, first_ + span_)
+  uint64_t span_ = 0;
+  PoolStats counts_{};
+
+ private:
+  RoomFn room_ = nullptr;
+  void* room_context_ = nullptr;
+};
+
+}  // namespace dtr

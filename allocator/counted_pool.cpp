@@ -1,0 +1,175 @@
+#include "counted_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "errors.h"
+
+namespace dtr {
+
+namespace {
+
+using Lock = std::lock_guard<PoolMutex>;
+
+// Far from what a process maps and from the simulated driver's range, so that a stray access
+// faults. Each pool has a range of its own: an address says which pool it is of.
+constexpr uint64_t kFirstRange = uint64_t{1} << 60;
+constexpr uint64_t kCountedRangeBytes = uint64_t{1} << 48;
+constexpr uint64_t kCountedRanges = 1024;  // one is used again after so many pools
+constexpr uint64_t kAddressUnit = 64;
+
+std::atomic<uint64_t> counted_ranges{0};
+
+}  // namespace
+
+CountedPool::CountedPool(uint64_t budget_bytes) : budget_(budget_bytes) {
+  if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
+  first_ = kFirstRange + counted_ranges.fetch_add(1) % kCountedRanges * kCountedRangeBytes;
+  span_ = kCountedRangeBytes;
+  next_ = first_;
+  counts_.chunk_bytes = 1;
+}
+
+void CountedPool::close() {
+  Lock lock(mutex_);
+  if (counts_.live_blocks != 0) {
+    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
+                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
+  }
+}
+
+uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
+  if (size_bytes == 0) return 0;
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    {
+      Lock lock(mutex_);
+      // allocated_bytes may be above the budget for a moment, while set_budget lowers it.
+      if (size_bytes <= budget_ && counts_.allocated_bytes <= budget_ - size_bytes) {
+        uint64_t address = next_;
+        next_ += kAddressUnit;
+        if (next_ > first_ + span_) throw StateError("the counted pool has no more addresses");
+        blocks_.emplace(address, Counted{size_bytes, stream});
+        counts_.allocated_bytes += size_bytes;
+        counts_.peak_allocated_bytes =
+            std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
+        counts_.ever_allocated_bytes += size_bytes;
+        ++counts_.live_blocks;
+        ++counts_.allocations;
+        return address;
+      }
+      if (last || size_bytes > budget_) {
+        ++counts_.out_of_memory_errors;
+        std::string text = "out of memory: requested " + size_text(size_bytes) + "; budget " +
+                           size_text(budget_) + ", allocated " + size_text(counts_.allocated_bytes);
+        if (size_bytes > budget_) text += "; the request is larger than the budget";
+        throw OutOfMemory(text);
+      }
+    }
+    last = !ask_room(size_bytes, stream, &idle_answers);
+  }
+}
+
+std::unordered_map<uint64_t, CountedPool::Counted>::iterator CountedPool::in_use_at(
+    uint64_t address, const char* call) {
+  auto at = blocks_.find(address);
+  if (at != blocks_.end()) return at;
+  std::string text = std::string(call) + ": address " + address_text(address);
+  text += contains(address) ? " is in no block in use (freed twice?)" : " is not in this pool";
+  throw InvalidArgument(text + "; allowed: the start of a block in use");
+}
+
+void CountedPool::free(uint64_t address) {
+  if (address == 0) return;
+  Lock lock(mutex_);
+  auto at = in_use_at(address, "free");
+  counts_.allocated_bytes -= at->second.size_bytes;
+  blocks_.erase(at);
+  --counts_.live_blocks;
+  ++counts_.frees;
+}
+
+void CountedPool::record_stream(uint64_t address, uint64_t) {
+  Lock lock(mutex_);
+  in_use_at(address, "record_stream");
+}
+
+void CountedPool::set_budget(uint64_t budget_bytes) {
+  if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    uint64_t excess;
+    {
+      Lock lock(mutex_);
+      if (counts_.allocated_bytes <= budget_bytes) {
+        budget_ = budget_bytes;
+        return;
+      }
+      excess = counts_.allocated_bytes - budget_bytes;
+      if (last) {
+        ++counts_.out_of_memory_errors;
+        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
+                          ": allocated " + size_text(counts_.allocated_bytes) + "; it stays " +
+                          size_text(budget_));
+      }
+    }
+    last = !ask_room(excess, 0, &idle_answers);
+  }
+}
+
+uint64_t CountedPool::block_bytes(uint64_t address) {
+  Lock lock(mutex_);
+  auto at = blocks_.find(address);
+  return at == blocks_.end() ? 0 : at->second.size_bytes;
+}
+
+uint64_t CountedPool::block_start(uint64_t address) {
+  return block_bytes(address) == 0 ? 0 : address;
+}
+
+PoolStats CountedPool::stats() {
+  Lock lock(mutex_);
+  PoolStats stats = counts_;
+  stats.budget_bytes = budget_;
+  stats.reserved_bytes = stats.requested_bytes = stats.allocated_bytes;
+  stats.peak_reserved_bytes = stats.peak_requested_bytes = stats.peak_allocated_bytes;
+  stats.ever_requested_bytes = stats.ever_allocated_bytes;
+  stats.largest_free_bytes = budget_ - stats.allocated_bytes;
+  return stats;
+}
+
+void CountedPool::reset_peak() {
+  Lock lock(mutex_);
+  counts_.peak_allocated_bytes = counts_.allocated_bytes;
+}
+
+std::vector<BlockInfo> CountedPool::snapshot() {
+  Lock lock(mutex_);
+  std::vector<BlockInfo> blocks;
+  for (const auto& [address, block] : blocks_) {
+    blocks.push_back(
+        {address, block.size_bytes, block.size_bytes, block.stream, BlockState::kInUse, false});
+  }
+  std::sort(blocks.begin(), blocks.end(),
+            [](const BlockInfo& a, const BlockInfo& b) { return a.address < b.address; });
+  return blocks;
+}
+
+std::string CountedPool::check_invariants() {
+  Lock lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [address, block] : blocks_) bytes += block.size_bytes;
+  if (bytes != counts_.allocated_bytes || blocks_.size() != counts_.live_blocks) {
+    return "N1: " + std::to_string(blocks_.size()) + " blocks in use have " +
+           std::to_string(bytes) + " bytes, counted are " + std::to_string(counts_.live_blocks) +
+           " with " + std::to_string(counts_.allocated_bytes);
+  }
+  if (bytes > budget_) {
+    return "N2: " + std::to_string(bytes) + " bytes in use exceed the budget of " +
+           std::to_string(budget_);
+  }
+  return "";
+}
+
+}  // namespace dtr

@@ -1,0 +1,49 @@
+// Memory that is only counted: no rounding, no fragmentation, no place. A request fits if the
+// bytes asked for fit into the budget. For replaying logs where nothing but sizes shall matter,
+// as the simulators of the papers have it.
+//
+// Rules, checked by check_invariants():
+//   N1  The blocks in use are as large as the counters say.
+//   N2  They never exceed the budget.
+//
+// An address is a name and has no extent: nothing may be read there, and a view into a block has
+// no block_start(). Each is handed out once, so that one that was freed is never mistaken for
+// another. Who is asked for room, when, and when it is out of memory: as Pool.
+#pragma once
+
+#include <unordered_map>
+
+#include "any_pool.h"
+
+namespace dtr {
+
+class CountedPool final : public AnyPool {
+ public:
+  explicit CountedPool(uint64_t budget_bytes);
+
+  void close() override;
+  uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
+  void free(uint64_t address) override;
+  void record_stream(uint64_t address, uint64_t stream) override;
+  void set_budget(uint64_t budget_bytes) override;
+  uint64_t trim() override { return 0; }
+  uint64_t block_bytes(uint64_t address) override;
+  uint64_t block_start(uint64_t address) override;
+  PoolStats stats() override;
+  void reset_peak() override;
+  std::vector<BlockInfo> snapshot() override;
+  std::string check_invariants() override;
+
+ private:
+  struct Counted {
+    uint64_t size_bytes;
+    uint64_t stream;
+  };
+  std::unordered_map<uint64_t, Counted>::iterator in_use_at(uint64_t address, const char* call);
+
+  std::unordered_map<uint64_t, Counted> blocks_;
+  uint64_t next_;
+  uint64_t budget_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,167 @@
+"""What decides which storage is evicted: scores, their presets, and how they are written.
+
+A score is ``h = c * r**n / (m * s**a)``, and the storage of the smallest is evicted (DTR paper,
+section 4.1 and appendix C; all parts as measured by the engine at the moment of the search):
+
+* ``c``, the cost in nanoseconds that evicting it may cause: ``neighborhood`` (its own and that of
+  its evicted neighborhood e*, exact), ``ancestors`` (its own and that of the evicted storages that
+  it would have to be recomputed from), ``component`` (its own and that of the evicted components
+  next to it: union-find with the paper's splitting approximation), ``local`` (its own), ``none``;
+* ``n``, how often it was recomputed before, and ``r`` the factor for each time;
+* ``m``, what evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on both
+  sides, as in MegEngine), ``none``;
+* ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1.
+
+A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
+(``c=ancestors,m=size,s=0.5``; parts left out are ``none``, 0 and 1), or by a name registered for a
+Python callable.
+
+Presets and their sources: ``dtr-full``, ``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and
+``random``: DTR paper, section 4.1; ``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in
+the DTR paper; ``estar``: the reduced heuristic of the paper's proof, definition A.2;
+``megengine``: MegEngine's article, section 3.6; ``coop``: Zhang et al., Coop (NeurIPS 2023), whose
+score leaves the size to the window that is evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+COSTS = ("none", "local", "ancestors", "neighborhood", "component")
+"""By their numbers in the C header (DTR_COST_...)."""
+SIZES = ("none", "size", "size+free")
+"""By their numbers in the C header (DTR_SIZE_...)."""
+SELECTIONS = ("score", "random", "callback")
+"""By their numbers in the C header (DTR_SELECT_...)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a Python heuristic is told of a storage that may be evicted.
+
+    Attributes:
+        id: the engine's number for the storage; unique in a process.
+        size_bytes: its size.
+        free_bytes: free memory directly before and behind it.
+        staleness_ns: compute time since it was last used.
+        cost_ns: cost of the operator that computes it.
+        ancestors_ns: summed cost of its evicted ancestors (part of e*).
+        descendants_ns: summed cost of its evicted descendants (the other part of e*).
+        component_ns: summed cost of the evicted components next to it.
+        recomputes: how often it was recomputed.
+        live: whether the job still refers to it.
+    """
+
+    id: int
+    size_bytes: int
+    free_bytes: int
+    staleness_ns: float
+    cost_ns: float
+    ancestors_ns: float
+    descendants_ns: float
+    component_ns: float
+    recomputes: int
+    live: bool
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """One way to choose what is evicted; see the top of this module.
+
+    Raises ValueError for a part that is not allowed.
+    """
+
+    name: str
+    cost: str = "none"
+    size: str = "none"
+    staleness: float = 0.0
+    recompute_factor: float = 1.0
+    select: str = "score"
+    score: Callable[[Candidate], float] | None = None
+    """For ``select="callback"``: gives a candidate's score. Slow: it is called for every candidate
+    of every search."""
+
+    def __post_init__(self) -> None:
+        for part, value, allowed in (
+            ("c", self.cost, COSTS),
+            ("m", self.size, SIZES),
+            ("select", self.select, SELECTIONS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{part} is {value!r}; allowed: {', '.join(allowed)}")
+        if not 0 <= self.staleness <= 1:
+            raise ValueError(f"s is {self.staleness!r}; allowed: 0 to 1")
+        if not (math.isfinite(self.recompute_factor) and self.recompute_factor >= 1):
+            raise ValueError(f"r is {self.recompute_factor!r}; allowed: 1 and more")
+        if (self.select == "callback") != (self.score is not None):
+            raise ValueError("a callable goes with select='callback', and only with it")
+
+
+PRESETS: Mapping[str, Heuristic] = MappingProxyType(
+    {
+        heuristic.name: heuristic
+        for heuristic in (
+            Heuristic("dtr-full", "neighborhood", "size", 1),
+            Heuristic("dtr-eqclass", "component", "size", 1),
+            Heuristic("dtr-local", "local", "size", 1),
+            Heuristic("lru", "none", "none", 1),
+            Heuristic("largest", "none", "size", 0),
+            Heuristic("random", select="random"),
+            Heuristic("msps", "ancestors", "size", 0),
+            Heuristic("estar", "neighborhood", "size", 0),
+            Heuristic("megengine", "component", "size+free", 1, recompute_factor=1.5),
+            Heuristic("coop", "component", "none", 1),
+        )
+    }
+)
+
+FORMS = (
+    f"{', '.join(PRESETS)}; or parts, such as c=ancestors,m=size,s=0.5,r=1 "
+    f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more)"
+)
+
+_registered: dict[str, Heuristic] = {}
+
+
+def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
+    """Makes a Python callable available as the heuristic ``name``, for research: it is called for
+    every candidate of every search, and what it returns is the score; the smallest is evicted.
+
+    A callable that raises, or returns what is no number or NaN, ends the search with an error
+    that names the heuristic; infinity is allowed and chosen last. Raises ValueError for a name
+    that is a preset's or looks like parts.
+    """
+    if not name or name in PRESETS or "=" in name or name != name.strip():
+        raise ValueError(f"the name of a heuristic is {name!r}; allowed: text that is no preset's")
+    if not callable(score):
+        raise ValueError(f"the score of {name!r} is {score!r}; allowed: a callable")
+    _registered[name] = Heuristic(name, select="callback", score=score)
+    return _registered[name]
+
+
+def parse(value: object) -> Heuristic:
+    """The heuristic that a name or parts mean. Raises ValueError, naming what is wrong."""
+    if isinstance(value, Heuristic):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"not a heuristic: {value!r}")
+    text = value.strip()
+    known = PRESETS.get(text) or _registered.get(text)
+    if known is not None:
+        return known
+    if "=" not in text:
+        raise ValueError(f"unknown heuristic {text!r}; allowed: {FORMS}")
+    parts: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, given = (piece.strip() for piece in part.partition("="))
+        if key not in ("c", "m", "s", "r") or not given or key in parts:
+            raise ValueError(f"wrong part {part.strip()!r} in {text!r}; allowed: {FORMS}")
+        parts[key] = given
+    try:
+        staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))
+    except ValueError:
+        raise ValueError(f"not a number in {text!r}; allowed: {FORMS}") from None
+    return Heuristic(text, parts.get("c", "none"), parts.get("m", "none"), staleness, factor)

@@ -1,0 +1,596 @@
+"""The simulator: replays op logs under budgets, and studies of many such runs.
+
+``replay`` makes one run of a compiled log (``oplog.compile_log``), in C++, with one of two
+semantics:
+
+* ``simrd``: the published simulator of the DTR paper, decision for decision
+  (native/replay/simrd.h);
+* ``runtime``: the engine that trains, on tensors without contents (native/replay/runtime.h).
+  Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
+  (``bytes``) or the real heap on simulated addresses (``heap``), where fragmentation counts.
+
+A *study* is what ``dtr-alloc simulate`` makes: every log with every heuristic, deallocation
+policy, seed and budget. The runs are independent, so they are spread over processes; those are
+forked, and so share the compiled logs without a copy.
+
+A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a
+limit (in simrd's semantics with the banishing policy, which is how the published ratios are
+meant).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from multiprocessing import get_context
+from typing import Any
+
+from dtr_alloc import config, heuristics
+from dtr_alloc.core import check, ffi, field_names, lib, record
+from dtr_alloc.heuristics import Heuristic
+from dtr_alloc.oplog import Program
+
+SEMANTICS = ("simrd", "runtime")
+SPACES = ("bytes", "heap")
+DEALLOCS = ("eager", "banish", "ignore")
+"""By their numbers in the C header (DTR_DEALLOC_...)."""
+STATUSES = ("ok", "oom", "thrash", "assert")
+"""By their numbers in the C header (DTR_REPLAY_...). ``assert``: simrd's own assertion fails."""
+
+_COUNTERS = field_names("dtr_replay_result")
+
+
+# ---- one run ----
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A heuristic as a study names it.
+
+    Attributes:
+        name: as it was asked for.
+        heuristic: what the score is made of.
+        newest_staleness: of simrd's DTRUnopt: the staleness is that of the newest access in the
+            storage and its evicted neighborhood. None: as the deallocation policy has it.
+    """
+
+    name: str
+    heuristic: Heuristic
+    newest_staleness: bool | None = None
+
+    def newest(self, semantics: str, dealloc: str) -> bool:
+        if semantics != "simrd" or self.heuristic.cost != "neighborhood":
+            return False
+        if self.newest_staleness is not None:
+            return self.newest_staleness
+        # Its banishing runtime keeps no cached regions; the score of the paper is DTRUnopt's there.
+        return dealloc == "banish" and self.heuristic.staleness > 0
+
+
+def _simrd_names() -> dict[str, Rule]:
+    ablations = {"": "none", "E": "neighborhood", "Eq": "component", "Local": "local"}
+    parts: dict[str, tuple[Any, ...]] = {
+        "DTR": ("neighborhood", "size", 1),
+        "DTREqClass": ("component", "size", 1),
+        "DTRLocal": ("local", "size", 1),
+        "DTRUnopt": ("neighborhood", "size", 1, True),
+        "LRU": ("none", "none", 1),
+        "LargestStorage": ("none", "size", 0),
+        "MSPS": ("ancestors", "size", 0),
+        "XEStarUnopt": ("neighborhood", "size", 0, False),
+        "XDTRUnoptOwnStale": ("neighborhood", "size", 1, False),
+        "AbSizeStale": ("none", "size", 1),
+    }
+    for name, cost in ablations.items():
+        for size, stale in (("Size", ""), ("", "Stale"), ("", "")):
+            if name or size or stale:
+                parts[f"Ab{name}{size}{stale}"] = (cost, "size" if size else "none", bool(stale))
+    rules = {"RandomStorage": Rule("RandomStorage", heuristics.PRESETS["random"])}
+    for name, (cost, size, staleness, *newest) in parts.items():
+        heuristic = Heuristic(name, cost, size, float(staleness))
+        rules[name] = Rule(name, heuristic, *newest)
+    return rules
+
+
+SIMRD_NAMES = _simrd_names()
+"""The published simulator's own names; those with X are variants that were added to compare."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one replay. Counters are those of the moment it ended, however it ended.
+
+    The fields are those of dtr_replay_result in native/dtr_alloc.h, the status by its name.
+    """
+
+    status: str
+    clock: int
+    model_cost: int
+    remat_cost: int
+    model_ops: int
+    remat_ops: int
+    collateral: int
+    forced: int
+    other: int
+    banished: int
+    peak_bytes: int
+    end_bytes: int
+    evaluations: int
+    accesses: int
+    chain_depth: int
+    search_ns: int
+    seconds: float
+    """Real time of the replay alone."""
+    decisions_sha256: str
+    """The first 16 digits of the SHA-256 of the decisions."""
+    decisions: str | None = field(default=None, repr=False)
+    """One a line, as dtr_replay_decisions in native/dtr_alloc.h says; if asked for."""
+
+    @property
+    def total_cost(self) -> int:
+        return self.model_cost + self.remat_cost
+
+
+def replay(
+    program: Program,
+    heuristic: Rule | Heuristic | str = "dtr-eqclass",
+    budget_bytes: int | None = None,
+    *,
+    dealloc: str = "eager",
+    seed: int = 0,
+    semantics: str = "simrd",
+    space: str = "bytes",
+    max_recompute: int | None = None,
+    outputs: bool = True,
+    min_evict_bytes: int = config.Config.min_evict,
+    history_ops: int = config.Config.history,
+    decisions: bool = False,
+) -> Run:
+    """Runs a log once.
+
+    Args:
+        program: the log, compiled.
+        heuristic: what is evicted; text is read as ``parse_heuristic`` does.
+        budget_bytes: None: no limit.
+        dealloc: what becomes of what dies; one of DEALLOCS.
+        seed: of ``random``, and of sampling.
+        semantics: one of SEMANTICS.
+        space: one of SPACES; ``heap`` in runtime semantics only.
+        max_recompute: a run that spends more than this on recomputing ends as ``thrash``.
+        outputs: whether what still has a name at the end is made resident, as simrd has it. A
+            real job asks for nothing of the kind. False in runtime semantics only.
+        min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
+        history_ops: as the setting ``history``, in runtime semantics.
+        decisions: whether to return them, not only their hash.
+
+    Raises ValueError for arguments that do not go together, and for a program that makes no sense.
+    """
+    _choice("dealloc", dealloc, DEALLOCS)
+    _choice("semantics", semantics, SEMANTICS)
+    _choice("space", space, SPACES)
+    if semantics == "simrd" and (space != "bytes" or not outputs):
+        raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
+    rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
+    options = ffi.new("dtr_replay_options *")
+    parts = rule.heuristic
+    options.heuristic = {
+        "select": heuristics.SELECTIONS.index(parts.select),
+        "cost": heuristics.COSTS.index(parts.cost),
+        "size": heuristics.SIZES.index(parts.size),
+        "staleness_exponent": parts.staleness,
+        "recompute_factor": parts.recompute_factor,
+        "seed": seed,
+    }
+    options.dealloc = DEALLOCS.index(dealloc)
+    options.newest_staleness = rule.newest(semantics, dealloc)
+    options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
+    options.max_recompute = -1 if max_recompute is None else max_recompute
+    code = ffi.from_buffer("int64_t[]", program.code)
+    out = ffi.new("dtr_replay **")
+    begin = time.perf_counter()
+    if semantics == "simrd":
+        status = lib.dtr_replay_simrd(options, code, len(program.code), out)
+    else:
+        runtime = ffi.new("dtr_runtime_options *")
+        runtime.replay = options[0]
+        runtime.space = SPACES.index(space)
+        runtime.outputs = outputs
+        runtime.min_evict_bytes = min_evict_bytes
+        runtime.history_ops = history_ops
+        workspace, at = ffi.NULL, ffi.NULL
+        if program.workspace:
+            workspace = ffi.from_buffer("int64_t[]", program.workspace)
+            at = ffi.from_buffer("int64_t[]", program.workspace_at)
+        operators = program.operator_count
+        status = lib.dtr_replay_runtime(
+            runtime, code, len(program.code), workspace, at, operators, out
+        )
+    seconds = time.perf_counter() - begin
+    check(status)
+    try:
+        return _run_of(out[0], seconds, decisions)
+    finally:
+        lib.dtr_replay_destroy(out[0])
+
+
+def _run_of(handle: Any, seconds: float, with_decisions: bool) -> Run:
+    result = ffi.new("dtr_replay_result *")
+    lib.dtr_replay_get_result(handle, result)
+    counters: dict[str, Any] = record(result, _COUNTERS)
+    counters["status"] = STATUSES[counters["status"]]
+    length = ffi.new("uint64_t *")
+    start = lib.dtr_replay_decisions(handle, length)
+    text = ffi.buffer(start, length[0])
+    return Run(
+        **counters,
+        seconds=seconds,
+        decisions_sha256=hashlib.sha256(text).hexdigest()[:16],
+        decisions=text[:].decode() if with_decisions else None,
+    )
+
+
+def _choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+# ---- what a study is asked for ----
+
+
+def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
+    """The rule that a heuristic's name or parts mean; in simrd's semantics also simrd's names.
+
+    Raises ValueError, naming what is wrong.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if semantics == "simrd" and text in SIMRD_NAMES:
+            return SIMRD_NAMES[text]
+        if text in SIMRD_NAMES:
+            raise ValueError(f"{text!r} is a name of simrd's; allowed with --semantics simrd only")
+        if not text:
+            raise ValueError(f"a heuristic is empty; allowed: {heuristics.FORMS}")
+    parsed = heuristics.parse(value)
+    if semantics == "simrd" and parsed.select == "callback":
+        raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
+    return Rule(parsed.name, parsed)
+
+
+def split_heuristics(text: str) -> list[str]:
+    """Cuts a list at its commas, except those between the parts of one heuristic: a part stays
+    with those before it until one comes twice."""
+    found: list[str] = []
+    keys: set[str] = set()
+    for piece in (piece.strip() for piece in text.split(",")):
+        key, equals, _ = piece.partition("=")
+        if equals and keys and key not in keys:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+            keys.clear()
+        if equals:
+            keys.add(key)
+    return found
+
+
+def parse_heuristics(texts: Sequence[str], semantics: str) -> list[Rule]:
+    """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
+    rules: dict[str, Rule] = {}
+    for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
+        names = [text]
+        if text == "all":
+            # simrd has no addresses, so no free bytes beside a storage.
+            names = [
+                name
+                for name, preset in heuristics.PRESETS.items()
+                if semantics != "simrd" or preset.size != "size+free"
+            ]
+        for rule in (parse_heuristic(name, semantics) for name in names):
+            rules.setdefault(rule.name, rule)
+    return list(rules.values())
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget of a study: a ratio of the log's peak, or bytes."""
+
+    ratio: float | None = None
+    size_bytes: int | None = None
+
+    def resolve(self, peak_bytes: int) -> int:
+        """The budget in bytes; of a ratio as the published simulator computes it, in floats."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        assert self.ratio is not None
+        return int(peak_bytes * self.ratio)
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return config.format_size(self.size_bytes)
+        return str(self.ratio)
+
+
+LIMIT_FORMS = (
+    "ratios of the peak without a limit (0.5, at most 2.0), ranges of them (0.3..1.0, "
+    f"0.3..1.0:0.05), {config.SIZE_FORMS}, and lists of these (0.3,0.5,8GiB)"
+)
+_DECIMAL = r"[0-9]*\.?[0-9]+|[0-9]+\."
+_RANGE = re.compile(rf"(?P<first>{_DECIMAL})\.\.(?P<last>{_DECIMAL})(?::(?P<step>{_DECIMAL}))?")
+_MOST_OF_A_RANGE = 1000
+_LARGEST_RATIO = 2
+
+
+def parse_limits(text: str) -> list[Limit]:
+    """The budgets that a list means. Raises ValueError, naming what is wrong."""
+    return [limit for part in text.split(",") for limit in _limits_of(part.strip())]
+
+
+def _limits_of(text: str) -> list[Limit]:
+    def wrong(why: str) -> ValueError:
+        return ValueError(f"{why} in budget {text!r}; allowed: {LIMIT_FORMS}")
+
+    def ratio(number: Decimal) -> Limit:
+        if not 0 < number <= _LARGEST_RATIO:
+            raise wrong(f"ratio {number} is not above 0 and at most {_LARGEST_RATIO}")
+        return Limit(ratio=float(number))
+
+    if ".." in text:
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise wrong("no range of ratios")
+        # Decimal, so that 0.3..1.0 has the same 0.7 as a list that names it.
+        first, last = Decimal(match["first"]), Decimal(match["last"])
+        step = Decimal(match["step"] or "0.1")
+        if step <= 0 or first > last or (last - first) / step >= _MOST_OF_A_RANGE:
+            raise wrong(f"a range needs first <= last, a step above 0, {_MOST_OF_A_RANGE} at most")
+        return [ratio(first + i * step) for i in range(int((last - first) / step) + 1)]
+    if re.fullmatch(_DECIMAL, text) and "." in text:
+        return [ratio(Decimal(text))]
+    if re.fullmatch(r"[0-9]+", text) and 1 <= int(text) <= _LARGEST_RATIO:
+        raise wrong(f"{text} may be a ratio or bytes (write {text}.0 or {text}B)")
+    try:
+        size_bytes = config.parse_size(text)
+    except ValueError:
+        raise wrong("no size or ratio") from None
+    if size_bytes == 0:
+        raise wrong("0 bytes")
+    return [Limit(size_bytes=size_bytes)]
+
+
+_SEED_FORMS = "whole numbers from 0 up, ranges (0..9), lists"
+_MOST_SEEDS = 1000
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds that a list of numbers and ranges means. Raises ValueError."""
+    seeds: list[int] = []
+    for part in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+))?", part, re.ASCII)
+        if match is None:
+            raise ValueError(f"seed {part!r}; allowed: {_SEED_FORMS}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < 2**64 or last - first >= _MOST_SEEDS:
+            raise ValueError(f"seed {part!r}; allowed: {_SEED_FORMS}, at most {_MOST_SEEDS}")
+        seeds.extend(range(first, last + 1))
+    return seeds
+
+
+def thrash_limit(base_compute: int, times: float | None) -> int | None:
+    """What a run may spend on recomputing so that all its compute is at most `times` the base."""
+    return None if times is None else math.floor(base_compute * (times - 1))
+
+
+# ---- studies ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study runs: the product of its lists, per log."""
+
+    limits: Sequence[Limit]
+    rules: Sequence[Rule]
+    deallocs: Sequence[str] = ("eager",)
+    seeds: Sequence[int] = (0,)
+    semantics: str = "simrd"
+    space: str = "bytes"
+    thrash: float | None = None
+    releases: bool = True
+    """False: nothing is ever let go of, and so the deallocation policy is ``ignore``. A log's
+    RELEASE lines still say which names stand for something at the end."""
+
+    def __post_init__(self) -> None:
+        if not self.releases and tuple(self.deallocs) != ("ignore",):
+            raise ValueError("without releases nothing dies: dealloc is 'ignore'")
+
+    def check(self) -> None:
+        """Raises ValueError for combinations that no log could run with: by running no log."""
+        for rule, dealloc in itertools.product(self.rules, self.deallocs):
+            try:
+                _replay_of(self, Program("nothing"), rule, dealloc, 0, None, None)
+            except ValueError as error:
+                message = f"heuristic {rule.name!r} with dealloc {dealloc!r}: {error}"
+                raise ValueError(message) from None
+
+    def setups(self, logs: int) -> Iterator[Setup]:
+        """In the order in which results are reported."""
+        for log, dealloc, rule in itertools.product(range(logs), self.deallocs, self.rules):
+            random = rule.heuristic.select == "random"
+            for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
+                yield Setup(log, dealloc, rule, seed, limit)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run of a study. The seed is None where nothing is random."""
+
+    log: int
+    dealloc: str
+    rule: Rule
+    seed: int | None
+    limit: Limit
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A log's run without a limit."""
+
+    peak_bytes: int
+    compute: int
+
+
+def _replay_of(
+    plan: Plan,
+    program: Program,
+    rule: Rule,
+    dealloc: str,
+    seed: int | None,
+    budget_bytes: int | None,
+    max_recompute: int | None,
+) -> Run:
+    return replay(
+        program,
+        rule,
+        budget_bytes,
+        dealloc=dealloc,
+        seed=seed or 0,
+        semantics=plan.semantics,
+        space=plan.space,
+        max_recompute=max_recompute,
+    )
+
+
+def baseline(program: Program, semantics: str = "simrd", space: str = "bytes") -> Baseline:
+    """The run that ratios and slowdowns refer to. Nothing is chosen in it: any heuristic does."""
+    dealloc = "banish" if semantics == "simrd" else "eager"
+    run = replay(program, "lru", dealloc=dealloc, semantics=semantics, space=space)
+    return Baseline(run.peak_bytes, run.model_cost)
+
+
+def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[str, Any]:
+    """One run as it stands in the results file."""
+    return {
+        "log": label,
+        "semantics": plan.semantics,
+        "space": plan.space,
+        "releases": plan.releases,
+        "heuristic": setup.rule.name,
+        "dealloc": setup.dealloc,
+        "seed": setup.seed,
+        "ratio": setup.limit.ratio,
+        "budget_bytes": setup.limit.resolve(base.peak_bytes),
+        "status": run.status,
+        "base_compute": base.compute,
+        "base_peak_bytes": base.peak_bytes,
+        "total_compute": run.total_cost,
+        "rematerializations": run.remat_ops,
+        "forced_evictions": run.forced,
+        "other_evictions": run.other,
+        "banished": run.banished,
+        "collateral": run.collateral,
+        "peak_bytes": run.peak_bytes,
+        "end_bytes": run.end_bytes,
+        "chain_depth": run.chain_depth,
+        "clock": run.clock,
+        "model_compute": run.model_cost,
+        "remat_compute": run.remat_cost,
+        "model_ops": run.model_ops,
+        "evaluations": run.evaluations,
+        "accesses": run.accesses,
+        "decisions_sha256": run.decisions_sha256,
+        "seconds": run.seconds,
+        "search_seconds": run.search_ns / 1e9,
+    }
+
+
+class Study:
+    """Makes the runs of a plan over logs, in processes of their own.
+
+    Iterating gives the rows in the plan's order, each as soon as it and those before it are there.
+    """
+
+    def __init__(self, plan: Plan, programs: Sequence[Program], jobs: int = 1) -> None:
+        self.plan = plan
+        self.programs = programs
+        self.jobs = jobs
+        self.setups = list(plan.setups(len(programs)))
+        self.baselines: list[Baseline] = []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with _workers(self, self.jobs) as submit:
+            waiting = [submit(_baseline_task, log) for log in range(len(self.programs))]
+            self.baselines = [future.result() for future in waiting]
+            tasks = [
+                (submit(_run_task, setup, self.baselines[setup.log]), setup)
+                for setup in self.setups
+            ]
+            tasks.reverse()
+            while tasks:  # the rows are not kept
+                future, setup = tasks.pop()
+                label = self.programs[setup.log].path
+                yield row(self.plan, setup, label, self.baselines[setup.log], future.result())
+
+
+_study: Study | None = None  # in a worker: the study that it was forked for
+
+
+def _baseline_task(log: int) -> Baseline:
+    assert _study is not None
+    plan = _study.plan
+    return baseline(_study.programs[log], plan.semantics, plan.space)
+
+
+def _run_task(setup: Setup, base: Baseline) -> Run:
+    assert _study is not None
+    plan = _study.plan
+    return _replay_of(
+        plan,
+        _study.programs[setup.log],
+        setup.rule,
+        setup.dealloc,
+        setup.seed,
+        setup.limit.resolve(base.peak_bytes),
+        thrash_limit(base.compute, plan.thrash),
+    )
+
+
+class _Now:
+    """As a Future, of a task that runs when its result is asked for."""
+
+    def __init__(self, task: Callable[..., Any], *arguments: Any) -> None:
+        self._task, self._arguments = task, arguments
+
+    def result(self) -> Any:
+        return self._task(*self._arguments)
+
+
+@contextmanager
+def _workers(study: Study, jobs: int) -> Iterator[Callable[..., Future[Any] | _Now]]:
+    """Gives what submits a task: to forked processes, or to this one."""
+    global _study
+    before, _study = _study, study
+    try:
+        if jobs == 1:
+            yield _Now
+            return
+        # An interrupt ends the workers at once: none is waited for that is deep in a replay.
+        executor = ProcessPoolExecutor(
+            min(jobs, len(study.setups)),
+            get_context("fork"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            yield executor.submit
+        finally:
+            executor.shutdown(cancel_futures=True)
+    finally:
+        _study = before

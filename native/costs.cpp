@@ -1,0 +1,105 @@
+// costs.cpp: means of readings, and where they are kept.
+#include "costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dtr {
+
+namespace {
+
+// So that the mean follows a slow drift (clocks, temperature, a busier machine).
+constexpr double kLeastWeight = 1.0 / 16;
+// A reading of so many times the mean says that the thread was preempted, or waited.
+// It is clipped, not thrown away: if the cost did rise so far, a few readings get there.
+constexpr double kMostTimesMean = 8;
+
+// What a device moves, for calls that were not read yet: rough, because the mean takes
+// over with the first reading. Bytes per ns are GB/s.
+constexpr double kHostBytesPerNs = 10;      // one core, streaming
+constexpr double kDeviceBytesPerNs = 1000;  // high-bandwidth memory, a fraction of its peak
+
+constexpr size_t kFirstSlots = 1024;
+
+int64_t whole(double ns) { return std::max<int64_t>(std::llround(ns), 1); }
+
+}  // namespace
+
+int64_t CostTable::cost_of(const Entry& entry) { return whole(entry.mean_ns); }
+
+int64_t CostTable::estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const {
+  const Entry* entry = find(signature);
+  if (entry) return cost_of(*entry);
+  return whole(static_cast<double>(bytes) /
+               (device_type == 0 ? kHostBytesPerNs : kDeviceBytesPerNs));
+}
+
+void CostTable::average(Entry& entry, double reading_ns) {
+  if (entry.fixed) return;
+  ++entry.readings;
+  if (entry.readings == 1) {
+    entry.mean_ns = reading_ns;
+  } else if (entry.readings == 2) {
+    // The first call is often cold, and can take a thousand times as long. Nothing is as
+    // often too small, so the smaller of the first two starts the mean, as one reading.
+    entry.mean_ns = std::min(entry.mean_ns, reading_ns);
+  } else {
+    const double weight = std::max(1.0 / static_cast<double>(entry.readings - 1), kLeastWeight);
+    const double clipped = std::min(reading_ns, kMostTimesMean * entry.mean_ns);
+    entry.mean_ns += weight * (clipped - entry.mean_ns);
+  }
+}
+
+int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) {
+  const int64_t reading = std::max<int64_t>(reading_ns, 1);
+  if (slots_.empty() || 2 * (size_ + 1) > slots_.size()) grow();
+  Entry* entry = &slot(signature);
+  if (!entry->signature) {
+    if (size_ >= kMost) return reading;
+    *entry = {signature, op_key, 0, 0, false};
+    ++size_;
+  }
+  average(*entry, static_cast<double>(reading));
+  return cost_of(*entry);
+}
+
+void CostTable::add_again(uint64_t signature, int64_t reading_ns) {
+  if (!find(signature)) return;
+  average(slot(signature), static_cast<double>(std::max<int64_t>(reading_ns, 1)));
+}
+
+bool CostTable::fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings) {
+  if (signature == 0 || size_ >= kMost || find(signature)) return false;
+  if (slots_.empty() || 2 * (size_ + 1) > slots_.size()) grow();
+  slot(signature) = {signature, op_key, static_cast<double>(cost_ns), readings, true};
+  ++size_;
+  return true;
+}
+
+void CostTable::clear() {
+  slots_.clear();
+  size_ = 0;
+}
+
+// Signatures are hashes already: their low bits are as good as any.
+CostTable::Entry& CostTable::slot(uint64_t signature) {
+  size_t i = signature & (slots_.size() - 1);
+  while (slots_[i].signature && slots_[i].signature != signature) i = (i + 1) & (slots_.size() - 1);
+  return slots_[i];
+}
+
+const CostTable::Entry* CostTable::find(uint64_t signature) const {
+  if (slots_.empty()) return nullptr;
+  const Entry& entry = const_cast<CostTable*>(this)->slot(signature);
+  return entry.signature ? &entry : nullptr;
+}
+
+void CostTable::grow() {
+  if (slots_.size() >= 2 * kMost) return;  // full: half of the slots stay empty
+  std::vector<Entry> old(std::max(2 * slots_.size(), kFirstSlots));
+  old.swap(slots_);
+  for (const Entry& entry : old)
+    if (entry.signature) slot(entry.signature) = entry;
+}
+
+}  // namespace dtr

@@ -1,0 +1,125 @@
+// dealloc.cpp: what becomes of a storage that the framework dropped (DTR paper, appendix C.5).
+//
+// Nothing can ask for a dead storage that nothing depends on: it goes at once, under every
+// policy. One with dependents is
+//
+//   eager   evicted at once; a constant is settled if that makes constants of no more
+//           bytes than its own, else kept;
+//   ignore  kept: as a ghost, evictable like any other, or as a constant;
+//   banish  removed for good once no dependent is evicted: its dependents forget their
+//           parent and cannot be evicted any more, and its record goes. Until then it is
+//           as under ignore, and tried again whenever one of its dependents was unlocked
+//           (a rematerialization locks what it brings back) or has vanished.
+//
+// A locked dependent waits, too: an op in flight may be about to overwrite it, and as a
+// constant it would be lost for those that depend on it (R8).
+//
+// Overwritten versions are not banished. They did not die, their buffer went to the next
+// version, so nothing would be gained, and the next version could not be evicted: every
+// activation of a job with in-place functions would stay. They go as under eager.
+#include <vector>
+
+#include "engine.h"
+
+namespace dtr {
+
+// Puts a dead constant that something depends on into the list that make_room() goes
+// through when no storage can be evicted.
+void Engine::keep_constant(Storage* storage) {
+  if (storage->kept >= 0) return;
+  storage->kept = static_cast<int64_t>(kept_constants_.size());
+  kept_constants_.push_back(storage);
+  stats_.kept_constant_bytes += storage->size_bytes;
+}
+
+// The handle of a resident storage died. True: the engine owns the memory from now on
+// (R5). False: it goes back.
+bool Engine::keeps_memory_of_dead(Storage* storage, Deferred& deferred) {
+  if (!storage->children && storage->locks == 0) return false;
+  // An op in flight gave its buffer another size, after it may have written to it: that
+  // is not the recorded content.
+  if (storage->overwriters > 0) return false;
+  if (dealloc_ == Dealloc::eager) {
+    if (storage->parent || !storage->children) return false;
+    ++storage->locks;  // its last dependent would take it along, and the block with it
+    const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);
+    --storage->locks;
+    if (settled) return false;
+  }
+  if (!storage->parent) keep_constant(storage);
+  if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
+  return true;
+}
+
+void Engine::mark_for_banishing(Storage* storage, Deferred& deferred) {
+  if (!storage->to_banish) ++to_banish_;
+  storage->to_banish = true;
+  reconsider(storage, deferred);
+}
+
+// Has the storage tried again once the call is done. (Not here: the callers walk the edges
+// that banishing cuts.)
+void Engine::reconsider(Storage* storage, Deferred& deferred) {
+  if (!storage->to_banish) return;
+  deferred.banish_queued();
+  if (storage->queued >= 0) return;
+  storage->queued = static_cast<int64_t>(banish_queue_.size());
+  banish_queue_.push_back(storage);
+}
+
+void Engine::reconsider_inputs(const Op* op, Deferred& deferred) {
+  if (to_banish_ == 0) return;
+  for (const Edge& edge : op->edges)
+    if (edge.input) reconsider(edge.input, deferred);
+}
+
+// The record goes: nobody tries it again.
+void Engine::forget_banishing(Storage* storage) {
+  if (!storage->to_banish) return;
+  storage->to_banish = false;
+  --to_banish_;
+  if (storage->queued >= 0) banish_queue_[static_cast<size_t>(storage->queued)] = nullptr;
+  storage->queued = -1;
+}
+
+// Called by a Deferred, after the mutex was released.
+void Engine::banish_queued(Deferred& deferred) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  // One that goes may have others tried again: those that it depended on.
+  while (!banish_queue_.empty()) {
+    Storage* storage = banish_queue_.back();
+    banish_queue_.pop_back();
+    if (!storage) continue;
+    storage->queued = -1;
+    banish(storage, deferred);
+  }
+}
+
+// What stands between a dead storage and being banished; null if nothing does.
+const Storage* Engine::keeps_from_banishing(const Storage* storage) const {
+  if (storage->locks > 0) return storage;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs) {
+      const Storage* dependent = output.storage;
+      if (dependent && (dependent->state != State::resident || dependent->locks > 0))
+        return dependent;
+    }
+  return nullptr;
+}
+
+void Engine::banish(Storage* storage, Deferred& deferred) {
+  if (keeps_from_banishing(storage)) return;
+  std::vector<Storage*> dependents;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage) dependents.push_back(output.storage);
+  ++stats_.banished;
+  // A dead dependent may vanish with the others; the locks keep the list whole until then.
+  ++storage->locks;
+  for (Storage* dependent : dependents) ++dependent->locks;
+  for (Storage* dependent : dependents) forget_parent(dependent, deferred);
+  for (Storage* dependent : dependents) unlock(dependent, deferred);
+  unlock(storage, deferred);
+}
+
+}  // namespace dtr

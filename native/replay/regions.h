@@ -1,0 +1,132 @@
+// regions.h: evicted neighborhoods as simrd caches them (simrd text, section 4.5).
+//
+// A region is what one resident storage sees in one direction: the evicted storages that it
+// reaches through evicted ones (interior), and the resident ones at the edge (frontier). On an
+// eviction the regions that have the storage in their frontier absorb its regions; on a
+// rematerialization those around it are built anew. Between the two a cached cost stays as it
+// was, whatever happens to the storages in it: the engine's own neighborhoods are exact instead,
+// simrd's are what its published numbers stand on.
+//
+// Building anew by a walk is most of what simrd's time goes into, so a walk is only made where
+// its result is not known otherwise. A region that a walk would leave as it is, but for storages
+// that just came back, only loses those and what it reached through them. What the walk would
+// have visited is counted all the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "id_set.h"
+#include "python_set.h"
+
+namespace dtr::simrd {
+
+enum Direction : uint8_t { kAncestors = 0, kDescendants = 1 };
+
+// One storage of the graph that regions are walks over.
+struct Node {
+  int64_t cost = 0;            // of all operators of its views
+  uint32_t edges[2] = {0, 0};  // by direction, between tensors: those to itself and repeated ones
+                               // included, as a walk over the tensors would visit them
+  // By direction: other storages, mostly without repetition; with circles all of them, and the
+  // storage itself, in the order of a walk over the tensors.
+  std::vector<uint32_t> next[2];
+  std::vector<uint32_t> through;  // with circles: the tensor behind each in next[kDescendants]
+};
+
+struct Graph {
+  std::vector<Node> nodes;
+  std::vector<uint8_t> material;  // beside the nodes: walks ask it of many that they do not enter
+};
+
+struct Region {
+  IdSet interior;
+  IdSet frontier;
+  PythonSet ordered;    // with circles: the frontier once more
+  int64_t cost = 0;     // as simrd has it
+  int64_t settled = 0;  // summed cost of the interior, and
+  uint64_t edges = 0;   // its edges, both without what is delayed (Regions)
+  bool exact = true;    // false once a cost was counted twice: only a walk puts that right
+
+  void clear() {
+    interior.clear();
+    frontier.clear();
+    ordered.clear();
+    cost = settled = 0;
+    edges = 0;
+    exact = true;
+  }
+};
+
+// Both regions of every storage. Counts what simrd would visit.
+class Regions {
+ public:
+  explicit Regions(Graph& graph) : graph_(graph) {}
+
+  // Views will be made of more than the storage that they look at. Then storages may depend on
+  // one another in circles, simrd's regions drift from what a walk would give, and what comes
+  // of that depends on the order in which Python walks its sets. Before the first storage.
+  void expect_circles() { circles_ = true; }
+  bool circles() const { return circles_; }
+
+  // root: the number of the storage's first tensor, as which it stands in simrd's sets.
+  void add_storage(uint32_t root) {
+    if (circles_) {
+      roots_.push_back(root);
+      storage_of_.resize(root + 1);
+      storage_of_[root] = static_cast<uint32_t>(roots_.size() - 1);
+    }
+    regions_[kAncestors].emplace_back();
+    regions_[kDescendants].emplace_back();
+    marks_.push_back(0);
+  }
+  int64_t cost(uint32_t storage, Direction direction) const {
+    return regions_[direction][storage].cost;
+  }
+
+  // An op is asked for: these new storages count as evicted until it has run.
+  void begin_op(uint32_t first_storage, uint32_t end_storage);
+  // The op is a view of the storage, or takes it as an argument: adds to its cost and edges. On
+  // an evicted storage that is delayed, because only regions built from now on know of it.
+  void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
+  // After the storage was evicted. False: a region that should have it in its frontier has not
+  // (in a circle), where simrd fails an assertion.
+  bool evicted(uint32_t storage, uint64_t* accesses);
+  // After an op ran for the first time whose inputs (distinct storages) were all resident when
+  // it was asked for: its new storages are at the edge of the inputs' regions, and nothing else
+  // has changed.
+  void computed(const std::vector<uint32_t>& storages, const std::vector<uint32_t>& inputs,
+                uint64_t* accesses);
+  // After these came back in one step, or were computed.
+  void revived(const std::vector<uint32_t>& storages, uint64_t* accesses);
+  // Fills a region by a walk from a storage.
+  void walk(Region& region, uint32_t storage, Direction direction, uint64_t* accesses);
+
+ private:
+  struct Delayed {
+    uint32_t storage;
+    int64_t cost;
+    uint32_t edges[2];
+  };
+  bool absorb(uint32_t absorber, uint32_t storage, Direction direction, uint64_t* accesses);
+  void shrink(uint32_t storage, Direction direction, const std::vector<uint32_t>& revived,
+              uint64_t* accesses);
+  bool reaches(const Region& region, uint32_t from, uint32_t to, Direction direction) const;
+  void take(Region& region, uint32_t id, Direction direction);
+  int64_t delayed_cost(uint32_t storage) const;
+
+  Graph& graph_;
+  std::vector<Region> regions_[2];  // by direction, then by storage
+  std::vector<Delayed> delayed_;
+  uint32_t first_pending_ = 0, end_pending_ = 0;
+  bool circles_ = false;
+  std::vector<uint32_t> roots_, storage_of_;  // with circles: by storage, and back
+  std::vector<uint32_t> marks_;
+  uint32_t mark_ = 0;
+  std::vector<uint32_t> around_[2];
+  std::vector<uint32_t> pending_;
+  // What regions may lose with the revived storages:
+  std::vector<uint32_t> lost_interior_, lost_frontier_;
+};
+
+}  // namespace dtr::simrd

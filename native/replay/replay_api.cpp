@@ -1,0 +1,61 @@
+// replay_api.cpp: the C functions of the log replay.
+#include <memory>
+#include <string>
+
+#include "error.h"
+#include "replay.h"
+#include "runtime.h"
+#include "simrd.h"
+
+namespace {
+
+void check(const dtr_replay_options& options) {
+  if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_IGNORE)
+    throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
+                               "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
+                         uint64_t numbers, dtr_replay** out) {
+  *out = nullptr;
+  return dtr::guard([&] {
+    check(*options);
+    if (options->heuristic.select == DTR_SELECT_CALLBACK)
+      throw dtr::InvalidArgument(
+          "the heuristic is a callable; allowed with simrd's semantics: scores and random");
+    auto replay = std::make_unique<dtr::Replay>();
+    dtr::simrd::Machine(*options, *replay).run(program, numbers);
+    *out = reinterpret_cast<dtr_replay*>(replay.release());
+  });
+}
+
+int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
+                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
+                           uint64_t operators, dtr_replay** out) {
+  *out = nullptr;
+  return dtr::guard([&] {
+    check(options->replay);
+    const dtr::Program log{program, numbers, workspace, workspace_at, operators};
+    auto replay = std::make_unique<dtr::Replay>();
+    dtr::replay_runtime(*options, log, *replay);
+    *out = reinterpret_cast<dtr_replay*>(replay.release());
+  });
+}
+
+void dtr_replay_destroy(dtr_replay* replay) { delete reinterpret_cast<dtr::Replay*>(replay); }
+
+void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out) {
+  *out = reinterpret_cast<const dtr::Replay*>(replay)->result;
+}
+
+const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length) {
+  const auto& decisions = reinterpret_cast<const dtr::Replay*>(replay)->decisions;
+  *length = decisions.size();
+  return decisions.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,572 @@
+#include "runtime.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "error.h"
+#include "program.h"
+#include "simulated_framework.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
+constexpr int8_t kIndex = -1;
+constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
+
+enum Trace : int64_t { allocate, free_temporary, result };
+
+struct Thrash {};
+
+// A CALL or MUTATE where it stands in the program.
+struct Operator {
+  uint64_t at = 0;     // of its kind
+  uint64_t index = 0;  // among the operators
+};
+
+// What a CALL or MUTATE says, read where it stands.
+struct Operands {
+  bool mutates;
+  int64_t cost;
+  const int64_t* args;
+  uint64_t arg_count;
+  const int64_t* rest;  // results by threes, or mutated indices
+  uint64_t rest_count;
+
+  int64_t name(uint64_t i) const { return rest[3 * i]; }
+  int64_t size(uint64_t i) const { return rest[3 * i + 1]; }
+  bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
+};
+
+// Checks every number of a program, so that replaying it need not; returns how many names it has.
+uint64_t check_program(const Program& program) {
+  uint64_t names = 0, operators = 0;
+  ProgramReader reader(program.code, program.numbers);
+  const auto name = [&] {
+    // Every name takes a number of the program, at least.
+    const int64_t value = reader.number("name", 0, static_cast<int64_t>(program.numbers));
+    names = std::max(names, static_cast<uint64_t>(value) + 1);
+  };
+  while (!reader.at_end()) {
+    switch (reader.instruction()) {
+      case Instruction::constant:
+        name();
+        reader.amount("size");
+        break;
+      case Instruction::call: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of results", 3); i > 0; --i) {
+          name();
+          reader.amount("size");
+          reader.number("alias", -1, int64_t{args} - 1);
+        }
+        break;
+      }
+      case Instruction::mutate: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of mutated arguments"); i > 0; --i)
+          reader.number("mutated argument", 0, int64_t{args} - 1);
+        break;
+      }
+      case Instruction::copy:
+      case Instruction::copy_from:
+        name();
+        name();
+        break;
+      case Instruction::release:
+        name();
+        break;
+    }
+  }
+  if (program.workspace_at && operators != program.operators)
+    throw InvalidArgument("operators is " + std::to_string(program.operators) +
+                          "; the program has " + std::to_string(operators));
+  return names;
+}
+
+// A pool, an engine on it and a framework over it, taken apart in the right order.
+struct World {
+  explicit World(const dtr_runtime_options& options) {
+    dtr_pool_options memory{};
+    const bool heap = options.space == DTR_SPACE_HEAP;
+    memory.driver = heap ? "simulated" : "counted";
+    memory.budget_bytes = options.replay.budget_bytes;
+    if (heap) memory.chunk_bytes = page_bytes();
+    raise(dtr_pool_create(&memory, &pool));
+    try {
+      dtr_engine_options settings{};
+      settings.heuristic = "dtr-eqclass";
+      settings.min_evict_bytes = options.min_evict_bytes;
+      settings.history_ops = options.history_ops;
+      raise(dtr_engine_create(&settings, &engine));
+      raise(dtr_sim_create(engine, &sim));
+      raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World() {
+    try {
+      close();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "dtr_alloc: after a replay: %s\n", error.what());
+    }
+  }
+
+  // StateError if something is left that should not be.
+  void close() {
+    if (sim) raise(dtr_sim_destroy(sim));
+    sim = nullptr;
+    if (engine) raise(dtr_engine_destroy(engine));
+    engine = nullptr;
+    if (pool) raise(dtr_pool_destroy(pool));
+    pool = nullptr;
+  }
+
+  // The unit in which the host driver maps.
+  static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
+
+  static void raise(int32_t status) {
+    if (status == DTR_OK) return;
+    const std::string message = dtr_last_error();
+    if (status == DTR_INVALID) throw InvalidArgument(message);
+    if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);
+    throw StateError(message);
+  }
+
+  dtr_pool* pool = nullptr;
+  dtr_engine* engine = nullptr;
+  dtr_sim* sim = nullptr;
+};
+
+// A storage, as the names of the program refer to it.
+struct Buffer {
+  SimulatedTensor* tensor = nullptr;
+  uint64_t names = 0;
+  uint64_t serial = 0;  // in order of creation
+};
+
+class RuntimeReplay final : private Watcher {
+ public:
+  RuntimeReplay(const dtr_runtime_options& options, const Program& program, uint64_t names,
+                Replay& out)
+      : options_(options),
+        program_(program),
+        out_(out),
+        world_(options),
+        engine_(*reinterpret_cast<Engine*>(world_.engine)),
+        framework_(*reinterpret_cast<SimulatedFramework*>(world_.sim)),
+        frame_(engine_),
+        names_(names, nullptr) {
+    engine_.watch(this);
+  }
+
+  void run() {
+    out_.result.status = DTR_REPLAY_OK;
+    try {
+      execute_all();
+      if (options_.outputs) want_outputs();
+    } catch (const OutOfMemory&) {
+      out_.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+    } catch (const Thrash&) {
+      out_.result.status = DTR_REPLAY_THRASH;
+    }
+    count();
+  }
+
+  // Lets go of everything, however the run ended.
+  void close() {
+    engine_.watch(nullptr);
+    release_all(results_);
+    release_all(temporaries_);
+    release_all(rebuilt_);
+    engine_.remat_abort(frame_);
+    engine_.op_abort(frame_, false);
+    // The newest first: what others were computed from has no dependents left when it goes.
+    std::vector<Buffer*> left;
+    for (Buffer* buffer : names_)
+      if (buffer) left.push_back(buffer);
+    std::sort(left.begin(), left.end(),
+              [](const Buffer* a, const Buffer* b) { return a->serial > b->serial; });
+    left.erase(std::unique(left.begin(), left.end()), left.end());
+    names_.clear();
+    for (Buffer* buffer : left) drop(buffer);
+    engine_.reset();
+    world_.close();
+  }
+
+ private:
+  // ---- the program ----
+
+  void execute_all() {
+    const int64_t* code = program_.code;
+    Operator next;
+    for (uint64_t at = 0; at < program_.numbers;) {
+      next.at = at;
+      switch (static_cast<Instruction>(code[at])) {
+        case Instruction::constant:
+          define(code[at + 1], make_buffer(code[at + 2]));
+          ++tensors_;
+          at += 3;
+          break;
+        case Instruction::call:
+          execute_call(next);
+          at += 3 + code[at + 2];
+          at += 1 + 3 * code[at];
+          ++next.index;
+          break;
+        case Instruction::mutate:
+          execute_mutate(next);
+          at += 3 + code[at + 2];
+          at += 1 + code[at];
+          ++next.index;
+          break;
+        case Instruction::copy:
+          define(code[at + 1], buffer_of(at + 2));
+          at += 3;
+          break;
+        case Instruction::copy_from: {
+          Buffer* source = buffer_of(at + 2);
+          ++source->names;  // it may lose its last name here
+          let_go(code[at + 1]);
+          define(code[at + 1], source);
+          --source->names;
+          at += 3;
+          break;
+        }
+        case Instruction::release:
+          let_go(code[at + 1]);
+          at += 2;
+          break;
+      }
+    }
+  }
+
+  Operands operands_of(const Operator& of) const {
+    const int64_t* code = program_.code + of.at;
+    Operands operands;
+    operands.mutates = static_cast<Instruction>(code[0]) == Instruction::mutate;
+    operands.cost = code[1];
+    operands.arg_count = static_cast<uint64_t>(code[2]);
+    operands.args = code + 3;
+    operands.rest_count = static_cast<uint64_t>(operands.args[operands.arg_count]);
+    operands.rest = operands.args + operands.arg_count + 1;
+    return operands;
+  }
+
+  void execute_call(const Operator& of) {
+    const Operands operands = operands_of(of);
+    const uint64_t first = tensors_;
+    tensors_ += operands.rest_count;
+    bool any_fresh = false;
+    for (uint64_t i = 0; i < operands.rest_count; ++i) any_fresh |= operands.is_fresh(i);
+    if (any_fresh) {
+      execute(of, operands, first);
+      for (uint64_t i = 0; i < operands.rest_count; ++i)
+        if (operands.is_fresh(i)) {
+          note_storage(results_[i]->storage, first + i);
+          define(operands.name(i), adopt(results_[i]));
+          results_[i] = nullptr;
+        }
+      results_.clear();
+    }
+    for (uint64_t i = 0; i < operands.rest_count; ++i)
+      if (!operands.is_fresh(i))
+        define(operands.name(i), buffer_of(of.at + 3 + operands.rest[3 * i + 2]));
+  }
+
+  void execute_mutate(const Operator& of) {
+    const Operands operands = operands_of(of);
+    const uint64_t first = tensors_;
+    tensors_ += operands.rest_count;
+    execute(of, operands, first);
+    // If two of the arguments are one storage, its new version is the first's.
+    for (uint64_t i = operands.rest_count; i-- > 0;)
+      note_storage(buffer_of(of.at + 3 + operands.rest[i])->tensor->storage, first + i);
+  }
+
+  // An op from begin to end, as the recorder has it; its new tensors are left in results_.
+  void execute(const Operator& of, const Operands& operands, uint64_t first_tensor) {
+    if (frame_.buffer.size() < operands.arg_count + operands.rest_count)
+      frame_.buffer.resize(operands.arg_count + operands.rest_count);
+    for (uint64_t i = 0; i < operands.arg_count; ++i)
+      frame_.buffer[i] = reinterpret_cast<int64_t>(buffer_of(of.at + 3 + i)->tensor);
+    if (operands.mutates)
+      for (uint64_t i = 0; i < operands.rest_count; ++i)
+        frame_.buffer[operands.rest[i]] =
+            reinterpret_cast<int64_t>(buffer_of(of.at + 3 + operands.rest[i])->tensor) |
+            DTR_USE_MUTATE;
+    const int32_t need =
+        engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), DTR_OP_REPLAYABLE, 0);
+    if (need & DTR_HAS_DROPPED) {
+      int64_t ids[64];
+      while (engine_.drain_dropped(ids, 64) > 0) continue;
+    }
+    if (need & DTR_NEED_WORK)
+      while (engine_.op_prepare(frame_) > 0) rematerialize();
+    for (uint64_t i = 0; i < operands.arg_count; ++i)
+      check_resident(*buffer_of(of.at + 3 + i)->tensor->storage);
+    run_kernel(of, operands);
+    for (uint64_t i = 0; i < results_.size(); ++i)
+      frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
+    const int64_t id = engine_.op_end(frame_, static_cast<uint32_t>(results_.size()),
+                                      DTR_OP_REPLAYABLE, operands.cost);
+    if (id > 0) {
+      if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
+      closures_[id] = of;
+    }
+    out_.result.model_cost += operands.cost;
+    ++out_.result.model_ops;
+    out_.decide('M', first_tensor);
+  }
+
+  // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
+  // for views.
+  void run_kernel(const Operator& of, const Operands& operands) {
+    const uint64_t count = operands.mutates ? 0 : operands.rest_count;
+    results_.assign(count, nullptr);
+    const auto make_result = [&](uint64_t i) {
+      if (i < count && operands.is_fresh(i) && !results_[i])
+        results_[i] = make_tensor(operands.size(i));
+    };
+    if (program_.workspace_at) {
+      const int64_t end = program_.workspace_at[of.index + 1];
+      for (int64_t at = program_.workspace_at[of.index]; at < end; at += 2) {
+        const int64_t kind = program_.workspace[at];
+        const int64_t value = program_.workspace[at + 1];
+        if (kind == allocate) {
+          temporaries_.push_back(make_tensor(value));
+        } else if (kind == result) {
+          make_result(static_cast<uint64_t>(value));
+        } else if (static_cast<uint64_t>(value) < temporaries_.size() && temporaries_[value]) {
+          framework_.release_tensor(temporaries_[value]);
+          temporaries_[value] = nullptr;
+        }
+      }
+    }
+    for (uint64_t i = 0; i < count; ++i) make_result(i);
+    release_all(temporaries_);
+  }
+
+  // At the end each name that still stands for something, in the order of their definition, is
+  // made resident, and stays (simrd's output condition).
+  void want_outputs() {
+    for (Buffer* buffer : names_) {
+      if (!buffer) continue;
+      if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
+      engine_.hand_pin(buffer->tensor, false);
+    }
+  }
+
+  // ---- rematerialization, as dtr_alloc/replay.py has it ----
+
+  void rematerialize() {
+    while (const int64_t id = engine_.remat_next(frame_)) step(closures_[id]);
+  }
+
+  void step(const Operator& of) {
+    const Operands operands = operands_of(of);
+    uint64_t waiting = 0;  // those not begun stand at the bottom, and wait for nothing
+    while (!frame_.stack[waiting].op) ++waiting;
+    out_.result.chain_depth =
+        std::max<uint64_t>(out_.result.chain_depth, frame_.stack.size() - waiting);
+    const uint64_t target = frame_.stack.back().target->id;
+    uint64_t revived = 0;
+    for (const Storage* storage : frame_.step_outputs) revived += storage->state != State::resident;
+
+    rebuild();
+    for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
+    run_kernel(of, operands);
+    const uint64_t arguments = arguments_.size();
+    frame_.step.resize(arguments + results_.size());
+    for (uint64_t i = 0; i < arguments; ++i)
+      frame_.step[i] = reinterpret_cast<int64_t>(arguments_[i]);
+    for (uint64_t i = 0; i < results_.size(); ++i)
+      frame_.step[arguments + i] = reinterpret_cast<int64_t>(results_[i]);
+    engine_.remat_commit(frame_, static_cast<uint32_t>(arguments),
+                         static_cast<uint32_t>(results_.size()));
+    release_all(results_);
+    release_all(rebuilt_);
+
+    out_.result.remat_cost += operands.cost;
+    ++out_.result.remat_ops;
+    out_.result.collateral += revived - 1;
+    out_.decide('R', serial_of(target));
+    const int64_t most = options_.replay.max_recompute;
+    if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
+  }
+
+  // The step's argument tensors, from its description (dtr_remat_next in dtr_alloc.h).
+  void rebuild() {
+    description_ = frame_.step;
+    arguments_.clear();
+    const int64_t* numbers = description_.data();
+    const int64_t edges = *numbers++;
+    for (int64_t i = 0; i < edges; ++i, numbers += 2) {
+      auto* storage = reinterpret_cast<SimulatedStorage*>(numbers[0]);
+      rebuilt_.push_back(numbers[1] ? make_tensor(static_cast<int64_t>(storage->size_bytes))
+                                    : framework_.tensor_over(storage));
+    }
+    const int64_t count = *numbers++;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t edge = numbers[1];
+      const int64_t ndim = numbers[5];
+      // Without an edge only zero bytes are left: the log has no op that reads nothing of what
+      // it overwrites.
+      arguments_.push_back(edge < 0 ? nullptr : rebuilt_[edge]);
+      numbers += 6 + 2 * ndim;
+    }
+  }
+
+  // A kernel is about to read it.
+  static void check_resident(const SimulatedStorage& storage) {
+    if (storage.size_bytes > 0 && storage.memory != Memory::core)
+      throw StateError("an operator reads a storage that is not resident");
+  }
+
+  // ---- names and buffers ----
+
+  SimulatedTensor* make_tensor(int64_t size_bytes) {
+    void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
+    SimulatedStorage* storage =
+        framework_.make_storage(address ? Memory::core : Memory::none, address,
+                                static_cast<uint64_t>(size_bytes), kDevice, kIndex);
+    return framework_.make_tensor(storage, kByte, 1, &size_bytes, nullptr, 0);
+  }
+
+  Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_}; }
+
+  Buffer* make_buffer(int64_t size_bytes) { return adopt(make_tensor(size_bytes)); }
+
+  Buffer* buffer_of(uint64_t at) const {
+    Buffer* buffer = names_[program_.code[at]];
+    if (!buffer)
+      throw InvalidArgument("program: name " + std::to_string(program_.code[at]) + " in number " +
+                            std::to_string(at) + " stands for nothing there");
+    return buffer;
+  }
+
+  void define(int64_t name, Buffer* buffer) {
+    ++buffer->names;
+    let_go(name);
+    names_[name] = buffer;
+  }
+
+  void let_go(int64_t name) {
+    Buffer* buffer = names_[name];
+    names_[name] = nullptr;
+    if (buffer && --buffer->names == 0) drop(buffer);
+  }
+
+  void drop(Buffer* buffer) {
+    SimulatedTensor* tensor = buffer->tensor;
+    delete buffer;
+    framework_.release_tensor(tensor);
+  }
+
+  void release_all(std::vector<SimulatedTensor*>& tensors) {
+    for (SimulatedTensor* tensor : tensors)
+      if (tensor) framework_.release_tensor(tensor);
+    tensors.clear();
+  }
+
+  // ---- decisions ----
+
+  // Remembers by which tensor the log knows a storage's content. Constants, and what has no
+  // record because it has no bytes, are no subject of decisions.
+  void note_storage(const SimulatedStorage* storage, uint64_t tensor) {
+    const uint64_t id = engine_.id_of(storage);
+    if (id == 0) return;
+    if (storage_tensors_.size() <= id) storage_tensors_.resize(id + 1, kUnknown);
+    storage_tensors_[id] = tensor;
+  }
+
+  uint64_t serial_of(uint64_t storage_id) const {
+    return storage_id < storage_tensors_.size() ? storage_tensors_[storage_id] : kUnknown;
+  }
+
+  void evicted(uint64_t storage_id) override {
+    ++out_.result.forced;
+    out_.decide('E', serial_of(storage_id));
+  }
+
+  void died(uint64_t storage_id) override {
+    if (serial_of(storage_id) == kUnknown) return;
+    ++out_.result.other;
+    out_.decide('D', serial_of(storage_id));
+  }
+
+  void count() {
+    dtr_engine_stats engine;
+    engine_.get_stats(&engine);
+    dtr_pool_stats pool;
+    dtr_pool_get_stats(world_.pool, &pool);
+    dtr_replay_result& result = out_.result;
+    result.clock = static_cast<int64_t>(engine.clock_ns);
+    result.peak_bytes = pool.peak_allocated_bytes;
+    result.end_bytes = pool.allocated_bytes;
+    result.search_ns = engine.search_ns;
+  }
+
+  static constexpr uint64_t kUnknown = UINT64_MAX;
+
+  const dtr_runtime_options& options_;
+  const Program& program_;
+  Replay& out_;
+  World world_;
+  Engine& engine_;
+  SimulatedFramework& framework_;
+  Frame frame_;
+  std::vector<Buffer*> names_;
+  std::vector<Operator> closures_;         // by the engine's op ids
+  std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
+  uint64_t tensors_ = 0;                   // of the log, so far
+  uint64_t serials_ = 0;
+  // Of the op in flight; kept to be released if it does not come to its end.
+  std::vector<SimulatedTensor*> results_;
+  std::vector<SimulatedTensor*> temporaries_;
+  std::vector<SimulatedTensor*> rebuilt_;
+  std::vector<SimulatedTensor*> arguments_;  // borrowed from rebuilt_
+  std::vector<int64_t> description_;
+};
+
+}  // namespace
+
+void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
+  if (options.space != DTR_SPACE_BYTES && options.space != DTR_SPACE_HEAP)
+    throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1");
+  if (options.replay.newest_staleness)
+    throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
+  const uint64_t names = check_program(program);
+  if (options.space == DTR_SPACE_HEAP && options.replay.budget_bytes < World::page_bytes()) {
+    // No page fits, so no block does.
+    replay.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+    replay.result.clock = 1;
+    return;
+  }
+  RuntimeReplay run(options, program, names, replay);
+  try {
+    run.run();
+  } catch (...) {
+    run.close();
+    throw;
+  }
+  run.close();
+}
+
+}  // namespace dtr

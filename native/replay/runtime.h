@@ -1,0 +1,34 @@
+// runtime.h: replays an op log on the engine that trains, over tensors without contents.
+//
+// The engine, its pool and the simulated framework are those of any other process; only time and
+// memory are not real: each op costs what the log says, and the pool hands out addresses with
+// nothing behind them. What differs from simrd (simrd.h), because the runtime differs:
+//
+//   - A result that looks at an argument is a view: a further name for its storage. A CALL of
+//     nothing but views is no op and costs nothing.
+//   - MUTATE overwrites its arguments in place: a new version of the storage (records.h, R1), no
+//     new memory. All names of the storage see it.
+//   - A storage dies with its last name, a constant too.
+//   - What an op allocates besides its results, and in which order, is as the log has it.
+#pragma once
+
+#include <cstdint>
+
+#include "dtr_alloc.h"
+#include "replay.h"
+
+namespace dtr {
+
+// A program, as dtr_replay_runtime in dtr_alloc.h has it.
+struct Program {
+  const int64_t* code;
+  uint64_t numbers;
+  const int64_t* workspace;
+  const int64_t* workspace_at;
+  uint64_t operators;
+};
+
+// Throws InvalidArgument for options or a program that make no sense.
+void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay);
+
+}  // namespace dtr

@@ -1,0 +1,129 @@
+// scores.cpp: the machine's scores and its choice among the candidates.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "quotient.h"
+#include "simrd.h"
+
+namespace dtr::simrd {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+uint32_t Components::create(int64_t cost) {
+  nodes_.push_back({static_cast<uint32_t>(nodes_.size()), 0, cost, 0});
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+uint32_t Components::root(uint32_t node, uint64_t* accesses) {
+  ++*accesses;
+  while (nodes_[node].parent != node) {
+    nodes_[node].parent = nodes_[nodes_[node].parent].parent;
+    node = nodes_[node].parent;
+    ++*accesses;
+  }
+  return node;
+}
+
+void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
+  a = root(a, accesses);
+  b = root(b, accesses);
+  if (a == b) return;
+  if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
+  if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
+  nodes_[a].parent = b;
+  nodes_[b].cost += nodes_[a].cost;
+}
+
+// The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
+// it and the storage itself.
+int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
+  *newest = storages_[storage].last_access;
+  regions_.walk(walk_up_, storage, kAncestors, &result_.accesses);
+  int64_t cost = walk_up_.cost;
+  walk_up_.interior.for_each(
+      [&](uint32_t above) { *newest = std::max(*newest, storages_[above].last_access); });
+  if (options_.heuristic.cost == DTR_COST_ANCESTORS) return cost;
+  regions_.walk(walk_down_, storage, kDescendants, &result_.accesses);
+  walk_down_.interior.for_each([&](uint32_t below) {
+    *newest = std::max(*newest, storages_[below].last_access);
+    // A storage may be on both sides, through views: it counts once.
+    if (!walk_up_.interior.has(below)) cost += graph_.nodes[below].cost;
+  });
+  return cost;
+}
+
+int64_t Machine::component_cost(uint32_t storage) {
+  const Node& node = graph_.nodes[storage];
+  result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
+  components_.next_walk();
+  int64_t cost = 0;
+  for (const std::vector<uint32_t>& side : node.next)
+    for (const uint32_t neighbor : side) {
+      if (graph_.material[neighbor]) continue;
+      const uint32_t root = components_.root(storages_[neighbor].component, &result_.accesses);
+      if (components_.visit(root)) cost += components_.cost(root);
+    }
+  return cost;
+}
+
+double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  const Storage& storage = storages_[at];
+  const int64_t stale = result_.clock - newest;
+  if (heuristic.size != DTR_SIZE_NONE && storage.size_bytes == 0) return kInfinity;
+  if (heuristic.staleness_exponent > 0 && stale <= 0) return kInfinity;
+  unsigned __int128 below = heuristic.size != DTR_SIZE_NONE ? storage.size_bytes : 1;
+  if (heuristic.staleness_exponent == 1) below *= static_cast<uint64_t>(stale);
+  double value = quotient(cost, below);
+  // Beyond simrd:
+  if (heuristic.staleness_exponent > 0 && heuristic.staleness_exponent < 1)
+    value /= std::pow(static_cast<double>(stale), heuristic.staleness_exponent);
+  if (heuristic.recompute_factor > 1)
+    value *= std::pow(heuristic.recompute_factor, storage.recomputes);
+  return value;
+}
+
+// The candidate of the smallest score: the last of equals, but the first whose score is zero.
+uint32_t Machine::choose() {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  if (heuristic.select == DTR_SELECT_RANDOM) {
+    ++result_.evaluations;
+    ++result_.accesses;
+    uint32_t skip = random_.below(static_cast<uint32_t>(pool_size_));
+    for (const uint32_t at : pool_)
+      if (at != kNone && skip-- == 0) return at;
+  }
+  uint32_t best = kNone;
+  double least = kInfinity;
+  for (const uint32_t at : pool_) {
+    if (at == kNone) continue;
+    ++result_.evaluations;
+    ++result_.accesses;
+    int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
+    int64_t newest = storages_[at].last_access;
+    if (caches_regions_) {
+      cost += regions_.cost(at, kAncestors);
+      if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);
+    } else if (keeps_components_) {
+      cost += component_cost(at);
+    } else if (walks_neighborhood_) {
+      int64_t newest_around;
+      cost += neighborhood_cost(at, &newest_around);
+      if (options_.newest_staleness) newest = newest_around;
+    }
+    const double value = score(at, cost, newest);
+    if (value <= least) {
+      least = value;
+      best = at;
+      if (value == 0) break;
+    }
+  }
+  return best;
+}
+
+}  // namespace dtr::simrd

@@ -1,0 +1,193 @@
+// simrd.h: a machine with the semantics of simrd, the simulator of the DTR paper.
+//
+// It replays op logs with exactly the decisions of the published simulator, so that a number of
+// ours can stand beside a published one. What differs from the engine, which the replay with
+// runtime semantics drives (runtime.h):
+//   - Views are tensors of their own: evicting a storage undefines them all, and using one again
+//     runs its view operator again. Mutation makes a copy.
+//   - No record ever vanishes: a storage that nobody can ask for still counts as evicted.
+//   - A waiting rematerialization locks all its inputs; the order of candidates decides ties, and
+//     a lock moves a storage to the end of that order.
+// So it has records of its own; the scores are the engine's (dtr_heuristic).
+//
+// Sources: the simrd text, section 4, and where that is silent the program's behavior: the
+// clock starts at 1; inputs are stamped when a (re)materialization is asked for, before anything
+// else is done; outputs after their operator. Sums and costs are integers.
+#pragma once
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "mersenne.h"
+#include "program.h"
+#include "regions.h"
+#include "replay.h"
+
+namespace dtr::simrd {
+
+constexpr uint32_t kNone = UINT32_MAX;
+constexpr int64_t kNever = INT64_MIN / 4;  // the last access of what was never accessed
+
+struct Op {
+  int64_t cost = 0;
+  uint64_t total_bytes = 0;
+  uint32_t first_output = 0;
+  uint32_t outputs = 0;
+  bool constant = false;
+  std::vector<uint32_t> inputs;  // tensors in argument order, repeated if given twice
+};
+
+struct Tensor {
+  uint32_t op = 0;
+  uint32_t storage = 0;
+  uint64_t size_bytes = 0;  // 0: a view
+  int32_t references = 1;   // by the program
+  bool defined = false;
+};
+
+// The edges of one tensor, which banishing takes away one by one.
+struct Links {
+  std::vector<uint32_t> parents;   // the op's inputs, but for those banished
+  std::vector<uint32_t> children;  // once for each time that it is an argument
+};
+
+struct Storage {
+  uint64_t size_bytes = 0;
+  int64_t last_access = kNever;
+  uint32_t root = 0;  // its first tensor
+  int32_t locks = 0;
+  int32_t references = 0;
+  uint32_t recomputes = 0;
+  uint32_t pool_at = kNone;
+  uint32_t component = kNone;  // its node while it is evicted, or not yet computed
+  bool pinned = false;
+  bool banished = false;
+  std::vector<uint32_t> tensors;
+};
+
+// Evicted components (appendix C.2): sums that are never split. A revived storage's cost, as it
+// is by then, is taken off its component's sum.
+class Components {
+ public:
+  uint32_t create(int64_t cost);
+  uint32_t root(uint32_t node, uint64_t* accesses);
+  void merge(uint32_t a, uint32_t b, uint64_t* accesses);
+  int64_t& cost(uint32_t root) { return nodes_[root].cost; }
+  // Whether this is the first visit to the root since next_walk().
+  bool visit(uint32_t root) {
+    if (nodes_[root].walk == walk_) return false;
+    nodes_[root].walk = walk_;
+    return true;
+  }
+  void next_walk() { ++walk_; }
+
+ private:
+  struct ComponentNode {
+    uint32_t parent;
+    uint32_t rank;
+    int64_t cost;
+    uint64_t walk;
+  };
+  std::vector<ComponentNode> nodes_;
+  uint64_t walk_ = 0;
+};
+
+class Machine {
+ public:
+  // Throws InvalidArgument for options that simrd has no meaning for.
+  Machine(const dtr_replay_options& options, Replay& replay);
+  // Runs the program; its outcome is in the replay. Throws InvalidArgument if it is malformed.
+  void run(const int64_t* program, uint64_t numbers);
+
+ private:
+  // What ends a run early.
+  struct Stop {
+    int32_t status;
+  };
+  // One (re)materialization that waits for its inputs.
+  struct Step {
+    uint32_t tensor;
+    bool rematerialize;
+    size_t missing;       // first of its undefined inputs in missing_
+    size_t next_missing;  // the one it waits for
+  };
+
+  // ---- simrd.cpp: the program ----
+  void constant(ProgramReader& program);
+  void call(ProgramReader& program);
+  void mutate(ProgramReader& program);
+  void finish();
+  uint32_t named(ProgramReader& program, const char* what);
+  void define(ProgramReader& program, int64_t name, uint32_t tensor);
+  void read_arguments(ProgramReader& program);
+
+  // ---- simrd.cpp: tensors ----
+  uint32_t compute(int64_t cost, bool constant);
+  void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
+  void add_edges(uint32_t op);
+  void add_ordered_edges(const Op& op);
+  void materialize(uint32_t tensor, bool rematerialize);
+  void begin_step(uint32_t tensor, bool rematerialize);
+  void execute(const Step& step);
+  void unlock_inputs(uint32_t tensor);
+  void get(uint32_t tensor);
+  void release(uint32_t tensor);
+  void pin(uint32_t tensor);
+  void lock(uint32_t storage);
+  void unlock(uint32_t storage);
+  void evict(uint32_t storage, bool forced);
+  void try_banish(uint32_t storage);
+  void make_room(uint64_t bytes);
+  void enter_pool(uint32_t storage);
+  bool leave_pool(uint32_t storage);
+  void check(bool holds) const {
+    if (!holds) throw Stop{DTR_REPLAY_CONTRADICTION};
+  }
+  bool banishes() const { return options_.dealloc == DTR_DEALLOC_BANISH; }
+
+  // ---- scores.cpp ----
+  uint32_t choose();
+  int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
+  int64_t component_cost(uint32_t storage);
+  double score(uint32_t storage, int64_t cost, int64_t newest) const;
+
+  const dtr_replay_options options_;
+  Replay& replay_;
+  dtr_replay_result& result_;
+  bool caches_regions_ = false;      // e*, as cached by simrd
+  bool walks_neighborhood_ = false;  // e*, walked for each score
+  bool keeps_components_ = false;
+
+  std::vector<Op> ops_;
+  std::vector<Tensor> tensors_;
+  std::vector<Storage> storages_;
+  Graph graph_;                 // the storages, parallel to storages_
+  std::vector<uint32_t> pool_;  // candidates in their order; kNone where one left
+  size_t pool_size_ = 0;
+  std::vector<Links> links_;                                      // parallel to tensors_, and
+  std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both
+                                                                  // for banishing only
+  std::vector<uint32_t> names_;                                   // the tensor of each name
+  uint64_t memory_ = 0;
+  Components components_;
+  Regions regions_{graph_};
+  Region walk_up_, walk_down_;
+  Mersenne random_;
+  std::vector<Step> stack_;
+  std::vector<uint32_t> missing_;
+  // Of the op that is being defined or executed:
+  std::vector<uint32_t> arguments_;
+  struct Result {
+    int64_t name;
+    uint64_t size_bytes;
+    int64_t alias;
+  };
+  std::vector<Result> results_;
+  std::vector<uint32_t> sources_;  // the distinct storages of its arguments
+  bool plain_op_ = false;          // all of them were resident when it was asked for
+  std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last
+  std::vector<uint32_t> revived_;  // storages that it made resident, likewise
+};
+
+}  // namespace dtr::simrd

@@ -1,0 +1,256 @@
+"""Costs per signature (native/costs.h) and the engine's clock. Needs g++ and the core."""
+
+import subprocess
+
+import pytest
+from native_fixtures import ROOT, compile_cpp
+from native_pool import Invalid, check, ffi, lib
+from toy import MEASURED, MUTATE, Toy, op_key
+
+WORDS = 512
+CPU, CUDA = 0, 1
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("costs") / "cost_table"
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    sources = [ROOT / "tests/native/cost_table.cpp", ROOT / "native/costs.cpp"]
+    includes = [f"-I{ROOT / 'native'}", f"-I{ROOT / 'allocator'}"]
+    return compile_cpp(sources, path, *includes, *sanitizers)
+
+
+@pytest.fixture
+def table(program):
+    """Runs commands on a new table and returns their answers."""
+
+    def run(*commands):
+        result = subprocess.run(
+            [str(program)],
+            input="\n".join(commands),
+            capture_output=True,
+            text=True,
+            env={"ASAN_OPTIONS": "detect_leaks=1"},
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return [int(line) if line.isdigit() else line for line in result.stdout.split()]
+
+    return run
+
+
+class TestTheTable:
+    def test_before_the_first_reading_a_call_takes_the_time_to_move_its_bytes(self, table):
+        on_cpu, on_cuda = table(f"estimate 5 1000000 {CPU}", f"estimate 5 1000000 {CUDA}")
+        assert on_cpu == 100_000
+        assert on_cuda == 1_000
+        assert table(f"estimate 5 0 {CPU}") == [1]
+
+    def test_after_a_reading_the_estimate_is_the_mean(self, table):
+        assert table("add 5 300", f"estimate 5 1000000 {CPU}") == [300, 300]
+
+    def test_the_smaller_of_the_first_two_readings_starts_the_mean(self, table):
+        assert table("add 5 90000", "add 5 100", "add 5 200") == [90_000, 100, 150]
+        assert table("add 5 100", "add 5 90000", "add 5 200") == [100, 100, 150]
+
+    def test_a_mean_of_few_readings_is_their_mean(self, table):
+        assert table("add 5 100", *(f"add 5 {ns}" for ns in (100, 200, 300, 400)))[-1] == 250
+
+    def test_an_outlier_counts_as_eight_times_the_mean(self, table):
+        settled = ["add 5 1000"] * 40
+        mean, after = table(*settled, "add 5 1000000000")[-2:]
+        assert mean == 1000
+        assert after == 1000 + (8000 - 1000) / 16 + 0.5  # rounded
+        assert table(*settled, "add 5 8000")[-1] == after
+
+    def test_a_cost_that_rose_for_good_is_reached_all_the_same(self, table):
+        answers = table(*["add 5 1000"] * 40, *["add 5 1000000"] * 100)
+        assert answers[39] == 1000
+        assert 990_000 < answers[-1] <= 1_000_000
+
+    def test_the_weight_of_a_reading_never_falls_below_a_sixteenth(self, table):
+        mean, after = table(*["add 5 1600"] * 1000, "add 5 0")[-2:]
+        assert mean == 1600
+        assert after == 1500
+
+    def test_a_cost_is_at_least_a_nanosecond(self, table):
+        assert table("add 5 0", "add 5 0") == [1, 1]
+
+    def test_a_fixed_cost_does_not_move(self, table):
+        answers = table("fix 5 700 3", "add 5 1", "add 5 1", "again 5 1", "add 5 1", "readings 5")
+        assert answers == [1, 700, 700, "done", 700, 3]
+
+    def test_a_signature_is_fixed_once(self, table):
+        assert table("fix 5 700 3", "fix 5 800 3", "fix 0 1 1", f"estimate 5 1 {CPU}") == [
+            *(1, 0, 0, 700)
+        ]
+
+    def test_a_rematerialization_is_a_reading_of_what_is_known(self, table):
+        assert table("add 5 100", "again 5 50", "readings 5", "again 6 50", "size") == [
+            *(100, "done", 2, "done", 1)
+        ]
+
+    def test_what_does_not_fit_costs_what_it_took(self, table):
+        answers = table(
+            "fill 1 65536 100", "add 70000 40", "add 70000 60", "size", "add 1 100", "add 65536 100"
+        )
+        assert answers == [65_536, 40, 60, 65_536, 100, 100]
+        assert table("fill 1 65536 100", "fix 70000 1 1", "clear", "fix 70000 1 1")[1:] == [0, 0, 1]
+
+
+class MeasuringToy(Toy):
+    def cost(self, operator, tensors):
+        return MEASURED
+
+
+def known(toy):
+    """Cost and readings by signature, as the engine knows them."""
+    costs = ffi.new("dtr_cost[100]")
+    count = lib.dtr_engine_get_costs(toy.engine, costs, 100)
+    assert count <= 100
+    return {
+        costs[i].signature: (costs[i].op_key, costs[i].cost_ns, costs[i].readings)
+        for i in range(count)
+    }
+
+
+def set_costs(toy, *rows):
+    costs = ffi.new("dtr_cost[]", list(rows))
+    check(lib.dtr_engine_set_costs(toy.engine, costs, len(rows)))
+
+
+class TestSignatures:
+    @pytest.fixture
+    def toy(self, make_toy):
+        return make_toy(kind=MeasuringToy)
+
+    def test_the_same_call_on_other_tensors_has_the_same_signature(self, toy):
+        x, y = toy.unseen(WORDS), toy.unseen(WORDS)
+        results = [toy.one("f", tensor) for tensor in (x, y, x)]
+        ((key, cost_ns, readings),) = known(toy).values()
+        assert key == op_key("f")
+        assert cost_ns >= 1
+        assert readings == 3
+        for tensor in (x, y, *results):
+            tensor.release()
+
+    def test_operator_shape_and_size_of_the_result_tell_calls_apart(self, toy):
+        x, wide = toy.unseen(WORDS), toy.unseen(2 * WORDS)
+        half = toy.view(wide, 0, WORDS)  # a view is what its shape says
+        results = [
+            *(toy.one("f", x), toy.one("f", half), toy.one("g", x), toy.one("f", wide)),
+            *(toy.one("f", x, words=2 * WORDS), toy.one("f", x, x), toy.one("f")),
+        ]
+        assert sorted(readings for _, _, readings in known(toy).values()) == [1, 1, 1, 1, 1, 2]
+        for tensor in (x, wide, half, *results):
+            tensor.release()
+
+    def test_operators_without_a_record_are_read_too(self, toy):
+        x = toy.unseen(WORDS)
+        toy.run("look", x)
+        toy.run("send", x, replayable=False)
+        assert len(known(toy)) == 2
+        assert toy.stats().live_ops == 0
+        assert toy.stats().total_cost_ns == sum(cost for _, cost, _ in known(toy).values())
+        x.release()
+
+    def test_a_rematerialization_is_a_reading(self, toy):
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        toy.evict(y)
+        toy.materialize(y)
+        ((_, _, readings),) = known(toy).values()
+        assert readings == 2
+        x.release()
+        y.release()
+
+    def test_an_operator_that_failed_is_no_reading(self, toy):
+        x = toy.unseen(WORDS)
+
+        def fail(operator):
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            toy.one("f", x, fails=fail)
+        assert known(toy) == {}
+        assert toy.stats().clock_ns == 1
+        x.release()
+
+    def test_fixed_costs_are_what_the_clock_counts(self, toy):
+        x = toy.unseen(WORDS)
+        toy.one("f", x).release()
+        (signature,) = known(toy)
+        set_costs(toy, (signature, op_key("f"), 12_345, 7))
+        before = toy.stats().clock_ns
+        y = toy.one("f", x)
+        assert toy.stats().clock_ns == before + 12_345
+        toy.evict(y)
+        toy.materialize(y)
+        assert toy.stats().clock_ns == before + 2 * 12_345
+        assert known(toy) == {signature: (op_key("f"), 12_345, 7)}
+        x.release()
+        y.release()
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            ([(0, 1, 1, 1)], r"costs\[0\].signature is 0; allowed"),
+            ([(5, 1, 1, 1), (6, 1, 0, 1)], r"costs\[1\].cost_ns is 0; allowed"),
+            ([(5, 1, 1, 1), (5, 1, 1, 1)], r"costs\[1\].signature is 5, which stands there"),
+            ([(i + 1, 1, 1, 1) for i in range(65_537)], r"costs\[65536\] is one too many"),
+        ],
+    )
+    def test_a_wrong_cost_is_refused_and_nothing_is_known(self, toy, rows, message):
+        with pytest.raises(Invalid, match=message):
+            set_costs(toy, *rows)
+        assert known(toy) == {}
+
+
+class TestTheClock:
+    def test_it_starts_at_1_and_moves_by_the_costs_of_what_runs(self, make_toy):
+        toy = make_toy()
+        assert toy.stats().clock_ns == 1
+        x = toy.unseen(WORDS)
+        assert toy.stats().clock_ns == 1  # nobody saw it
+        y = toy.one("f", x)
+        toy.run("add_", (y, MUTATE))
+        first = (100 + 2 * WORDS) + (100 + WORDS)
+        assert (toy.stats().total_cost_ns, toy.stats().recompute_cost_ns) == (first, 0)
+        assert toy.evict(y)
+        toy.materialize(y)
+        assert (toy.stats().total_cost_ns, toy.stats().recompute_cost_ns) == (first, first)
+        assert toy.stats().clock_ns == 1 + 2 * first
+        assert known(toy) == {}  # what was given is no reading
+        x.release()
+        y.release()
+
+    def test_what_was_used_in_less_costly_times_is_evicted_last(self, make_toy):
+        """Equal but for when they were last used: the least recent goes first, however little real
+        time has passed."""
+        toy = make_toy(pages=8)
+        x = toy.unseen(WORDS)
+        old, new = toy.one("f", x, parameter=1), toy.one("f", x, parameter=2)
+        toy.one("g", x).release()  # time passes
+        toy.one("look", new).release()
+        rest = toy.unseen(5 * WORDS)
+        third = toy.unseen(WORDS)
+        assert old.evicted
+        assert not new.evicted
+        for tensor in (x, old, new, rest, third):
+            tensor.release()
+
+    def test_the_same_job_is_evicted_the_same_way(self, make_toy):
+        def evictions():
+            toy = make_toy(pages=12)
+            x = toy.unseen(WORDS)
+            layers = [x]
+            for i in range(60):
+                layers.append(toy.one("layer", layers[-1], words=128 * (1 + i * 7 % 5)))
+            order = [i for i, layer in enumerate(layers) if layer.evicted]
+            while layers:
+                toy.materialize(layers[-1])
+                order += [i for i, layer in enumerate(layers) if layer.evicted]
+                layers.pop().release()
+            assert toy.replays
+            return order, list(toy.replays), toy.stats().clock_ns
+
+        assert evictions() == evictions()

@@ -1,0 +1,306 @@
+"""Replays of op logs on the engine that trains. They need the native build, no PyTorch."""
+
+import itertools
+import resource
+from array import array
+from pathlib import Path
+
+import pytest
+from programs import Log, Model, describe
+
+from dtr_alloc import heuristics, oplog, simulate
+from dtr_alloc.core import ffi, lib
+
+LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
+PRESETS = [name for name, preset in heuristics.PRESETS.items() if preset.size != "size+free"]
+
+
+def replay(program, heuristic="dtr-eqclass", budget=None, **options):
+    options.setdefault("decisions", True)
+    return simulate.replay(program, heuristic, budget, semantics="runtime", **options)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return {path.name.split(".")[0]: oplog.compile_log(path) for path in LOGS}
+
+
+@pytest.mark.parametrize("space", simulate.SPACES)
+@pytest.mark.parametrize("name", [path.name.split(".")[0] for path in LOGS])
+def test_a_replay_reads_nothing_that_is_evicted_and_repeats_itself(programs, name, space):
+    """Under every preset, at several budgets: followed decision by decision."""
+    program = programs[name]
+    model = Model(program)
+    base = simulate.baseline(program, "runtime", space)
+    seen = set()
+    for preset, ratio in itertools.product(PRESETS, (0.3, 0.5, 0.7, 0.9, 1.0)):
+        budget = int(base.peak_bytes * ratio)
+        options = {"space": space, "max_recompute": 2 * base.compute}
+        run = replay(program, preset, budget, **options)
+        assert describe(run) == describe(replay(program, preset, budget, **options))
+        counts = model.follow(run.decisions)
+        assert run.status in ("ok", "oom", "thrash")
+        assert (counts["M"], counts["R"], counts["E"]) == (run.model_ops, run.remat_ops, run.forced)
+        assert counts["D"] == run.other
+        assert run.peak_bytes <= budget
+        assert run.clock == 1 + run.total_cost
+        if run.status == "ok":
+            assert run.model_cost == base.compute
+        seen.add(run.status)
+    assert "ok" in seen
+
+
+def test_a_run_without_a_limit_evicts_nothing(programs):
+    for program, space in itertools.product(programs.values(), simulate.SPACES):
+        run = replay(program, space=space)
+        assert (run.status, run.forced, run.remat_ops) == ("ok", 0, 0)
+        assert run.peak_bytes == simulate.baseline(program, "runtime", space).peak_bytes
+
+
+def test_views_are_names_and_cost_nothing():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 1000}, time=7)
+    log.call("y", {"v": "y"}, time=500)
+    log.call("v", {"w": "v"}, time=500)
+    log.release("y", "v")
+    log.call("w", {"z": 1000}, time=11)
+    run = replay(log.program)
+    assert (run.clock, run.model_cost, run.model_ops) == (19, 18, 2)
+    assert run.peak_bytes == 3000
+    assert run.decisions == "M1\nM4"  # y lives on under the name of a view
+
+
+def test_a_view_beside_a_new_result_belongs_to_its_argument():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"v": "x", "y": 500, "u": "x"})
+    log.release("x", "v")
+    log.call("u y", {"z": 100})
+    run = replay(log.program)
+    assert run.peak_bytes == run.end_bytes == 1600
+    assert run.decisions == "M1\nM4"
+
+
+def test_a_mutation_makes_no_copy():
+    """simrd's does, and holds three at once."""
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 1000})
+    log.mutate("y", 0)
+    assert replay(log.program).peak_bytes == 2000
+    assert simulate.replay(log.program).peak_bytes == 3000
+
+
+def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 1500}, time=10)
+    log.copy("other", "y")
+    log.call("y", {"view": "y"})
+    log.mutate("view x", 0, time=20)
+    log.release("y", "view")
+    log.call("other", {"z": 100}, time=5)
+    log.call("x", {"big": 2000}, time=5)  # there is no room for it beside the storage
+    log.release("big")
+    log.call("other", {"end": 100}, time=1)
+    run = replay(log.program, "largest", 3100, outputs=False)
+    # 3 is the version that the mutation made; the one before is no name's any more. With a copy
+    # of it, the repetition would not fit.
+    assert run.decisions == "M1 M3 M4 E3 M5 D5 R1 R3 M6".replace(" ", "\n")
+    assert run.status == "ok"
+
+
+def test_a_constant_dies_with_its_last_name():
+    log = Log()
+    log.constant("x", 1000)
+    log.copy("also", "x")
+    log.release("x")
+    log.constant("y", 10)
+    log.release("also")
+    run = replay(log.program)
+    assert run.end_bytes == 10
+    assert run.peak_bytes == 1010
+
+
+def test_copy_from_lets_go_of_what_the_name_stood_for():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 500}, time=1)
+    log.copy_from("x", "y")
+    log.copy_from("x", "x")
+    log.release("y")
+    run = replay(log.program)
+    assert run.end_bytes == 500
+    assert replay(log.program, outputs=False).end_bytes == 500
+
+
+def test_workspace_counts_while_the_operator_runs():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 100, "z": 200}, workspace=["+5000", "=1", "-0", "+300"])
+    assert replay(log.program).peak_bytes == 6200
+    assert replay(log.program).end_bytes == 1300
+    assert replay(log.program, budget=6199).status == "oom"
+
+
+def test_the_outputs_are_made_resident_only_if_they_are_wanted():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 1000}, time=5)
+    log.call("x", {"z": 1000}, time=5)
+    log.release("x")
+    assert replay(log.program, "lru", 2000, outputs=False).decisions == "M1\nE1\nM2"
+    assert replay(log.program, "lru", 2000).status == "oom"
+
+
+def test_a_chain_of_thousands_is_rebuilt_without_recursion():
+    """Only the end of a chain is wanted, after all of it was evicted."""
+    log = Log()
+    length = 20_000
+    log.program.names.extend(f"x{i}" for i in range(length + 3))
+    code = log.program.code
+    code.extend((oplog.CONSTANT, 0, 1000))
+    for i in range(1, length + 1):
+        code.extend((oplog.CALL, 5, 1, i - 1, 1, i, 1000, -1))
+        log._operator(())
+    for i in range(1, length):
+        code.extend((oplog.RELEASE, i))
+    code.extend((oplog.CALL, 1, 1, 0, 1, length + 1, 2000, -1))
+    log._operator(())
+    code.extend((oplog.RELEASE, length + 1))
+    code.extend((oplog.CALL, 1, 1, length, 1, length + 2, 1000, -1))
+    log._operator(())
+    run = replay(log.program, "lru", 3000, dealloc="eager", outputs=False)
+    assert (run.status, run.remat_ops, run.chain_depth) == ("ok", length, length)
+    Model(log.program).follow(run.decisions)
+
+
+def test_a_run_that_recomputes_more_than_its_limit_thrashes():
+    log = Log()
+    log.constant("x", 10)
+    log.call("x", {"y": 1000}, time=100)
+    for i in range(3):
+        log.call("x", {f"big{i}": 1500}, time=1)
+        log.release(f"big{i}")
+        log.call("y", {f"z{i}": 100}, time=1)
+        log.release(f"z{i}")
+    options = {"budget": 2000, "heuristic": "largest", "outputs": False}
+    run = replay(log.program, **options)
+    assert (run.status, run.remat_cost, run.remat_ops) == ("ok", 300, 3)
+    assert replay(log.program, **options, max_recompute=300).status == "ok"
+    run = replay(log.program, **options, max_recompute=299)
+    assert (run.status, run.remat_cost) == ("thrash", 300)
+    run = replay(log.program, **options, max_recompute=0)
+    assert (run.status, run.remat_cost, run.remat_ops) == ("thrash", 100, 1)
+
+
+def test_what_never_fits_is_out_of_memory_and_the_counters_stand_there():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 100}, time=5)
+    log.call("x", {"z": 5000}, time=5)
+    run = replay(log.program, budget=2000)
+    assert (run.status, run.model_ops, run.clock) == ("oom", 1, 6)
+    assert replay(log.program, budget=10, space="heap").status == "oom"  # less than a page
+    log = Log()
+    log.constant("x", 1000)
+    assert replay(log.program, budget=999).status == "oom"
+
+
+def test_the_heap_rounds_and_counted_bytes_do_not():
+    log = Log()
+    log.constant("x", 3001)
+    log.call("x", {"y": 5001}, time=1)
+    assert replay(log.program).peak_bytes == 8002
+    assert replay(log.program, space="heap").peak_bytes == 3072 + 5120
+
+
+def test_fragmentation_counts_on_the_heap_only():
+    """Blocks of half a page: two free halves of different pages are not a page."""
+    log = Log()
+    log.constant("x", 2560)
+    for i in range(6):
+        log.constant(f"c{i}", 2560)
+    log.release("c0", "c2", "c4")
+    log.constant("large", 3 * 2560)
+    budget = 7 * 2560
+    assert replay(log.program, budget=budget).status == "ok"
+    assert replay(log.program, budget=budget, space="heap").status == "oom"
+
+
+def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
+    """Sizes that are whole pages: the heap maps exactly what is counted."""
+    log = Log()
+    log.constant("x", 8192)
+    for i in range(30):
+        log.call("x" if i == 0 else f"y{i - 1}", {f"y{i}": 4096 * (1 + i % 3)}, time=10 + i % 7)
+    for i in reversed(range(30)):
+        log.call(f"y{i} x", {f"g{i}": 4096}, time=9)
+        log.release(f"y{i}", f"g{i}")
+    base = simulate.baseline(log.program, "runtime")
+    for ratio in (0.4, 0.6, 0.8):
+        budget = int(base.peak_bytes * ratio) // 4096 * 4096
+        runs = [replay(log.program, budget=budget, space=space) for space in simulate.SPACES]
+        assert runs[0].status == "ok"
+        assert runs[0].decisions == runs[1].decisions
+
+
+def test_many_replays_leave_nothing_behind(programs):
+    program = programs["lstm_unroll"]
+    budget = int(0.5 * simulate.baseline(program, "runtime").peak_bytes)
+    for i in range(60):
+        for space in simulate.SPACES:
+            replay(program, budget=budget, space=space, max_recompute=10_000_000)
+        if i == 10:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 8 * 1024  # KiB
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ([9], "instruction .* is 9; allowed: 0 to 5"),
+        ([0, 0], "the program ends here"),
+        ([0, 0, -5], "size .* is -5"),
+        ([5, 7], "name .* is 7"),
+        ([5, -1], "name .* is -1"),
+        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "number of results .* is 1"),
+        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "alias .* is 1; allowed: -1 to 0"),
+        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "mutated argument .* is 1; allowed: 0 to 0"),
+        ([3, 0, 1], "name 1 in number 2 stands for nothing there"),
+        ([0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1], "name 0 in number 8 stands for nothing there"),
+    ],
+)
+def test_a_program_that_makes_no_sense_is_named(code, message):
+    log = Log()
+    log.program.code = array("q", code)
+    with pytest.raises(ValueError, match=message):
+        replay(log.program)
+
+
+def test_wrong_options_are_named():
+    log = Log()
+    with pytest.raises(ValueError, match="dealloc is 'never'; allowed: eager"):
+        replay(log.program, dealloc="never")
+    with pytest.raises(ValueError, match="space is 'disk'; allowed: bytes, heap"):
+        replay(log.program, space="disk")
+    with pytest.raises(ValueError, match="simrd counts bytes"):
+        simulate.replay(log.program, space="heap")
+    with pytest.raises(ValueError, match="'DTR' is a name of simrd's"):
+        replay(log.program, "DTR")
+    options = ffi.new("dtr_runtime_options *")
+    options.replay.budget_bytes = 1
+    options.history_ops = 1
+    options.space = 7
+    out = ffi.new("dtr_replay **")
+    nothing = ffi.new("int64_t[1]")
+    status = lib.dtr_replay_runtime(options, nothing, 0, ffi.NULL, ffi.NULL, 0, out)
+    assert (status, out[0]) == (lib.DTR_INVALID, ffi.NULL)
+    assert ffi.string(lib.dtr_last_error()) == b"space is 7; allowed: 0, 1"
+
+
+def test_an_empty_program_is_a_run():
+    run = replay(Log().program)
+    assert (run.status, run.clock, run.decisions) == ("ok", 1, "")
