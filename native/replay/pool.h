@@ -96,19 +96,22 @@ class Pool {
   // Four candidates at a time: the compiler's vectors, in registers of whatever width it has.
   using Lanes = double __attribute__((vector_size(32)));
   using Mask = int64_t __attribute__((vector_size(32)));
-  static Lanes load(const std::vector<double>& column, size_t i) {
-    Lanes lanes;
-    std::memcpy(&lanes, &column[i], sizeof(lanes));
-    return lanes;
+  static void load(const std::vector<double>& column, size_t i, Lanes* lanes) {
+    std::memcpy(lanes, &column[i], sizeof(*lanes));
   }
   // Of which of the four the score may be within the limit: all bits set, else none.
   template <bool kAges>
-  Mask may_win(size_t i, double limit, double clock, double owed) const {
-    const Lanes own = load(own_, i) + owed;
-    const Lanes noted = load(noted_, i) - dropped_;
+  void may_win(size_t i, double limit, double clock, double owed, Mask* chances) const {
+    Lanes own, noted, weight, access;
+    load(own_, i, &own);
+    load(noted_, i, &noted);
+    load(weight_, i, &weight);
+    load(access_, i, &access);
+    own += owed;
+    noted -= dropped_;
     const Lanes numerator = own > noted ? own : noted;
-    const Lanes weight = load(weight_, i) * limit;
-    return numerator <= (kAges ? weight * (clock - load(access_, i)) : weight);
+    weight *= limit;
+    *chances = numerator <= (kAges ? weight * (clock - access) : weight);
   }
 
   template <bool kAges, typename Evaluate>
@@ -129,7 +132,7 @@ class Pool {
       Mask chances = {-1, -1, -1, -1};
       const double limit = std::min(least, guess);
       if (bounded && limit < kInfinity) {
-        chances = may_win<kAges>(at, limit + std::abs(limit) * kSlack, clock, owed);
+        may_win<kAges>(at, limit + std::abs(limit) * kSlack, clock, owed, &chances);
         if (!(chances[0] | chances[1] | chances[2] | chances[3])) continue;
       }
       for (size_t lane = 0; lane < kLanes; ++lane) {
