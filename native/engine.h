@@ -142,6 +142,8 @@ class Watcher {
   virtual void evicted(uint64_t storage_id) = 0;
   // Its memory goes back because nothing refers to it any more.
   virtual void died(uint64_t storage_id) = 0;
+  // Removed for good although others were computed from it (dealloc.cpp).
+  virtual void banished(uint64_t storage_id) = 0;
 };
 
 class Engine {
