@@ -3,65 +3,115 @@
 // A region is what one resident storage sees in one direction: the evicted storages that it
 // reaches through evicted ones (interior), and the resident ones at the edge (frontier). On an
 // eviction the regions that have the storage in their frontier absorb its regions; on a
-// rematerialization those around it are built anew. A cost is added as it was when its storage
-// was absorbed, and later views of that storage do not change it: the engine's own neighborhoods
-// (native/neighborhood.h) are exact instead, simrd's are what its published numbers stand on.
+// rematerialization those around it are built anew. Between the two a cached cost stays as it
+// was, whatever happens to the storages in it: the engine's own neighborhoods are exact instead,
+// simrd's are what its published numbers stand on.
+//
+// Building anew by a walk is most of what simrd's time goes into, so a walk is only made where
+// its result is not known otherwise. A region that a walk would leave as it is, but for storages
+// that just came back, only loses those and what it reached through them. What the walk would
+// have visited is counted all the same.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "id_set.h"
+
 namespace dtr::simrd {
 
-// The storage graph that regions are walks over.
+enum Direction : uint8_t { kAncestors = 0, kDescendants = 1 };
+
+// One storage of the graph that regions are walks over.
 struct Node {
-  int64_t cost = 0;  // of all operators of its views
-  bool material = false;
-  uint32_t parent_edges = 0;      // tensor edges, those to itself and repeated ones included:
-  uint32_t child_edges = 0;       // what a walk over the tensors would visit
-  std::vector<uint32_t> parents;  // other storages, mostly without repetition
-  std::vector<uint32_t> children;
+  int64_t cost = 0;            // of all operators of its views
+  uint32_t edges[2] = {0, 0};  // by direction, between tensors: those to itself and repeated ones
+                               // included, as a walk over the tensors would visit them
+  std::vector<uint32_t> next[2];  // by direction: other storages, mostly without repetition
+};
+
+struct Graph {
+  std::vector<Node> nodes;
+  std::vector<uint8_t> material;  // beside the nodes: walks ask it of many that they do not enter
 };
 
 struct Region {
-  std::vector<uint32_t> interior;
-  std::vector<uint32_t> frontier;
-  int64_t cost = 0;
+  IdSet interior;
+  IdSet frontier;
+  int64_t cost = 0;     // as simrd has it
+  int64_t settled = 0;  // summed cost of the interior, and
+  uint64_t edges = 0;   // its edges, both without what is delayed (Regions)
+  bool exact = true;    // false once a cost was counted twice: only a walk puts that right
+
+  void clear() {
+    interior.clear();
+    frontier.clear();
+    cost = settled = 0;
+    edges = 0;
+    exact = true;
+  }
 };
 
-enum class Direction : uint8_t { ancestors, descendants };
-
-// Both regions of every storage. Counts what it visits, as simrd does.
+// Both regions of every storage. Counts what simrd would visit.
 class Regions {
  public:
-  explicit Regions(const std::vector<Node>& nodes) : nodes_(nodes) {}
+  explicit Regions(Graph& graph) : graph_(graph) {}
 
-  void add_storage() { pairs_.emplace_back(), marks_.push_back(0); }
-  int64_t ancestors_cost(uint32_t storage) const { return pairs_[storage].ancestors.cost; }
-  int64_t descendants_cost(uint32_t storage) const { return pairs_[storage].descendants.cost; }
+  void add_storage() {
+    regions_[kAncestors].emplace_back();
+    regions_[kDescendants].emplace_back();
+    marks_.push_back(0);
+  }
+  int64_t cost(uint32_t storage, Direction direction) const {
+    return regions_[direction][storage].cost;
+  }
+
+  // An op is asked for: these new storages count as evicted until it has run.
+  void begin_op(uint32_t first_storage, uint32_t end_storage);
+  // The op is a view of the storage, or takes it as an argument: adds to its cost and edges. On
+  // an evicted storage that is delayed, because only regions built from now on know of it.
+  void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
+  // A view was made of more than the storage that it looks at. Then storages may depend on one
+  // another in circles, and simrd's regions drift from what a walk would give.
+  void expect_circles() { circles_ = true; }
 
   // After the storage was evicted. False: a region that should have it in its frontier has not
-  // (storages that depend on views of one another), where simrd fails an assertion.
+  // (in a circle), where simrd fails an assertion.
   bool evicted(uint32_t storage, uint64_t* accesses);
-  // After these came back in one step.
+  // After an op ran for the first time whose inputs (distinct storages) were all resident when
+  // it was asked for: its new storages are at the edge of the inputs' regions, and nothing else
+  // has changed.
+  void computed(const std::vector<uint32_t>& storages, const std::vector<uint32_t>& inputs,
+                uint64_t* accesses);
+  // After these came back in one step, or were computed.
   void revived(const std::vector<uint32_t>& storages, uint64_t* accesses);
   // Fills a region by a walk from a storage.
-  void rebuild(Region& region, uint32_t storage, Direction direction, uint64_t* accesses);
+  void walk(Region& region, uint32_t storage, Direction direction, uint64_t* accesses);
 
  private:
-  struct Pair {
-    Region ancestors;
-    Region descendants;
+  struct Delayed {
+    uint32_t storage;
+    int64_t cost;
+    uint32_t edges[2];
   };
-  bool absorb(Region& region, const Region& of_storage, uint32_t storage, uint64_t* accesses);
-  uint32_t next_mark() { return ++mark_; }
+  bool absorb(uint32_t absorber, uint32_t storage, Direction direction, uint64_t* accesses);
+  void shrink(uint32_t storage, Direction direction, const std::vector<uint32_t>& revived,
+              uint64_t* accesses);
+  bool reaches(const Region& region, uint32_t from, uint32_t to, Direction direction) const;
+  void take(Region& region, uint32_t id, Direction direction);
+  int64_t delayed_cost(uint32_t storage) const;
 
-  const std::vector<Node>& nodes_;
-  std::vector<Pair> pairs_;
+  Graph& graph_;
+  std::vector<Region> regions_[2];  // by direction, then by storage
+  std::vector<Delayed> delayed_;
+  uint32_t first_pending_ = 0, end_pending_ = 0;
+  bool circles_ = false;
   std::vector<uint32_t> marks_;
   uint32_t mark_ = 0;
+  std::vector<uint32_t> around_[2];
   std::vector<uint32_t> pending_;
-  std::vector<uint32_t> touched_;
+  // What regions may lose with the revived storages:
+  std::vector<uint32_t> lost_interior_, lost_frontier_;
 };
 
 }  // namespace dtr::simrd

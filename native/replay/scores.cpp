@@ -80,31 +80,28 @@ void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
 // it and the storage itself.
 int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
   *newest = storages_[storage].last_access;
-  regions_.rebuild(walk_up_, storage, Direction::ancestors, &result_.accesses);
+  regions_.walk(walk_up_, storage, kAncestors, &result_.accesses);
   int64_t cost = walk_up_.cost;
-  if (options_.heuristic.cost == DTR_COST_NEIGHBORHOOD) {
-    regions_.rebuild(walk_down_, storage, Direction::descendants, &result_.accesses);
+  walk_up_.interior.for_each(
+      [&](uint32_t above) { *newest = std::max(*newest, storages_[above].last_access); });
+  if (options_.heuristic.cost == DTR_COST_ANCESTORS) return cost;
+  regions_.walk(walk_down_, storage, kDescendants, &result_.accesses);
+  walk_down_.interior.for_each([&](uint32_t below) {
+    *newest = std::max(*newest, storages_[below].last_access);
     // A storage may be on both sides, through views: it counts once.
-    for (const uint32_t below : walk_down_.interior) {
-      *newest = std::max(*newest, storages_[below].last_access);
-      if (std::find(walk_up_.interior.begin(), walk_up_.interior.end(), below) ==
-          walk_up_.interior.end())
-        cost += nodes_[below].cost;
-    }
-  }
-  for (const uint32_t above : walk_up_.interior)
-    *newest = std::max(*newest, storages_[above].last_access);
+    if (!walk_up_.interior.has(below)) cost += graph_.nodes[below].cost;
+  });
   return cost;
 }
 
 int64_t Machine::component_cost(uint32_t storage) {
-  const Node& node = nodes_[storage];
-  result_.accesses += node.parent_edges + node.child_edges;
+  const Node& node = graph_.nodes[storage];
+  result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
   components_.next_walk();
   int64_t cost = 0;
-  for (const std::vector<uint32_t>* side : {&node.parents, &node.children})
-    for (const uint32_t neighbor : *side) {
-      if (nodes_[neighbor].material) continue;
+  for (const std::vector<uint32_t>& side : node.next)
+    for (const uint32_t neighbor : side) {
+      if (graph_.material[neighbor]) continue;
       const uint32_t root = components_.root(storages_[neighbor].component, &result_.accesses);
       if (components_.visit(root)) cost += components_.cost(root);
     }
@@ -144,11 +141,11 @@ uint32_t Machine::choose() {
     if (at == kNone) continue;
     ++result_.evaluations;
     ++result_.accesses;
-    int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : nodes_[at].cost;
+    int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
     if (caches_regions_) {
-      cost += regions_.ancestors_cost(at);
-      if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.descendants_cost(at);
+      cost += regions_.cost(at, kAncestors);
+      if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);
     } else if (keeps_components_) {
       cost += component_cost(at);
     } else if (walks_neighborhood_) {

@@ -17,11 +17,14 @@ int64_t real_ns() {
   return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
+[[noreturn]] void throw_too_large(const char* what) {
+  throw InvalidArgument(std::string("program: the sum of its ") + what +
+                        " is too large; allowed: 63 bits");
+}
+
 template <typename T>
 void add(T& sum, T amount, const char* what) {
-  if (__builtin_add_overflow(sum, amount, &sum))
-    throw InvalidArgument(std::string("program: the sum of its ") + what +
-                          " is too large; allowed: 63 bits");
+  if (__builtin_add_overflow(sum, amount, &sum)) throw_too_large(what);
 }
 
 }  // namespace
@@ -171,6 +174,8 @@ void Machine::finish() {
 uint32_t Machine::compute(int64_t cost, bool constant) {
   const auto id = static_cast<uint32_t>(ops_.size());
   const auto first = static_cast<uint32_t>(tensors_.size());
+  const auto first_storage = static_cast<uint32_t>(storages_.size());
+  const bool has_regions = caches_regions_ || walks_neighborhood_;
   ops_.emplace_back();
   Op& op = ops_.back();
   op.cost = cost;
@@ -190,14 +195,12 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
       storages_.back().root = tensor;
       // Until it is computed it counts as evicted, with no cost in its component.
       if (keeps_components_) storages_.back().component = components_.create(0);
-      nodes_.emplace_back();
-      if (caches_regions_ || walks_neighborhood_) regions_.add_storage();
+      graph_.nodes.emplace_back();
+      graph_.material.push_back(0);
+      if (has_regions) regions_.add_storage();
       if (banishes()) evicted_dependents_.emplace_back();
     }
     Storage& storage = storages_[at];
-    // All views count, each op once: the cost of bringing the storage and its views back.
-    if (storage.tensors.empty() || tensors_[storage.tensors.back()].op != id)
-      add(nodes_[at].cost, cost, "times");
     storage.tensors.push_back(tensor);
     ++storage.references;
     tensors_.emplace_back();
@@ -205,6 +208,7 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
     tensors_.back().storage = at;
     tensors_.back().size_bytes = result.size_bytes;
   }
+  if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
   add_edges(id);
   materialize(first, false);
   for (uint32_t i = 0; i < results_.size(); ++i)
@@ -212,27 +216,47 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
   return first;
 }
 
+// Adds to a storage's cost and edges.
+void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
+  if (__builtin_add_overflow(graph_.nodes[at].cost, cost, &cost)) throw_too_large("times");
+  cost -= graph_.nodes[at].cost;
+  if (caches_regions_) return regions_.touch(at, cost, ancestor_edges, descendant_edges);
+  Node& node = graph_.nodes[at];
+  node.cost += cost;
+  node.edges[kAncestors] += ancestor_edges;
+  node.edges[kDescendants] += descendant_edges;
+}
+
 void Machine::add_edges(uint32_t id) {
   const Op& op = ops_[id];
   const uint32_t end = op.first_output + op.outputs;
+  sources_.clear();
+  plain_op_ = true;
+  for (const uint32_t input : op.inputs) {
+    const uint32_t from = tensors_[input].storage;
+    plain_op_ &= graph_.material[from] != 0;
+    touch(from, 0, 0, op.outputs);
+    if (std::find(sources_.begin(), sources_.end(), from) == sources_.end())
+      sources_.push_back(from);
+  }
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
     const uint32_t to = tensors_[tensor].storage;
-    nodes_[to].parent_edges += static_cast<uint32_t>(op.inputs.size());
-    const bool view = storages_[to].root != tensor;
-    for (size_t i = 0; i < op.inputs.size(); ++i) {
-      const uint32_t from = tensors_[op.inputs[i]].storage;
-      ++nodes_[from].child_edges;
+    const std::vector<uint32_t>& views = storages_[to].tensors;
+    const bool view = views.front() != tensor;
+    // All views count, each op once: the cost of bringing the storage and its views back.
+    const auto own = std::find(views.begin(), views.end(), tensor);
+    const bool counted = view && tensors_[*(own - 1)].op == id;
+    touch(to, counted ? 0 : op.cost, static_cast<uint32_t>(op.inputs.size()), 0);
+    for (const uint32_t from : sources_) {
       if (from == to) continue;
       if (banishes()) evicted_dependents_[from].insert(tensor);
-      bool known = false;
-      for (size_t j = 0; j < i; ++j) known |= tensors_[op.inputs[j]].storage == from;
-      if (view && !known) {
-        const std::vector<uint32_t>& parents = nodes_[to].parents;
-        known = std::find(parents.begin(), parents.end(), from) != parents.end();
+      if (view) {
+        if (caches_regions_) regions_.expect_circles();
+        const std::vector<uint32_t>& parents = graph_.nodes[to].next[kAncestors];
+        if (std::find(parents.begin(), parents.end(), from) != parents.end()) continue;
       }
-      if (known) continue;
-      nodes_[from].children.push_back(to);
-      nodes_[to].parents.push_back(from);
+      graph_.nodes[from].next[kDescendants].push_back(to);
+      graph_.nodes[to].next[kAncestors].push_back(from);
     }
   }
   if (!banishes()) return;
@@ -269,7 +293,7 @@ void Machine::materialize(uint32_t wanted, bool rematerialize) {
 void Machine::begin_step(uint32_t tensor, bool rematerialize) {
   const Storage& storage = storages_[tensors_[tensor].storage];
   check(!tensors_[tensor].defined && !storage.banished);
-  check(nodes_[tensors_[tensor].storage].material || storage.locks == 0);
+  check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
   const std::vector<uint32_t>& parents =
       banishes() ? links_[tensor].parents : ops_[tensors_[tensor].op].inputs;
   for (const uint32_t parent : parents) {
@@ -304,13 +328,13 @@ void Machine::execute(const Step& step) {
     if (tensor != wanted && tensors_[tensor].defined) memory_ -= tensors_[tensor].size_bytes;
   for (const uint32_t tensor : defined_) {
     const uint32_t storage = tensors_[tensor].storage;
-    if (nodes_[storage].material) continue;
+    if (graph_.material[storage]) continue;
     check(storages_[storage].root == tensor);  // a view's storage is there before the view
     revived_.push_back(storage);
   }
   for (const uint32_t tensor : defined_) tensors_[tensor].defined = true;
   for (const uint32_t storage : revived_) {
-    nodes_[storage].material = true;
+    graph_.material[storage] = true;
     if (step.rematerialize) ++storages_[storage].recomputes;
   }
   if (step.rematerialize) {
@@ -324,11 +348,16 @@ void Machine::execute(const Step& step) {
     replay_.decide('M', wanted);
   }
   for (const uint32_t storage : revived_) enter_pool(storage);
-  if (caches_regions_) regions_.revived(revived_, &result_.accesses);
+  if (caches_regions_) {
+    if (plain_op_ && !step.rematerialize)
+      regions_.computed(revived_, sources_, &result_.accesses);
+    else
+      regions_.revived(revived_, &result_.accesses);
+  }
   if (keeps_components_)
     for (const uint32_t storage : revived_) {
       uint32_t& node = storages_[storage].component;
-      components_.cost(components_.root(node, &result_.accesses)) -= nodes_[storage].cost;
+      components_.cost(components_.root(node, &result_.accesses)) -= graph_.nodes[storage].cost;
       node = kNone;
     }
   unlock_inputs(wanted);
@@ -368,13 +397,13 @@ void Machine::release(uint32_t tensor) {
   if (storage.references > 0) return;
   if (banishes())
     try_banish(at);
-  else if (options_.dealloc == DTR_DEALLOC_EAGER && nodes_[at].material && !storage.pinned)
+  else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !storage.pinned)
     evict(at, false);
 }
 
 void Machine::pin(uint32_t tensor) {
   const uint32_t storage = tensors_[tensor].storage;
-  check(nodes_[storage].material);
+  check(graph_.material[storage]);
   if (storages_[storage].pinned) return;
   lock(storage);
   storages_[storage].pinned = true;
@@ -382,13 +411,13 @@ void Machine::pin(uint32_t tensor) {
 
 void Machine::lock(uint32_t at) {
   Storage& storage = storages_[at];
-  check(nodes_[at].material && !storage.banished);
+  check(graph_.material[at] && !storage.banished);
   if (storage.locks++ == 0) check(leave_pool(at));
 }
 
 void Machine::unlock(uint32_t at) {
   Storage& storage = storages_[at];
-  check(nodes_[at].material && storage.locks > 0);
+  check(graph_.material[at] && storage.locks > 0);
   if (--storage.locks == 0) enter_pool(at);
 }
 
@@ -406,7 +435,7 @@ void Machine::evict(uint32_t at, bool forced) {
   Storage& storage = storages_[at];
   check(storage.locks == 0);
   if (!banishes()) check(!storage.pinned && !ops_[tensors_[storage.root].op].constant);
-  nodes_[at].material = false;
+  graph_.material[at] = false;
   memory_ -= storage.size_bytes;
   leave_pool(at);
   for (const uint32_t tensor : storage.tensors) {
@@ -420,11 +449,12 @@ void Machine::evict(uint32_t at, bool forced) {
   replay_.decide(forced ? 'E' : 'D', storage.root);
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
   if (keeps_components_) {
-    storage.component = components_.create(nodes_[at].cost);
-    result_.accesses += nodes_[at].parent_edges + nodes_[at].child_edges;
-    for (const std::vector<uint32_t>* side : {&nodes_[at].parents, &nodes_[at].children})
-      for (const uint32_t neighbor : *side)
-        if (!nodes_[neighbor].material)
+    storage.component = components_.create(graph_.nodes[at].cost);
+    const Node& node = graph_.nodes[at];
+    result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
+    for (const std::vector<uint32_t>& side : node.next)
+      for (const uint32_t neighbor : side)
+        if (!graph_.material[neighbor])
           components_.merge(storages_[neighbor].component, storage.component, &result_.accesses);
   }
 }
@@ -434,7 +464,7 @@ void Machine::evict(uint32_t at, bool forced) {
 void Machine::try_banish(uint32_t at) {
   Storage& storage = storages_[at];
   if (storage.references > 0 || !evicted_dependents_[at].empty()) return;
-  if (nodes_[at].material) {
+  if (graph_.material[at]) {
     storage.locks = 0;
     evict(at, false);
   }
@@ -445,8 +475,8 @@ void Machine::try_banish(uint32_t at) {
       evicted_dependents_[from].erase(tensor);
       std::vector<uint32_t>& siblings = links_[parent].children;
       siblings.erase(std::find(siblings.begin(), siblings.end(), tensor));
-      --nodes_[from].child_edges;
-      std::vector<uint32_t>& children = nodes_[from].children;
+      --graph_.nodes[from].edges[kDescendants];
+      std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
       children.erase(std::remove(children.begin(), children.end(), at), children.end());
     }
     for (const uint32_t child : links_[tensor].children) {
@@ -454,8 +484,8 @@ void Machine::try_banish(uint32_t at) {
       if (to == at) continue;
       std::vector<uint32_t>& parents = links_[child].parents;
       parents.erase(std::find(parents.begin(), parents.end(), tensor));
-      --nodes_[to].parent_edges;
-      std::vector<uint32_t>& above = nodes_[to].parents;
+      --graph_.nodes[to].edges[kAncestors];
+      std::vector<uint32_t>& above = graph_.nodes[to].next[kAncestors];
       above.erase(std::remove(above.begin(), above.end(), at), above.end());
       pin(child);
     }

@@ -124,6 +124,7 @@ class Machine {
 
   // ---- simrd.cpp: tensors ----
   uint32_t compute(int64_t cost, bool constant);
+  void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
   void add_edges(uint32_t op);
   void materialize(uint32_t tensor, bool rematerialize);
   void begin_step(uint32_t tensor, bool rematerialize);
@@ -160,7 +161,7 @@ class Machine {
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;
   std::vector<Storage> storages_;
-  std::vector<Node> nodes_;     // the storages as a graph, parallel to storages_
+  Graph graph_;                 // the storages, parallel to storages_
   std::vector<uint32_t> pool_;  // candidates in their order; kNone where one left
   size_t pool_size_ = 0;
   std::vector<Links> links_;                                      // parallel to tensors_, and
@@ -169,7 +170,7 @@ class Machine {
   std::vector<uint32_t> names_;                                   // the tensor of each name
   uint64_t memory_ = 0;
   Components components_;
-  Regions regions_{nodes_};
+  Regions regions_{graph_};
   Region walk_up_, walk_down_;
   Mersenne random_;
   std::vector<Step> stack_;
@@ -182,6 +183,8 @@ class Machine {
     int64_t alias;
   };
   std::vector<Result> results_;
+  std::vector<uint32_t> sources_;  // the distinct storages of its arguments
+  bool plain_op_ = false;          // all of them were resident when it was asked for
   std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last
   std::vector<uint32_t> revived_;  // storages that it made resident, likewise
 };
