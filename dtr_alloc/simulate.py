@@ -262,6 +262,10 @@ def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
     parsed = heuristics.parse(value)
     if semantics == "simrd" and parsed.select == "callback":
         raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
+    if semantics == "simrd" and parsed.size == "size+free":
+        raise ValueError(
+            f"{parsed.name!r} asks for the free bytes beside a storage; simrd has no addresses"
+        )
     return Rule(parsed.name, parsed)
 
 
@@ -282,17 +286,26 @@ def split_heuristics(text: str) -> list[str]:
     return found
 
 
-def parse_heuristics(texts: Sequence[str], semantics: str) -> list[Rule]:
+def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
+    """simrd has no addresses, so no free bytes beside a storage; and no components of what may be
+    banished."""
+    if semantics != "simrd":
+        return True
+    return preset.size != "size+free" and not (preset.cost == "component" and "banish" in deallocs)
+
+
+def parse_heuristics(
+    texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
+) -> list[Rule]:
     """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
     rules: dict[str, Rule] = {}
     for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
         names = [text]
         if text == "all":
-            # simrd has no addresses, so no free bytes beside a storage.
             names = [
                 name
                 for name, preset in heuristics.PRESETS.items()
-                if semantics != "simrd" or preset.size != "size+free"
+                if _can_be_fed(preset, semantics, deallocs)
             ]
         for rule in (parse_heuristic(name, semantics) for name in names):
             rules.setdefault(rule.name, rule)
