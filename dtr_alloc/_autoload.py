@@ -2,7 +2,7 @@
 
 PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
 ``_import_device_backends``) in every process that imports torch, so this module imports next to
-nothing and returns at once unless ``DTR_ALLOC_BUDGET`` is set.
+nothing and returns at once unless ``DTR_ALLOC_BUDGET`` or ``DTR_ALLOC_LOG`` is set.
 
 PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
 the import. Going on without a budget would be worse: the job asked for one, and would run out
@@ -18,6 +18,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG")
+
 _stands_aside = False
 _waits_for_runtime = False
 
@@ -29,9 +31,9 @@ def stand_aside() -> None:
 
 
 def autoload() -> None:
-    """Enables the budget that the environment asks for, or does nothing if it asks for none."""
+    """Enables what the environment asks for, or does nothing if it asks for nothing."""
     global _waits_for_runtime
-    if _stands_aside or not os.environ.get("DTR_ALLOC_BUDGET"):
+    if _stands_aside or asked_by() is None:
         return
     runtime = sys.modules.get("dtr_alloc.runtime")
     if runtime is not None and not hasattr(runtime, "enable_from_environment"):
@@ -40,6 +42,11 @@ def autoload() -> None:
         _waits_for_runtime = True
         return
     switch_on()
+
+
+def asked_by() -> str | None:
+    """The variable that switches a job on: DTR_ALLOC_BUDGET, or DTR_ALLOC_LOG without a budget."""
+    return next((name for name in SWITCHES if os.environ.get(name)), None)
 
 
 def resume() -> None:
@@ -65,10 +72,11 @@ def switch_on() -> None:
     except Exception as error:
         if not isinstance(error, RuntimeError | OSError):
             traceback.print_exc()  # nothing that we foresaw: the one line would not be enough
+        switch = asked_by() or SWITCHES[0]
+        what = "the budget cannot be enforced" if switch == SWITCHES[0] else "it cannot be had"
         _give_up(
-            f"DTR_ALLOC_BUDGET is {os.environ['DTR_ALLOC_BUDGET']!r}, but the budget cannot be "
-            f"enforced here: {error}. `dtr-alloc info` says more; without the variable the job "
-            "runs without a budget",
+            f"{switch} is {os.environ.get(switch)!r}, but {what} here: {error}. `dtr-alloc info` "
+            "says more; without the variable the job runs without a budget",
             status=1,
         )
     report.write_at_exit(config)

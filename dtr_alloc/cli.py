@@ -94,6 +94,8 @@ def commands() -> None:
 @click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
+@click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
+@click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
 @click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
@@ -104,6 +106,8 @@ def run(
     budget: str | None,
     device: str | None,
     heuristic: str | None,
+    log: str | None,
+    log_steps: str | None,
     show_report: bool,
     costs: str | None,
     stats: str | None,
@@ -114,12 +118,15 @@ def run(
     """Runs SCRIPT (with -m: the module SCRIPT) with ARGUMENTS under a budget.
 
     Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
-    by DTR_ALLOC_CONFIG must give one. Processes that the job starts get the same budget each.
+    by DTR_ALLOC_CONFIG must give one; with --log it is unlimited. Processes that the job starts
+    get the same settings each.
     """
     options = {
         "budget": budget,
         "device": device,
         "heuristic": heuristic,
+        "log": log,
+        "log_steps": log_steps,
         "report": "1" if show_report else None,
         "costs": costs,
         "stats": stats,
@@ -127,15 +134,17 @@ def run(
     # An empty option is a mistake, an empty variable is none: here the two must not meet.
     for name, value in options.items():
         if value == "":
-            raise click.UsageError(f"--{name} is empty")
+            raise click.UsageError(f"--{name.replace('_', '-')} is empty")
     try:
         given = config.given_settings(**options)
     except config.ConfigError as error:
-        source = error.source.replace("the argument ", "--")
+        source = error.source
+        if source.startswith("the argument "):
+            source = source.replace("the argument ", "--").replace("_", "-")
         raise click.UsageError(
             str(config.ConfigError(source, error.value, error.allowed))
         ) from None
-    if "budget" not in given:
+    if not {"budget", "log"} & given.keys():
         raise click.UsageError(
             "no budget: give --budget 8GiB (or 60%, or unlimited), or set DTR_ALLOC_BUDGET"
         )
@@ -145,7 +154,9 @@ def run(
         if value is not None:
             os.environ[config.variable(name)] = value
     # The file may have given it; the entry point looks at the variable only.
-    os.environ["DTR_ALLOC_BUDGET"] = str(given["budget"].written)
+    os.environ["DTR_ALLOC_BUDGET"] = str(
+        given["budget"].written if "budget" in given else "unlimited"
+    )
     return Job(script, is_module, arguments)
 
 
@@ -241,7 +252,7 @@ def _entry_point_info() -> dict[str, Any]:
         reason = "dtr_alloc is not installed here, so import torch does not call it"
     elif not _autoload_is_on():
         reason = "TORCH_DEVICE_BACKEND_AUTOLOAD is not 1, so import torch calls no entry point"
-    elif not os.environ.get("DTR_ALLOC_BUDGET"):
+    elif _autoload.asked_by() is None:
         reason = "DTR_ALLOC_BUDGET is not set, so import torch enables nothing"
     return {
         "registered": registered,

@@ -36,6 +36,7 @@ OTHER_VARIABLES = {
     "DTR_ALLOC_BUILD": "how the core is compiled, read by native/build_core.py",
     "DTR_ALLOC_CACHE": "the folder in which the compiled torch bridge is kept",
     "DTR_ALLOC_CXX": "the C++ compiler for the torch bridge",
+    "DTR_ALLOC_SIMRD_LOGS": "the folder of the op logs published with the DTR paper, for tests",
 }
 """Known variables that are not fields of Config, and what they are."""
 
@@ -51,6 +52,8 @@ _UNITS = {
     "tb": 10**12,
 }
 _NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
+
+_STEPS = re.compile(r"(?P<first>[0-9]*)(?P<dots>\.\.)?(?P<last>[0-9]*)", re.ASCII)
 
 SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
 BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
@@ -182,6 +185,36 @@ def _decimal(number: Fraction) -> str:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """A range of steps, counted from 1, both ends included; last None: to the end.
+
+    ``step in steps`` asks.
+    """
+
+    first: int = 1
+    last: int | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Steps:
+        """A range from ``3``, ``3..5``, ``3..`` or ``..5``. Raises ValueError."""
+        if isinstance(value, Steps):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        match = _STEPS.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None or not (match["first"] or match["last"]):
+            raise ValueError(f"not a range of steps: {value!r}")
+        first = int(match["first"] or 1)
+        last = int(match["last"]) if match["last"] else None if match["dots"] else first
+        if first < 1 or (last is not None and last < first):
+            raise ValueError(f"not a range of steps: {value!r}")
+        return cls(first, last)
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step and (self.last is None or step <= self.last)
+
+
+@dataclass(frozen=True)
 class Config:
     """What a run was asked to do. Values are checked by load_config."""
 
@@ -220,6 +253,13 @@ class Config:
     report: bool | Path = False
     """Whether a readable report is written when the process ends: to stderr (True) or to this
     file, with the same placeholders as in ``stats``."""
+
+    log: Path | None = None
+    """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says
+    (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
+
+    log_steps: Steps = Steps()
+    """Which steps are logged. A step ends when an optimizer's step() returns."""
 
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
@@ -265,6 +305,11 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "history": (_history, lambda: "a whole number of records, at least 1"),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
+    "log": (_path, lambda: "a path"),
+    "log_steps": (
+        Steps.parse,
+        lambda: "steps counted from 1, both ends included: 3, 3..5, 3.. or ..5",
+    ),
     "report": (_report, lambda: "1, true, yes, on (stderr), 0, false, no, off, or a path"),
 }
 

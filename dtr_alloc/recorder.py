@@ -127,7 +127,7 @@ def flatten(result: Any, out: list[Tensor | None]) -> None:
         out.append(None)
 
 
-def _all_plain(types: Any) -> bool:
+def is_plain(types: Any) -> bool:
     """Whether none of the types has a dispatch of its own. (A tensor whose Python object was
     made anew by autograd is listed under torch.Tensor.)"""
     return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
@@ -165,12 +165,12 @@ class Recorder(TorchDispatchMode):
         return not _CODE_CAN_BE_MARKED
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and not _all_plain(types):
+        if types and not is_plain(types):
             # A subclass with a dispatch of its own unwraps first; we see its inner operators.
             return NotImplemented
         rule = self._rules.get(id(func))
         if rule is None:
-            rule = self._rules[id(func)] = rule_for(func)
+            rule = self.rule(func)
         if rule.view:
             return func._op(*args, **kwargs) if kwargs else func._op(*args)
         if rule.hidden or (kwargs and not rule.scalars.issuperset(kwargs)):
@@ -226,6 +226,13 @@ class Recorder(TorchDispatchMode):
         elif op_id < 0:
             check(-op_id)
         return result
+
+    def rule(self, func: Any) -> Rule:
+        """How this recorder treats an operator."""
+        rule = self._rules.get(id(func))
+        if rule is None:
+            rule = self._rules[id(func)] = rule_for(func)
+        return rule
 
     def _general(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
         """The whole road: tensors by keyword, hidden state, missing and foreign inputs."""
@@ -334,12 +341,14 @@ def _marked(argument: Any) -> Any:
     return [_marked(part) for part in argument] if kind == _LIST else argument
 
 
-if _CODE_CAN_BE_MARKED:
-    _skip = _frames._FrameAction.SKIP
-    # Neither the recorder nor what it calls is for torch.compile to look at.
-    _frames.set_code_exec_strategy(
-        Recorder.__torch_dispatch__.__code__, _frames._FrameExecStrategy(_skip, _skip)
-    )
+def hide_from_compiler(function: Any) -> None:
+    """Neither a recorder nor what it calls is for torch.compile to look at."""
+    if _CODE_CAN_BE_MARKED:
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+
+
+hide_from_compiler(Recorder.__torch_dispatch__)
 
 
 class _Retired(dict[int, Rule]):
@@ -418,7 +427,7 @@ _in_thread = threading.local()
 
 def in_new_thread(runtime: Any, run: Callable[[], None]) -> None:
     """Runs a thread's body with a recorder of its own."""
-    _in_thread.recorder = Recorder(runtime)
+    _in_thread.recorder = runtime.new_recorder()
     runtime.thread_recorders.add(_in_thread.recorder)
     try:
         with _in_thread.recorder:

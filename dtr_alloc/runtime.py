@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from dtr_alloc.config import (
 from dtr_alloc.core import DriverError, StateError, check, ffi, field_names, lib, record
 from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
 from dtr_alloc.replay import Replayer
+
+if TYPE_CHECKING:
+    from dtr_alloc.journal import Log
 
 _C10_CPU, _C10_CUDA = 0, 1
 _DROPPED_BATCH = 4096
@@ -61,6 +64,7 @@ class Runtime:
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.cost_file: costs.CostFile | None = None
         self.replayer = Replayer(self)
+        self.log: Log | None = None
         self.main = Recorder(self)
         self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._default_run: Callable[[threading.Thread], None] | None = None
@@ -78,6 +82,10 @@ class Runtime:
             for op_id in ffi.unpack(dropped, count):
                 # A record may go before its closure was stored, on another thread.
                 closures.pop(op_id, None)
+
+    def new_recorder(self) -> Recorder:
+        """For a thread that begins."""
+        return Recorder(self) if self.log is None else self.log.recorder(self)
 
     def recorder(self) -> Recorder:
         """The recorder of this thread; the main one where no other was entered."""
@@ -141,6 +149,10 @@ class Runtime:
 
     def start(self) -> None:
         """Puts the allocator, the escapes and the recorder in place, in this order."""
+        self.log = None
+        if self.config.log is not None:
+            self.log = _open_log(self, self.config)
+        self.main = self.new_recorder()
         if self.device_type == "cuda":
             self.bridge.install_cuda()
         else:
@@ -156,6 +168,8 @@ class Runtime:
                 run(thread)
 
         threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
+        if self.log is not None:
+            self.log.start()
         self.main.__enter__()
 
     def stop(self) -> None:
@@ -177,6 +191,8 @@ class Runtime:
         except BaseException:
             self.set_budget_bytes(budgets)
             raise
+        if self.log is not None:
+            self.log.close()
         self.main.__exit__(None, None, None)
         threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
         # A thread that lives on must not go on recording.
@@ -211,6 +227,8 @@ class Runtime:
             self.bridge.install_cpu(False)
         for recorder in [self.main, *self.thread_recorders]:
             recorder.retire()
+        if self.log is not None and self.log.is_open:
+            self.log.abandon()
 
     # ---- one storage at a time ----
 
@@ -272,6 +290,20 @@ def _engine_options(config: Config) -> tuple[Any, Any]:
     return options, (heuristic, dealloc)
 
 
+def _open_log(runtime: Runtime, config: Config) -> Log:
+    # Imported when it is used: it brings the reading and writing of logs along.
+    from dtr_alloc.journal import Log
+    from dtr_alloc.oplog import LogError
+
+    assert config.log is not None
+    path = report.fill_in(config.log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return Log(runtime, path, config.log_steps)
+    except LogError as error:
+        raise ConfigError("log", str(path), error.reason) from None
+
+
 def _create_engine(config: Config) -> Any:
     options, _kept = _engine_options(config)
     engine = ffi.new("dtr_engine **")
@@ -319,9 +351,9 @@ def enable(budget: object = None, **settings: object) -> None:
     Args:
         budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
-            ``DTR_ALLOC_CONFIG`` names.
+            ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
-            min_evict, history, costs, stats, report.
+            min_evict, history, costs, log, log_steps, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -332,7 +364,7 @@ def enable(budget: object = None, **settings: object) -> None:
     working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
     ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
     """
-    if "budget" not in given_settings(budget=budget, **settings):
+    if not {"budget", "log"} & given_settings(budget=budget, **settings).keys():
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
     _enable(load_config(budget=budget, **settings))
 
@@ -373,6 +405,9 @@ def _enable(config: Config) -> None:
         _runtime.use_costs(file)
         _runtime.start()
         _active = True
+        if _runtime.log is not None:
+            atexit.unregister(_close_log)
+            atexit.register(_close_log)
         report.write_at_exit(config)
 
 
@@ -504,6 +539,11 @@ def unpin(tensor: Tensor) -> None:
     handle = runtime.handle(tensor)
     if not handle or not lib.dtr_unpin(runtime.engine, handle):
         raise StateError("unpin: the tensor's storage is not pinned")
+
+
+def _close_log() -> None:
+    if _runtime is not None and _runtime.log is not None:
+        _runtime.log.close()
 
 
 def _before_fork() -> None:

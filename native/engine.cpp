@@ -124,7 +124,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
   *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
-  if (*status == DTR_OK) return address;
+  if (*status == DTR_OK) {
+    if (journal_.on()) journal_allocated(address, size_bytes);
+    return address;
+  }
   text = dtr_last_error();
   if (*status == DTR_OUT_OF_MEMORY) out_of_memory_text(&text, size_bytes, pool);
   *message = text.c_str();
@@ -191,6 +194,7 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
 void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
   by_handle_.erase(storage->handle);
+  if (journal_.on() && storage->live) journal_.released(storage);
   if (storage->live)
     deferred.release_weak(storage->handle);
   else
@@ -235,6 +239,7 @@ void Engine::update_candidate(Storage* storage) {
 
 // The content is gone: from here on the storage is part of an evicted component.
 void Engine::become_evicted(Storage* storage) {
+  if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
   storage->address = nullptr;
   storage->state = State::evicted;
   update_candidate(storage);
@@ -369,6 +374,7 @@ void Engine::unlock(Storage* storage, Deferred& deferred) {
 
 void Engine::freed(void* address) {
   if (!address) return;
+  if (journal_.on()) journal_freed(address);
   Deferred deferred(*this);
   bool give_back = true;
   dtr_pool* pool = nullptr;
@@ -389,6 +395,7 @@ void Engine::freed(void* address) {
             become_evicted(storage);
           } else {
             // Nothing will ask for it again: no detour through an evicted component.
+            if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
             storage->address = nullptr;
             storage->state = State::evicted;
             update_candidate(storage);
@@ -436,6 +443,8 @@ void Engine::reset() {
   for (const Storage* storage : all)
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
+  journal_.set_mode(Journal::Mode::off);  // that records vanish is nothing that the job does
+  journal_sweep(deferred);
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
   while (newest_op_) {

@@ -17,7 +17,7 @@
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), costs.cpp (what ops cost), room.cpp (choosing and evicting), settle.cpp (before
 // content is lost for good), dealloc.cpp (after a storage died), remat.cpp (bringing
-// content back), invariants.cpp.
+// content back), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,7 @@
 #include "costs.h"
 #include "dealloc.h"
 #include "dtr_alloc.h"
+#include "journal.h"
 #include "locks.h"
 #include "pointer_map.h"
 #include "records.h"
@@ -117,6 +118,7 @@ struct Frame {
   std::vector<int64_t> buffer;  // exchanged with the recorder
   std::vector<int64_t> step;    // exchanged with the replay
   std::vector<Input> inputs;
+  OpenLog log;
   bool open = false;
   bool replayable = false;
   uint64_t op_key = 0;
@@ -201,6 +203,14 @@ class Engine {
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
 
+  // ---- journal.cpp ----
+  void journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
+                    int64_t cost_ns);
+  void journal_set(int32_t mode);
+  uint64_t journal_drain(int64_t* numbers, uint64_t capacity);
+  void decisions_set(bool on);
+  uint64_t decisions_drain(int64_t* numbers, uint64_t capacity);
+
   // ---- invariants.cpp ----
   void check_invariants();
 
@@ -274,6 +284,16 @@ class Engine {
   void drop_consumed(Frame& frame, Deferred& deferred);
   void end_step(Frame& frame, Deferred& deferred);
 
+  // journal.cpp; the first three belong to the thread that runs an op and need no mutex
+  void journal_allocated(const void* address, uint64_t size_bytes);
+  void journal_freed(const void* address);
+  void journal_running(Frame* frame);
+  void journal_meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
+  void journal_sweep(Deferred& deferred);
+  void journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred);
+  int64_t journal_end(Frame& frame, bool pure, int64_t cost_ns, uint64_t tiny_bytes);
+  void journal_unhold(Frame& frame);
+
   mutable EngineMutex mutex_;
   dtr_engine_options options_;
   Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
@@ -308,6 +328,9 @@ class Engine {
   std::vector<Storage*> removal_;  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
+
+  Journal journal_;
+  Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
 
   // Counters of stats().
   dtr_engine_stats stats_{};

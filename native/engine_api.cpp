@@ -174,6 +174,28 @@ int32_t dtr_remat_want_any(dtr_frame* frame) {
   return static_cast<int32_t>(answer([&] { return of.engine.remat_want_any(of); }));
 }
 
+void dtr_journal_set(dtr_engine* engine, int32_t mode) { engine_of(engine)->journal_set(mode); }
+
+void dtr_journal_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }
+
+void dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                      int64_t cost_ns) {
+  dtr::Frame& of = frame_of(frame);
+  of.engine.journal_view(of, tensors, results, name, cost_ns);
+}
+
+uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
+  return engine_of(engine)->journal_drain(numbers, capacity);
+}
+
+void dtr_decisions_set(dtr_engine* engine, int32_t on) {
+  engine_of(engine)->decisions_set(on != 0);
+}
+
+uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
+  return engine_of(engine)->decisions_drain(numbers, capacity);
+}
+
 int32_t dtr_evict(dtr_engine* engine, void* handle) {
   return engine_of(engine)->hand_evict(handle);
 }

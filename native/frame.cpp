@@ -45,6 +45,8 @@ void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Defe
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
   fresh->pins = old->pins;
+  fresh->log_number = old->log_number;
+  fresh->log_version = old->log_version;
   fresh->external = true;
   fresh->constant_for_good = true;
   fresh->checksum = sum;
@@ -144,6 +146,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
       need |= DTR_NEED_WORK;
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
+  if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
   // The op's cost is counted from here: looking at its inputs is not part of it.
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
@@ -165,6 +168,7 @@ int32_t Engine::op_prepare(Frame& frame) {
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
+  if (frame.log.open && frame.stack.empty()) journal_running(&frame);
   // Once more: bringing inputs back is not part of it, either.
   frame.begin_ns = now_ns();
   frame.room_ns_at_begin = room_ns_of_thread();
@@ -177,6 +181,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   op->id = next_op_id_++;
   op->cost_ns = cost_ns;
   op->signature = signature;
+  op->log_index = -1;
   op->edges.clear();
   op->tensors.clear();
   op->geometry.clear();
@@ -240,6 +245,8 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
   fresh->pins = old->pins;
+  fresh->log_number = old->log_number;
+  fresh->log_version = old->log_version;
   by_handle_.insert(desc.handle, fresh);
   by_address_.insert(desc.data, fresh);
   if (!constant) {
@@ -278,6 +285,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
+  const bool pure = replayable;
+  if (frame.log.open) journal_running(nullptr);
   bool overwritten = false;
   for (const Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
@@ -313,6 +322,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
     by_address_.insert(desc.data, storage);
+    if (frame.log.open) frame.log.results.push_back({storage, Journal::look(desc), false});
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
@@ -326,6 +336,10 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     discard_op(op, deferred);
     id = 0;
   }
+  if (frame.log.open) {
+    const int64_t index = journal_end(frame, pure, cost_ns, kTinyBytes);
+    if (id) op->log_index = index;
+  }
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
@@ -337,6 +351,7 @@ void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  if (frame.log.open) journal_running(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use)) --input.storage->overwriters;
@@ -346,6 +361,7 @@ void Engine::op_abort(Frame& frame, bool started) {
         input.storage->state == State::resident)
       new_version(input, nullptr, static_cast<int32_t>(i), deferred);
   }
+  if (frame.log.open) journal_unhold(frame);
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();

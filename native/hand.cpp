@@ -13,7 +13,10 @@ bool Engine::hand_evict(void* handle) {
   if (!storage || storage->candidate < 0 || storage->locks > 0 || storage->pins > 0) return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  return evict(storage, deferred);
+  eviction_cause_ = Journal::Cause::by_hand;
+  const bool done = evict(storage, deferred);
+  eviction_cause_ = Journal::Cause::gone;
+  return done;
 }
 
 bool Engine::hand_is_resident(void* handle) {

@@ -25,6 +25,7 @@
 //      locked, or one is evicted: else it would be gone (dealloc.cpp).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -78,6 +79,8 @@ struct Storage {
   bool lost = false;               // evicted, and nothing can bring it back
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+  uint32_t log_version = 0;        // how often what log_number stands for was overwritten
+  uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
 };
 
 // What an op does with the storage of one of its tensor arguments.
@@ -113,9 +116,9 @@ struct Op {
   // would take out another number than went in.
   int64_t cost_ns = 0;
   uint64_t signature = 0;  // 0: not measured
-
-  uint32_t chain = 0;   // Storage::chain of its outputs
-  Op* older = nullptr;  // ops in order of execution
+  int64_t log_index = -1;  // of its line among the operators of the op log
+  uint32_t chain = 0;      // Storage::chain of its outputs
+  Op* older = nullptr;     // ops in order of execution
   Op* newer = nullptr;
   std::vector<Edge> edges;  // one per distinct input; never resized once linked
   std::vector<TensorSpec> tensors;

@@ -217,6 +217,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   }
   if (op->signature) costs_.add_again(op->signature, reading_ns);
   ++stats_.rematerializations;
+  if (journal_.deciding()) journal_.ran_again(op);
   stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -
                                                (room_ns_of_thread() - frame.room_ns_at_step));
   drop_consumed(frame, deferred);

@@ -80,6 +80,7 @@ int32_t Engine::make_room(dtr_pool* pool) {
   {
     Deferred deferred(*this);
     std::lock_guard<EngineMutex> lock(mutex_);
+    eviction_cause_ = Journal::Cause::room;
     std::vector<Storage*> refused;
     while (!freed) {
       Storage* victim = choose(pool, clock_ns_);
@@ -99,6 +100,7 @@ int32_t Engine::make_room(dtr_pool* pool) {
       freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
       unlock(constant, deferred);
     }
+    eviction_cause_ = Journal::Cause::gone;
     stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
   }
   room_ns_of_thread() += now_ns() - begin;

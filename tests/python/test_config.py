@@ -13,6 +13,7 @@ from dtr_alloc.config import (
     Budget,
     Config,
     ConfigError,
+    Steps,
     format_size,
     given_settings,
     known_variables,
@@ -151,6 +152,11 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
         ("DTR_ALLOC_HISTORY", "0", "at least 1"),
         ("DTR_ALLOC_STATS", " ", "a path"),
+        ("DTR_ALLOC_LOG", " ", "a path"),
+        *[
+            ("DTR_ALLOC_LOG_STEPS", wrong, "3..5, 3.. or ..5")
+            for wrong in ("0", "..", " ", "5..3", "..0", "1...3", "-1", "a..b", "1,2")
+        ],
     ],
 )
 def test_a_wrong_variable_names_itself_its_value_and_what_is_allowed(name, value, allowed):
@@ -218,6 +224,24 @@ def test_a_report_is_a_switch_or_a_path(text, report):
     assert load_config({"DTR_ALLOC_REPORT": text}).report == report
 
 
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("3", Steps(3, 3)),
+        (3, Steps(3, 3)),
+        ("3..5", Steps(3, 5)),
+        (" 3.. ", Steps(3, None)),
+        ("..5", Steps(1, 5)),
+        ("1..1", Steps(1, 1)),
+    ],
+)
+def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
+    assert load_config({}, log_steps=text).log_steps == steps
+    assert steps.first in steps
+    assert steps.first - 1 not in steps
+    assert steps.last is None or (steps.last in steps and steps.last + 1 not in steps)
+
+
 def test_every_field_can_be_given_in_each_way():
     written = {
         "budget": "60%",
@@ -229,6 +253,8 @@ def test_every_field_can_be_given_in_each_way():
         "costs": "c.json",
         "stats": "s.json",
         "report": "r.txt",
+        "log": "job.log.xz",
+        "log_steps": "3..5",
     }
     assert tuple(written) == FIELDS
     by_variable = load_config({f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()})

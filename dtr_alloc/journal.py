@@ -1,0 +1,301 @@
+"""Writes the op log of a running job: from the engine's journal to a file.
+
+The engine keeps the journal (native/journal.h); here operators get their names, steps are counted,
+and now and then what has gathered is taken out and written as instructions (dtr_alloc/oplog.py).
+
+What a log of ours says, beyond the format's manual:
+
+- ``x<number>`` is the storage behind a tensor, as it was first met; ``x<number>v<k>`` is another
+  view of it. Memory is what counts, so names are released with the storage, when its memory is
+  freed: that is exact, also for what only autograd holds. Overwriting a storage ends its views;
+  they are defined anew when they are met again.
+- A view operator is a CALL with its time. A view that was made out of the recorder's sight is
+  a CALL of ``view`` with time 0 where it is first used.
+- An operator that cannot be repeated, and results of up to 64 bytes, give constants.
+- An operator whose first argument is new memory (``empty`` and then ``copy_``) has it as a result.
+  One that overwrites and gives new tensors as well is a CALL with the time, then a MUTATE.
+- Memory of others (numpy arrays) is a constant of 0 bytes: no budget holds it. Tensors of other
+  devices, and the running statistics of a normalization in training, are no arguments.
+- Times are nanoseconds. Nothing depends on the budget but they.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtr_alloc import oplog
+from dtr_alloc.config import Steps
+from dtr_alloc.core import ffi, lib
+from dtr_alloc.recorder import Recorder, hide_from_compiler, is_plain
+
+_OPERATIONS_BETWEEN_DRAINS = 512
+_IMPLICIT_VIEW = "view"
+
+
+class Log:
+    """The op log of one session.
+
+    Args:
+        runtime: holds the engine.
+        path: the file; its suffix says how it is compressed.
+        steps: which steps are written. A step ends when an optimizer's step() returns; of several
+            optimizers each call counts.
+
+    Raises OSError if the file cannot be opened. A disk that is full later ends the log, not the
+    job: close() says so on stderr.
+    """
+
+    def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
+        self._engine = runtime.engine
+        self._steps = steps
+        self._step = 1
+        self._writer = oplog.Writer(path)
+        self._failure: OSError | None = None
+        self._lock = threading.RLock()
+        self._draining = False
+        self._numbers = ffi.new("int64_t[]", 1 << 16)
+        self._capacity = 1 << 16
+        self._operators: dict[Any, int] = {}
+        self._names: list[str] = []
+        self.is_open = True
+
+    def start(self) -> None:
+        self._hook = register_optimizer_step_post_hook(lambda *_: self.step_ended())
+        self._set_mode()
+
+    def _set_mode(self) -> None:
+        writing = self._step in self._steps
+        mode = lib.DTR_JOURNAL_WRITING if writing else lib.DTR_JOURNAL_FOLLOWING
+        lib.dtr_journal_set(self._engine, mode)
+
+    def recorder(self, runtime: Any) -> Recorder:
+        return LoggingRecorder(runtime, self)
+
+    def operator(self, func: Any) -> int:
+        """The number by which the journal knows an operator."""
+        number = self._operators.get(func)
+        if number is None:
+            with self._lock:
+                number = self._operators.setdefault(func, len(self._operators))
+                if number == len(self._names):
+                    self._names.append(str(func))
+        return number
+
+    def step_ended(self) -> None:
+        """Ends a step; after the last one that is wanted, ends the log."""
+        with self._lock:
+            if not self.is_open:
+                return
+            was_wanted = self._step in self._steps
+            self._step += 1
+            if (self._step in self._steps) != was_wanted:
+                self._set_mode()
+            self.drain()
+            if self._steps.last is not None and self._step > self._steps.last:
+                self.close()
+
+    def drain(self) -> None:
+        """Writes what has gathered. Does nothing if it is being done."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            # Writing may run a finalizer of the job, which may run operators.
+            if not self.is_open or self._draining:
+                return
+            self._draining = True
+            try:
+                for instruction in self._instructions(self._take()):
+                    self._writer.write(instruction)
+                self._writer.flush()
+            except OSError as error:
+                self._failure = error
+                self._end()
+            finally:
+                self._draining = False
+        finally:
+            self._lock.release()
+
+    def _take(self) -> list[int]:
+        while True:
+            count = lib.dtr_journal_drain(self._engine, self._numbers, self._capacity)
+            if count <= self._capacity:
+                return list(ffi.unpack(self._numbers, count)) if count else []
+            self._capacity = 2 * count
+            self._numbers = ffi.new("int64_t[]", self._capacity)
+
+    def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
+        """The lines that a drained journal means (layout: native/dtr_alloc.h)."""
+        at = 0
+
+        def take(count: int) -> list[int]:
+            nonlocal at
+            at += count
+            return numbers[at - count : at]
+
+        def take_names(count: int) -> tuple[str, ...]:
+            pairs = iter(take(2 * count))
+            return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
+
+        while at < len(numbers):
+            (kind,) = take(1)
+            if kind == lib.DTR_JOURNAL_CONSTANT:
+                number, size = take(2)
+                yield oplog.Constant(_name(number))
+                yield oplog.Memory(_name(number), size)
+            elif kind == lib.DTR_JOURNAL_CALL:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                results = [take(4) for _ in range(count)]
+                names = tuple([_name(number, view) for number, view, _, _ in results])
+                yield oplog.Call(self._operator_name(operator), args, names, time)
+                for name, (_, _, size, alias) in zip(names, results, strict=True):
+                    yield oplog.Memory(name, size)
+                    yield oplog.Alias(name, alias)
+            elif kind == lib.DTR_JOURNAL_MUTATE:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                indices = tuple(take(count))
+                yield oplog.Mutate(self._operator_name(operator), args, indices, time)
+            elif kind == lib.DTR_JOURNAL_RELEASE:
+                yield oplog.Release(*take_names(1))
+            else:
+                assert kind == lib.DTR_JOURNAL_MEMORY, kind
+                (count,) = take(1)
+                pairs = iter(take(2 * count))
+                trace = [
+                    f"{'+-='[what]}{number}" for what, number in zip(pairs, pairs, strict=True)
+                ]
+                yield oplog.Annotate(oplog.WORKSPACE, tuple(trace))
+
+    def _operator_name(self, number: int) -> str:
+        return self._names[number] if number >= 0 else _IMPLICIT_VIEW
+
+    def _end(self) -> None:
+        self.is_open = False
+        self._hook.remove()
+        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._failure = self._failure or error
+
+    def close(self) -> None:
+        """Writes the rest and closes the file. More calls do nothing."""
+        with self._lock:
+            self.drain()
+            if self.is_open:
+                self._end()
+            if self._failure is not None:
+                print(
+                    f"dtr_alloc: cannot write DTR_ALLOC_LOG ({self._writer.path}) to its end: "
+                    f"{self._failure}",
+                    file=sys.stderr,
+                )
+                self._failure = None
+
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._lock = threading.RLock()  # the old one may be held by a thread that is not here
+        self.is_open = False
+        self._hook.remove()
+        self._writer.abandon()
+        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+
+
+def _name(number: int, view: int = 0) -> str:
+    return f"x{number}v{view}" if view else f"x{number}"
+
+
+class LoggingRecorder(Recorder):
+    """A recorder that also tells the journal operators' names, and of views.
+
+    A class of its own, so that a job without a log does not even ask.
+    """
+
+    def __init__(self, runtime: Any, log: Log) -> None:
+        super().__init__(runtime)
+        self._log: Log | None = log
+        self._since_drain = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        log = self._log
+        if log is None or not log.is_open or not is_plain(types):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self._since_drain += 1
+        if self._since_drain >= _OPERATIONS_BETWEEN_DRAINS:
+            self._since_drain = 0
+            log.drain()
+        if self.rule(func).view:
+            begin = perf_counter_ns()
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            self._view(log.operator(func), args, kwargs, result, perf_counter_ns() - begin)
+            return result
+        lib.dtr_journal_name(self.frame, log.operator(func))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _view(self, operator: int, args: Any, kwargs: Any, result: Any, time: int) -> None:
+        given = [part for part in (*args, *(kwargs or {}).values()) if isinstance(part, Tensor)]
+        made = result if isinstance(result, list | tuple) else [result]
+        tensors = [*given, *[part for part in made if isinstance(part, Tensor)]]
+        for index, tensor in enumerate(tensors):
+            self.put(index, tensor._cdata)
+        lib.dtr_journal_view(self.frame, len(given), len(tensors) - len(given), operator, time)
+
+    def retire(self) -> None:
+        self._log = None
+        super().retire()
+
+
+hide_from_compiler(LoggingRecorder.__torch_dispatch__)
+
+
+class Decision(NamedTuple):
+    """What the engine did, in the words of the log.
+
+    Attributes:
+        kind: ``room`` and ``hand``: a storage was evicted, to make room or by hand; ``gone``: its
+            content went because it died or was overwritten; ``again``: an operator ran again.
+        name: the storage, or ``""``.
+        number: how often the storage had been overwritten; or the operator's index among all CALL
+            and MUTATE of the log, -1 if it is not in the log.
+    """
+
+    kind: str
+    name: str
+    number: int
+
+
+_DECISIONS = ("room", "hand", "gone", "again")
+
+
+def watch_decisions(engine: Any, on: bool) -> None:
+    """Starts or stops the list that take_decisions takes. The log names them, so it must be on."""
+    lib.dtr_decisions_set(engine, on)
+
+
+def take_decisions(engine: Any) -> list[Decision]:
+    """The engine's decisions since the last call, in order."""
+    capacity = 0
+    while True:
+        numbers = ffi.new("int64_t[]", max(capacity, 1))
+        count = lib.dtr_decisions_drain(engine, numbers, capacity)
+        if count <= capacity:
+            break
+        capacity = 2 * count
+    flat = iter(ffi.unpack(numbers, count)) if count else iter(())
+    return [
+        Decision("again", "", a)
+        if _DECISIONS[kind] == "again"
+        else Decision(_DECISIONS[kind], _name(a), b)
+        for kind, a, b in zip(flat, flat, flat, strict=True)
+    ]

@@ -1,0 +1,395 @@
+"""The engine's journal tells what a program does, whatever the engine decides meanwhile."""
+
+import random
+
+import pytest
+from native_pool import check, ffi, lib
+from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY
+
+MAKE, CALL, OVERWRITE, RELEASE, MEMORY = 0, 1, 2, 5, 6
+PAGE_WORDS = 512
+
+
+class Journal:
+    """The journal of a toy's engine, as tuples; operators are named by number."""
+
+    def __init__(self, toy, mode=lib.DTR_JOURNAL_WRITING):
+        self.toy = toy
+        self.set(mode)
+
+    def set(self, mode):
+        lib.dtr_journal_set(self.toy.engine, mode)
+
+    def _drain(self, drain):
+        count = drain(self.toy.engine, ffi.NULL, 0)
+        numbers = ffi.new("int64_t[]", max(count, 1))
+        assert drain(self.toy.engine, numbers, count) == count
+        assert drain(self.toy.engine, numbers, count) == 0
+        return [numbers[i] for i in range(count)]
+
+    def take(self, times=False):
+        """What was written since the last call: one tuple a record, times left out."""
+        flat = iter(self._drain(lib.dtr_journal_drain))
+
+        def some(count):
+            return [next(flat) for _ in range(count)]
+
+        def names(count):
+            return [tuple(some(2)) for _ in range(count)]
+
+        records = []
+        for kind in flat:
+            if kind == MAKE:
+                records.append((MAKE, *some(2)))
+            elif kind == RELEASE:
+                records.append((RELEASE, *names(1)))
+            elif kind == MEMORY:
+                records.append((MEMORY, names(*some(1))))
+            else:
+                operator, time = some(2)
+                assert time >= 0
+                head = (kind, operator, time) if times else (kind, operator)
+                inputs = names(*some(1))
+                if kind == CALL:
+                    made = [tuple(some(4)) for _ in range(*some(1))]
+                    records.append((*head, inputs, made))
+                else:
+                    assert kind == OVERWRITE
+                    records.append((*head, inputs, some(*some(1))))
+        return records
+
+    def decisions(self):
+        flat = self._drain(lib.dtr_decisions_drain)
+        return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+
+    def name(self, number):
+        lib.dtr_journal_name(self.toy.frame, number)
+
+
+def release(*tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.unseen(PAGE_WORDS)
+    journal.name(7)
+    y = toy.one("f", x)
+    z = toy.one("g", y, x)
+    release(y, x, z)
+    assert journal.take() == [
+        (MAKE, 1, 4096),
+        (CALL, 7, [(1, 0)], [(2, 0, 4096, -1)]),
+        (CALL, 7, [(2, 0), (1, 0)], [(3, 0, 4096, -1)]),
+        (RELEASE, (2, 0)),
+        (RELEASE, (1, 0)),
+        (RELEASE, (3, 0)),
+    ]
+
+
+def test_overwriting_keeps_the_name(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.unseen(PAGE_WORDS)
+    y = toy.one("f", x)
+    toy.run("add_", (y, MUTATE), x)
+    toy.run("two_", x, (y, MUTATE), (y, MUTATE))
+    assert journal.take()[2:] == [
+        (OVERWRITE, -1, [(2, 0), (1, 0)], [0]),
+        (OVERWRITE, -1, [(1, 0), (2, 0), (2, 0)], [1]),
+    ]
+    release(x, y)
+
+
+def test_a_constant_that_is_overwritten_is_overwritten(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    weight, gradient = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
+    toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
+    toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
+    step = (OVERWRITE, -1, [(1, 0), (2, 0)], [0])
+    assert journal.take() == [(MAKE, 1, 4096), (MAKE, 2, 4096), step, step]
+    release(weight, gradient)
+
+
+def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x, buffer = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS)
+    toy.run("copy_", (buffer, WRITE_ONLY), x)
+    toy.run("copy_", (buffer, WRITE_ONLY), x)
+    assert journal.take() == [
+        (MAKE, 1, 4096),
+        (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
+        (OVERWRITE, -1, [(2, 0), (1, 0)], [0]),
+    ]
+    release(x, buffer)
+
+
+def test_a_parameter_is_a_constant_also_when_it_is_filled(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    weight = toy.unseen(PAGE_WORDS)
+    toy.run("uniform_", (weight, WRITE_ONLY | CONSTANT))
+    assert journal.take() == [(MAKE, 1, 4096)]
+    release(weight)
+
+
+def test_a_result_that_becomes_a_parameter_becomes_a_constant(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    weight = toy.one("f")
+    y = toy.one("g", (weight, READ | CONSTANT))
+    z = toy.one("g", (weight, READ | CONSTANT))
+    assert journal.take() == [
+        (CALL, -1, [], [(1, 0, 4096, -1)]),
+        (RELEASE, (1, 0)),
+        (MAKE, 2, 4096),
+        (CALL, -1, [(2, 0)], [(3, 0, 4096, -1)]),
+        (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)]),
+    ]
+    release(weight, y, z)
+
+
+def test_what_cannot_be_repeated_gives_constants(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.unseen(PAGE_WORDS)
+    tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
+    read = toy.one("file", x, replayable=False)
+    toy.run("file_", (large, MUTATE), replayable=False)
+    assert journal.take()[1:] == [
+        (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
+        (MAKE, 3, 64),
+        (MAKE, 4, 4096),
+        (MAKE, 5, 4096),
+        (RELEASE, (2, 0)),
+    ]
+    release(x, tiny, large, read)
+
+
+def test_hidden_state_is_no_argument(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x, running = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
+    y = toy.one("norm", x, (running, SCRATCH))
+    assert journal.take() == [(MAKE, 1, 4096), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)])]
+    release(x, running, y)
+
+
+def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.one("f")
+    half = toy.view(x, 0, 256)
+    buffer = lib.dtr_frame_buffer(toy.frame, 2)
+    buffer[0], buffer[1] = x.number, half.number
+    lib.dtr_journal_view(toy.frame, 1, 1, 9, 5)
+    lib.dtr_journal_view(toy.frame, 1, 1, 9, 5)  # known by now
+    y = toy.one("g", half)
+    toy.run("add_", (half, MUTATE))
+    z = toy.one("g", half)
+    release(half, x)
+    records = journal.take(times=True)
+    assert records[1] == (CALL, 9, 5, [(1, 0)], [(1, 1, 4096, 0)])
+    without_times = [
+        record[:2] + record[3:] if record[0] in (CALL, OVERWRITE) else record for record in records
+    ]
+    assert without_times[2:] == [
+        (CALL, -1, [(1, 1)], [(2, 0, 4096, -1)]),
+        (OVERWRITE, -1, [(1, 0)], [0]),
+        (RELEASE, (1, 1)),
+        (CALL, -1, [(1, 0)], [(1, 2, 4096, 0)]),
+        (CALL, -1, [(1, 2)], [(3, 0, 4096, -1)]),
+        (RELEASE, (1, 2)),
+        (RELEASE, (1, 0)),
+    ]
+    assert records[5][2] == 0, "a view that nobody recorded costs nothing"
+    release(y, z)
+
+
+def test_an_operator_that_fails_leaves_no_line(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.one("f")
+    journal.take()
+
+    def fails(operator):
+        raise RuntimeError(operator.name)
+
+    with pytest.raises(RuntimeError):
+        toy.one("g", x, fails=fails)
+    with pytest.raises(RuntimeError):
+        toy.run("g_", (x, MUTATE), fails=fails)
+    assert journal.take() == []
+    release(x)
+    assert journal.take() == [(RELEASE, (1, 0))]
+
+
+class TestMemory:
+    def test_temporaries_stand_before_their_operator(self, make_toy):
+        toy = make_toy()
+        journal = Journal(toy)
+
+        def temporaries(operator):
+            first, second = toy._new(16, None), toy._new(24, None)
+            first.release()
+            third = toy._new(32, None)
+            release(third, second)
+
+        x = toy.run("f", results=[PAGE_WORDS, 64], fails=temporaries)
+        toy.run("f_", (x[0], MUTATE), fails=temporaries)
+        parts = [(0, 128), (0, 192), (1, 0), (0, 256), (1, 2), (1, 1)]
+        first, _, second, _ = journal.take()
+        assert first == (MEMORY, [(2, 0), (2, 1), *parts])
+        assert second == (MEMORY, parts)
+        release(*x)
+
+    def test_results_in_order_need_no_record(self, make_toy):
+        toy = make_toy()
+        journal = Journal(toy)
+        x = toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
+        assert len(journal.take()) == 1
+        release(*x)
+
+    def test_what_a_rematerialization_allocates_is_not_the_operators(self, make_toy):
+        toy = make_toy()
+        journal = Journal(toy)
+        x = toy.one("f")
+        y = toy.one("g", x)
+        journal.take()
+        assert lib.dtr_evict(toy.engine, x.handle) == 1
+        assert lib.dtr_evict(toy.engine, y.handle) == 1
+        z = toy.one("h", y)
+        assert [record[0] for record in journal.take()] == [CALL]
+        release(x, y, z)
+
+
+def test_following_gives_the_same_names_as_writing(make_toy):
+    toy = make_toy()
+    journal = Journal(toy, lib.DTR_JOURNAL_FOLLOWING)
+    x = toy.unseen(PAGE_WORDS)
+    y, dead = toy.one("f", x), toy.one("f", x)
+    dead.release()
+    assert journal.take() == []
+    journal.set(lib.DTR_JOURNAL_WRITING)
+    z = toy.one("g", y)
+    journal.set(lib.DTR_JOURNAL_FOLLOWING)
+    z.release()
+    journal.set(lib.DTR_JOURNAL_WRITING)
+    y.release()
+    journal.set(lib.DTR_JOURNAL_OFF)
+    x.release()
+    constants = [(MAKE, 1, 4096), (MAKE, 2, 4096)]
+    assert journal.take() == [
+        *constants,
+        (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)]),
+        *constants,
+        (RELEASE, (2, 0)),
+    ]
+
+
+def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    memory = ffi.new("int64_t[]", 512)
+    out = ffi.new("dtr_sim_tensor **")
+    check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, 4, 512, out))
+    from toy import Store, Tensor
+
+    other = Tensor(toy, out[0], Store(512, bytes(4096)), 0, 512)
+    y = toy.one("f", other)
+    y.release()  # our own record of it goes, the storage does not
+    z = toy.one("f", other)
+    other.release()
+    z.release()
+    journal.set(lib.DTR_JOURNAL_OFF)
+    assert journal.take() == [
+        (MAKE, 1, 0),
+        (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
+        (RELEASE, (2, 0)),
+        (CALL, -1, [(1, 0)], [(3, 0, 4096, -1)]),
+        (RELEASE, (3, 0)),
+        (RELEASE, (1, 0)),
+    ]
+
+
+ROOM, BY_HAND, GONE, AGAIN = range(4)
+
+
+def test_decisions_are_told_in_the_names_of_the_journal(make_toy):
+    toy = make_toy(pages=3)
+    journal = Journal(toy)
+    lib.dtr_decisions_set(toy.engine, 1)
+    x = toy.one("f")
+    y = toy.one("g", x)
+    assert lib.dtr_evict(toy.engine, y.handle) == 1
+    toy.materialize(y)
+    toy.run("add_", (y, MUTATE))
+    z = toy.run("h", y, results=[1024])[0]
+    # The operator with index 1 is g; y's first content went when it was overwritten.
+    assert journal.decisions() == [(BY_HAND, 2, 0), (AGAIN, 1, 0), (GONE, 2, 0), (ROOM, 1, 0)]
+    lib.dtr_decisions_set(toy.engine, 0)
+    release(x, y, z)
+    assert journal.decisions() == []
+
+
+def test_versions_of_a_storage_are_told_apart_in_decisions(make_toy):
+    toy = make_toy()
+    journal = Journal(toy)
+    x = toy.one("f")
+    toy.run("add_", (x, MUTATE))
+    toy.run("mul_", (x, MUTATE))
+    lib.dtr_decisions_set(toy.engine, 1)
+    assert lib.dtr_evict(toy.engine, x.handle) == 1
+    toy.materialize(x)
+    # Replaying overwrites the older contents in turn.
+    assert journal.decisions() == [
+        (BY_HAND, 1, 2),
+        (AGAIN, 0, 0),
+        (GONE, 1, 0),
+        (AGAIN, 1, 0),
+        (GONE, 1, 1),
+        (AGAIN, 2, 0),
+    ]
+    release(x)
+
+
+def program(toy, seed, evict, steps=150):
+    """A random program that ends with nothing; evict: by hand, in between."""
+    draw, whom = random.Random(seed), random.Random(seed + 1)
+    held = [toy.unseen(PAGE_WORDS, i) for i in range(2)]
+    for step in range(steps):
+        kind = draw.random()
+        first, second = draw.choice(held), draw.choice(held)
+        if kind < 0.5:
+            words = draw.choice([8, 256, PAGE_WORDS])
+            held += toy.run(f"f{step}", first, second, results=[words] * draw.randint(1, 2))
+        elif kind < 0.6:
+            toy.run(f"m{step}", (first, MUTATE), second)
+        elif kind < 0.65:
+            toy.run(f"w{step}", (first, WRITE_ONLY), second)
+        elif kind < 0.7:
+            toy.run(f"i{step}", (first, MUTATE), replayable=False)
+        elif kind < 0.8:
+            held.append(toy.view(first, 0, max(1, first.words // 2)))
+        if len(held) > 10:
+            held.pop(draw.randrange(len(held))).release()
+        for tensor in held:
+            if evict and whom.random() < 0.4:
+                toy.evict(tensor)
+    release(*held)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_journal_does_not_depend_on_evictions(make_toy, seed):
+    found = []
+    for evict in (False, True):
+        toy = make_toy(pages=256)
+        journal = Journal(toy)
+        program(toy, seed, evict)
+        found.append(journal.take())
+    assert toy.stats().rematerializations > 10
+    assert found[0] == found[1]
