@@ -57,6 +57,7 @@ void Regions::walk(Region& region, uint32_t storage, Direction direction, uint64
       marks_[next] = mark;
       if (graph_.material[next]) {
         region.frontier.add(next);
+        if (circles_) region.ordered.add(roots_[next]);
       } else {
         region.interior.add(next);
         pending_.push_back(next);
@@ -77,6 +78,10 @@ bool Regions::absorb(uint32_t absorber, uint32_t storage, Direction direction, u
   const Region& other = regions_[direction][storage];
   if (!region.frontier.remove(storage)) return false;
   region.frontier.add_all(other.frontier, [](uint32_t) {});
+  if (circles_) {
+    region.ordered.remove(roots_[storage]);
+    region.ordered.add_all(other.ordered);
+  }
   // What is new, and the storage itself even if it is in the interior already: its cost counts
   // once more then, as it does in simrd.
   if (region.interior.add(storage)) {
@@ -99,7 +104,11 @@ bool Regions::evicted(uint32_t storage, uint64_t* accesses) {
   for (const Direction towards : {kAncestors, kDescendants}) {
     std::vector<uint32_t>& around = around_[0];
     around.clear();
-    regions_[towards][storage].frontier.for_each([&](uint32_t id) { around.push_back(id); });
+    const Region& own = regions_[towards][storage];
+    if (circles_)
+      own.ordered.for_each([&](uint32_t root) { around.push_back(storage_of_[root]); });
+    else
+      own.frontier.for_each([&](uint32_t id) { around.push_back(id); });
     for (const uint32_t other : around)
       if (!absorb(other, storage, opposite(towards), accesses)) return false;
   }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "id_set.h"
+#include "python_set.h"
 
 namespace dtr::simrd {
 
@@ -27,7 +28,10 @@ struct Node {
   int64_t cost = 0;            // of all operators of its views
   uint32_t edges[2] = {0, 0};  // by direction, between tensors: those to itself and repeated ones
                                // included, as a walk over the tensors would visit them
-  std::vector<uint32_t> next[2];  // by direction: other storages, mostly without repetition
+  // By direction: other storages, mostly without repetition; with circles all of them, and the
+  // storage itself, in the order of a walk over the tensors.
+  std::vector<uint32_t> next[2];
+  std::vector<uint32_t> through;  // with circles: the tensor behind each in next[kDescendants]
 };
 
 struct Graph {
@@ -38,6 +42,7 @@ struct Graph {
 struct Region {
   IdSet interior;
   IdSet frontier;
+  PythonSet ordered;    // with circles: the frontier once more
   int64_t cost = 0;     // as simrd has it
   int64_t settled = 0;  // summed cost of the interior, and
   uint64_t edges = 0;   // its edges, both without what is delayed (Regions)
@@ -46,6 +51,7 @@ struct Region {
   void clear() {
     interior.clear();
     frontier.clear();
+    ordered.clear();
     cost = settled = 0;
     edges = 0;
     exact = true;
@@ -57,7 +63,19 @@ class Regions {
  public:
   explicit Regions(Graph& graph) : graph_(graph) {}
 
-  void add_storage() {
+  // Views will be made of more than the storage that they look at. Then storages may depend on
+  // one another in circles, simrd's regions drift from what a walk would give, and what comes
+  // of that depends on the order in which Python walks its sets. Before the first storage.
+  void expect_circles() { circles_ = true; }
+  bool circles() const { return circles_; }
+
+  // root: the number of the storage's first tensor, as which it stands in simrd's sets.
+  void add_storage(uint32_t root) {
+    if (circles_) {
+      roots_.push_back(root);
+      storage_of_.resize(root + 1);
+      storage_of_[root] = static_cast<uint32_t>(roots_.size() - 1);
+    }
     regions_[kAncestors].emplace_back();
     regions_[kDescendants].emplace_back();
     marks_.push_back(0);
@@ -71,10 +89,6 @@ class Regions {
   // The op is a view of the storage, or takes it as an argument: adds to its cost and edges. On
   // an evicted storage that is delayed, because only regions built from now on know of it.
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
-  // A view was made of more than the storage that it looks at. Then storages may depend on one
-  // another in circles, and simrd's regions drift from what a walk would give.
-  void expect_circles() { circles_ = true; }
-
   // After the storage was evicted. False: a region that should have it in its frontier has not
   // (in a circle), where simrd fails an assertion.
   bool evicted(uint32_t storage, uint64_t* accesses);
@@ -106,6 +120,7 @@ class Regions {
   std::vector<Delayed> delayed_;
   uint32_t first_pending_ = 0, end_pending_ = 0;
   bool circles_ = false;
+  std::vector<uint32_t> roots_, storage_of_;  // with circles: by storage, and back
   std::vector<uint32_t> marks_;
   uint32_t mark_ = 0;
   std::vector<uint32_t> around_[2];

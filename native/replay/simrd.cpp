@@ -48,7 +48,64 @@ Machine::Machine(const dtr_replay_options& options, Replay& replay)
 
 // ---- the program ----
 
+namespace {
+
+// Whether a view is made of more than the storage that it looks at.
+bool has_wide_views(const int64_t* numbers, uint64_t count) {
+  ProgramReader program(numbers, count);
+  std::vector<uint64_t> storage_of;  // by name
+  uint64_t storages = 0;
+  const auto named = [&]() -> uint64_t& {
+    const auto names = static_cast<int64_t>(storage_of.size());
+    return storage_of[static_cast<size_t>(program.number("a name", 0, names - 1))];
+  };
+  std::vector<uint64_t*> arguments;
+  while (!program.at_end()) {
+    const Instruction instruction = program.instruction();
+    if (instruction == Instruction::constant) {
+      program.amount("CONSTANT's name");
+      program.amount("CONSTANT's size");
+      storage_of.push_back(storages++);
+    } else if (instruction == Instruction::copy) {
+      program.amount("COPY's destination");
+      const uint64_t source = named();
+      storage_of.push_back(source);
+    } else if (instruction == Instruction::copy_from) {
+      uint64_t& name = named();
+      const uint64_t source = named();
+      name = source;
+    } else if (instruction == Instruction::release) {
+      named();
+    } else {
+      program.amount("time");
+      arguments.clear();
+      for (uint32_t left = program.count("number of arguments"); left > 0; --left)
+        arguments.push_back(&named());
+      const int64_t last = static_cast<int64_t>(arguments.size()) - 1;
+      if (instruction == Instruction::mutate) {
+        for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left)
+          *arguments[static_cast<size_t>(program.number("MUTATE's index", 0, last))] = storages++;
+        continue;
+      }
+      std::vector<uint64_t> results;
+      for (uint32_t left = program.count("CALL's number of results", 3); left > 0; --left) {
+        program.amount("a result's name");
+        program.amount("a result's size");
+        const int64_t alias = program.number("a result's alias", -1, last);
+        results.push_back(alias < 0 ? storages++ : *arguments[static_cast<size_t>(alias)]);
+        for (const uint64_t* argument : arguments)
+          if (alias >= 0 && *argument != results.back()) return true;
+      }
+      storage_of.insert(storage_of.end(), results.begin(), results.end());
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 void Machine::run(const int64_t* program, uint64_t numbers) {
+  if (caches_regions_ && has_wide_views(program, numbers)) regions_.expect_circles();
   ProgramReader reader(program, numbers);
   try {
     while (!reader.at_end()) switch (reader.instruction()) {
@@ -197,7 +254,7 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
       if (keeps_components_) storages_.back().component = components_.create(0);
       graph_.nodes.emplace_back();
       graph_.material.push_back(0);
-      if (has_regions) regions_.add_storage();
+      if (has_regions) regions_.add_storage(tensor);
       if (banishes()) evicted_dependents_.emplace_back();
     }
     Storage& storage = storages_[at];
@@ -250,8 +307,8 @@ void Machine::add_edges(uint32_t id) {
     for (const uint32_t from : sources_) {
       if (from == to) continue;
       if (banishes()) evicted_dependents_[from].insert(tensor);
+      if (regions_.circles()) continue;
       if (view) {
-        if (caches_regions_) regions_.expect_circles();
         const std::vector<uint32_t>& parents = graph_.nodes[to].next[kAncestors];
         if (std::find(parents.begin(), parents.end(), from) != parents.end()) continue;
       }
@@ -259,6 +316,7 @@ void Machine::add_edges(uint32_t id) {
       graph_.nodes[to].next[kAncestors].push_back(from);
     }
   }
+  if (regions_.circles()) add_ordered_edges(op);
   if (!banishes()) return;
   links_.resize(tensors_.size());
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
@@ -266,6 +324,23 @@ void Machine::add_edges(uint32_t id) {
   for (const uint32_t input : op.inputs)
     for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
       links_[input].children.push_back(tensor);
+}
+
+// All edges in the order of a walk: tensor by tensor of a storage, as they were made.
+void Machine::add_ordered_edges(const Op& op) {
+  for (const uint32_t input : op.inputs) {
+    const uint32_t from = tensors_[input].storage;
+    std::vector<uint32_t>& through = graph_.nodes[from].through;
+    std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
+    const auto at = std::upper_bound(through.begin(), through.end(), input) - through.begin();
+    for (uint32_t i = op.outputs; i-- > 0;) {
+      through.insert(through.begin() + at, input);
+      children.insert(children.begin() + at, tensors_[op.first_output + i].storage);
+    }
+  }
+  for (uint32_t tensor = op.first_output; tensor < op.first_output + op.outputs; ++tensor)
+    for (const uint32_t input : op.inputs)
+      graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
 }
 
 // Runs the op of a tensor, and before it the ops of undefined inputs, with an explicit stack.

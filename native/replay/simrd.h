@@ -126,6 +126,7 @@ class Machine {
   uint32_t compute(int64_t cost, bool constant);
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
   void add_edges(uint32_t op);
+  void add_ordered_edges(const Op& op);
   void materialize(uint32_t tensor, bool rematerialize);
   void begin_step(uint32_t tensor, bool rematerialize);
   void execute(const Step& step);
@@ -188,8 +189,5 @@ class Machine {
   std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last
   std::vector<uint32_t> revived_;  // storages that it made resident, likewise
 };
-
-// a / b for whole numbers, b > 0, correctly rounded as Python's true division is.
-double quotient(int64_t a, unsigned __int128 b);
 
 }  // namespace dtr::simrd

@@ -1,0 +1,13 @@
+// Pairs a, b on stdin (b as its high and low 64 bits); their quotients (native/replay/quotient.h)
+// as hexadecimal floats, one a line.
+#include <cinttypes>
+#include <cstdio>
+
+#include "replay/quotient.h"
+
+int main() {
+  int64_t a;
+  uint64_t high, low;
+  while (std::scanf("%" SCNd64 " %" SCNu64 " %" SCNu64, &a, &high, &low) == 3)
+    std::printf("%a\n", dtr::quotient(a, static_cast<unsigned __int128>(high) << 64 | low));
+}

@@ -1,0 +1,310 @@
+"""simrd's semantics against the published simulator: every counter and decision of its runs.
+
+What the files are, and how they were made: tests/data/simrd/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import random
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_fixtures import ROOT, compile_cpp
+from programs import Log
+
+from dtr_alloc import simulate
+from dtr_alloc.oplog import Program, compile_log
+
+DATA = Path(__file__).parents[1] / "data" / "simrd"
+DEALLOCS = {
+    "RuntimeV2EagerOptimized": "eager",
+    "RuntimeV1": "banish",
+    "RuntimeV2Optimized": "ignore",
+}
+COUNTERS = {
+    "status": "status",
+    "clock": "clock",
+    "model_compute": "model_cost",
+    "remat_compute": "remat_cost",
+    "model_ops": "model_ops",
+    "remat_ops": "remat_ops",
+    "collateral": "collateral",
+    "evict_forced": "forced",
+    "evict_other": "other",
+    "banish": "banished",
+    "peak_memory": "peak_bytes",
+    "end_memory": "end_bytes",
+    "evals": "evaluations",
+    "accesses": "accesses",
+    "sha256": "decisions_sha256",
+}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    with lzma.open(DATA / name, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def differences(row: dict[str, Any], program: Program, max_recompute: int) -> dict[str, Any]:
+    run = simulate.replay(
+        program,
+        row["heuristic"],
+        row["budget"],
+        dealloc="ignore" if row.get("no_dealloc") else DEALLOCS[row["runtime"]],
+        seed=row.get("seed", 0),
+        max_recompute=max_recompute,
+        decisions=True,
+    )
+    found = {
+        theirs: (row[theirs], getattr(run, ours))
+        for theirs, ours in COUNTERS.items()
+        if theirs in row and row[theirs] != getattr(run, ours)
+    }
+    if "Eq" in row["heuristic"]:
+        found.pop("accesses", None)
+    events = row.get("events")  # their number, or all of them
+    made = run.decisions.split()
+    if events is not None and events != len(made) and str(events).split() != made:
+        found["events"] = (events, made)
+    return found
+
+
+def check(row: dict[str, Any], program: Program, max_recompute: int) -> None:
+    found = differences(row, program, max_recompute)
+    assert not found, {key: value for key, value in row.items() if key != "events"}
+
+
+MICRO = rows("micro_traces.jsonl.xz")
+
+
+@pytest.mark.parametrize("micro", MICRO, ids=[micro["id"] for micro in MICRO])
+def test_every_decision_on_a_tiny_program(micro: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "micro.log"
+    log.write_text("\n".join(micro["lines"]) + "\n")
+    program = compile_log(log)
+    base = micro["baseline"]["baseline_compute"]
+    for row in micro["runs"]:
+        check(row, program, 9 * base)
+
+
+SYNTHETIC = json.loads((DATA / "synthetic_baselines.json").read_text())
+
+
+def check_baseline(program: Program, expected: dict[str, Any]) -> None:
+    base = simulate.replay(program, "lru", dealloc="banish")
+    assert (base.peak_bytes, base.model_cost) == (
+        expected["baseline_memory"],
+        expected["baseline_compute"],
+    )
+    assert (base.model_ops, base.end_bytes) == (expected["baseline_ops"], expected["end_memory"])
+    assert simulate.baseline(program).peak_bytes == base.peak_bytes
+
+
+@pytest.mark.parametrize("log", SYNTHETIC)
+def test_every_row_of_a_generated_log(log: str) -> None:
+    program = compile_log(DATA / "synthetic_logs" / f"{log}.log.xz")
+    check_baseline(program, SYNTHETIC[log])
+    for row in rows("synthetic_expected.jsonl.xz"):
+        if row["log"] != log:
+            continue
+        check(row, program, int(row["remat_limit"]))
+
+
+PUBLISHED_LOGS = {
+    "ResNet-32 (56)": "resnet32",
+    "U-Net (6)": "unet",
+    "Transformer (10)": "transformer",
+    "LSTM (512)": "lstm",
+    "DenseNet-121 (84)": "densenet121",
+    "InceptionV4 (64)": "inceptionv4",
+    "TreeLSTM (D.6)": "treelstm",
+    "Unrolled GAN": "unroll_gan",
+}
+PUBLISHED = json.loads((DATA / "published_baselines.json").read_text())
+
+
+def published(model: str) -> Program:
+    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    if not folder:
+        pytest.skip("DTR_ALLOC_SIMRD_LOGS is not set to a folder with the logs of the DTR paper")
+    return compile_log(Path(folder) / f"{PUBLISHED_LOGS[model]}.log.xz")
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_every_row_of_a_published_log(model: str) -> None:
+    program = published(model)
+    check_baseline(program, PUBLISHED[model])
+    for row in rows("published_expected.jsonl.xz"):
+        if row["model"] == model:
+            check(row, program, PUBLISHED[model]["baseline_compute"])
+
+
+def linear_network(layers: int) -> Program:
+    """The network of the DTR paper's section 3: unit costs, unit sizes, no constants."""
+    log = Log()
+    for i in range(layers):
+        log.call(f"f{i - 1}" if i else "", {f"f{i}": 1})
+    log.release(f"f{layers - 1}")
+    log.call("", {f"b{layers - 1}": 1})
+    for i in reversed(range(layers - 1)):
+        log.release(f"f{i}")
+        log.call(f"f{i - 1} b{i + 1}" if i else f"b{i + 1}", {f"b{i}": 1})
+        log.release(f"b{i + 1}")
+    return log.program
+
+
+@pytest.mark.parametrize("name", ["theory_linear", "theory_traces"])
+def test_every_row_of_the_linear_network(name: str) -> None:
+    network = cache(linear_network)
+    for row in rows(f"{name}_expected.jsonl.xz"):
+        check(row, network(row["n"]), 64 * row["n"])
+
+
+def test_the_random_choice_is_that_of_python() -> None:
+    """``random.seed(seed)``, then ``pool[random.randrange(len(pool))]``."""
+    log = Log()
+    for i in range(10):
+        log.call("", {f"x{i}": 1})
+    for seed in (0, 1, 2**32, 2**63 - 1):
+        run = simulate.replay(log.program, "random", 3, seed=seed, decisions=True)
+        theirs = random.Random(seed)
+        pool: list[int] = []
+        expected = []
+        for tensor in range(10):
+            if len(pool) == 3:
+                expected.append(f"E{pool.pop(theirs.randrange(len(pool)))}")
+            pool.append(tensor)
+            expected.append(f"M{tensor}")
+        for tensor in range(10):
+            if tensor not in pool:
+                break  # the outputs are wanted back, and pinned: from here on the pool differs
+        assert run.decisions.split()[: len(expected)] == expected
+
+
+# ---- what no row has ----
+
+
+def decisions(log: Log, heuristic: str, budget: int, **options: Any) -> list[str]:
+    return simulate.replay(
+        log.program, heuristic, budget, decisions=True, **options
+    ).decisions.split()
+
+
+def test_the_last_of_equal_scores_goes_but_the_first_of_zero() -> None:
+    log = Log()
+    for name in ("a", "b", "c"):
+        log.call("", {name: 1}, time=0)
+    log.call("", {"d": 1}, time=5)
+    log.call("", {"e": 1}, time=5)
+    assert decisions(log, "lru", 4)[4] == "E2"
+    assert decisions(log, "dtr-local", 4)[4] == "E0"
+
+
+def test_a_storage_of_zero_bytes_and_one_of_no_age_are_chosen_last() -> None:
+    log = Log()
+    log.call("", {"zero": 0}, time=5)
+    log.call("", {"old": 1}, time=5)
+    log.call("", {"new": 1}, time=5)
+    log.call("", {"more": 1}, time=5)
+    assert decisions(log, "dtr-local", 2)[3] == "E1"
+
+
+def test_parts_beyond_simrd_have_defined_scores() -> None:
+    program = compile_log(DATA / "synthetic_logs" / "resnet_chain.log.xz")
+    budget = simulate.baseline(program).peak_bytes // 2
+    hashes = set()
+    for text in ("c=ancestors,m=size,s=0.5", "c=ancestors,m=size,s=0.25", "megengine", "coop"):
+        run = simulate.replay(program, text, budget)
+        assert run.status == "ok"
+        assert run.clock == 1 + run.total_cost
+        hashes.add(run.decisions_sha256)
+    assert len(hashes) == 4
+
+
+def test_components_are_refused_under_banishing() -> None:
+    log = Log()
+    log.call("", {"a": 1})
+    with pytest.raises(ValueError, match="component"):
+        simulate.replay(log.program, "dtr-eqclass", 1, dealloc="banish")
+
+
+def test_deep_chains_need_no_recursion() -> None:
+    """A backward pass that finds nothing left of a forward pass of 20,000 layers."""
+    log = Log()
+    layers = 20_000
+    for i in range(layers):
+        log.call(f"f{i - 1}" if i else "", {f"f{i}": 1})
+    for i in range(layers - 1):
+        log.release(f"f{i}")
+    log.release(f"f{layers - 1}")
+    log.call("", {"full": 1})
+    log.call(f"f{layers - 2} full", {"last": 1})
+    run = simulate.replay(log.program, "lru", 8)
+    assert run.status == "ok"
+    assert run.chain_depth == layers - 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([9], "instruction"),
+        ([-1], "instruction"),
+        ([0, 0], "size"),
+        ([0, 1, 8], "new name"),
+        ([0, 0, -8], "size"),
+        ([1, 5, 1, 0, 0], "argument"),
+        ([1, -5, 0, 0], "time"),
+        ([1, 5, 0, 2**40], "results"),
+        ([1, 5, 0, 1, 0, 8, 0], "alias"),
+        ([0, 0, 8, 2, 5, 1, 0, 1, 1], "index"),
+        ([3, 0, 0], "source"),
+        ([4, 0, 0], "destination"),
+        ([5, 0], "RELEASE"),
+        ([1, 2**62, 0, 1, 0, 1, -1, 1, 2**62, 1, 0, 1, 1, 1, -1], "too large"),
+    ],
+)
+def test_a_malformed_program_is_named(numbers: list[int], message: str) -> None:
+    program = Program("malformed")
+    program.code.extend(numbers)
+    with pytest.raises(ValueError, match=message):
+        simulate.replay(program, "lru", 100)
+
+
+numbers = st.integers(-(2**62), 2**62)
+divisors = st.one_of(st.integers(1, 2**53), st.integers(2**53, 2**66), st.integers(1, 2**124))
+
+
+@pytest.fixture(scope="module")
+def quotients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quotients") / "quotients"
+    return compile_cpp([ROOT / "tests/native/quotients.cpp"], path, f"-I{ROOT / 'native'}")
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(pairs=st.lists(st.tuples(numbers, divisors), min_size=100, max_size=200))
+def test_quotients_are_rounded_as_python_rounds_them(
+    quotients: Path, pairs: list[tuple[int, int]]
+) -> None:
+    lines = "".join(f"{a} {b >> 64} {b & (2**64 - 1)}\n" for a, b in pairs)
+    output = subprocess.run([quotients], input=lines, capture_output=True, text=True, check=True)
+    ours = [float.fromhex(line) for line in output.stdout.split()]
+    assert ours == [a / b for a, b in pairs]
+
+
+def test_a_stopped_run_leaves_nothing_behind() -> None:
+    """Outcomes are results, not errors, and the next run starts anew."""
+    program = linear_network(64)
+    stopped = simulate.replay(program, "lru", 1)
+    assert stopped.status == "oom"
+    first = simulate.replay(program, "dtr-full", 16)
+    again = simulate.replay(program, "dtr-full", 16)
+    assert first.status == "ok"
+    assert first.decisions_sha256 == again.decisions_sha256
