@@ -2,7 +2,6 @@
 #include "costs.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace dtr {
 
@@ -10,8 +9,10 @@ namespace {
 
 // So that the mean follows a slow drift (clocks, temperature, a busier machine).
 constexpr double kLeastWeight = 1.0 / 16;
-// A reading of so many times the mean says that the thread was preempted, or waited.
-// It is clipped, not thrown away: if the cost did rise so far, a few readings get there.
+constexpr uint64_t kLeastWeightFrom = 17;  // readings
+// A reading of so many times the mean says that the thread was preempted, or waited. From
+// the third on it is clipped, not thrown away: if the cost did rise so far, each reading
+// brings the mean nearer.
 constexpr double kMostTimesMean = 8;
 
 // What a device moves, for calls that were not read yet: rough, because the mean takes
@@ -21,7 +22,7 @@ constexpr double kDeviceBytesPerNs = 1000;  // high-bandwidth memory, a fraction
 
 constexpr size_t kFirstSlots = 1024;
 
-int64_t whole(double ns) { return std::max<int64_t>(std::llround(ns), 1); }
+int64_t whole(double ns) { return ns < 1 ? 1 : static_cast<int64_t>(ns + 0.5); }
 
 }  // namespace
 
@@ -44,7 +45,9 @@ void CostTable::average(Entry& entry, double reading_ns) {
     // often too small, so the smaller of the first two starts the mean, as one reading.
     entry.mean_ns = std::min(entry.mean_ns, reading_ns);
   } else {
-    const double weight = std::max(1.0 / static_cast<double>(entry.readings - 1), kLeastWeight);
+    const double weight = entry.readings >= kLeastWeightFrom
+                              ? kLeastWeight
+                              : 1.0 / static_cast<double>(entry.readings - 1);
     const double clipped = std::min(reading_ns, kMostTimesMean * entry.mean_ns);
     entry.mean_ns += weight * (clipped - entry.mean_ns);
   }

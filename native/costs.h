@@ -60,7 +60,9 @@ class CostTable {
   };
 
   // What a call is expected to cost: the mean, or before the first reading the time in
-  // which a device of this type moves the bytes of its inputs and outputs.
+  // which a device of this type moves the bytes of its inputs and outputs. (For those who
+  // ask before an op has run, or whose readings come later; on the CPU each op is read
+  // when it ends.)
   int64_t estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const;
   // One more reading of a call; returns the cost to reckon with, at least 1.
   int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);

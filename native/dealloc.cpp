@@ -17,6 +17,7 @@
 // Overwritten versions are not banished. They did not die, their buffer went to the next
 // version, so nothing would be gained, and the next version could not be evicted: every
 // activation of a job with in-place functions would stay. They go as under eager.
+#include <algorithm>
 #include <vector>
 
 #include "engine.h"
@@ -54,32 +55,27 @@ bool Engine::keeps_memory_of_dead(Storage* storage, Deferred& deferred) {
 void Engine::mark_for_banishing(Storage* storage, Deferred& deferred) {
   if (!storage->to_banish) ++to_banish_;
   storage->to_banish = true;
-  reconsider(storage, deferred);
+  queue_for_banishing(storage, deferred);
 }
 
 // Has the storage tried again once the call is done. (Not here: the callers walk the edges
 // that banishing cuts.)
-void Engine::reconsider(Storage* storage, Deferred& deferred) {
-  if (!storage->to_banish) return;
+void Engine::queue_for_banishing(Storage* storage, Deferred& deferred) {
   deferred.banish_queued();
-  if (storage->queued >= 0) return;
-  storage->queued = static_cast<int64_t>(banish_queue_.size());
+  if (storage->queued) return;
+  storage->queued = true;
   banish_queue_.push_back(storage);
-}
-
-void Engine::reconsider_inputs(const Op* op, Deferred& deferred) {
-  if (to_banish_ == 0) return;
-  for (const Edge& edge : op->edges)
-    if (edge.input) reconsider(edge.input, deferred);
 }
 
 // The record goes: nobody tries it again.
 void Engine::forget_banishing(Storage* storage) {
-  if (!storage->to_banish) return;
   storage->to_banish = false;
   --to_banish_;
-  if (storage->queued >= 0) banish_queue_[static_cast<size_t>(storage->queued)] = nullptr;
-  storage->queued = -1;
+  if (!storage->queued) return;
+  storage->queued = false;
+  // What is removed was queued just before, mostly: it stands near the end.
+  const auto at = std::find(banish_queue_.rbegin(), banish_queue_.rend(), storage);
+  if (at != banish_queue_.rend()) *at = nullptr;
 }
 
 // Called by a Deferred, after the mutex was released.
@@ -90,7 +86,7 @@ void Engine::banish_queued(Deferred& deferred) {
     Storage* storage = banish_queue_.back();
     banish_queue_.pop_back();
     if (!storage) continue;
-    storage->queued = -1;
+    storage->queued = false;
     banish(storage, deferred);
   }
 }

@@ -346,7 +346,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     }
     storage->state = State::freed;
     storage->address = nullptr;
-    forget_banishing(storage);
+    if (storage->to_banish) forget_banishing(storage);
     update_candidate(storage);
     if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
     if (storage->handle)

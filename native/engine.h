@@ -259,8 +259,15 @@ class Engine {
   void keep_constant(Storage* storage);
   bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
   void mark_for_banishing(Storage* storage, Deferred& deferred);
-  void reconsider(Storage* storage, Deferred& deferred);
-  void reconsider_inputs(const Op* op, Deferred& deferred);
+  void queue_for_banishing(Storage* storage, Deferred& deferred);
+  void reconsider(Storage* storage, Deferred& deferred) {
+    if (storage->to_banish) queue_for_banishing(storage, deferred);
+  }
+  void reconsider_inputs(const Op* op, Deferred& deferred) {
+    if (to_banish_ == 0) return;
+    for (const Edge& edge : op->edges)
+      if (edge.input) reconsider(edge.input, deferred);
+  }
   void forget_banishing(Storage* storage);
   void banish_queued(Deferred& deferred);
   const Storage* keeps_from_banishing(const Storage* storage) const;

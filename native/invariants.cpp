@@ -93,7 +93,7 @@ void Engine::check_invariants() {
     if (storage->to_banish) {
       ++to_banish;
       require(!storage->live, "R9: a live storage is to be banished", storage->id);
-      require(storage->queued >= 0 || keeps_from_banishing(storage),
+      require(storage->queued || keeps_from_banishing(storage),
               "R9: nothing keeps it from being banished", storage->id);
     }
     require(storage->live || storage->pins == 0, "R5: pinned, and dead", storage->id);

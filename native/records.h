@@ -63,7 +63,6 @@ struct Storage {
   uint64_t checksum = 0;   // of the content, if external
   int64_t candidate = -1;  // index in the list of candidates (R6), or -1
   int64_t kept = -1;       // index in the list of kept constants, or -1
-  int64_t queued = -1;     // index in the queue of those to try to banish, or -1
   uint64_t mark = 0;       // visited in the walk of that number
   uint32_t locks = 0;
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
@@ -78,6 +77,7 @@ struct Storage {
   bool external = false;           // others hold the pointer: the content may change unseen
   bool lost = false;               // evicted, and nothing can bring it back
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
+  bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it

@@ -53,6 +53,7 @@ class EngineOptions(ctypes.Structure):
         ("heuristic", ctypes.c_char_p),
         ("min_evict_bytes", ctypes.c_uint64),
         ("history_ops", ctypes.c_uint64),
+        ("dealloc", ctypes.c_char_p),
     ]
 
 
@@ -69,7 +70,7 @@ def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]
     pool, engine = ctypes.c_void_p(), ctypes.c_void_p()
     options = PoolOptions(b"cuda", 0, BUDGET, 0, 0, 0)
     check(core.dtr_pool_create(ctypes.byref(options), ctypes.byref(pool)))
-    wishes = EngineOptions(b"dtr-eqclass", 0, 1000)
+    wishes = EngineOptions(b"dtr-eqclass", 0, 1000, b"eager")
     check(core.dtr_engine_create(ctypes.byref(wishes), ctypes.byref(engine)))
     check(core.dtr_engine_add_pool(engine, CUDA, 0, pool))
     return core, engine

@@ -1291,8 +1291,9 @@ class TestReset:
 
 
 class TestThreads:
-    def test_frames_of_several_threads_work_in_parallel(self, make_toy):
-        toy = make_toy(pages=40)
+    @pytest.mark.parametrize("dealloc", DEALLOCS)
+    def test_frames_of_several_threads_work_in_parallel(self, make_toy, dealloc):
+        toy = make_toy(pages=40, dealloc=dealloc)
         shared = toy.unseen(WORDS)
         errors = []
 
