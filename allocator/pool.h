@@ -76,6 +76,12 @@ struct BlockInfo {
   bool is_small;
 };
 
+// Free address space directly before and behind a block.
+struct FreeAround {
+  uint64_t before = 0;
+  uint64_t behind = 0;
+};
+
 class Pool {
  public:
   // Frees something and returns 1, or returns 0. Called with no lock held.
@@ -97,8 +103,10 @@ class Pool {
   bool contains(uint64_t address) const {
     return address - reservation_.base() < reservation_.size();
   }
-  uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
-  uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
+  uint64_t block_bytes(uint64_t address);    // 0 if no block in use starts there
+  uint64_t block_start(uint64_t address);    // 0 if no block in use contains it
+  FreeAround free_around(uint64_t address);  // 0 and 0 for an object of a slab
+  uint64_t unused_bytes();                   // of the budget
   PoolStats stats();
   // Around fork: in the child nobody else could let go of the lock.
   void hold() { mutex_.lock(); }
