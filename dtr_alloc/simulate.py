@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from multiprocessing import get_context
 from typing import Any
@@ -38,6 +38,7 @@ from dtr_alloc import config, heuristics
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import Heuristic
 from dtr_alloc.oplog import Program
+from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap")
@@ -151,7 +152,7 @@ def replay(
     space: str = "bytes",
     max_recompute: int | None = None,
     outputs: bool = True,
-    min_evict_bytes: int = config.Config.min_evict,
+    min_evict_bytes: int = config.Config.min_evict.size_bytes,
     history_ops: int = config.Config.history,
     decisions: bool = False,
 ) -> Run:
@@ -182,14 +183,7 @@ def replay(
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
-    options.heuristic = {
-        "select": heuristics.SELECTIONS.index(parts.select),
-        "cost": heuristics.COSTS.index(parts.cost),
-        "size": heuristics.SIZES.index(parts.size),
-        "staleness_exponent": parts.staleness,
-        "recompute_factor": parts.recompute_factor,
-        "seed": seed,
-    }
+    options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
     options.dealloc = DEALLOCS.index(dealloc)
     options.newest_staleness = rule.newest(semantics, dealloc)
     options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
@@ -206,6 +200,9 @@ def replay(
         runtime.outputs = outputs
         runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
+        scorer = None if parts.score is None else Scorer(parts)
+        if scorer is not None:
+            runtime.score = scorer.pointer
         workspace, at = ffi.NULL, ffi.NULL
         if program.workspace:
             workspace = ffi.from_buffer("int64_t[]", program.workspace)
@@ -262,10 +259,6 @@ def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
     parsed = heuristics.parse(value)
     if semantics == "simrd" and parsed.select == "callback":
         raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
-    if semantics == "simrd" and parsed.size == "size+free":
-        raise ValueError(
-            f"{parsed.name!r} asks for the free bytes beside a storage; simrd has no addresses"
-        )
     return Rule(parsed.name, parsed)
 
 
@@ -287,11 +280,8 @@ def split_heuristics(text: str) -> list[str]:
 
 
 def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
-    """simrd has no addresses, so no free bytes beside a storage; and no components of what may be
-    banished."""
-    if semantics != "simrd":
-        return True
-    return preset.size != "size+free" and not (preset.cost == "component" and "banish" in deallocs)
+    """simrd has no components of what may be banished."""
+    return not (semantics == "simrd" and preset.cost == "component" and "banish" in deallocs)
 
 
 def parse_heuristics(

@@ -107,7 +107,9 @@ struct World {
     raise(dtr_pool_create(&memory, &pool));
     try {
       dtr_engine_options settings{};
-      settings.heuristic = "dtr-eqclass";
+      settings.heuristic = options.replay.heuristic;
+      settings.score = options.score;
+      settings.score_context = options.score_context;
       settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
       settings.dealloc = dealloc_name(options.replay.dealloc);
@@ -534,6 +536,8 @@ class RuntimeReplay final : private Watcher {
     result.end_bytes = pool.allocated_bytes;
     result.search_ns = engine.search_ns;
     result.banished = engine.banished;
+    result.evaluations = engine.evaluations;
+    result.accesses = engine.storage_accesses;
   }
 
   static constexpr uint64_t kUnknown = UINT64_MAX;

@@ -12,7 +12,7 @@ from dtr_alloc import heuristics, oplog, simulate
 from dtr_alloc.core import ffi, lib
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
-PRESETS = [name for name, preset in heuristics.PRESETS.items() if preset.size != "size+free"]
+PRESETS = list(heuristics.PRESETS)
 
 
 def replay(program, heuristic="dtr-eqclass", budget=None, **options):

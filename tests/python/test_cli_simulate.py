@@ -141,7 +141,6 @@ def test_help_has_every_option():
         (["--heuristic", "best"], "--heuristic: unknown heuristic 'best'; allowed: dtr-full"),
         (["--heuristic", "c=mine"], "--heuristic: c is 'mine'; allowed: none, local"),
         (["--heuristic", "DTR", "--semantics", "runtime"], "'DTR' is a name of simrd's"),
-        (["--heuristic", "megengine"], "simrd has no addresses"),
         (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore"),
         (["--dealloc", "banish"], "heuristic 'dtr-eqclass' with dealloc 'banish'"),
         (["--seed", "x"], "--seed: seed 'x'; allowed"),
