@@ -45,6 +45,12 @@ struct BlockInfo {
   bool is_small;
 };
 
+// Free address space directly before and behind a block.
+struct FreeAround {
+  uint64_t before = 0;
+  uint64_t behind = 0;
+};
+
 class AnyPool {
  public:
   // Frees something and returns 1, or returns 0. Called with no lock held.
@@ -70,6 +76,9 @@ class AnyPool {
   bool contains(uint64_t address) const { return address - first_ < span_; }
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
+  // 0 and 0 for an object of a slab, and where nothing has a place.
+  virtual FreeAround free_around(uint64_t address) = 0;
+  virtual uint64_t unused_bytes() = 0;  // of the budget
   virtual PoolStats stats() = 0;
   virtual void reset_peak() = 0;
   virtual std::vector<BlockInfo> snapshot() = 0;

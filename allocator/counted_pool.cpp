@@ -128,6 +128,17 @@ uint64_t CountedPool::block_start(uint64_t address) {
   return block_bytes(address) == 0 ? 0 : address;
 }
 
+FreeAround CountedPool::free_around(uint64_t address) {
+  Lock lock(mutex_);
+  in_use_at(address, "free_around");
+  return {};
+}
+
+uint64_t CountedPool::unused_bytes() {
+  Lock lock(mutex_);
+  return budget_ - counts_.allocated_bytes;
+}
+
 PoolStats CountedPool::stats() {
   Lock lock(mutex_);
   PoolStats stats = counts_;

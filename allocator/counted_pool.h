@@ -29,6 +29,8 @@ class CountedPool final : public AnyPool {
   uint64_t trim() override { return 0; }
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
+  FreeAround free_around(uint64_t address) override;
+  uint64_t unused_bytes() override;
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;

@@ -12,13 +12,21 @@
 #pragma once
 
 #include <cassert>
+#include <chrono>
+#include <cstdint>
 #include <mutex>
 
 namespace dtr {
 
 enum class LockRank : int { kNone = 0, kEngine = 1, kPool = 2, kDriverTable = 3 };
 
-// A mutex that asserts the order above in builds with assertions.
+// Nanoseconds that this thread has waited for locks that others held.
+inline int64_t& waited_ns_of_thread() {
+  thread_local int64_t waited = 0;
+  return waited;
+}
+
+// A mutex that asserts the order above in builds with assertions, and counts what is waited.
 template <LockRank rank>
 class RankedMutex {
  public:
@@ -26,7 +34,12 @@ class RankedMutex {
 #ifndef NDEBUG
     assert(rank >= held() && "locks taken against the order of locks.h");
 #endif
-    mutex_.lock();
+    if (!mutex_.try_lock()) {
+      const auto begin = std::chrono::steady_clock::now();
+      mutex_.lock();
+      waited_ns_of_thread() +=
+          std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+    }
 #ifndef NDEBUG
     below_ = held();
     held() = rank;

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dtr_alloc.config import ConfigError as ConfigError
     from dtr_alloc.core import DriverError as DriverError
     from dtr_alloc.core import StateError as StateError
+    from dtr_alloc.heuristics import register_heuristic as register_heuristic
     from dtr_alloc.runtime import check_invariants as check_invariants
     from dtr_alloc.runtime import disable as disable
     from dtr_alloc.runtime import enable as enable
@@ -32,6 +33,7 @@ _HOMES = {
     "ConfigError": "config",
     "DriverError": "core",
     "StateError": "core",
+    "register_heuristic": "heuristics",
     **dict.fromkeys(
         (
             *("check_invariants", "disable", "enable", "evict", "is_enabled", "is_resident"),

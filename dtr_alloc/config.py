@@ -22,11 +22,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dtr_alloc import heuristics
+from dtr_alloc.heuristics import Heuristic
+
 UNLIMITED_BYTES = 2**64 - 1
 """What the C header calls "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
-HEURISTICS = ("dtr-eqclass",)
+SAMPLINGS = ("off", "sqrt")
+"""By their numbers in the C header (DTR_SAMPLING_...)."""
 DEALLOCS = ("eager", "banish", "ignore")
 
 PREFIX = "DTR_ALLOC_"
@@ -57,6 +61,7 @@ _STEPS = re.compile(r"(?P<first>[0-9]*)(?P<dots>\.\.)?(?P<last>[0-9]*)", re.ASCI
 
 SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
 BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
+MIN_EVICT_FORMS = f"{SIZE_FORMS}, or a share of the candidates' mean size (0% to 100%)"
 SWITCH_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -175,6 +180,37 @@ class Budget:
         return "unlimited" if self.size_bytes is None else str(self.size_bytes)
 
 
+@dataclass(frozen=True)
+class Smallest:
+    """The least size that is evicted: bytes, or a share of the candidates' mean size.
+
+    Attributes:
+        size_bytes: the bytes; 0 with a share.
+        share: from 0 to 1. Exact, as in Budget.
+    """
+
+    size_bytes: int = 0
+    share: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or (self.share and self.size_bytes):
+            raise ValueError(f"not a least size: {self.size_bytes} bytes, share {self.share}")
+
+    @classmethod
+    def parse(cls, value: object) -> Smallest:
+        """From bytes, text or another one. Raises ValueError, as parse_size does."""
+        if isinstance(value, Smallest):
+            return value
+        if isinstance(value, str):
+            match = _NUMBER.fullmatch(value.strip())
+            if match is not None and match["unit"] == "%":
+                return cls(share=Fraction(match["number"]) / 100)
+        return cls(size_bytes=parse_size(value))
+
+    def __str__(self) -> str:
+        return f"{_decimal(self.share * 100)}%" if self.share else str(self.size_bytes)
+
+
 def _decimal(number: Fraction) -> str:
     """A decimal fraction written out exactly; rounded to 18 places if it is not one."""
     if number.denominator == 1:
@@ -225,8 +261,8 @@ class Config:
     device: str = "auto"
     """Whose memory is budgeted: ``cuda``, ``cpu``, or ``auto`` (CUDA if there is a device)."""
 
-    heuristic: str = "dtr-eqclass"
-    """How the engine chooses what to evict; one of HEURISTICS."""
+    heuristic: Heuristic = heuristics.PRESETS["dtr-eqclass"]
+    """How the engine chooses what to evict; see dtr_alloc.heuristics."""
 
     dealloc: str = "eager"
     """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
@@ -234,8 +270,13 @@ class Config:
     for good as soon as nothing evicted depends on it, and never evicts what was computed from it
     any more. One of DEALLOCS."""
 
-    min_evict: int = 0
-    """Bytes. Storages smaller than this are never chosen for eviction."""
+    min_evict: Smallest = Smallest()
+    """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what
+    can be evicted) is what the DTR paper's prototype does."""
+
+    sampling: str = "off"
+    """``sqrt``: the search looks at a random sample of sqrt(n) of n candidates, as the DTR
+    paper's prototype does; ``off``: at all of them."""
 
     history: int = 262144
     """The most operator records that are kept before the oldest settle: what hangs on them is
@@ -296,12 +337,13 @@ def _report(value: object) -> bool | Path:
 
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
-    # The second part is a function because HEURISTICS and its like may grow.
+    # The second part is a function because what is allowed may grow.
     "budget": (Budget.parse, lambda: BUDGET_FORMS),
     "device": (lambda v: _choice(DEVICES)(v), lambda: ", ".join(DEVICES)),
-    "heuristic": (lambda v: _choice(HEURISTICS)(v), lambda: ", ".join(HEURISTICS)),
+    "heuristic": (heuristics.parse, heuristics.allowed),
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
-    "min_evict": (parse_size, lambda: SIZE_FORMS),
+    "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
+    "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
     "history": (_history, lambda: "a whole number of records, at least 1"),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),

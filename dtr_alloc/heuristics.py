@@ -80,6 +80,8 @@ class Heuristic:
     staleness: float = 0.0
     recompute_factor: float = 1.0
     select: str = "score"
+    seed: int = 0
+    """Of the random numbers, for ``select="random"`` and for sampling."""
     score: Callable[[Candidate], float] | None = None
     """For ``select="callback"``: gives a candidate's score. Slow: it is called for every candidate
     of every search."""
@@ -96,8 +98,24 @@ class Heuristic:
             raise ValueError(f"s is {self.staleness!r}; allowed: 0 to 1")
         if not (math.isfinite(self.recompute_factor) and self.recompute_factor >= 1):
             raise ValueError(f"r is {self.recompute_factor!r}; allowed: 1 and more")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed!r}; allowed: 0 to 2**64 - 1")
         if (self.select == "callback") != (self.score is not None):
             raise ValueError("a callable goes with select='callback', and only with it")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def numbers(self) -> tuple[int, int, int, float, float, int]:
+        """The fields of a dtr_heuristic, in the order of the C header."""
+        return (
+            SELECTIONS.index(self.select),
+            COSTS.index(self.cost),
+            SIZES.index(self.size),
+            float(self.staleness),
+            float(self.recompute_factor),
+            self.seed,
+        )
 
 
 PRESETS: Mapping[str, Heuristic] = MappingProxyType(
@@ -126,6 +144,11 @@ FORMS = (
 _registered: dict[str, Heuristic] = {}
 
 
+def allowed() -> str:
+    """What parse() accepts, for error messages: with the names registered by now."""
+    return "; ".join([FORMS, *([f"registered: {', '.join(_registered)}"] if _registered else [])])
+
+
 def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
     """Makes a Python callable available as the heuristic ``name``, for research: it is called for
     every candidate of every search, and what it returns is the score; the smallest is evicted.
@@ -142,6 +165,10 @@ def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
     return _registered[name]
 
 
+register_heuristic = register
+"""The name that the package gives it."""
+
+
 def parse(value: object) -> Heuristic:
     """The heuristic that a name or parts mean. Raises ValueError, naming what is wrong."""
     if isinstance(value, Heuristic):
@@ -153,15 +180,15 @@ def parse(value: object) -> Heuristic:
     if known is not None:
         return known
     if "=" not in text:
-        raise ValueError(f"unknown heuristic {text!r}; allowed: {FORMS}")
+        raise ValueError(f"unknown heuristic {text!r}; allowed: {allowed()}")
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, _, given = (piece.strip() for piece in part.partition("="))
         if key not in ("c", "m", "s", "r") or not given or key in parts:
-            raise ValueError(f"wrong part {part.strip()!r} in {text!r}; allowed: {FORMS}")
+            raise ValueError(f"wrong part {part.strip()!r} in {text!r}; allowed: {allowed()}")
         parts[key] = given
     try:
         staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))
     except ValueError:
-        raise ValueError(f"not a number in {text!r}; allowed: {FORMS}") from None
+        raise ValueError(f"not a number in {text!r}; allowed: {allowed()}") from None
     return Heuristic(text, parts.get("c", "none"), parts.get("m", "none"), staleness, factor)

@@ -205,7 +205,7 @@ class Recorder(TorchDispatchMode):
             result = func._op(*args, **kwargs) if kwargs else func._op(*args)
         except BaseException as error:
             lib.dtr_op_abort(frame, True)
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, RuntimeError):
                 self._runtime.explain(error)
             raise
         if type(result) is Tensor:
@@ -253,7 +253,7 @@ class Recorder(TorchDispatchMode):
             result = func._op(*args, **kwargs)
         except BaseException as error:
             lib.dtr_op_abort(frame, started)
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, RuntimeError):
                 self._runtime.explain(error)
             raise
         op_id = lib.dtr_op_end(frame, self._put_results(result), flags, MEASURED)

@@ -41,7 +41,7 @@ def job_facts(config: Config | None = None) -> dict[str, Any]:
         "argv": list(sys.orig_argv),
         "budget": None if config is None else str(config.budget),
         "device": None if config is None else config.device,
-        "heuristic": None if config is None else config.heuristic,
+        "heuristic": None if config is None else str(config.heuristic),
         "dtr_alloc": package_version("dtr-alloc"),
         "torch": None if torch is None else str(getattr(torch, "__version__", None)),
         "python": platform.python_version(),

@@ -24,6 +24,7 @@ from dtr_alloc import _autoload, costs, escapes, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
+    SAMPLINGS,
     UNLIMITED_BYTES,
     Budget,
     Config,
@@ -34,6 +35,7 @@ from dtr_alloc.config import (
 from dtr_alloc.core import DriverError, StateError, check, ffi, field_names, lib, record
 from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
 from dtr_alloc.replay import Replayer
+from dtr_alloc.scorer import Scorer
 
 if TYPE_CHECKING:
     from dtr_alloc.journal import Log
@@ -57,7 +59,8 @@ class Runtime:
         self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
         self.bridge = Bridge(device_type)
         self.pools = _create_pools(device_type)
-        self.engine = _create_engine(config)
+        self.scorer = scorer_of(config)
+        self.engine = _create_engine(config, self.scorer)
         for index, pool in enumerate(self.pools):
             place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
             check(lib.dtr_engine_add_pool(self.engine, *place, pool))
@@ -134,8 +137,20 @@ class Runtime:
         lib.dtr_engine_get_stats(self.engine, stats)
         return record(stats, field_names("dtr_engine_stats"))
 
-    def explain(self, error: torch.OutOfMemoryError) -> None:
-        """Adds to an error which operators' results fill the memory, largest first."""
+    def configure(self, config: Config) -> None:
+        """Takes other settings; the budget is set apart."""
+        scorer = scorer_of(config)
+        options, _kept = _engine_options(config, scorer)
+        check(lib.dtr_engine_configure(self.engine, options))
+        self.scorer, self.config = scorer, config
+
+    def explain(self, error: RuntimeError) -> None:
+        """Adds to an error of an operator what we know of its cause: out of memory, which
+        operators' results fill the memory, largest first; a heuristic, what it raised."""
+        if self.scorer is not None and (cause := self.scorer.take_failure()) is not None:
+            error.__cause__ = cause
+        if not isinstance(error, torch.OutOfMemoryError):
+            return
         capacity = 65536
         op_ids, sizes = ffi.new("int64_t[]", capacity), ffi.new("uint64_t[]", capacity)
         found = min(lib.dtr_engine_holders(self.engine, op_ids, sizes, capacity), capacity)
@@ -279,16 +294,24 @@ def _cuda_devices() -> int:
     return int(count[0])
 
 
-def _engine_options(config: Config) -> tuple[Any, Any]:
+def scorer_of(config: Config) -> Scorer | None:
+    """What calls the configured heuristic, if that is a Python callable."""
+    return None if config.heuristic.score is None else Scorer(config.heuristic)
+
+
+def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
-    heuristic = ffi.new("char[]", config.heuristic.encode())
     dealloc = ffi.new("char[]", config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
-    options.heuristic = heuristic
-    options.min_evict_bytes = config.min_evict
+    options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
+    options.min_evict_bytes = config.min_evict.size_bytes
+    options.min_evict_share = float(config.min_evict.share)
+    options.sampling = SAMPLINGS.index(config.sampling)
     options.history_ops = config.history
     options.dealloc = dealloc
-    return options, (heuristic, dealloc)
+    if scorer is not None:
+        options.score = scorer.pointer
+    return options, dealloc
 
 
 def _open_log(runtime: Runtime, config: Config) -> Log | None:
@@ -308,9 +331,9 @@ def _open_log(runtime: Runtime, config: Config) -> Log | None:
         raise ConfigError("log", str(path), error.reason) from None
 
 
-def _create_engine(config: Config) -> Any:
-    options, _kept = _engine_options(config)
+def _create_engine(config: Config, scorer: Scorer | None) -> Any:
     engine = ffi.new("dtr_engine **")
+    options, _kept = _engine_options(config, scorer)
     check(lib.dtr_engine_create(options, engine))
     return engine[0]
 
@@ -357,7 +380,7 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
-            min_evict, history, costs, stats, report, log, log_steps.
+            min_evict, sampling, history, costs, log, log_steps, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -401,9 +424,7 @@ def _enable(config: Config) -> None:
             _runtime = Runtime(config, device_type)
             atexit.register(_write_costs_at_exit)
         else:
-            options, _kept = _engine_options(config)
-            check(lib.dtr_engine_configure(_runtime.engine, options))
-            _runtime.config = config
+            _runtime.configure(config)
         _runtime.set_budget(config.budget)
         _runtime.reset_peak()
         _runtime.use_costs(file)
@@ -471,7 +492,8 @@ def set_budget(budget: object) -> None:
 def stats() -> dict[str, Any]:
     """Counters since the runtime was created (peaks: since reset_peak_stats), in bytes and seconds.
 
-    ``budget_bytes`` is 2**64 - 1 if unlimited. Works after disable() too; raises StateError if
+    ``budget_bytes`` is 2**64 - 1 if unlimited; ``bookkeeping_seconds`` count between calls of
+    time_bookkeeping(True) and (False). Works after disable() too; raises StateError if
     dtr_alloc was never enabled.
     """
     if _runtime is None:
@@ -481,10 +503,19 @@ def stats() -> dict[str, Any]:
     seconds = {
         "recompute_seconds": engine.pop("recompute_ns") / 1e9,
         "search_seconds": engine.pop("search_ns") / 1e9,
+        "bookkeeping_seconds": engine.pop("bookkeeping_ns") / 1e9,
     }
     records = engine["live_storages"] + engine["live_ops"]
     counts = {"live_records": records, "closures": len(_runtime.closures)}
     return {**pool, **engine, **seconds, **counts}
+
+
+def time_bookkeeping(on: bool) -> None:
+    """Whether the engine times itself: two looks at the clock for each of its calls."""
+    runtime = _enabled()
+    options, _kept = _engine_options(runtime.config, runtime.scorer)
+    options.time_bookkeeping = on
+    check(lib.dtr_engine_configure(runtime.engine, options))
 
 
 def reset_peak_stats() -> None:

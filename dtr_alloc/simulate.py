@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from multiprocessing import get_context
 from typing import Any
@@ -38,6 +38,7 @@ from dtr_alloc import config, heuristics
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import Heuristic
 from dtr_alloc.oplog import Program
+from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap")
@@ -151,7 +152,7 @@ def replay(
     space: str = "bytes",
     max_recompute: int | None = None,
     outputs: bool = True,
-    min_evict_bytes: int = config.Config.min_evict,
+    min_evict_bytes: int = config.Config.min_evict.size_bytes,
     history_ops: int = config.Config.history,
     decisions: bool = False,
 ) -> Run:
@@ -182,14 +183,7 @@ def replay(
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
-    options.heuristic = {
-        "select": heuristics.SELECTIONS.index(parts.select),
-        "cost": heuristics.COSTS.index(parts.cost),
-        "size": heuristics.SIZES.index(parts.size),
-        "staleness_exponent": parts.staleness,
-        "recompute_factor": parts.recompute_factor,
-        "seed": seed,
-    }
+    options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
     options.dealloc = DEALLOCS.index(dealloc)
     options.newest_staleness = rule.newest(semantics, dealloc)
     options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
@@ -206,6 +200,9 @@ def replay(
         runtime.outputs = outputs
         runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
+        scorer = None if parts.score is None else Scorer(parts)
+        if scorer is not None:
+            runtime.score = scorer.pointer
         workspace, at = ffi.NULL, ffi.NULL
         if program.workspace:
             workspace = ffi.from_buffer("int64_t[]", program.workspace)
@@ -282,17 +279,23 @@ def split_heuristics(text: str) -> list[str]:
     return found
 
 
-def parse_heuristics(texts: Sequence[str], semantics: str) -> list[Rule]:
+def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
+    """simrd has no components of what may be banished."""
+    return not (semantics == "simrd" and preset.cost == "component" and "banish" in deallocs)
+
+
+def parse_heuristics(
+    texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
+) -> list[Rule]:
     """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
     rules: dict[str, Rule] = {}
     for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
         names = [text]
         if text == "all":
-            # simrd has no addresses, so no free bytes beside a storage.
             names = [
                 name
                 for name, preset in heuristics.PRESETS.items()
-                if semantics != "simrd" or preset.size != "size+free"
+                if _can_be_fed(preset, semantics, deallocs)
             ]
         for rule in (parse_heuristic(name, semantics) for name in names):
             rules.setdefault(rule.name, rule)

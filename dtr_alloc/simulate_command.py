@@ -42,10 +42,13 @@ def run(
         raise click.UsageError("--space heap needs --semantics runtime: simrd has no addresses")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
+    policies = ["ignore"] if no_releases else _each_once("--dealloc", deallocs, _deallocs)
     plan = simulate.Plan(
         limits=_each_once("--budget", budgets, simulate.parse_limits),
-        rules=_given("--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics)),
-        deallocs=["ignore"] if no_releases else _each_once("--dealloc", deallocs, _deallocs),
+        rules=_given(
+            "--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics, policies)
+        ),
+        deallocs=policies,
         seeds=_each_once("--seed", seeds, simulate.parse_seeds),
         semantics=semantics,
         space=space,
@@ -72,7 +75,8 @@ def run(
     shown = Console(stderr=json_path == "-")
     if not shown.is_terminal:
         shown = Console(stderr=json_path == "-", width=120)
-    for table in simulate_report.tables(rows):
+    for heading, table in simulate_report.tables(rows):
+        shown.print(heading, markup=False, highlight=False, soft_wrap=True)
         shown.print(table)
     if plot_path is not None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from rich.table import Table
 from dtr_alloc.config import format_size
 
 Row = dict[str, Any]
-Key = tuple[str, str, int | None]
 
 
 def _groups(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -27,19 +26,21 @@ def slowdown(row: Row) -> float:
     return row["total_compute"] / row["base_compute"] if row["base_compute"] else 1.0
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """One per log: every counter if there is one line of runs, else the slowdowns side by side."""
-    made = []
+def tables(rows: Sequence[Row]) -> Iterator[tuple[str, Table]]:
+    """One per log, with a heading: every counter if there is one line of runs, else the slowdowns
+    side by side."""
     for (log,), of_log in _groups(rows, "log").items():
         lines = _groups(of_log, "heuristic", "dealloc", "seed")
         first = of_log[0]
         space = f", {first['space']}" if first["semantics"] == "runtime" else ""
-        title = (
+        heading = (
             f"{log}: peak {format_size(first['base_peak_bytes'])}, "
             f"compute {first['base_compute']:,} ({first['semantics']}{space})"
         )
-        made.append(_in_detail(of_log, title) if len(lines) == 1 else _side_by_side(lines, title))
-    return made
+        if len(lines) == 1:
+            yield f"{heading}\n{_label(first)}", _in_detail(of_log)
+        else:
+            yield f"{heading}\nall compute, in terms of that:", _side_by_side(lines)
 
 
 def _label(row: Row) -> str:
@@ -55,8 +56,8 @@ def _outcome(row: Row) -> str:
     return f"{slowdown(row):.3f}x" if row["status"] == "ok" else row["status"]
 
 
-def _in_detail(rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=title, caption=_label(rows[0]))
+def _in_detail(rows: Sequence[Row]) -> Table:
+    table = Table()
     for column in ("ratio", "budget", "slowdown", "remats", "evictions", "at deaths", "banished"):
         table.add_column(column, justify="right")
     for column in ("peak", "chain", "seconds"):
@@ -72,8 +73,8 @@ def _in_detail(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def _side_by_side(lines: dict[tuple[Any, ...], list[Row]], title: str) -> Table:
-    table = Table(title=title, caption="compute, in terms of that without a budget")
+def _side_by_side(lines: dict[tuple[Any, ...], list[Row]]) -> Table:
+    table = Table()
     table.add_column("heuristic", no_wrap=True)
     for row in next(iter(lines.values())):
         table.add_column(_budget(row), justify="right")

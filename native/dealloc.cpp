@@ -111,12 +111,14 @@ void Engine::banish(Storage* storage, Deferred& deferred) {
     for (const Output& output : edge->op->outputs)
       if (output.storage) dependents.push_back(output.storage);
   ++stats_.banished;
+  const uint64_t id = storage->id;
   // A dead dependent may vanish with the others; the locks keep the list whole until then.
   ++storage->locks;
   for (Storage* dependent : dependents) ++dependent->locks;
   for (Storage* dependent : dependents) forget_parent(dependent, deferred);
   for (Storage* dependent : dependents) unlock(dependent, deferred);
   unlock(storage, deferred);
+  if (watcher_) watcher_->banished(id);
 }
 
 }  // namespace dtr

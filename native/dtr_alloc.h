@@ -129,6 +129,16 @@ uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 /* The start of the block in use that contains address, or NULL. O(log blocks). */
 void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
+/* The bytes of address space that are free directly before and behind the block in use
+ * that starts at address, whether memory is mapped there or not: what a block freed there
+ * would be merged with, once no stream waits. 0 and 0 for an object of a slab. O(1) but
+ * for runs of blocks freed on several streams. DTR_INVALID if no block starts there. */
+int32_t dtr_pool_free_around(dtr_pool* pool, const void* address, uint64_t* before_bytes,
+                             uint64_t* behind_bytes);
+
+/* The bytes of the budget that no block in use takes. */
+uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
+
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
 
@@ -179,18 +189,53 @@ typedef struct dtr_heuristic {
   int32_t cost;              /* DTR_COST_... */
   int32_t size;              /* DTR_SIZE_... */
   double staleness_exponent; /* a: 0 to 1 */
-  double recompute_factor;   /* r: 1 and more */
+  double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
   uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
 } dtr_heuristic;
 
+/* Among how many candidates the one of the least score is looked for. */
+enum {
+  DTR_SAMPLING_OFF = 0, /* all: the least score there is */
+  DTR_SAMPLING_SQRT = 1 /* a random sample of sqrt(n); all if none of it can be evicted */
+};
+
+/* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
+typedef struct dtr_candidate {
+  uint64_t id; /* of the storage; unique in the engine */
+  uint64_t size_bytes;
+  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_around */
+  int64_t staleness_ns;   /* since it was last used */
+  int64_t cost_ns;        /* of its own op */
+  int64_t ancestors_ns;   /* of its evicted ancestors: a part of e* */
+  int64_t descendants_ns; /* of its evicted descendants: the rest of e* */
+  int64_t component_ns;   /* of the evicted components next to it */
+  uint64_t recomputes;    /* how often it was recomputed */
+  int32_t live;           /* 1: the framework still refers to it */
+} dtr_candidate;
+
+/* Writes a score for each candidate: the smallest is evicted, infinity is allowed. Returns
+ * 0; anything else, or a NaN, makes the allocation that needs room fail with DTR_STATE and
+ * the message, of less than capacity bytes. Runs on the allocating thread with no lock of
+ * ours held, and may take the GIL; memory that it allocates itself must fit as it is. */
+typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, uint64_t count,
+                                double* scores, char* message, uint64_t capacity);
+
+/* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
+ * smallest. The score of a dead storage that is resident again (a ghost) counts a hundredth,
+ * whatever the heuristic. Only what the heuristic needs is kept up to date. */
 typedef struct dtr_engine_options {
-  const char* heuristic;    /* "dtr-eqclass" */
+  dtr_heuristic heuristic;
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
+  double min_evict_share;   /* nor those below this share of the candidates' mean size; 0 to 1 */
+  int32_t sampling;         /* DTR_SAMPLING_... */
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
   /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
    * evicts it at once, "ignore" leaves it until it is chosen, "banish" removes it for good
    * once no dependent is evicted, and makes constants of these (native/dealloc.cpp). */
   const char* dealloc;
+  dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
+  void* score_context;      /* its first argument */
+  int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -198,7 +243,7 @@ typedef struct dtr_engine_stats {
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
   uint64_t recompute_ns;
-  uint64_t search_ns; /* choosing what to evict */
+  uint64_t search_ns; /* choosing what to evict, without evicting it */
   uint64_t searches;
   uint64_t live_storages; /* records */
   uint64_t live_ops;
@@ -211,6 +256,12 @@ typedef struct dtr_engine_stats {
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
+  uint64_t evaluations;         /* exact scores computed, random draws included */
+  uint64_t storage_accesses;    /* one per evaluation, and one per storage (or node of a
+                                   component) visited to gather or maintain what scores
+                                   need (DTR paper, appendix D.3) */
+  uint64_t bookkeeping_ns;      /* inside the engine, if time_bookkeeping: dtr_op_begin to
+                                   dtr_op_end, dtr_remat_..., room, deaths; not waiting for locks */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -529,6 +580,8 @@ typedef struct dtr_runtime_options {
   int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
   uint64_t min_evict_bytes;  /* as in dtr_engine_options */
   uint64_t history_ops;      /* likewise */
+  dtr_score_fn score;        /* likewise */
+  void* score_context;
 } dtr_runtime_options;
 
 /* Replays a program on the engine above, with costs and sizes of the program and no contents

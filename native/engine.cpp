@@ -21,6 +21,29 @@ int64_t& room_ns_of_thread() {
   return spent;
 }
 
+namespace {
+
+bool& is_keeping_books() {
+  thread_local bool is = false;
+  return is;
+}
+
+}  // namespace
+
+Bookkeeping::Bookkeeping(Engine& engine) {
+  if (!engine.times_bookkeeping_.load(std::memory_order_relaxed) || is_keeping_books()) return;
+  is_keeping_books() = true;
+  engine_ = &engine;
+  waited_ns_ = waited_ns_of_thread();
+  begin_ns_ = now_ns();
+}
+
+Bookkeeping::~Bookkeeping() {
+  if (!engine_) return;
+  engine_->bookkeeping_ns_ += now_ns() - begin_ns_ - (waited_ns_of_thread() - waited_ns_);
+  is_keeping_books() = false;
+}
+
 Deferred::~Deferred() {
   if (banish_) engine_.banish_queued(*this);
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
@@ -39,15 +62,20 @@ void* core_allocate(void* engine, uint8_t device_type, int8_t device_index, uint
                                                 status, message);
 }
 
-void core_freed(void* engine, void* address) { static_cast<Engine*>(engine)->freed(address); }
+void core_freed(void* engine, void* address) {
+  const Bookkeeping time(*static_cast<Engine*>(engine));
+  static_cast<Engine*>(engine)->freed(address);
+}
 
 void core_evicted_died(void* engine, void* context) {
+  const Bookkeeping time(*static_cast<Engine*>(engine));
   static_cast<Engine*>(engine)->evicted_died(static_cast<Storage*>(context));
 }
 
 }  // namespace
 
-Engine::Engine(const dtr_engine_options& options) : options_(options) {
+Engine::Engine(const dtr_engine_options& options)
+    : options_(options), needs_(Needs::of(options.heuristic)), random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
   core_ = {DTR_BRIDGE_ABI_VERSION,
            this,
@@ -83,8 +111,15 @@ Engine::~Engine() {
 
 void Engine::configure(const dtr_engine_options& options) {
   std::lock_guard<EngineMutex> lock(mutex_);
+  const bool reseed = options.heuristic.select != options_.heuristic.select ||
+                      options.heuristic.seed != options_.heuristic.seed;
   options_ = options;
   dealloc_from_name(options.dealloc, &dealloc_);
+  times_bookkeeping_ = options.time_bookkeeping != 0;
+  needs_ = Needs::of(options.heuristic);
+  if (reseed) random_ = Random(options.heuristic.seed);
+  rebuild_neighborhoods();
+  reset_all_bounds();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -101,15 +136,24 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   if (pool_of(device_type, device_index))
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
-  auto* device = new Device{device_type, device_index, pool, this};
+  auto* device = new Device{device_type, device_index, pool, this, {}, 0};
   devices_.push_back(device);
+  reset_all_bounds();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t, uint64_t) -> int32_t {
         auto* of = static_cast<Device*>(context);
-        return of->engine->make_room(of->pool);
+        const Bookkeeping time(*of->engine);
+        return of->engine->make_room(*of);
       },
       device);
+}
+
+Engine::Device& Engine::device_of(const Storage* storage) const {
+  for (Device* device : devices_)
+    if (device->type == storage->device_type && device->index == storage->device_index)
+      return *device;
+  throw StateError("storage " + std::to_string(storage->id) + " is on a device without a pool");
 }
 
 dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
@@ -202,6 +246,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   storage->pins = 0;  // nobody is left to take them back
   storage->handle = nullptr;
   storage->live = false;
+  if (storage->candidate >= 0) reweigh(storage);
 }
 
 void Engine::link(Edge& edge, Op* op, Storage* input) {
@@ -226,42 +271,28 @@ void Engine::update_candidate(Storage* storage) {
   const bool wanted =
       storage->state == State::resident && storage->parent && storage->managed;  // R6
   if (wanted && storage->candidate < 0) {
-    storage->candidate = static_cast<int64_t>(candidates_.size());
-    candidates_.push_back(storage);
+    Device& device = device_of(storage);
+    device.candidates.add(storage);
+    storage->ancestors_known = storage->descendants_known = false;
+    reset_bounds(device, storage);
   } else if (!wanted && storage->candidate >= 0) {
-    Storage* last = candidates_.back();
-    candidates_[storage->candidate] = last;
-    last->candidate = storage->candidate;
-    candidates_.pop_back();
-    storage->candidate = -1;
+    device_of(storage).candidates.remove(storage);
   }
 }
 
-// The content is gone: from here on the storage is part of an evicted component.
+// The content is gone: from here on the storage counts for the costs of its neighbors.
 void Engine::become_evicted(Storage* storage) {
   if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
   storage->address = nullptr;
   storage->state = State::evicted;
   update_candidate(storage);
   if (storage->lost) return;
-  storage->component = components_.create(cost_of(storage));
-  if (!is_source(storage))
-    for_evicted_neighbors(storage, [&](Storage* neighbor) {
-      if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
-    });
   ++stats_.evicted_storages;
-}
-
-// The set gives back the cost that the storage brought: while it still has its parent.
-void Engine::leave_component(Storage* storage) {
-  if (!storage->component) return;
-  components_.leave(storage->component, cost_of(storage));
-  storage->component = nullptr;
-  --stats_.evicted_storages;
+  join_neighborhoods(storage);
 }
 
 void Engine::become_resident(Storage* storage, void* address) {
-  leave_component(storage);
+  leave_neighborhoods(storage);
   storage->address = address;
   storage->state = State::resident;
   storage->last_access_ns = clock_ns_;
@@ -272,7 +303,7 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
-  leave_component(storage);
+  leave_neighborhoods(storage);
   storage->parent = nullptr;
   for (Output& output : op->outputs)
     if (output.storage == storage) {
@@ -365,6 +396,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
 
 void Engine::unlock(Storage* storage, Deferred& deferred) {
   if (--storage->locks > 0) return;
+  unpark(storage);
   reconsider(storage, deferred);
   if (storage->parent) reconsider_inputs(storage->parent, deferred);
   maybe_remove(storage, deferred);
@@ -474,6 +506,8 @@ void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
   out->clock_ns = static_cast<uint64_t>(clock_ns_);
+  out->storage_accesses += components_.visited();
+  out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_ns_.load());
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
@@ -529,12 +563,15 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 
 uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const uint64_t count = std::min<uint64_t>(capacity, candidates_.size());
-  for (uint64_t i = 0; i < count; ++i) {
-    op_ids[i] = static_cast<int64_t>(candidates_[i]->parent->id);
-    size_bytes[i] = candidates_[i]->size_bytes;
-  }
-  return candidates_.size();
+  uint64_t count = 0;
+  for (const Device* device : devices_)
+    for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
+      if (count >= capacity) continue;
+      const Storage* storage = device->candidates.at(i);
+      op_ids[count] = static_cast<int64_t>(storage->parent->id);
+      size_bytes[count] = storage->size_bytes;
+    }
+  return count;
 }
 
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {

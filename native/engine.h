@@ -1,5 +1,5 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R9 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R10 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
@@ -15,17 +15,20 @@
 // failed cost nothing.
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), settle.cpp (before
-// content is lost for good), dealloc.cpp (after a storage died), remat.cpp (bringing
-// content back), journal.cpp (op logs), invariants.cpp.
+// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), neighborhood.cpp
+// (what the costs of candidates are made of), settle.cpp (before content is lost for
+// good), dealloc.cpp (after a storage died), remat.cpp (bringing content back),
+// journal.cpp (op logs), invariants.cpp.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "bridge_table.h"
+#include "candidates.h"
 #include "component.h"
 #include "costs.h"
 #include "dealloc.h"
@@ -61,6 +64,21 @@ class ShortList {
   T few_[kFew];
   size_t count_ = 0;
   std::vector<T> more_;
+};
+
+// Times what a thread does inside the engine, from the outermost call to its end, less
+// what it waits for locks. Where it is off, it looks at one flag.
+class Bookkeeping {
+ public:
+  explicit Bookkeeping(Engine& engine);
+  Bookkeeping(const Bookkeeping&) = delete;
+  Bookkeeping& operator=(const Bookkeeping&) = delete;
+  ~Bookkeeping();
+
+ private:
+  Engine* engine_ = nullptr;  // null: off, or inside another one
+  int64_t begin_ns_ = 0;
+  int64_t waited_ns_ = 0;
 };
 
 // What must happen after the engine mutex is released.
@@ -144,6 +162,8 @@ class Watcher {
   virtual void evicted(uint64_t storage_id) = 0;
   // Its memory goes back because nothing refers to it any more.
   virtual void died(uint64_t storage_id) = 0;
+  // Removed for good although others were computed from it (dealloc.cpp).
+  virtual void banished(uint64_t storage_id) = 0;
 };
 
 class Engine {
@@ -192,7 +212,10 @@ class Engine {
   void remat_abort(Frame& frame);
 
   // ---- room.cpp ----
-  int32_t make_room(dtr_pool* pool);
+  struct Device;
+  // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
+  // heuristic fails: through the pool's allocate, which asked with no lock held.
+  int32_t make_room(Device& device);
 
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
@@ -213,6 +236,7 @@ class Engine {
   void check_invariants();
 
  private:
+  friend class Bookkeeping;
   friend class Deferred;
 
   // engine.cpp, all under the mutex
@@ -229,14 +253,16 @@ class Engine {
   void lose_handle(Storage* storage, Deferred& deferred);
   void become_evicted(Storage* storage);
   void become_resident(Storage* storage, void* address);
-  void leave_component(Storage* storage);
+  void leave_neighborhoods(Storage* storage);
   void update_candidate(Storage* storage);
   void unlock(Storage* storage, Deferred& deferred);
+  // Of a storage whose memory is ours.
+  Device& device_of(const Storage* storage) const;
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
-  static double cost_of(const Storage* storage) {
-    return storage->parent ? static_cast<double>(storage->parent->cost_ns) : 0;
+  static int64_t cost_of(const Storage* storage) {
+    return storage->parent ? storage->parent->cost_ns : 0;
   }
   // Made from nothing (random data, a range). A source is a component of its own:
   // it is next to all that read it, and would join everything into one.
@@ -277,10 +303,49 @@ class Engine {
   bool history_outweighs(const Storage* storage);
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
+  // neighborhood.cpp
+  void join_neighborhoods(Storage* storage);
+  void neighborhood_changed(Storage* storage, bool grew);
+  int64_t ancestors_ns(Storage* storage);
+  int64_t descendants_ns(Storage* storage);
+  int64_t component_ns(Storage* storage);
+  void bounds_lowered(Storage* storage);
+  void rebuild_neighborhoods();
+
   // room.cpp
+  // What stays the same during a search.
+  struct Moment {
+    int64_t now_ns;
+    double free_bytes;  // the most that a block's neighbors can add to its size
+    double smallest_bytes;
+  };
   bool evict(Storage* storage, Deferred& deferred);
-  Storage* choose(const dtr_pool* pool, int64_t now_ns);
-  double score(const Storage* storage, int64_t now_ns);
+  Storage* choose(Device& device, const Moment& moment);
+  Storage* choose_by_callback(Device& device, const Moment& moment,
+                              std::unique_lock<EngineMutex>& lock);
+  Storage* choose_randomly(Device& device, const Moment& moment);
+  Storage* choose_in_sample(Device& device, const Moment& moment);
+  Moment moment_of(Device& device);
+  bool is_eligible(Storage* storage, const Moment& moment, Device& device);
+  double exact_cost_ns(Storage* storage);
+  double free_bytes(const Device& device, const Storage* storage, const Moment& moment) const;
+  bool is_free_to_go(const Storage* storage, const Moment& moment) const;
+  double exact_score(const Device& device, const Storage* storage, const Moment& moment,
+                     double cost_ns) const;
+  double evaluate(Device& device, Storage* storage, const Moment& moment);
+  double weight_of(const Storage* storage) const;
+  double floor_cost_ns(const Storage* storage) const;
+  void set_bounds(Device& device, Storage* storage, double numerator_ns);
+  void reweigh(Storage* storage);
+  void unpark(Storage* storage) {
+    if (storage->parked) reweigh(storage);
+  }
+  void reset_bounds(Device& device, Storage* storage);
+  void reset_all_bounds();
+
+  // invariants.cpp
+  void check_neighborhoods();
+  void check_search();
 
   // remat.cpp
   void push_wanted(Frame& frame, Storage* storage, bool forget);
@@ -302,20 +367,14 @@ class Engine {
   mutable EngineMutex mutex_;
   dtr_engine_options options_;
   Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
+  Needs needs_;
   const dtr_framework* framework_ = nullptr;
   dtr_core core_{};
   Watcher* watcher_ = nullptr;
-  struct Device {
-    uint8_t type;
-    int8_t index;
-    dtr_pool* pool;
-    Engine* engine;
-  };
   std::vector<Device*> devices_;
 
   PointerMap<Storage> by_handle_;
   PointerMap<Storage> by_address_;
-  std::vector<Storage*> candidates_;
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are
@@ -325,6 +384,9 @@ class Engine {
   Components components_;
   CostTable costs_;
   int64_t clock_ns_ = 1;
+  Random random_;
+  uint64_t visits_ = 0;
+  std::vector<Storage*> pending_;  // worklist of walks through neighborhoods
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;
@@ -333,12 +395,25 @@ class Engine {
   std::vector<Storage*> removal_;  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
+  uint64_t checks_ = 0;  // of the invariants
 
   Journal journal_;
   Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
 
+  std::atomic<bool> times_bookkeeping_{false};
+  std::atomic<int64_t> bookkeeping_ns_{0};
   // Counters of stats().
   dtr_engine_stats stats_{};
+};
+
+// The memory of one device, and what may be evicted from it.
+struct Engine::Device {
+  uint8_t type;
+  int8_t index;
+  dtr_pool* pool;
+  Engine* engine;
+  Candidates candidates;
+  double largest_parked_bytes = 0;  // of those parked because they are small
 };
 
 // Real time, for what is measured; the engine's own clock is clock_ns_.
@@ -350,10 +425,10 @@ template <typename F>
 void Engine::for_evicted_neighbors(const Storage* storage, F&& visit) {
   if (storage->parent)
     for (const Edge& edge : storage->parent->edges)
-      if (edge.input && edge.input->component) visit(edge.input);
+      if (edge.input && edge.input->counted) visit(edge.input);
   for (const Edge* edge = storage->children; edge; edge = edge->next)
     for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage->component && output.storage != storage)
+      if (output.storage && output.storage->counted && output.storage != storage)
         visit(output.storage);
 }
 

@@ -1,4 +1,5 @@
 // engine_api.cpp: the C functions of the engine; each translates arguments and errors.
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -11,25 +12,45 @@ dtr::Engine* engine_of(dtr_engine* engine) { return reinterpret_cast<dtr::Engine
 
 dtr::Frame& frame_of(dtr_frame* frame) { return *reinterpret_cast<dtr::Frame*>(frame); }
 
-// Runs body; its result, or -status with the message kept for dtr_last_error().
+// Runs body for a frame; its result, or -status with the message kept for dtr_last_error().
 template <typename Body>
-int64_t answer(Body&& body) {
+int64_t answer(dtr::Frame& frame, Body&& body) {
+  const dtr::Bookkeeping time(frame.engine);
   int64_t result = 0;
   const int32_t status = dtr::guard([&] { result = body(); });
   return status == DTR_OK ? result : -status;
 }
 
+[[noreturn]] void invalid(const char* field, const std::string& value, const char* allowed) {
+  throw dtr::InvalidArgument(std::string(field) + " is " + value + "; allowed: " + allowed);
+}
+
+void check(const char* field, int32_t value, int32_t last) {
+  if (value < 0 || value > last)
+    invalid(field, std::to_string(value), ("0 to " + std::to_string(last)).c_str());
+}
+
+void check(const char* field, double value, double least, double most, const char* allowed) {
+  if (!(value >= least && value <= most)) invalid(field, std::to_string(value), allowed);
+}
+
 void check(const dtr_engine_options& options) {
-  dtr::Heuristic heuristic;
-  if (!options.heuristic || !dtr::heuristic_from_name(options.heuristic, &heuristic))
-    throw dtr::InvalidArgument(std::string("heuristic is '") +
-                               (options.heuristic ? options.heuristic : "NULL") +
-                               "'; allowed: dtr-eqclass");
+  const dtr_heuristic& heuristic = options.heuristic;
+  constexpr double kMost = std::numeric_limits<double>::max();
+  check("heuristic.select", heuristic.select, DTR_SELECT_CALLBACK);
+  check("heuristic.cost", heuristic.cost, DTR_COST_COMPONENT);
+  check("heuristic.size", heuristic.size, DTR_SIZE_BYTES_AND_FREE);
+  check("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
+  check("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost, "1 and more, finite");
+  check("min_evict_share", options.min_evict_share, 0, 1, "0 to 1");
+  check("sampling", options.sampling, DTR_SAMPLING_SQRT);
+  check("time_bookkeeping", options.time_bookkeeping, 1);
+  if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
+    invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
+  if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
   dtr::Dealloc dealloc;
   if (!dtr::dealloc_from_name(options.dealloc, &dealloc))
-    throw dtr::InvalidArgument(std::string("dealloc is '") + options.dealloc +
-                               "'; allowed: eager, banish, ignore");
-  if (options.history_ops < 1) throw dtr::InvalidArgument("history_ops is 0; allowed: 1 and more");
+    invalid("dealloc", std::string("'") + options.dealloc + "'", "eager, banish, ignore");
 }
 
 }  // namespace
@@ -132,46 +153,50 @@ int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(
-      answer([&] { return of.engine.op_begin(of, tensors, flags, op_key); }));
+      answer(of, [&] { return of.engine.op_begin(of, tensors, flags, op_key); }));
 }
 
 int32_t dtr_op_prepare(dtr_frame* frame) {
   dtr::Frame& of = frame_of(frame);
-  return static_cast<int32_t>(answer([&] { return of.engine.op_prepare(of); }));
+  return static_cast<int32_t>(answer(of, [&] { return of.engine.op_prepare(of); }));
 }
 
 int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   dtr::Frame& of = frame_of(frame);
-  return answer([&] { return of.engine.op_end(of, results, flags, cost_ns); });
+  return answer(of, [&] { return of.engine.op_end(of, results, flags, cost_ns); });
 }
 
 void dtr_op_abort(dtr_frame* frame, int32_t started) {
+  const dtr::Bookkeeping time(frame_of(frame).engine);
   frame_of(frame).engine.op_abort(frame_of(frame), started != 0);
 }
 
 int64_t dtr_remat_next(dtr_frame* frame) {
   dtr::Frame& of = frame_of(frame);
-  return answer([&] { return of.engine.remat_next(of); });
+  return answer(of, [&] { return of.engine.remat_next(of); });
 }
 
 int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
   dtr::Frame& of = frame_of(frame);
-  return static_cast<int32_t>(answer([&] {
+  return static_cast<int32_t>(answer(of, [&] {
     of.engine.remat_commit(of, tensors, results);
     return 0;
   }));
 }
 
-void dtr_remat_abort(dtr_frame* frame) { frame_of(frame).engine.remat_abort(frame_of(frame)); }
+void dtr_remat_abort(dtr_frame* frame) {
+  const dtr::Bookkeeping time(frame_of(frame).engine);
+  frame_of(frame).engine.remat_abort(frame_of(frame));
+}
 
 int32_t dtr_remat_want(dtr_frame* frame, void* handle) {
   dtr::Frame& of = frame_of(frame);
-  return static_cast<int32_t>(answer([&] { return of.engine.remat_want(of, handle); }));
+  return static_cast<int32_t>(answer(of, [&] { return of.engine.remat_want(of, handle); }));
 }
 
 int32_t dtr_remat_want_any(dtr_frame* frame) {
   dtr::Frame& of = frame_of(frame);
-  return static_cast<int32_t>(answer([&] { return of.engine.remat_want_any(of); }));
+  return static_cast<int32_t>(answer(of, [&] { return of.engine.remat_want_any(of); }));
 }
 
 void dtr_journal_set(dtr_engine* engine, int32_t mode) { engine_of(engine)->journal_set(mode); }

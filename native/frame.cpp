@@ -180,8 +180,8 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   Op* op = ops_.get();
   op->id = next_op_id_++;
   op->cost_ns = cost_ns;
-  op->log_index = -1;
   op->signature = signature;
+  op->log_index = -1;
   op->edges.clear();
   op->tensors.clear();
   op->geometry.clear();

@@ -49,7 +49,7 @@ bool Engine::hand_unpin(void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->pins == 0) return false;
-  --storage->pins;
+  if (--storage->pins == 0) unpark(storage);
   return true;
 }
 

@@ -51,19 +51,19 @@ void Engine::check_invariants() {
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
   uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0;
-  std::unordered_map<const ComponentNode*, double> costs;
+  std::unordered_map<const ComponentNode*, int64_t> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
     require(storage->state != State::freed, "R3: a removed record is still referred to",
             storage->id);
     require(resident == (storage->address != nullptr), "R4: address and state disagree",
             storage->id);
-    require((storage->component != nullptr) == (!resident && !storage->lost),
-            "R4: component and state disagree", storage->id);
-    if (storage->component) {
-      ++evicted;
-      costs[components_.root(storage->component)] += cost_of(storage);
-    }
+    require(storage->counted == (!resident && !storage->lost), "R4: counted and state disagree",
+            storage->id);
+    require((storage->component != nullptr) == (storage->counted && needs_.components),
+            "R10: a component that is not needed, or none", storage->id);
+    if (storage->counted) ++evicted;
+    if (storage->component) costs[components_.root(storage->component)] += cost_of(storage);
     require(resident || storage->parent || storage->lost, "R2: a constant was evicted",
             storage->id);
     require(!(storage->lost && storage->parent), "R2: a lost storage has a parent", storage->id);
@@ -80,8 +80,8 @@ void Engine::check_invariants() {
     require(candidate == (storage->candidate >= 0), "R6: candidate or not", storage->id);
     if (candidate) {
       ++candidates;
-      require(candidates_[storage->candidate] == storage, "R6: the index leads elsewhere",
-              storage->id);
+      require(device_of(storage).candidates.at(storage->candidate) == storage,
+              "R6: the index leads elsewhere", storage->id);
     }
     const bool kept = resident && storage->managed && !storage->live && !storage->parent;
     require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage->id);
@@ -111,16 +111,111 @@ void Engine::check_invariants() {
   if (to_banish != to_banish_)
     throw StateError("R9: " + std::to_string(to_banish) +
                      " storages are to be banished, counted are " + std::to_string(to_banish_));
-  if (candidates != candidates_.size()) throw StateError("R6: the list of candidates is too long");
+  uint64_t listed = 0;
+  for (const Device* device : devices_) listed += device->candidates.size();
+  if (candidates != listed) throw StateError("R6: the list of candidates is too long");
   if (evicted != stats_.evicted_storages)
     throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +
                      std::to_string(stats_.evicted_storages));
-  // Components keep the costs of their members (phantom links join sets, they add
-  // no cost). Sums of doubles in another order differ in their last digits.
+  // Components keep the costs of their members (phantom links join sets, they add no cost).
   for (const auto& [root, cost] : costs)
-    if (root->cost_ns < cost * (1 - 1e-9) || root->cost_ns > cost * (1 + 1e-9) + 1)
+    if (root->cost_ns != cost)
       throw StateError("a component of cost " + std::to_string(cost) + " counts " +
                        std::to_string(root->cost_ns));
+  check_neighborhoods();
+  check_search();
+}
+
+namespace {
+
+// The counted storages that are reached from one, through counted ones only.
+std::unordered_set<const Storage*> region(const Storage* from, bool upward) {
+  std::unordered_set<const Storage*> found;
+  std::vector<const Storage*> pending{from};
+  const auto meet = [&](const Storage* next) {
+    if (next && next->counted && next != from && found.insert(next).second) pending.push_back(next);
+  };
+  while (!pending.empty()) {
+    const Storage* storage = pending.back();
+    pending.pop_back();
+    if (upward) {
+      if (storage->parent)
+        for (const Edge& edge : storage->parent->edges) meet(edge.input);
+    } else {
+      for (const Edge* edge = storage->children; edge; edge = edge->next)
+        for (const Output& output : edge->op->outputs) meet(output.storage);
+    }
+  }
+  return found;
+}
+
+int64_t sum_of(const std::unordered_set<const Storage*>& storages) {
+  int64_t sum = 0;
+  for (const Storage* storage : storages) sum += storage->parent->cost_ns;
+  return sum;
+}
+
+}  // namespace
+
+// N1 and N2 by fresh walks: nothing cached is used or changed.
+void Engine::check_neighborhoods() {
+  const auto require = [](bool holds, const char* rule, uint64_t id) {
+    if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
+  };
+  for (const Device* device : devices_)
+    for (size_t i = 0; i < device->candidates.size(); ++i) {
+      const Storage* storage = device->candidates.at(i);
+      for (const bool upward : {true, false}) {
+        if (!(upward ? storage->ancestors_known : storage->descendants_known)) continue;
+        const auto found = region(storage, upward);
+        require(sum_of(found) == (upward ? storage->ancestors_ns : storage->descendants_ns),
+                "N1: a cached sum differs from a fresh walk", storage->id);
+        for (const Storage* counted : found)
+          require((upward ? counted->below : counted->above) == Known::maybe,
+                  "N2: a sum is known after all", counted->id);
+      }
+    }
+}
+
+// C1 and C2; and, seldom enough for bounds to age, that the search chooses what brute
+// force chooses. The counters stay.
+void Engine::check_search() {
+  if (!needs_.scores) return;
+  const dtr_engine_stats before = stats_;
+  const bool search = ++checks_ % 4 == 0 && options_.sampling == DTR_SAMPLING_OFF;
+  for (Device* device : devices_) {
+    const Moment moment = moment_of(*device);
+    const Storage* best = nullptr;
+    double least = 0;
+    for (size_t i = 0; i < device->candidates.size(); ++i) {
+      Storage* storage = device->candidates.at(i);
+      int64_t cost = cost_of(storage);
+      const int32_t kind = options_.heuristic.cost;
+      if (kind == DTR_COST_ANCESTORS || kind == DTR_COST_NEIGHBORHOOD)
+        cost += sum_of(region(storage, true));
+      if (kind == DTR_COST_NEIGHBORHOOD) cost += sum_of(region(storage, false));
+      if (kind == DTR_COST_COMPONENT) cost += component_ns(storage);
+      const double value = exact_score(*device, storage, moment, static_cast<double>(cost));
+      const double bound = device->candidates.bound(storage, moment.now_ns,
+                                                    components_.decreased_ns(), moment.free_bytes);
+      const bool free_to_go = is_free_to_go(storage, moment);
+      if (storage->parked ? free_to_go : bound > value * (1 + Candidates::kSlack))
+        throw StateError("storage " + std::to_string(storage->id) + " breaks C" +
+                         (storage->parked ? "2: it is parked" : "1") + ": its bound is " +
+                         std::to_string(bound) + ", its score " + std::to_string(value));
+      if (!free_to_go) continue;
+      if (best && (value > least || (value == least && storage->id > best->id))) continue;
+      best = storage;
+      least = value;
+    }
+    if (!search) continue;
+    const Storage* found = choose(*device, moment);
+    if (found != best)
+      throw StateError("the search found storage " + std::to_string(found ? found->id : 0) +
+                       " where storage " + std::to_string(best ? best->id : 0) +
+                       " has the least score");
+  }
+  stats_ = before;
 }
 
 }  // namespace dtr

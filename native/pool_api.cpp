@@ -101,6 +101,19 @@ DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
   return pointer(pool->pool.block_start(number(address)));
 }
 
+DTR_EXPORT int32_t dtr_pool_free_around(dtr_pool* pool, const void* address, uint64_t* before_bytes,
+                                        uint64_t* behind_bytes) {
+  return dtr::guard([&] {
+    require(before_bytes, "before_bytes");
+    require(behind_bytes, "behind_bytes");
+    const dtr::FreeAround around = pool->pool.free_around(number(address));
+    *before_bytes = around.before;
+    *behind_bytes = around.behind;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) { return pool->pool.unused_bytes(); }
+
 DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
   return pool->pool.contains(number(address)) ? 1 : 0;
 }

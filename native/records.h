@@ -9,8 +9,8 @@
 //  R3  A child edge exists for every (op, input) whose op can still be replayed.
 //      An op exists while one of its outputs is recorded; an output is recorded
 //      while it is live, locked or has children. So records vanish by themselves.
-//  R4  Evicted: address is null; the storage is in an evicted component.
-//      Resident: the address is set and in no component.
+//  R4  Evicted: address is null; the storage counts for the costs of others, unless
+//      lost. Resident: the address is set, and it does not.
 //  R5  live: the framework holds the handle, and the engine holds it weakly. Dead
 //      and resident (a ghost, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
@@ -23,6 +23,8 @@
 //      about to go for good. So whoever makes a constant of it settles it first.
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
 //      locked, or one is evicted: else it would be gone (dealloc.cpp).
+//  R10 What the costs of a candidate are made of follows every change, and only what the
+//      heuristic needs is kept: N1-N4 of neighborhood.cpp, C1 and C2 of candidates.h.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +44,13 @@ enum class State : uint8_t {
   freed         // the record itself is on its way out
 };
 
+// What the resident storages next to an evicted region know of it (N2).
+enum class Known : uint8_t {
+  maybe,  // some may know the summed cost
+  no,     // none does, but their bounds may still count it
+  gone    // none does, and none's bound counts it
+};
+
 // One input of one op, linked into the input's list of children.
 struct Edge {
   Op* op = nullptr;
@@ -57,13 +66,17 @@ struct Storage {
   void* address = nullptr;  // R4
   Op* parent = nullptr;     // R2
   Edge* children = nullptr;
-  ComponentNode* component = nullptr;  // R4
+  ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
-
-  uint64_t checksum = 0;   // of the content, if external
-  int64_t candidate = -1;  // index in the list of candidates (R6), or -1
-  int64_t kept = -1;       // index in the list of kept constants, or -1
-  uint64_t mark = 0;       // visited in the walk of that number
+  int64_t ancestors_ns = 0;            // the evicted ones' summed cost, if ancestors_known (N1)
+  int64_t descendants_ns = 0;
+  uint64_t visit = 0;          // visited in the neighborhood walk of that number
+  uint64_t checksum = 0;       // of the content, if external
+  int64_t candidate = -1;      // index in the list of candidates (R6), or -1
+  int64_t kept = -1;           // index in the list of kept constants, or -1
+  uint64_t mark = 0;           // visited in the walk of that number
+  Known below = Known::maybe;  // N2
+  Known above = Known::maybe;
   uint32_t locks = 0;
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
@@ -73,9 +86,13 @@ struct Storage {
   uint8_t device_type = 0;
   int8_t device_index = -1;
   bool live = false;
-  bool managed = false;            // the memory comes from our pools
-  bool external = false;           // others hold the pointer: the content may change unseen
-  bool lost = false;               // evicted, and nothing can bring it back
+  bool managed = false;          // the memory comes from our pools
+  bool external = false;         // others hold the pointer: the content may change unseen
+  bool lost = false;             // evicted, and nothing can bring it back
+  bool counted = false;          // R4
+  bool ancestors_known = false;  // N1
+  bool descendants_known = false;
+  bool parked = false;             // C2
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant

@@ -149,8 +149,8 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
     by_handle_.insert(storage->handle, storage);
   }
   by_address_.insert(address, storage);
-  become_resident(storage, address);
   ++storage->recomputes;
+  become_resident(storage, address);
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {

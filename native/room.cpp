@@ -1,8 +1,11 @@
 // room.cpp: choosing what to evict, and evicting it.
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <unordered_map>
 
 #include "engine.h"
+#include "error.h"
 
 namespace dtr {
 
@@ -14,39 +17,272 @@ namespace {
 // run each op about twice. (DTR scores ghosts as it scores all else.)
 constexpr double kGhostDiscount = 0.01;
 
-}  // namespace
-
-// h_DTR with components (DTR paper, appendix C.2): the storage's own cost plus that
-// of the distinct evicted components next to it, over size times staleness.
-double Engine::score(const Storage* storage, int64_t now) {
-  const uint64_t walk = ++walk_;
-  double cost = cost_of(storage);
-  for_evicted_neighbors(storage, [&](Storage* neighbor) {
-    ComponentNode* root = components_.root(neighbor->component);
-    if (root->mark == walk) return;
-    root->mark = walk;
-    cost += root->cost_ns;
-  });
-  if (!storage->live) cost *= kGhostDiscount;
-  return dtr::score({cost, static_cast<double>(storage->size_bytes),
-                     static_cast<double>(now - storage->last_access_ns)});
+size_t draws_of(size_t candidates) {
+  return static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(candidates))));
 }
 
-// The candidate of the smallest score, by exact search; null if there is none.
-Storage* Engine::choose(const dtr_pool* pool, int64_t now) {
+// Counts what this thread spends until the scope ends.
+class Spent {
+ public:
+  explicit Spent(int64_t& total) : total_(total), begin_(now_ns()) {}
+  Spent(const Spent&) = delete;
+  Spent& operator=(const Spent&) = delete;
+  ~Spent() { total_ += now_ns() - begin_; }
+
+ private:
+  int64_t& total_;
+  int64_t begin_;
+};
+
+}  // namespace
+
+Engine::Moment Engine::moment_of(Device& device) {
+  const size_t count = device.candidates.size();
+  Moment moment{};
+  moment.now_ns = clock_ns_;
+  moment.smallest_bytes = static_cast<double>(options_.min_evict_bytes);
+  if (options_.min_evict_share > 0 && count > 0)
+    moment.smallest_bytes =
+        std::max(moment.smallest_bytes, options_.min_evict_share *
+                                            static_cast<double>(device.candidates.bytes()) /
+                                            static_cast<double>(count));
+  if (needs_.free_bytes)
+    moment.free_bytes = static_cast<double>(dtr_pool_unused_bytes(device.pool));
+  // The mean has fallen below what was too small for it.
+  if (moment.smallest_bytes <= device.largest_parked_bytes) {
+    device.largest_parked_bytes = 0;
+    for (size_t i = 0; i < count; ++i) unpark(device.candidates.at(i));
+  }
+  return moment;
+}
+
+// Not locked by a running op, not pinned, not too small.
+bool Engine::is_free_to_go(const Storage* storage, const Moment& moment) const {
+  return storage->locks == 0 && storage->pins == 0 &&
+         static_cast<double>(storage->size_bytes) >= moment.smallest_bytes;
+}
+
+// The same; parks the candidate if not.
+bool Engine::is_eligible(Storage* storage, const Moment& moment, Device& device) {
+  if (is_free_to_go(storage, moment)) return true;
+  const auto size = static_cast<double>(storage->size_bytes);
+  if (size < moment.smallest_bytes)
+    device.largest_parked_bytes = std::max(device.largest_parked_bytes, size);
+  if (needs_.scores) device.candidates.park(storage);
+  return false;
+}
+
+double Engine::exact_cost_ns(Storage* storage) {
+  int64_t cost = cost_of(storage);
+  switch (options_.heuristic.cost) {
+    case DTR_COST_NONE:
+      return 1;
+    case DTR_COST_ANCESTORS:
+      cost += ancestors_ns(storage);
+      break;
+    case DTR_COST_NEIGHBORHOOD:
+      cost += ancestors_ns(storage) + descendants_ns(storage);
+      break;
+    case DTR_COST_COMPONENT:
+      cost += component_ns(storage);
+      break;
+    default:
+      break;
+  }
+  return static_cast<double>(cost);
+}
+
+// The part of the cost that is known without looking at others.
+double Engine::floor_cost_ns(const Storage* storage) const {
+  if (options_.heuristic.cost == DTR_COST_NONE) return 1;
+  int64_t cost = cost_of(storage);
+  if (needs_.ancestors && storage->ancestors_known) cost += storage->ancestors_ns;
+  if (needs_.descendants && storage->descendants_known) cost += storage->descendants_ns;
+  return at_least_1(static_cast<double>(cost));
+}
+
+double Engine::weight_of(const Storage* storage) const {
+  double weight = penalty(options_.heuristic, storage->recomputes);
+  if (!storage->live) weight *= kGhostDiscount;
+  if (options_.heuristic.size == DTR_SIZE_BYTES)
+    weight /= at_least_1(static_cast<double>(storage->size_bytes));
+  return weight;
+}
+
+void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
+  if (!needs_.scores) return;
+  const double own =
+      options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
+  device.candidates.set(
+      storage,
+      {at_least_1(own), at_least_1(numerator_ns), weight_of(storage),
+       at_least_1(static_cast<double>(storage->size_bytes)), storage->last_access_ns},
+      components_.decreased_ns());
+}
+
+// The candidate's weight has changed, or it may be evicted again.
+void Engine::reweigh(Storage* storage) {
+  storage->parked = false;
+  if (storage->candidate >= 0 && needs_.scores)
+    device_of(storage).candidates.weigh(storage, weight_of(storage));
+}
+
+// Nothing is known of the candidate but what stands in its record.
+void Engine::reset_bounds(Device& device, Storage* storage) {
+  storage->parked = false;
+  set_bounds(device, storage, floor_cost_ns(storage));
+}
+
+void Engine::reset_all_bounds() {
+  for (Device* device : devices_) {
+    device->largest_parked_bytes = 0;
+    device->candidates.shape(options_.heuristic.staleness_exponent,
+                             options_.heuristic.size == DTR_SIZE_BYTES_AND_FREE);
+    for (size_t i = 0; i < device->candidates.size(); ++i)
+      reset_bounds(*device, device->candidates.at(i));
+  }
+}
+
+// Free bytes on both sides of the storage's block. Address space without memory does
+// not count beyond what the budget could still put there.
+double Engine::free_bytes(const Device& device, const Storage* storage,
+                          const Moment& moment) const {
+  uint64_t before = 0, behind = 0;
+  if (dtr_pool_free_around(device.pool, storage->address, &before, &behind) != DTR_OK) return 0;
+  return std::min(static_cast<double>(before) + static_cast<double>(behind), moment.free_bytes);
+}
+
+double Engine::exact_score(const Device& device, const Storage* storage, const Moment& moment,
+                           double cost_ns) const {
+  Signals signals;
+  signals.cost_ns = cost_ns;
+  signals.size_bytes = static_cast<double>(storage->size_bytes);
+  if (needs_.free_bytes) signals.size_bytes += free_bytes(device, storage, moment);
+  signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
+  signals.recomputes = storage->recomputes;
+  return score(options_.heuristic, signals) * (storage->live ? 1 : kGhostDiscount);
+}
+
+// The exact score of a candidate, from which its bounds learn.
+double Engine::evaluate(Device& device, Storage* storage, const Moment& moment) {
+  ++stats_.evaluations;
+  ++stats_.storage_accesses;
+  const double cost_ns = exact_cost_ns(storage);
+  set_bounds(device, storage, cost_ns);
+  return exact_score(device, storage, moment, cost_ns);
+}
+
+Storage* Engine::choose(Device& device, const Moment& moment) {
+  if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device, moment);
+  if (options_.sampling == DTR_SAMPLING_SQRT)
+    if (Storage* found = choose_in_sample(device, moment)) return found;
+  return device.candidates.search(moment.now_ns, components_.decreased_ns(), moment.free_bytes,
+                                  [&](Storage* storage, double* score) {
+                                    if (!is_eligible(storage, moment, device)) return false;
+                                    *score = evaluate(device, storage, moment);
+                                    return true;
+                                  });
+}
+
+// Uniform over what can be evicted: draws until one can; if most cannot, among a list.
+Storage* Engine::choose_randomly(Device& device, const Moment& moment) {
+  constexpr int kDraws = 32;
+  const Candidates& candidates = device.candidates;
+  if (candidates.size() == 0) return nullptr;
+  const auto can = [&](size_t index) {
+    ++stats_.evaluations;
+    ++stats_.storage_accesses;
+    return is_eligible(candidates.at(index), moment, device);
+  };
+  for (int draw = 0; draw < kDraws; ++draw) {
+    const size_t index = random_.below(candidates.size());
+    if (can(index)) return candidates.at(index);
+  }
+  // One pass: the k-th that can be evicted takes the place with probability 1/k.
+  Storage* found = nullptr;
+  uint64_t seen = 0;
+  for (size_t index = 0; index < candidates.size(); ++index)
+    if (can(index) && random_.below(++seen) == 0) found = candidates.at(index);
+  return found;
+}
+
+// The least score in a random sample of sqrt(n); null if none of it can be evicted.
+Storage* Engine::choose_in_sample(Device& device, const Moment& moment) {
+  const size_t count = device.candidates.size();
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
-  for (Storage* storage : candidates_) {
-    if (storage->locks > 0 || storage->pins > 0 || storage->size_bytes < options_.min_evict_bytes ||
-        !dtr_pool_contains(pool, storage->address))
-      continue;
-    const double value = score(storage, now);
-    if (!best || value < least) {
-      least = value;
-      best = storage;
-    }
+  for (size_t draw = draws_of(count); draw-- > 0;) {
+    Storage* storage = device.candidates.at(random_.below(count));
+    if (storage == best || !is_eligible(storage, moment, device)) continue;
+    const double value = evaluate(device, storage, moment);
+    if (best && (value > least || (value == least && storage->id > best->id))) continue;
+    least = value;
+    best = storage;
   }
   return best;
+}
+
+// Asks the callback about all candidates (or a sample) with the mutex let go, and takes
+// the best of those that are still there. Null if there is none to ask about.
+Storage* Engine::choose_by_callback(Device& device, const Moment& first,
+                                    std::unique_lock<EngineMutex>& lock) {
+  thread_local bool is_asking = false;
+  if (is_asking)
+    throw StateError("a heuristic needed room for memory of its own while it was choosing");
+  std::vector<dtr_candidate> asked;
+  std::vector<double> scores;
+  std::unordered_map<uint64_t, double> score_of;
+  for (Moment moment = first;; moment = moment_of(device)) {
+    asked.clear();
+    const Candidates& candidates = device.candidates;
+    const auto ask = [&](Storage* storage) {
+      if (!is_eligible(storage, moment, device)) return;
+      ++stats_.evaluations;
+      ++stats_.storage_accesses;
+      asked.push_back({storage->id, storage->size_bytes,
+                       static_cast<uint64_t>(free_bytes(device, storage, moment)),
+                       moment.now_ns - storage->last_access_ns, cost_of(storage),
+                       ancestors_ns(storage), descendants_ns(storage), component_ns(storage),
+                       storage->recomputes, storage->live});
+    };
+    if (options_.sampling == DTR_SAMPLING_SQRT && candidates.size() > 0)
+      for (size_t draw = draws_of(candidates.size()); draw-- > 0;)
+        ask(candidates.at(random_.below(candidates.size())));
+    if (asked.empty())
+      for (size_t i = 0; i < candidates.size(); ++i) ask(candidates.at(i));
+    if (asked.empty()) return nullptr;
+    scores.assign(asked.size(), std::numeric_limits<double>::quiet_NaN());
+    char message[512] = "";
+    const dtr_score_fn score = options_.score;
+    void* context = options_.score_context;
+    lock.unlock();
+    is_asking = true;
+    const int32_t failed =
+        score(context, asked.data(), asked.size(), scores.data(), message, sizeof message);
+    is_asking = false;
+    lock.lock();
+    if (failed) throw StateError(message[0] ? message : "the heuristic's callback failed");
+    score_of.clear();
+    for (size_t i = 0; i < asked.size(); ++i) {
+      if (std::isnan(scores[i]))
+        throw StateError("the heuristic's callback gave NaN for storage " +
+                         std::to_string(asked[i].id) + "; allowed: any other number");
+      score_of[asked[i].id] = scores[i];
+    }
+    Storage* best = nullptr;
+    double least = 0;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      Storage* storage = candidates.at(i);
+      const auto found = score_of.find(storage->id);
+      if (found == score_of.end() || !is_free_to_go(storage, moment)) continue;
+      const double value =
+          found->second * (storage->live || found->second < 0 ? 1 : kGhostDiscount);
+      if (best && (value > least || (value == least && storage->id > best->id))) continue;
+      best = storage;
+      least = value;
+    }
+    if (best) return best;  // else all went away while Python ran: there are others, or none
+  }
 }
 
 // Takes the memory of a candidate. False, and nothing changed, if its handle cannot
@@ -73,37 +309,48 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
 }
 
 // The pool's room callback: evicts one storage, or lets go of a dead constant that
-// turned out to be dispensable. 1 if memory was freed.
-int32_t Engine::make_room(dtr_pool* pool) {
-  const int64_t begin = now_ns();
+// turned out to be dispensable.
+int32_t Engine::make_room(Device& device) {
+  const Spent spent(room_ns_of_thread());
+  Deferred deferred(*this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  // Locked, so that the next search passes over them.
+  struct Refused {
+    Engine& engine;
+    Deferred& deferred;
+    std::vector<Storage*> storages;
+    ~Refused() {
+      for (Storage* storage : storages) engine.unlock(storage, deferred);
+    }
+  };
   bool freed = false;
   {
-    Deferred deferred(*this);
-    std::lock_guard<EngineMutex> lock(mutex_);
-    eviction_cause_ = Journal::Cause::room;
-    std::vector<Storage*> refused;
+    Refused refused{*this, deferred, {}};
     while (!freed) {
-      Storage* victim = choose(pool, clock_ns_);
+      const int64_t begin = now_ns();
+      const Moment moment = moment_of(device);
+      Storage* victim = options_.heuristic.select == DTR_SELECT_CALLBACK
+                            ? choose_by_callback(device, moment, lock)
+                            : choose(device, moment);
+      stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       ++stats_.searches;
       if (!victim) break;
+      eviction_cause_ = Journal::Cause::room;
       freed = evict(victim, deferred);
+      eviction_cause_ = Journal::Cause::gone;
       if (!freed) {
         ++victim->locks;
-        refused.push_back(victim);
+        refused.storages.push_back(victim);
       }
     }
-    for (Storage* storage : refused) unlock(storage, deferred);
-    for (size_t i = kept_constants_.size(); !freed && i-- > 0;) {
-      Storage* constant = kept_constants_[i];
-      if (constant->locks > 0 || !dtr_pool_contains(pool, constant->address)) continue;
-      ++constant->locks;
-      freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
-      unlock(constant, deferred);
-    }
-    eviction_cause_ = Journal::Cause::gone;
-    stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
   }
-  room_ns_of_thread() += now_ns() - begin;
+  for (size_t i = kept_constants_.size(); !freed && i-- > 0;) {
+    Storage* constant = kept_constants_[i];
+    if (constant->locks > 0 || !dtr_pool_contains(device.pool, constant->address)) continue;
+    ++constant->locks;
+    freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+    unlock(constant, deferred);
+  }
   return freed;
 }
 

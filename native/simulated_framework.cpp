@@ -190,6 +190,7 @@ void* SimulatedFramework::allocate(uint8_t device_type, int8_t device_index, uin
                                   &status, &message);
   if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);
   if (status == DTR_DRIVER) throw DriverError(message, false);
+  if (status == DTR_STATE) throw StateError(message);
   if (status != DTR_OK) throw InvalidArgument(message);
   return address;
 }

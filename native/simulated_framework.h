@@ -68,7 +68,7 @@ class SimulatedFramework {
   void release_tensor(SimulatedTensor* tensor);
   SimulatedStorage* make_storage(Memory memory, void* pointer, uint64_t size_bytes,
                                  uint8_t device_type, int8_t device_index);
-  // Memory from the core; throws OutOfMemory, DriverError or InvalidArgument as it says.
+  // Memory from the core; throws what its status says.
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream);
   // Gives the storage's memory back to whom it belongs, and leaves it empty.
   void let_go(SimulatedStorage& storage);

@@ -107,9 +107,12 @@ struct World {
     raise(dtr_pool_create(&memory, &pool));
     try {
       dtr_engine_options settings{};
-      settings.heuristic = "dtr-eqclass";
+      settings.heuristic = options.replay.heuristic;
+      settings.score = options.score;
+      settings.score_context = options.score_context;
       settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
+      settings.dealloc = dealloc_name(options.replay.dealloc);
       raise(dtr_engine_create(&settings, &engine));
       raise(dtr_sim_create(engine, &sim));
       raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
@@ -136,6 +139,13 @@ struct World {
     engine = nullptr;
     if (pool) raise(dtr_pool_destroy(pool));
     pool = nullptr;
+  }
+
+  static const char* dealloc_name(int32_t dealloc) {
+    static constexpr const char* names[] = {"eager", "banish", "ignore"};
+    if (dealloc < 0 || dealloc >= 3)
+      throw InvalidArgument("dealloc is " + std::to_string(dealloc) + "; allowed: 0, 1, 2");
+    return names[dealloc];
   }
 
   // The unit in which the host driver maps.
@@ -324,6 +334,7 @@ class RuntimeReplay final : private Watcher {
     run_kernel(of, operands);
     for (uint64_t i = 0; i < results_.size(); ++i)
       frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
+    out_.decide('M', first_tensor);  // before what dies because it has run
     const int64_t id = engine_.op_end(frame_, static_cast<uint32_t>(results_.size()),
                                       DTR_OP_REPLAYABLE, operands.cost);
     if (id > 0) {
@@ -332,7 +343,6 @@ class RuntimeReplay final : private Watcher {
     }
     out_.result.model_cost += operands.cost;
     ++out_.result.model_ops;
-    out_.decide('M', first_tensor);
   }
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
@@ -398,6 +408,7 @@ class RuntimeReplay final : private Watcher {
       frame_.step[i] = reinterpret_cast<int64_t>(arguments_[i]);
     for (uint64_t i = 0; i < results_.size(); ++i)
       frame_.step[arguments + i] = reinterpret_cast<int64_t>(results_[i]);
+    out_.decide('R', serial_of(target));
     engine_.remat_commit(frame_, static_cast<uint32_t>(arguments),
                          static_cast<uint32_t>(results_.size()));
     release_all(results_);
@@ -406,7 +417,6 @@ class RuntimeReplay final : private Watcher {
     out_.result.remat_cost += operands.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
-    out_.decide('R', serial_of(target));
     const int64_t most = options_.replay.max_recompute;
     if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
   }
@@ -511,6 +521,10 @@ class RuntimeReplay final : private Watcher {
     out_.decide('D', serial_of(storage_id));
   }
 
+  void banished(uint64_t storage_id) override {
+    if (serial_of(storage_id) != kUnknown) out_.decide('B', serial_of(storage_id));
+  }
+
   void count() {
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
@@ -521,6 +535,9 @@ class RuntimeReplay final : private Watcher {
     result.peak_bytes = pool.peak_allocated_bytes;
     result.end_bytes = pool.allocated_bytes;
     result.search_ns = engine.search_ns;
+    result.banished = engine.banished;
+    result.evaluations = engine.evaluations;
+    result.accesses = engine.storage_accesses;
   }
 
   static constexpr uint64_t kUnknown = UINT64_MAX;

@@ -11,7 +11,7 @@ def test_sizes_are_not_rounded_and_nothing_is_lost_between_blocks():
         assert len(set(blocks)) == 4
         assert pool.stats().allocated_bytes == 1000
         assert pool.stats().largest_free_bytes == 0
-        with pytest.raises(OutOfMemory, match="requested 1 .*budget 1000 "):
+        with pytest.raises(OutOfMemory, match=r"requested 1 .*budget 1000 "):
             pool.allocate(1)
         pool.free(blocks[0])
         pool.free(blocks[2])

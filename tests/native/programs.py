@@ -152,10 +152,12 @@ class Model:
                 inputs, outputs = self.parents[number]
                 self._check_inputs(line, inputs, resident)
                 resident |= set(outputs)
-            else:
+            elif kind in "ED":
                 assert number in resident, f"{line}: it was not there"
-                assert kind != "E" or number not in self.constants, f"{line}: a constant"
+                assert kind == "D" or number not in self.constants, f"{line}: a constant"
                 resident.discard(number)
+            else:
+                assert number not in resident, f"{line}: it is still there"
         return counts
 
     def _check_inputs(self, line: str, inputs: Sequence[int], resident: set[int]) -> None:

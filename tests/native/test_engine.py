@@ -3,12 +3,13 @@
 Needs the native build. The fixture checks at the end that nothing was left behind.
 """
 
+import math
 import re
 import threading
 
 import pytest
 from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, WrongState, check, ffi, lib
-from toy import CONSTANT, INT64, MUTATE, SCRATCH, WRITE_ONLY, Toy
+from toy import CONSTANT, INT64, MUTATE, SCRATCH, WRITE_ONLY, Toy, engine_options
 
 PAGE = 4096
 WORDS = PAGE // 8  # a tensor of one page
@@ -139,8 +140,7 @@ class TestMakingRoom:
 
     def test_small_storages_are_never_chosen_below_the_least_size(self, make_toy):
         toy = make_toy(pages=8)
-        heuristic = ffi.new("char[]", b"dtr-eqclass")
-        options = ffi.new("dtr_engine_options *", [heuristic, PAGE + 1, 1 << 30])
+        options = engine_options("dtr-eqclass", min_evict_bytes=PAGE + 1)
         check(lib.dtr_engine_configure(toy.engine, options))
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(6)]
@@ -1328,28 +1328,47 @@ class TestThreads:
 
 
 class TestArguments:
-    def options(self, heuristic=b"dtr-eqclass", history=1):
-        self.name = ffi.new("char[]", heuristic)
-        return ffi.new("dtr_engine_options *", [self.name, 0, history])
-
-    def test_a_heuristic_that_does_not_exist_is_named_with_what_is_allowed(self):
+    @pytest.mark.parametrize(
+        ("field", "value", "message"),
+        [
+            ("select", 3, "heuristic.select is 3; allowed: 0 to 2"),
+            ("cost", 5, "heuristic.cost is 5; allowed: 0 to 4"),
+            ("cost", -1, "heuristic.cost is -1; allowed: 0 to 4"),
+            ("size", 3, "heuristic.size is 3; allowed: 0 to 2"),
+            ("staleness_exponent", 1.5, "heuristic.staleness_exponent is 1.5.*; allowed: 0 to 1"),
+            ("staleness_exponent", math.nan, "heuristic.staleness_exponent is .*nan; allowed"),
+            ("recompute_factor", 0.5, "heuristic.recompute_factor is 0.5.*; allowed: 1 and more"),
+            ("recompute_factor", math.inf, "heuristic.recompute_factor is inf; allowed"),
+        ],
+    )
+    def test_a_part_of_a_heuristic_that_does_not_exist_is_named(self, field, value, message):
         out = ffi.new("dtr_engine **")
-        with pytest.raises(Invalid, match=r"heuristic is 'best'; allowed: dtr-eqclass"):
-            check(lib.dtr_engine_create(self.options(b"best"), out))
+        options = engine_options("dtr-eqclass")
+        setattr(options.heuristic, field, value)
+        with pytest.raises(Invalid, match=message):
+            check(lib.dtr_engine_create(options, out))
         assert out[0] == ffi.NULL
 
     def test_a_deallocation_policy_that_does_not_exist_is_named_with_what_is_allowed(self):
-        options = self.options()
+        options = engine_options("dtr-eqclass")
         name = ffi.new("char[]", b"lazy")
         options.dealloc = name
         out = ffi.new("dtr_engine **")
         with pytest.raises(Invalid, match=r"dealloc is 'lazy'; allowed: eager, banish, ignore"):
             check(lib.dtr_engine_create(options, out))
 
-    def test_a_history_of_nothing_is_refused(self, make_toy):
+    @pytest.mark.parametrize(
+        ("option", "value", "message"),
+        [
+            ("history_ops", 0, "history_ops is 0; allowed: 1 and more"),
+            ("min_evict_share", 1.5, "min_evict_share is 1.5.*; allowed: 0 to 1"),
+            ("sampling", 2, "sampling is 2; allowed: 0 to 1"),
+        ],
+    )
+    def test_an_option_that_is_not_allowed_is_refused(self, make_toy, option, value, message):
         toy = make_toy()
-        with pytest.raises(Invalid, match="history_ops is 0; allowed: 1 and more"):
-            check(lib.dtr_engine_configure(toy.engine, self.options(history=0)))
+        with pytest.raises(Invalid, match=message):
+            check(lib.dtr_engine_configure(toy.engine, engine_options("lru", **{option: value})))
 
     def test_a_device_has_one_pool(self, make_toy):
         toy = make_toy()

@@ -12,7 +12,7 @@ from dtr_alloc import heuristics, oplog, simulate
 from dtr_alloc.core import ffi, lib
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
-PRESETS = [name for name, preset in heuristics.PRESETS.items() if preset.size != "size+free"]
+PRESETS = list(heuristics.PRESETS)
 
 
 def replay(program, heuristic="dtr-eqclass", budget=None, **options):
@@ -33,9 +33,10 @@ def test_a_replay_reads_nothing_that_is_evicted_and_repeats_itself(programs, nam
     model = Model(program)
     base = simulate.baseline(program, "runtime", space)
     seen = set()
-    for preset, ratio in itertools.product(PRESETS, (0.3, 0.5, 0.7, 0.9, 1.0)):
+    ratios = (0.3, 0.5, 0.7, 0.9, 1.0)
+    for preset, dealloc, ratio in itertools.product(PRESETS, simulate.DEALLOCS, ratios):
         budget = int(base.peak_bytes * ratio)
-        options = {"space": space, "max_recompute": 2 * base.compute}
+        options = {"dealloc": dealloc, "space": space, "max_recompute": 2 * base.compute}
         run = replay(program, preset, budget, **options)
         assert describe(run) == describe(replay(program, preset, budget, **options))
         counts = model.follow(run.decisions)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from native_pool import NativePool, check, ffi, lib
 
+from dtr_alloc import heuristics
+
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 CONSTANT = lib.DTR_USE_CONSTANT
 REPLAYABLE = lib.DTR_OP_REPLAYABLE
@@ -23,6 +25,16 @@ EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
 INT64 = 4  # c10::ScalarType::Long
 WORD = 8
 MEASURED = -1
+
+
+def engine_options(heuristic: str | heuristics.Heuristic, **options: Any) -> Any:
+    """A dtr_engine_options with everything off but what is given."""
+    made = ffi.new("dtr_engine_options *")
+    made.heuristic = ffi.new("dtr_heuristic *", heuristics.parse(heuristic).numbers())[0]
+    made.history_ops = 1 << 30
+    for name, value in options.items():
+        setattr(made, name, value)
+    return made
 
 
 class Store:
@@ -120,6 +132,8 @@ class Toy:
         grain: int = 1,
         history: int = 1 << 30,
         dealloc: str = "eager",
+        heuristic: str = "dtr-eqclass",
+        **options: Any,
     ):
         self.pool = pool
         self.device = device
@@ -131,19 +145,28 @@ class Toy:
         self._local = threading.local()
         self._frames: list[Any] = []
         out = ffi.new("dtr_engine **")
-        check(lib.dtr_engine_create(self._options(history), out))
+        self._options = engine_options(
+            heuristic, history_ops=history, dealloc=self._dealloc, **options
+        )
+        check(lib.dtr_engine_create(self._options, out))
         self.engine = out[0]
         out = ffi.new("dtr_sim **")
         check(lib.dtr_sim_create(self.engine, out))
         self.sim = out[0]
         check(lib.dtr_engine_add_pool(self.engine, *device, pool.handle))
 
-    def _options(self, history: int) -> Any:
-        self._heuristic = ffi.new("char[]", b"dtr-eqclass")
-        return ffi.new("dtr_engine_options *", [self._heuristic, 0, history, self._dealloc])
-
     def keep_history(self, ops: int) -> None:
-        check(lib.dtr_engine_configure(self.engine, self._options(ops)))
+        self.configure(history_ops=ops)
+
+    def configure(
+        self, heuristic: str | heuristics.Heuristic | None = None, **options: Any
+    ) -> None:
+        """Changes some of the engine's options."""
+        if heuristic is not None:
+            self._options.heuristic = engine_options(heuristic).heuristic
+        for name, value in options.items():
+            setattr(self._options, name, value)
+        check(lib.dtr_engine_configure(self.engine, self._options))
 
     # ---- memory ----
 

@@ -13,6 +13,7 @@ from dtr_alloc.config import (
     Budget,
     Config,
     ConfigError,
+    Smallest,
     Steps,
     format_size,
     given_settings,
@@ -128,7 +129,7 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     }
     config = load_config(environ, budget="3GiB", device=None)
     assert config.budget.resolve(0) == 3 * 2**30
-    assert config.min_evict == 2 * 2**20
+    assert config.min_evict == Smallest(2 * 2**20)
     assert config.history == 10
     assert config.device == "auto"
     assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
@@ -242,13 +243,37 @@ def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
     assert steps.last is None or (steps.last in steps and steps.last + 1 not in steps)
 
 
+@pytest.mark.parametrize(
+    ("text", "smallest"),
+    [
+        ("0", Smallest()),
+        ("4KiB", Smallest(4096)),
+        ("1%", Smallest(share=Fraction(1, 100))),
+        (" 0.5 % ", Smallest(share=Fraction(1, 200))),
+        ("100%", Smallest(share=Fraction(1))),
+        (77, Smallest(77)),
+    ],
+)
+def test_a_least_size_is_bytes_or_a_share_of_the_mean(text, smallest):
+    parsed = load_config({}, min_evict=text).min_evict
+    assert parsed == smallest
+    assert Smallest.parse(str(parsed)) == smallest
+
+
+@pytest.mark.parametrize("text", ["-1", "101%", "small", "1 % of it"])
+def test_what_is_no_least_size_names_the_variable_and_what_is_allowed(text):
+    with pytest.raises(ConfigError, match=r"DTR_ALLOC_MIN_EVICT is '.*'; allowed: bytes .* 100%"):
+        load_config({"DTR_ALLOC_MIN_EVICT": text})
+
+
 def test_every_field_can_be_given_in_each_way():
     written = {
         "budget": "60%",
         "device": "cpu",
         "heuristic": "dtr-eqclass",
         "dealloc": "eager",
-        "min_evict": "1KiB",
+        "min_evict": "1%",
+        "sampling": "sqrt",
         "history": "7",
         "costs": "c.json",
         "stats": "s.json",

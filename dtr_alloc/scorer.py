@@ -1,0 +1,69 @@
+"""Python heuristics: how the engine asks a callable for scores, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from dtr_alloc.core import ffi
+from dtr_alloc.heuristics import Candidate, Heuristic
+
+_SIGNATURE = (
+    "int32_t(void *, const dtr_candidate *, uint64_t, double *, char *, uint64_t)"  # dtr_score_fn
+)
+
+
+class Scorer:
+    """Calls a heuristic's callable for the engine.
+
+    Attributes:
+        pointer: the C function; it lives as long as this object.
+    """
+
+    def __init__(self, heuristic: Heuristic) -> None:
+        assert heuristic.score is not None
+        self._score = heuristic.score
+        self._name = heuristic.name
+        self._failures = threading.local()
+        self.pointer = ffi.callback(_SIGNATURE, self._call, error=1)
+
+    def _call(
+        self, _: Any, candidates: Any, count: int, scores: Any, message: Any, capacity: int
+    ) -> int:
+        try:
+            for index in range(count):
+                of = candidates[index]
+                score = self._score(
+                    Candidate(
+                        id=of.id,
+                        size_bytes=of.size_bytes,
+                        free_bytes=of.free_bytes,
+                        staleness_ns=of.staleness_ns,
+                        cost_ns=of.cost_ns,
+                        ancestors_ns=of.ancestors_ns,
+                        descendants_ns=of.descendants_ns,
+                        component_ns=of.component_ns,
+                        recomputes=of.recomputes,
+                        live=bool(of.live),
+                    )
+                )
+                if isinstance(score, str) or math.isnan(score):
+                    raise ValueError(
+                        f"the score of storage {of.id} is {score!r}; allowed: any number but NaN"
+                    )
+                scores[index] = score
+        except BaseException as error:
+            # It crosses C++ frames as a message; the recorder gives it back its object.
+            self._failures.error = error
+            text = f"heuristic {self._name!r} failed: {type(error).__name__}: {error}"
+            encoded = text.encode(errors="replace")[: capacity - 1]
+            ffi.memmove(message, encoded + b"\0", len(encoded) + 1)
+            return 1
+        return 0
+
+    def take_failure(self) -> BaseException | None:
+        """What the callable last raised on this thread; asked for again, None."""
+        error = getattr(self._failures, "error", None)
+        self._failures.error = None
+        return error

@@ -1,0 +1,213 @@
+// neighborhood.cpp: what the cost of a candidate is made of besides its own.
+//
+// A storage that is evicted and can come back is *counted* (R4). The cost of a resident
+// storage counts those around it (DTR paper, appendix C.2), in one of two ways:
+//
+// Components (component.h): the counted storages, joined where one is computed from the
+// other; the cost of a candidate has the sums of the components next to it.
+//
+// Exact neighborhoods e*: the counted storages that a candidate would have to be
+// recomputed from (ancestors: upward from it through counted storages only), and those
+// that need it (descendants: downward). Each half is a sum over distinct storages:
+//
+//  N1  If ancestors_known, ancestors_ns is that sum; likewise descendants.
+//  N2  `below` of a counted storage says what the resident storages that are reached
+//      downward from it, through counted ones only, know of their ancestors; `above`,
+//      what those upward know of their descendants. Known::no: none has the sum cached.
+//      Known::gone: nor does any bound (C1) still contain it.
+//  N3  So `below` never falls on the way down: a walk that makes the caches below a
+//      storage unknown may stop where they are. `above` likewise, upward.
+//  N4  Computing a sum visits exactly the storages of which N2 then says `maybe`.
+//
+// An eviction changes the descendants of what is above it and the ancestors of what is
+// below it; so do a return and a vanishing. By N3 a chain of a thousand evictions visits
+// each region once, not a thousand times. A new op links its inputs to results that are
+// resident and know nothing yet, and a constant is a resident storage: neither changes
+// anybody's sum.
+#include <algorithm>
+
+#include "engine.h"
+
+namespace dtr {
+
+namespace {
+
+template <typename F>
+void for_inputs(const Storage* storage, F&& visit) {
+  if (!storage->parent) return;
+  for (const Edge& edge : storage->parent->edges)
+    if (edge.input && edge.input != storage) visit(edge.input);
+}
+
+template <typename F>
+void for_dependents(const Storage* storage, F&& visit) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage != storage) visit(output.storage);
+}
+
+}  // namespace
+
+// The storage was evicted.
+void Engine::join_neighborhoods(Storage* storage) {
+  storage->counted = true;
+  storage->below = storage->above = Known::maybe;
+  if (needs_.components) {
+    storage->component = components_.create(cost_of(storage));
+    if (!is_source(storage))
+      for_evicted_neighbors(storage, [&](Storage* neighbor) {
+        if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
+      });
+  }
+  neighborhood_changed(storage, true);
+}
+
+// It came back, vanished or lost its parent: called while the edges still stand. What it
+// was next to may lose the whole component.
+void Engine::leave_neighborhoods(Storage* storage) {
+  if (!storage->counted) return;
+  storage->counted = false;
+  --stats_.evicted_storages;
+  if (storage->component) {
+    components_.leave(storage->component);
+    storage->component = nullptr;
+    const auto lower = [&](Storage* neighbor) {
+      ++stats_.storage_accesses;
+      bounds_lowered(neighbor);
+    };
+    for_inputs(storage, lower);
+    for_dependents(storage, lower);
+  }
+  neighborhood_changed(storage, false);
+}
+
+// The candidate's cost may have fallen to what is surely part of it.
+void Engine::bounds_lowered(Storage* storage) {
+  if (storage->candidate < 0 || !needs_.scores) return;
+  device_of(storage).candidates.lower(storage, floor_cost_ns(storage), components_.decreased_ns());
+}
+
+// Makes unknown what contains the storage, or what it leads to, in both directions. If
+// it grew, a cached sum is still a lower bound of the true one.
+void Engine::neighborhood_changed(Storage* storage, bool grew) {
+  const auto walk = [&](Known Storage::* level_of, bool Storage::* known, auto&& for_next,
+                        auto&& for_previous) {
+    Known level = grew ? Known::no : Known::gone;
+    // N3: what leads here may have promised more.
+    for_previous(storage, [&](Storage* previous) {
+      if (previous->counted) level = std::max(level, previous->*level_of);
+    });
+    storage->*level_of = level;
+    pending_.assign(1, storage);
+    while (!pending_.empty()) {
+      const Storage* from = pending_.back();
+      pending_.pop_back();
+      for_next(from, [&](Storage* next) {
+        ++stats_.storage_accesses;
+        if (next->counted) {
+          if (next->*level_of >= level) return;
+          next->*level_of = level;
+          pending_.push_back(next);
+        } else if (next->candidate >= 0) {
+          next->*known = false;
+          if (level == Known::gone) bounds_lowered(next);
+        }
+      });
+    }
+  };
+  const auto inputs = [](const Storage* of, auto&& visit) { for_inputs(of, visit); };
+  const auto dependents = [](const Storage* of, auto&& visit) { for_dependents(of, visit); };
+  if (needs_.ancestors) walk(&Storage::below, &Storage::ancestors_known, dependents, inputs);
+  if (needs_.descendants) walk(&Storage::above, &Storage::descendants_known, inputs, dependents);
+}
+
+// The summed cost of the evicted storages that this one would have to be recomputed from.
+int64_t Engine::ancestors_ns(Storage* storage) {
+  if (storage->ancestors_known) return storage->ancestors_ns;
+  const uint64_t visit = ++visits_;
+  int64_t sum = 0;
+  pending_.assign(1, storage);
+  while (!pending_.empty()) {
+    const Storage* from = pending_.back();
+    pending_.pop_back();
+    for_inputs(from, [&](Storage* input) {
+      if (!input->counted || input->visit == visit) return;
+      input->visit = visit;
+      input->below = Known::maybe;
+      ++stats_.storage_accesses;
+      sum += cost_of(input);
+      pending_.push_back(input);
+    });
+  }
+  storage->ancestors_known = true;
+  return storage->ancestors_ns = sum;
+}
+
+// The summed cost of the evicted storages that need this one to be recomputed.
+int64_t Engine::descendants_ns(Storage* storage) {
+  if (storage->descendants_known) return storage->descendants_ns;
+  const uint64_t visit = ++visits_;
+  int64_t sum = 0;
+  pending_.assign(1, storage);
+  while (!pending_.empty()) {
+    const Storage* from = pending_.back();
+    pending_.pop_back();
+    for_dependents(from, [&](Storage* dependent) {
+      if (!dependent->counted || dependent->visit == visit) return;
+      dependent->visit = visit;
+      dependent->above = Known::maybe;
+      ++stats_.storage_accesses;
+      sum += cost_of(dependent);
+      pending_.push_back(dependent);
+    });
+  }
+  storage->descendants_known = true;
+  return storage->descendants_ns = sum;
+}
+
+// The summed cost of the distinct evicted components next to the storage.
+int64_t Engine::component_ns(Storage* storage) {
+  const uint64_t visit = ++visits_;
+  int64_t sum = 0;
+  for_evicted_neighbors(storage, [&](Storage* neighbor) {
+    ComponentNode* root = components_.root(neighbor->component);
+    if (root->mark == visit) return;
+    root->mark = visit;
+    sum += root->cost_ns;
+  });
+  return sum;
+}
+
+// After a change of the heuristic: what it needs is made from the records, what it does
+// not need goes. Components that were kept keep their phantom connections.
+void Engine::rebuild_neighborhoods() {
+  const auto for_counted = [&](auto&& visit) {
+    for (const Op* op = oldest_op_; op; op = op->newer)
+      for (const Output& output : op->outputs)
+        if (output.storage && output.storage->counted) visit(output.storage);
+  };
+  if (needs_.components) {
+    std::vector<Storage*> fresh;
+    for_counted([&](Storage* storage) {
+      if (!storage->component) fresh.push_back(storage);
+    });
+    for (Storage* storage : fresh) storage->component = components_.create(cost_of(storage));
+    for (const Storage* storage : fresh)
+      if (!is_source(storage))
+        for_evicted_neighbors(storage, [&](Storage* neighbor) {
+          if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
+        });
+  } else {
+    for_counted([&](Storage* storage) {
+      if (storage->component) components_.leave(storage->component);
+      storage->component = nullptr;
+    });
+  }
+  for_counted([&](Storage* storage) { storage->below = storage->above = Known::maybe; });
+  for (const Device* device : devices_)
+    for (size_t i = 0; i < device->candidates.size(); ++i)
+      device->candidates.at(i)->ancestors_known = device->candidates.at(i)->descendants_known =
+          false;
+}
+
+}  // namespace dtr

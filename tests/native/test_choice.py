@@ -1,0 +1,458 @@
+"""What the engine chooses to evict, under every heuristic. Needs the native build.
+
+check_invariants() compares, in every step, each cached sum with a fresh walk and each bound with
+the score, and in every fourth the search with brute force (native/invariants.cpp).
+"""
+
+import itertools
+import math
+import random
+import subprocess
+from collections import Counter
+
+import pytest
+from native_fixtures import ROOT, compile_cpp
+from native_pool import OutOfMemory, WrongState, ffi
+from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY
+
+from dtr_alloc import heuristics
+from dtr_alloc.heuristics import COSTS, PRESETS, SIZES
+
+PAGE = 4096
+WORDS = PAGE // 8
+SCORES = [name for name in PRESETS if PRESETS[name].select == "score"]
+SHARES = (0, 0.5, 1)
+HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics that thrash
+
+
+def release(*tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+class Program:
+    """Random operators on random tensors, evicted and released at random; the same for a seed."""
+
+    def __init__(self, toy, seed, check_every=1):
+        self.toy = toy
+        self.random = random.Random(seed)
+        self.check_every = check_every
+        self.tensors = [toy.unseen(WORDS, seed=i) for i in range(3)]
+        self.steps = 0
+
+    def some(self, most):
+        return self.random.sample(self.tensors, self.random.randint(1, most))
+
+    def sizes(self):
+        return [
+            self.random.choice([40, 256, WORDS, WORDS, 2 * WORDS, 3 * WORDS])
+            for _ in range(self.random.choice([1, 1, 1, 2]))
+        ]
+
+    def step(self):
+        toy, choice = self.toy, self.random.random()
+        parameter = self.steps = self.steps + 1
+        try:
+            if choice < 0.55:
+                inputs = self.some(3)
+                self.tensors += toy.run("f", *inputs, results=self.sizes(), parameter=parameter)
+            elif choice < 0.65:
+                first, *others = self.some(3)
+                uses = [(first, self.random.choice([MUTATE, WRITE_ONLY])), *others]
+                toy.run("mutate", *uses, parameter=parameter)
+            elif choice < 0.68:
+                first, *others = self.some(3)
+                uses = [*others, (first, SCRATCH)] if others else [(first, MUTATE)]
+                self.tensors += toy.run("norm", *uses, results=self.sizes(), parameter=parameter)
+            elif choice < 0.70:
+                toy.run("update", (self.some(1)[0], MUTATE | CONSTANT), parameter=parameter)
+            elif choice < 0.73:
+                tensor = self.some(1)[0]
+                toy.materialize(tensor)
+                toy.pin(tensor)
+                self.check()
+                assert toy.unpin(tensor)
+            elif choice < 0.80:
+                toy.evict(self.some(1)[0])
+            elif choice < 0.86:
+                toy.materialize(self.some(1)[0])
+            elif len(self.tensors) > 4:
+                gone = self.tensors.pop(self.random.randrange(len(self.tensors)))
+                gone.release()
+        except OutOfMemory:
+            if len(self.tensors) > 4:
+                self.tensors.pop(self.random.randrange(len(self.tensors))).release()
+        if len(self.tensors) > 40:
+            self.tensors.pop(self.random.randrange(len(self.tensors))).release()
+        if self.steps % self.check_every == 0:
+            self.check()
+
+    def check(self):
+        self.toy.verify()
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def end(self):
+        for tensor in self.tensors:
+            if not tensor.evicted:
+                assert tensor.is_right()
+            tensor.release()
+
+
+def combinations():
+    for cost, size, share in itertools.product(COSTS, SIZES, SHARES):
+        factor = 1.5 if share in (0.5, 1) else 1
+        yield f"c={cost},m={size},s={share},r={factor}"
+
+
+class TestExactness:
+    @pytest.mark.parametrize("heuristic", [*combinations()])
+    def test_the_search_finds_the_least_score_of_all(self, make_toy, heuristic):
+        toy = make_toy(pages=40, heuristic=heuristic, history=HISTORY)
+        program = Program(toy, heuristic).run(150)
+        assert toy.stats().evictions > 20
+        assert toy.stats().rematerializations > 0
+        program.end()
+
+    @pytest.mark.parametrize("heuristic", [*SCORES, "c=ancestors,m=size+free,s=0.7,r=2"])
+    def test_bounds_may_age_over_many_steps(self, make_toy, heuristic):
+        toy = make_toy(pages=60, heuristic=heuristic, history=HISTORY)
+        program = Program(toy, 1, check_every=61).run(800)
+        assert toy.stats().rematerializations > 50
+        program.end()
+
+    @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+    def test_small_storages_are_left_out_while_they_are_small(self, make_toy, share):
+        """The limit follows the mean size, down as well as up."""
+        toy = make_toy(pages=40, heuristic="dtr-eqclass", min_evict_share=share, history=HISTORY)
+        Program(toy, 5).run(300).end()
+
+    def test_what_a_heuristic_needs_is_built_when_it_is_chosen(self, make_toy):
+        toy = make_toy(pages=40, heuristic="lru", history=HISTORY)
+        program = Program(toy, 11)
+        names = random.Random(3).choices([*PRESETS, *combinations()], k=60)
+        for name in names:
+            toy.configure(name)
+            toy.verify()
+            program.run(8)
+        assert toy.stats().evictions > 50
+        program.end()
+
+    @pytest.mark.parametrize("heuristic", ["dtr-full", "msps", "dtr-eqclass", "lru"])
+    def test_long_chains_are_walked_once_not_once_for_each_eviction(self, make_toy, heuristic):
+        toy = make_toy(pages=64, heuristic=heuristic)
+        links = [toy.unseen(128)]
+        for i in range(3000):
+            links.append(toy.one("link", links[-1], words=128, parameter=i))
+        last = links.pop()
+        before = toy.stats().storage_accesses
+        release(*links)
+        for _ in range(3):
+            assert toy.evict(last)
+            toy.materialize(last)
+        assert toy.stats().storage_accesses - before < 1_000_000  # 9 million and more if quadratic
+        release(last)
+
+    def test_the_power_of_the_prefilter_is_never_too_small(self, tmp_path):
+        """Every mantissa against std::pow."""
+        source = ROOT / "tests/native/power_bound.cpp"
+        program = compile_cpp([source], tmp_path / "power_bound", f"-I{ROOT / 'native'}", "-O2")
+        result = subprocess.run([str(program)], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout
+
+
+class TestPresets:
+    """Each in a scene where it must choose what no other part would."""
+
+    def evicted_first(self, toy, *tensors):
+        """Which one goes when one must; the others are right where they were."""
+        free = toy.pool.stats().budget_bytes - toy.pool.stats().allocated_bytes
+        assert not any(tensor.evicted for tensor in tensors)
+        filler = toy.unseen(free // 8 // WORDS * WORDS) if free >= PAGE else None
+        extra = toy.unseen(WORDS)
+        gone = [tensor.evicted for tensor in tensors]
+        release(extra, *([filler] if filler else []))
+        assert sum(gone) == 1
+        return gone.index(True)
+
+    def test_lru_takes_what_was_used_longest_ago(self, make_toy):
+        toy = make_toy(pages=16, heuristic="lru")
+        x = toy.unseen(WORDS)
+        a, b, c = (toy.one("f", x, parameter=i) for i in range(3))
+        release(toy.one("g", a, words=8))
+        assert self.evicted_first(toy, a, b, c) == 1
+        release(x, a, b, c)
+
+    def test_largest_takes_the_largest(self, make_toy):
+        toy = make_toy(pages=16, heuristic="largest")
+        x = toy.unseen(WORDS)
+        a, b, c = (toy.one("f", x, words=n * WORDS, parameter=n) for n in (1, 3, 2))
+        assert self.evicted_first(toy, a, b, c) == 1
+        release(x, a, b, c)
+
+    def test_equal_scores_are_for_the_oldest(self, make_toy):
+        toy = make_toy(pages=16, heuristic="c=none,m=none,s=0")
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(3)]
+        assert self.evicted_first(toy, *tensors) == 0
+        release(x, *tensors)
+
+    def test_free_bytes_beside_a_block_count(self, make_toy):
+        """A small block between two holes frees more than a larger one among others."""
+        toy = make_toy(pages=24, heuristic="c=none,m=size+free,s=0")
+        x = toy.unseen(WORDS)
+        row = [toy.one("f", x, words=n * WORDS, parameter=n) for n in (4, 2, 5, 3)]
+        wall = toy.unseen(WORDS)  # between them and the free space behind all
+        release(row[0], row[2])
+        extra = toy.unseen(18 * WORDS)
+        assert [row[1].evicted, row[3].evicted] == [True, False]
+        release(x, wall, extra, row[1], row[3])
+
+    def test_ancestors_that_are_gone_make_a_storage_dear(self, make_toy):
+        toy = make_toy(pages=24, heuristic="msps")
+        x = toy.unseen(WORDS)
+        chain = [x]
+        for i in range(8):
+            chain.append(toy.one("link", chain[-1], parameter=i))
+        lone = toy.one("f", x)
+        for link in chain[1:-1]:
+            assert toy.evict(link)
+        # Costs are measured, and vary; eight times one of them do not come down to one.
+        toy.configure("c=ancestors,m=size,s=0")
+        assert self.evicted_first(toy, chain[-1], lone) == 1
+        release(*chain, lone)
+
+    def test_recomputations_weigh(self, make_toy):
+        toy = make_toy(pages=16, heuristic="c=none,m=none,s=0,r=2")
+        x = toy.unseen(WORDS)
+        a, b = (toy.one("f", x, parameter=i) for i in range(2))
+        toy.evict(a)
+        toy.materialize(a)
+        assert self.evicted_first(toy, a, b) == 1
+        release(x, a, b)
+
+    def test_random_is_uniform_and_the_same_for_a_seed(self, make_toy):
+        def choices(rounds):
+            toy = make_toy(pages=16, heuristic="random")
+            x = toy.unseen(WORDS)
+            tensors = [toy.one("f", x, parameter=i) for i in range(5)]
+            toy.pin(tensors[2])
+            chosen = []
+            for _ in range(rounds):
+                chosen.append(self.evicted_first(toy, *tensors))
+                toy.materialize(tensors[chosen[-1]])
+            toy.unpin(tensors[2])
+            release(x, *tensors)
+            return chosen
+
+        counts = Counter(choices(800))
+        assert counts.keys() == {0, 1, 3, 4}
+        assert all(140 < count < 260 for count in counts.values())
+        assert choices(40) == choices(40)
+
+    def test_random_finds_the_last_one_that_can_go(self, make_toy):
+        toy = make_toy(pages=128, heuristic="random")
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(100)]
+        for tensor in tensors[:-1]:
+            toy.pin(tensor)
+        assert self.evicted_first(toy, *tensors) == 99
+        for tensor in tensors[:-1]:
+            toy.unpin(tensor)
+        release(x, *tensors)
+
+    @pytest.mark.parametrize("heuristic", [*PRESETS])
+    def test_every_preset_trains_a_random_program_right(self, make_toy, heuristic):
+        toy = make_toy(
+            pages=40, heuristic=heuristic, sampling=1, min_evict_share=0.01, history=HISTORY
+        )
+        program = Program(toy, heuristic, check_every=5).run(400)
+        assert toy.stats().evictions > 50
+        program.end()
+
+
+class TestCounters:
+    def test_only_needed_metadata_is_maintained(self, make_toy):
+        """lru, largest, random and local scores visit nothing but what they evaluate."""
+        accesses = {}
+        for name in PRESETS:
+            toy = make_toy(pages=40, heuristic=name, history=HISTORY)
+            program = Program(toy, 3, check_every=10**9).run(400)
+            stats = toy.stats()
+            accesses[name] = stats.storage_accesses - stats.evaluations
+            assert stats.evaluations >= stats.searches - 20
+            program.end()
+        for name in ("lru", "largest", "random", "dtr-local"):
+            assert accesses[name] == 0, name
+        for name in ("dtr-full", "dtr-eqclass", "msps", "estar", "megengine", "coop"):
+            assert accesses[name] > 0, name
+
+    def test_a_search_evaluates_a_few_candidates_only(self, make_toy):
+        toy = make_toy(pages=1100, heuristic="dtr-eqclass")
+        x = toy.unseen(128)
+        tensors = [toy.one("f", x, words=WORDS, parameter=i) for i in range(1200)]
+        stats = toy.stats()
+        assert stats.evictions > 100
+        assert stats.evaluations / stats.searches < 40
+        release(x, *tensors)
+
+    def test_sampling_evaluates_the_root_of_the_candidates(self, make_toy):
+        toy = make_toy(pages=910, heuristic="dtr-eqclass", sampling=1)
+        x = toy.unseen(128)
+        tensors = [toy.one("f", x, words=WORDS, parameter=i) for i in range(1000)]
+        stats = toy.stats()
+        assert stats.evictions > 50
+        assert 25 < stats.evaluations / stats.searches <= 32
+        release(x, *tensors)
+
+    def test_sampling_looks_at_all_if_its_sample_can_not_go(self, make_toy):
+        toy = make_toy(pages=128, heuristic="lru", sampling=1)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(100)]
+        for tensor in tensors[:-1]:
+            toy.pin(tensor)
+        extra = toy.unseen(28 * WORDS)
+        assert tensors[-1].evicted
+        for tensor in tensors[:-1]:
+            toy.unpin(tensor)
+        release(x, extra, *tensors)
+
+
+class Scores:
+    """A callback heuristic: what it was asked, and a function that answers."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+        self.pointer = ffi.callback("dtr_score_fn", self.call, error=1)
+
+    def call(self, context, candidates, count, scores, message, capacity):
+        self.asked.append({candidates[i].id: candidates[i].size_bytes for i in range(count)})
+        for i in range(count):
+            scores[i] = self.answer(candidates[i])
+        return 0
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored from cffi callback")
+class TestCallback:
+    @pytest.fixture
+    def make(self, make_toy):
+        def make(answer, pages=16, **options):
+            self.scores = Scores(answer)
+            toy = make_toy(pages=pages, history=1000)
+            toy.configure(
+                heuristic=heuristics.Heuristic("mine", select="callback", score=answer),
+                score=self.scores.pointer,
+                **options,
+            )
+            return toy
+
+        return make
+
+    def test_the_smallest_answer_is_evicted_and_infinity_is_last(self, make):
+        toy = make(lambda candidate: math.inf if candidate.size_bytes == PAGE else -1.0)
+        x = toy.unseen(WORDS)
+        small = [toy.one("f", x, parameter=i) for i in range(2)]
+        large = toy.one("f", x, words=2 * WORDS)
+        extra = toy.unseen(12 * WORDS)
+        assert [large.evicted, *(tensor.evicted for tensor in small)] == [True, False, False]
+        more = toy.unseen(2 * WORDS)
+        assert [tensor.evicted for tensor in small] == [True, False]  # the oldest of equals
+        release(x, extra, more, large, *small)
+
+    def test_it_is_told_what_the_graph_says(self, make):
+        """Sums by fresh walks over the same program are compared in check_invariants()."""
+        seen = []
+
+        def answer(candidate):
+            seen.append(candidate.ancestors_ns + candidate.descendants_ns)
+            assert candidate.component_ns >= 0
+            assert candidate.staleness_ns >= 0
+            assert candidate.size_bytes > 0
+            cost = candidate.cost_ns + seen[-1]
+            return cost / candidate.size_bytes / max(candidate.staleness_ns, 1)
+
+        toy = make(answer, pages=40)
+        toy.keep_history(HISTORY)
+        Program(toy, 7).run(250).end()
+        assert any(seen)
+        assert toy.stats().evictions > 20
+
+    @pytest.mark.parametrize("sampling", [0, 1])
+    def test_it_is_asked_about_all_or_a_sample(self, make, sampling):
+        toy = make(lambda candidate: candidate.id, pages=104, sampling=sampling)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(100)]
+        extra = toy.unseen(4 * WORDS)
+        assert all(len(asked) <= (10 if sampling else 100) for asked in self.scores.asked)
+        assert len(self.scores.asked[0]) > (5 if sampling else 98)
+        release(x, extra, *tensors)
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            (lambda candidate: math.nan, "gave NaN for storage"),
+            (lambda candidate: 1 / 0, "the heuristic's callback failed"),
+        ],
+    )
+    def test_a_failure_fails_the_allocation_and_nothing_else(self, make, capsys, answer, message):
+        toy = make(answer)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(10)]
+        before = ffi.buffer(toy.pool.stats())[:]
+        with pytest.raises(WrongState, match=message):
+            toy.one("f", x, words=9 * WORDS)
+        with pytest.raises(WrongState, match=message):
+            toy.pool.set_budget(4 * PAGE)
+        assert ffi.buffer(toy.pool.stats())[:] == before
+        assert toy.stats().evictions == 0
+        toy.verify()
+        toy.configure("lru")
+        release(toy.one("f", x, words=9 * WORDS))
+        assert toy.stats().evictions > 0
+        release(x, *tensors)
+
+    def test_what_dies_while_it_answers_is_not_evicted(self, make):
+        doomed = []
+
+        def answer(candidate):
+            while doomed:
+                doomed.pop().release()
+            return candidate.id  # the oldest, and it is gone
+
+        toy = make(answer)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(6)]
+        doomed.append(tensors.pop(0))
+        extra = toy.unseen(10 * WORDS)
+        assert [tensor.evicted for tensor in tensors].count(True) == 1
+        assert tensors[0].evicted
+        release(x, extra, *tensors)
+
+    def test_it_is_asked_again_if_all_it_knew_are_gone(self, make):
+        toy = make(lambda candidate: self.swap() or 1.0)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=0)]
+
+        def swap():
+            if len(self.scores.asked) == 1:
+                tensors.pop().release()
+                tensors.append(toy.one("f", x, parameter=1))
+
+        self.swap = swap
+        extra = toy.unseen(15 * WORDS)
+        assert len(self.scores.asked) == 2
+        assert tensors[0].evicted
+        release(x, extra, *tensors)
+
+    def test_memory_of_its_own_must_fit(self, make):
+        toy = make(lambda candidate: release(toy.unseen(9 * WORDS)) or 1.0)
+        x = toy.unseen(WORDS)
+        tensors = [toy.one("f", x, parameter=i) for i in range(8)]
+        with pytest.raises(WrongState, match="callback failed"):
+            toy.one("f", x, words=8 * WORDS)
+        toy.configure("lru")
+        release(x, *tensors)

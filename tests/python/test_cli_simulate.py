@@ -1,0 +1,224 @@
+"""``dtr-alloc simulate``: what it prints, writes and refuses. Needs the native build."""
+
+import bz2
+import json
+import lzma
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip(
+    "dtr_alloc._core",
+    reason="the core is not built here (pip install -e .)",
+    exc_type=ImportError,
+)
+
+from click.testing import CliRunner
+
+from dtr_alloc.cli import commands
+
+DATA = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
+FUZZ_A = str(DATA / "fuzz_a.log.xz")
+UNET = str(DATA / "unet_skip.log.xz")
+
+
+def command(*arguments, cwd=None):
+    """In a process of its own."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    root = str(Path(__file__).parents[2])
+    clean["PYTHONPATH"] = os.pathsep.join([root, clean.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "dtr_alloc.cli", "simulate", *map(str, arguments)],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def simulate(*arguments):
+    """In this process, which is faster."""
+    result = CliRunner().invoke(commands, ["simulate", *map(str, arguments), "--jobs", "1"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
+def rows(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_json_on_stdout_stands_alone():
+    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "DTR,LRU")
+    assert done.returncode == 0
+    found = rows(done.stdout)
+    assert len(found) == 2 * 2 * 2
+    assert [row["log"] for row in found] == [FUZZ_A] * 4 + [UNET] * 4
+    assert "all compute, in terms of that:" in done.stderr
+
+
+def test_a_table_is_on_stdout_otherwise_and_the_file_has_the_rows(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    done = command(UNET, "--budget", "0.6", "--json", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = rows(file.read_text())
+    assert row["status"] == "ok"
+    assert f"{row['total_compute'] / row['base_compute']:.3f}x" in done.stdout
+
+
+def test_the_published_numbers_come_out():
+    """The decisions of simrd on this log, from the reference data."""
+    done = simulate(
+        *(DATA / "densenet_cat.log.xz", "--heuristic", "DTR", "--budget", "0.3"),
+        *("--thrash", "3", "--json", "-"),
+    )
+    (row,) = rows(done.stdout)
+    assert (row["status"], row["decisions_sha256"]) == ("oom", "a16023c271a56656")
+    assert (row["budget_bytes"], row["peak_bytes"]) == (64819527, 64817704)
+    assert (row["forced_evictions"], row["other_evictions"]) == (636, 362)
+    assert (row["rematerializations"], row["collateral"]) == (483, 96)
+
+
+def test_running_out_of_memory_is_a_result():
+    done = simulate(FUZZ_A, "--budget", "1000B", "--json", "-")
+    assert done.returncode == 0
+    assert [row["status"] for row in rows(done.stdout)] == ["oom"]
+
+
+def test_a_ratio_above_one_is_allowed():
+    done = simulate(FUZZ_A, "--budget", "1.5", "--json", "-")
+    (row,) = rows(done.stdout)
+    assert (row["status"], row["forced_evictions"]) == ("ok", 0)
+    assert row["budget_bytes"] == int(1.5 * row["base_peak_bytes"])
+
+
+def test_runtime_semantics_have_a_heap():
+    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--json", "-")
+    (counted,) = rows(simulate(*arguments).stdout)
+    (placed,) = rows(simulate(*arguments, "--space", "heap").stdout)
+    assert (counted["space"], placed["space"]) == ("bytes", "heap")
+    assert counted["base_peak_bytes"] < placed["base_peak_bytes"]
+
+
+def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    for name in ("plot.png", "folder/plot.svg"):
+        done = simulate(
+            *(FUZZ_A, UNET, "--plot", tmp_path / name, "--budget", "0.3..1.0:0.35"),
+            *("--heuristic", "lru,random", "--seed", "0,1"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_help_has_every_option():
+    text = simulate("--help").stdout
+    for option in (
+        *("--budget", "--heuristic", "--dealloc", "--seed", "--semantics", "--space", "--thrash"),
+        *("--no-releases", "--json", "--plot", "--jobs"),
+    ):
+        assert option in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "--budget: 0 bytes in budget '0'; allowed: ratios"),
+        (["--budget", "1"], "write 1.0 or 1B"),
+        (["--budget=-0.5"], "--budget: no size or ratio in budget '-0.5'"),
+        (["--budget", "0.9..0.1"], "a range needs first <= last"),
+        (["--heuristic", "best"], "--heuristic: unknown heuristic 'best'; allowed: dtr-full"),
+        (["--heuristic", "c=mine"], "--heuristic: c is 'mine'; allowed: none, local"),
+        (["--heuristic", "DTR", "--semantics", "runtime"], "'DTR' is a name of simrd's"),
+        (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore"),
+        (["--dealloc", "banish"], "heuristic 'dtr-eqclass' with dealloc 'banish'"),
+        (["--seed", "x"], "--seed: seed 'x'; allowed"),
+        (["--space", "heap"], "--space heap needs --semantics runtime"),
+        (["--space", "disk"], "'disk' is not one of"),
+        (["--thrash", "0.5"], "--thrash is 0.5; allowed: 1 and more"),
+        (["--thrash", "nan"], "--thrash is nan"),
+        (["--plot", "x.doc"], "--plot: 'x.doc'; allowed endings"),
+        (["--json", "/nowhere/x"], "--json: /nowhere/x: No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_named(arguments, message):
+    done = simulate(FUZZ_A, *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_log_is_needed():
+    assert command().returncode == 2
+    assert command(FUZZ_A, "--jobs", "0").returncode == 2
+    done = simulate("there is none.log")
+    assert done.returncode == 2
+    assert "there is no log 'there is none.log'" in done.stderr
+
+
+def lines_of(path):
+    with lzma.open(path, "rt") as file:
+        return file.readlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.log", b"", "the file is empty"),
+        ("cut.log.xz", Path(FUZZ_A).read_bytes()[:2000], "the file is damaged or cut off"),
+        ("no.log", b'{"INSTRUCTION": "RELEASE", "NAME": "x"}\n', "no line is ANNOTATE START"),
+        (
+            "line.log",
+            "".join([*lines_of(FUZZ_A)[:20], "{damaged\n", *lines_of(FUZZ_A)[20:]]).encode(),
+            "line 21: ",
+        ),
+        (
+            "half.log",
+            "".join(lines_of(FUZZ_A)[:14]).encode(),
+            "line 14: the log ends after CALL",
+        ),
+        ("not.log.bz2", b"plain text", "damaged"),
+        ("folder.log", None, "Is a directory"),
+    ],
+)
+def test_a_damaged_log_is_named_with_its_line_and_nothing_is_written(
+    tmp_path, name, content, message
+):
+    path = tmp_path / name
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    done = command(FUZZ_A, path, "--json", out, "--plot", plot)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert str(path) in line
+    assert message in line
+    assert not out.exists()
+    assert not plot.exists()
+
+
+def test_logs_are_read_however_they_are_compressed(tmp_path):
+    text = "".join(lines_of(FUZZ_A)).encode()
+    (tmp_path / "plain.log").write_bytes(text)
+    with bz2.open(tmp_path / "small.log.bz2", "wb") as file:
+        file.write(text)
+    done = command(
+        *("plain.log", "small.log.bz2", FUZZ_A, "--budget", "0.8", "--json", "-"), cwd=tmp_path
+    )
+    hashes = {row["decisions_sha256"] for row in rows(done.stdout)}
+    assert len(hashes) == 1

@@ -1,0 +1,117 @@
+"""How heuristics are written, and that the C header numbers them as Python does. Needs nothing."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dtr_alloc import heuristics
+from dtr_alloc.config import ConfigError, load_config
+from dtr_alloc.heuristics import COSTS, PRESETS, SELECTIONS, SIZES, Heuristic, parse
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Names registered in a test are forgotten after it."""
+    monkeypatch.setattr(heuristics, "_registered", {})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_known_by_its_name(name):
+    assert parse(f" {name} ") is PRESETS[name]
+    assert load_config({"DTR_ALLOC_HEURISTIC": name}).heuristic is PRESETS[name]
+    assert str(PRESETS[name]) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("c=ancestors,m=size,s=0.5", ("ancestors", "size", 0.5, 1.0)),
+        ("s=1", ("none", "none", 1.0, 1.0)),
+        (" r = 2 , c = local ", ("local", "none", 0.0, 2.0)),
+        ("m=size+free,c=neighborhood,s=0", ("neighborhood", "size+free", 0.0, 1.0)),
+    ],
+)
+def test_parts_that_are_left_out_are_none(text, parts):
+    heuristic = parse(text)
+    assert heuristic.name == text.strip()
+    found = (heuristic.cost, heuristic.size, heuristic.staleness, heuristic.recompute_factor)
+    assert found == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("best", "", "c=all", "c=local,c=none", "x=1", "c=", "c=local,", "s=2", "s=-0.1", "s=nan"),
+        *("r=0.5", "r=inf", "r=nan", "s=fast", "dtr-eqclass,s=1", None, 3),
+    ],
+)
+def test_what_is_no_heuristic_is_refused(text):
+    with pytest.raises(ValueError, match=r"allowed|not a heuristic"):
+        parse(text)
+    if text:
+        with pytest.raises(ConfigError, match=r"heuristic is .*; allowed: dtr-full, .* parts"):
+            load_config({}, heuristic=text)
+
+
+def test_a_wrong_variable_is_named_with_what_is_allowed():
+    wanted = r"DTR_ALLOC_HEURISTIC is 'best'; allowed: dtr-full, dtr-eqclass, .*c=ancestors,m=size"
+    with pytest.raises(ConfigError, match=wanted):
+        load_config({"DTR_ALLOC_HEURISTIC": "best"})
+
+
+def test_a_registered_callable_is_known_by_its_name(registry):
+    made = heuristics.register_heuristic("mine", lambda candidate: candidate.size_bytes)
+    assert load_config({"DTR_ALLOC_HEURISTIC": "mine"}).heuristic is made
+    assert made.select == "callback"
+    with pytest.raises(ConfigError, match="registered: mine"):
+        load_config({"DTR_ALLOC_HEURISTIC": "yours"})
+
+
+@pytest.mark.parametrize("name", ["lru", "c=local", "", " mine"])
+def test_a_name_that_means_something_else_can_not_be_registered(registry, name):
+    with pytest.raises(ValueError, match="the name of a heuristic is"):
+        heuristics.register_heuristic(name, len)
+
+
+def test_only_callables_are_registered(registry):
+    with pytest.raises(ValueError, match=r"the score of 'mine' is 3; allowed: a callable"):
+        heuristics.register_heuristic("mine", 3)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"cost": "dear"},
+        {"size": "big"},
+        {"select": "best"},
+        {"staleness": math.nan},
+        {"recompute_factor": math.inf},
+        {"seed": -1},
+        {"select": "callback"},
+        {"score": len},
+    ],
+)
+def test_a_part_that_does_not_exist_is_refused(parts):
+    with pytest.raises(ValueError, match=r"allowed|goes with"):
+        Heuristic("h", **parts)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"), [("COST", COSTS), ("SIZE", SIZES), ("SELECT", SELECTIONS)]
+)
+def test_the_header_numbers_the_parts_in_the_same_order(prefix, names):
+    header = (ROOT / "native/dtr_alloc.h").read_text()
+    numbered = dict(re.findall(rf"\bDTR_{prefix}_(\w+) = (\d+)", header))
+    assert sorted(map(int, numbered.values())) == list(range(len(names)))
+
+
+def test_numbers_are_the_fields_of_the_struct_in_order():
+    header = (ROOT / "native/dtr_alloc.h").read_text()
+    struct = re.search(r"typedef struct dtr_heuristic \{(.*?)\} dtr_heuristic;", header, re.S)
+    fields = re.findall(r"(\w+);", re.sub(r"/\*.*?\*/", "", struct[1], flags=re.S))
+    assert fields == ["select", "cost", "size", "staleness_exponent", "recompute_factor", "seed"]
+    assert PRESETS["megengine"].numbers() == (0, 4, 2, 1.0, 1.5, 0)

@@ -1,0 +1,182 @@
+"""Whichever heuristic chooses what is evicted, the bits are the same; a wrong one says so."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from harness import assert_same_bits, one_thread  # noqa: F401
+
+import dtr_alloc
+from bench.measure import profile, train_plain
+from bench.models import JOBS
+from dtr_alloc import heuristics
+from dtr_alloc.heuristics import PRESETS, Candidate
+
+STEPS = 2
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Registers a callable as "mine", which is forgotten after the test."""
+    monkeypatch.setattr(heuristics, "_registered", {})
+
+    def register(score: Callable[[Candidate], float]) -> str:
+        dtr_alloc.register_heuristic("mine", score)
+        return "mine"
+
+    return register
+
+
+def train(name: str, fraction: float, **settings: object) -> tuple[dict, dict]:
+    """The job's state and what the run added to the counters, at a part of its activations."""
+    shape, _ = profile(name, STEPS)
+    with dtr_alloc.session(budget=shape.budget(fraction), device="cpu", **settings):
+        before = dtr_alloc.stats()
+        job = JOBS[name]()
+        for i in range(STEPS):
+            job.step(i)
+            dtr_alloc.check_invariants()
+        after = dtr_alloc.stats()
+    added = ("evictions", "rematerializations", "evaluations", "storage_accesses")
+    return job.state(), {key: after[key] - before[key] for key in added}
+
+
+@pytest.mark.parametrize("heuristic", [*PRESETS, "c=ancestors,m=size,s=0.5"])
+def test_a_transformer_keeps_its_bits_under_every_heuristic(heuristic: str) -> None:
+    state, stats = train("transformer", 0.6, heuristic=heuristic)
+    assert_same_bits(train_plain("transformer", STEPS), state, heuristic)
+    assert stats["evictions"] > 0
+    assert stats["rematerializations"] > 0
+
+
+@pytest.mark.parametrize("name", ["resnet", "lstm", "unrolled_gan"])
+@pytest.mark.parametrize("heuristic", ["dtr-full", "megengine"])
+def test_other_jobs_do_too(name: str, heuristic: str) -> None:
+    state, stats = train(name, 0.6, heuristic=heuristic)
+    assert_same_bits(train_plain(name, STEPS), state, f"{name} under {heuristic}")
+    assert stats["rematerializations"] > 0
+
+
+def test_sampling_and_ignoring_small_storages_keep_the_bits() -> None:
+    state, stats = train("transformer", 0.6, sampling="sqrt", min_evict="1%")
+    assert_same_bits(train_plain("transformer", STEPS), state, "sampled")
+    assert stats["evictions"] > 0
+
+
+def test_a_registered_callable_chooses(register: Callable[..., str]) -> None:
+    """Its choices are those of the preset with the same equation, as far as it can see."""
+    asked: list[Candidate] = []
+
+    def score(candidate: Candidate) -> float:
+        asked.append(candidate)
+        cost = candidate.cost_ns + candidate.ancestors_ns + candidate.descendants_ns
+        return cost / (candidate.size_bytes * max(candidate.staleness_ns, 1))
+
+    state, stats = train("transformer", 0.6, heuristic=register(score))
+    assert_same_bits(train_plain("transformer", STEPS), state, "a callable")
+    assert stats["rematerializations"] > 0
+    assert stats["evaluations"] == len(asked)
+    assert {candidate.live for candidate in asked} >= {True}
+
+
+def fails(candidate: Candidate) -> float:
+    raise KeyError("no such layer")
+
+
+@pytest.mark.parametrize(
+    ("score", "message", "cause"),
+    [
+        (fails, r"heuristic 'mine' failed: KeyError: 'no such layer'", KeyError),
+        (lambda candidate: math.nan, r"heuristic 'mine' failed: .* is nan; allowed", ValueError),
+        (lambda candidate: "low", r"heuristic 'mine' failed: .* is 'low'; allowed", ValueError),
+        (lambda candidate: None, r"heuristic 'mine' failed: TypeError", TypeError),
+    ],
+)
+def test_a_callable_that_gives_no_score_fails_the_allocation(
+    register: Callable[..., str],
+    score: Callable[[Candidate], float],
+    message: str,
+    cause: type[Exception],
+) -> None:
+    """The error names the heuristic and has the callable's own error as its cause; the session
+    goes on with what needs no room."""
+    gc.collect()  # what another test's error held
+    with dtr_alloc.session(budget="8MiB", device="cpu", heuristic=register(score)):
+        before = dtr_alloc.stats()
+        x = torch.ones(256, 1024)
+        results = [x * i for i in range(6)]
+        with pytest.raises(RuntimeError, match=message) as caught:
+            torch.zeros(512, 1024)
+        assert not isinstance(caught.value, torch.OutOfMemoryError)
+        assert isinstance(caught.value.__cause__, cause)
+        dtr_alloc.check_invariants()
+        after = dtr_alloc.stats()
+        for name in ("evictions", "out_of_memory_errors", "rematerializations"):
+            assert after[name] == before[name]
+        assert [float(result.sum()) for result in results] == [i * 256 * 1024 for i in range(6)]
+        del results
+        assert float(torch.zeros(512, 1024).sum()) == 0
+
+
+def test_a_callable_that_fails_for_a_while_can_be_tried_again(
+    register: Callable[..., str],
+) -> None:
+    """In the middle of a training step, on autograd's way as well."""
+    shape, _ = profile("mlp", STEPS)
+    broken = [False]
+
+    def score(candidate: Candidate) -> float:
+        if broken[0]:
+            raise ArithmeticError("not now")
+        return -candidate.staleness_ns
+
+    with dtr_alloc.session(budget=shape.budget(0.6), device="cpu", heuristic=register(score)):
+        job = JOBS["mlp"]()
+        job.step(0)
+        broken[0] = True
+        with pytest.raises(RuntimeError, match="heuristic 'mine' failed: ArithmeticError: not now"):
+            job.step(1)
+        job.drop_gradients()
+        broken[0] = False
+        dtr_alloc.check_invariants()
+        job.step(2)
+        dtr_alloc.check_invariants()
+
+
+def test_the_heuristic_may_change_between_sessions() -> None:
+    for heuristic in ("lru", "dtr-full"):
+        state, _ = train("mlp", 0.6, heuristic=heuristic)
+        assert_same_bits(train_plain("mlp", STEPS), state, heuristic)
+
+
+def test_an_unknown_preset_is_named_with_what_is_allowed() -> None:
+    code = "import torch"
+    environ = {**os.environ, "DTR_ALLOC_BUDGET": "1GiB", "DTR_ALLOC_HEURISTIC": "best"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert done.returncode == 2
+    assert "DTR_ALLOC_HEURISTIC is 'best'; allowed: dtr-full, dtr-eqclass" in done.stderr
+    with pytest.raises(dtr_alloc.ConfigError, match="argument heuristic is 'best'; allowed: dtr-"):
+        dtr_alloc.enable(budget="1GiB", device="cpu", heuristic="best")
+
+
+def test_bookkeeping_is_timed_when_asked() -> None:
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        x = torch.ones(64, 64)
+        before = dtr_alloc.stats()["bookkeeping_seconds"]
+        y = x + x
+        assert dtr_alloc.stats()["bookkeeping_seconds"] == before
+        dtr_alloc.runtime.time_bookkeeping(True)
+        y = x + y
+        spent = dtr_alloc.stats()["bookkeeping_seconds"] - before
+        assert 0 < spent < 1
+        dtr_alloc.runtime.time_bookkeeping(False)
+        y = x + y
+        assert dtr_alloc.stats()["bookkeeping_seconds"] - before == spent
+        del x, y

@@ -1,0 +1,157 @@
+"""One policy, two callers: a job's log, replayed on the heap, makes the job's own decisions.
+
+Needs torch and the core. Jobs run in processes of their own, as users start them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed here")
+pytest.importorskip(
+    "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
+)
+
+from dtr_alloc import oplog, simulate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+JOB = """
+import json
+import torch
+from torch import nn
+from dtr_alloc import journal, runtime
+
+torch.set_num_threads(1)
+journal.watch_decisions(runtime._runtime.engine, True)
+torch.manual_seed(0)
+layers = []
+for _ in range(10):
+    layers += [nn.LayerNorm(64), nn.Linear(64, 96), nn.GELU()]
+    layers += [nn.Linear(96, 64), nn.ReLU(inplace=True)]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+x, gradient = torch.randn(256, 64), torch.ones(256, 64)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(x).backward(gradient)
+    optimizer.step()
+print(json.dumps(journal.take_decisions(runtime._runtime.engine)))
+"""
+
+
+def run_job(folder, **environ):
+    """Runs the job with costs that are kept from run to run; returns its decisions and stats."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    keep = {
+        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
+    }
+    (folder / "job.py").write_text(JOB)
+    settings = {"COSTS": "costs.json", "STATS": "stats.json", "LOG": "job.log", "DEVICE": "cpu"}
+    result = subprocess.run(
+        [sys.executable, "job.py"],
+        env={
+            **clean,
+            **keep,
+            **{f"DTR_ALLOC_{name}": value for name, value in {**settings, **environ}.items()},
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), json.loads((folder / "stats.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """The folder in which the job ran without a budget: its costs, its log and its statistics."""
+    folder = tmp_path_factory.mktemp("job")
+    run_job(folder, BUDGET="unlimited")
+    # The signatures that it met, at costs that are the same on every machine. What leaves no line
+    # in a log (the profiler's marks) moves the engine's clock, too: by next to nothing here.
+    costs = json.loads((folder / "costs.json").read_text())
+    for entry in costs["entries"]:
+        is_mark = entry["operator"].startswith("profiler")
+        entry["cost_ns"] = 1 if is_mark else 10_000 + int(entry["signature"], 16) % 90_000
+    (folder / "costs.json").write_text(json.dumps(costs))
+    _, stats = run_job(folder, BUDGET="unlimited")
+    return folder, oplog.compile_log(folder / "job.log"), stats
+
+
+def as_the_job_names_them(program, decisions):
+    """Evictions for room and repeated operators, in the words of the job's journal: a storage is
+    its name and how often it was overwritten, an operator its line."""
+    names, lines, versions = [], [], {}  # by tensor; by tensor; by storage
+    code, at, line = program.code, 0, 0
+
+    def storage(name):
+        return program.names[name].split("v")[0]
+
+    while at < len(code):
+        kind = code[at]
+        if kind == oplog.CONSTANT:
+            names.append((storage(code[at + 1]), 0))
+            lines.append(None)
+            at += 3
+        elif kind in (oplog.CALL, oplog.MUTATE):
+            args = code[at + 3 : at + 3 + code[at + 2]]
+            at += 3 + len(args)
+            width = 3 if kind == oplog.CALL else 1
+            for i in range(code[at]):
+                entry = code[at + 1 + width * i]
+                name = storage(entry if kind == oplog.CALL else args[entry])
+                if kind == oplog.MUTATE:
+                    versions[name] = versions.get(name, 0) + 1
+                names.append((name, versions.get(name, 0)))
+                lines.append(line)
+            at += 1 + width * code[at]
+            line += 1
+        else:
+            at += 2 if kind == oplog.RELEASE else 3
+    for decision in decisions.split("\n"):
+        tensor = int(decision[1:])
+        if decision[0] == "E":
+            yield ("room", *names[tensor])
+        elif decision[0] == "R":
+            yield ("again", "", lines[tensor])
+
+
+def test_the_peak_of_the_replay_is_the_jobs(job):
+    _, program, stats = job
+    base = simulate.baseline(program, "runtime", "heap")
+    assert base.peak_bytes == stats["peak_allocated_bytes"]
+    assert simulate.baseline(program, "runtime").peak_bytes == stats["peak_requested_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "ratio"),
+    [("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5), ("dtr-full", 0.6), ("largest", 0.7)],
+)
+def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
+    """The same evictions of the same contents and the same operators run again, in order. The log
+    is of the run without a budget: it says nothing of any decision."""
+    folder, program, stats = job
+    budget = int(ratio * stats["peak_allocated_bytes"])
+    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic)
+    run = simulate.replay(
+        program,
+        heuristic,
+        budget,
+        semantics="runtime",
+        space="heap",
+        outputs=False,
+        decisions=True,
+    )
+    assert run.status == "ok"
+    expected = list(as_the_job_names_them(program, run.decisions))
+    assert [tuple(one) for one in found if one[0] in ("room", "again")] == expected
+    assert len(expected) > 20
+    assert (run.forced, run.remat_ops) == (tight["evictions"], tight["rematerializations"])
