@@ -253,20 +253,6 @@ uint64_t Pool::block_start(uint64_t address) {
   return reservation_.base() + place.start;
 }
 
-FreeAround Pool::free_around(uint64_t address) {
-  Lock lock(mutex_);
-  const Place place = in_use_at(address, "free_around");
-  FreeAround around;
-  if (place.block == nullptr) return around;
-  const auto is_free = [](const Block* block) {
-    return block != nullptr && block->state == BlockState::kFree;
-  };
-  for (const Block* at = place.block->previous; is_free(at); at = at->previous)
-    around.before += at->size;
-  for (const Block* at = place.block->next; is_free(at); at = at->next) around.behind += at->size;
-  return around;
-}
-
 uint64_t Pool::unused_bytes() {
   Lock lock(mutex_);
   return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -76,12 +77,6 @@ struct BlockInfo {
   bool is_small;
 };
 
-// Free address space directly before and behind a block.
-struct FreeAround {
-  uint64_t before = 0;
-  uint64_t behind = 0;
-};
-
 class Pool {
  public:
   // Frees something and returns 1, or returns 0. Called with no lock held.
@@ -103,10 +98,13 @@ class Pool {
   bool contains(uint64_t address) const {
     return address - reservation_.base() < reservation_.size();
   }
-  uint64_t block_bytes(uint64_t address);    // 0 if no block in use starts there
-  uint64_t block_start(uint64_t address);    // 0 if no block in use contains it
-  FreeAround free_around(uint64_t address);  // 0 and 0 for an object of a slab
-  uint64_t unused_bytes();                   // of the budget
+  uint64_t block_bytes(uint64_t address);  // 0 if no block in use starts there
+  uint64_t block_start(uint64_t address);  // 0 if no block in use contains it
+  uint64_t unused_bytes();                 // of the budget
+  // visit(address, bytes) for each side of a large block in use that is free address space.
+  // Called under the lock: it decides nothing.
+  template <typename F>
+  void for_free_neighbors(F&& visit);
   PoolStats stats();
   // Around fork: in the child nobody else could let go of the lock.
   void hold() { mutex_.lock(); }
@@ -177,5 +175,29 @@ class Pool {
   std::string refusal_;           // what the driver said when it last refused memory
   PoolStats counts_{};            // budget, reserved, largest and chunk counts are filled on demand
 };
+
+template <typename F>
+void Pool::for_free_neighbors(F&& visit) {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  const auto in_use = [](const Block* block) {
+    return block != nullptr && block->state == BlockState::kInUse;
+  };
+  const auto is_free = [](const Block* block) {
+    return block != nullptr && block->state == BlockState::kFree;
+  };
+  large_.for_each_free([&](const Block* block) {
+    // A run of blocks that several streams freed counts as one, from either end.
+    uint64_t bytes = 0;
+    if (in_use(block->previous)) {
+      for (const Block* at = block; is_free(at); at = at->next) bytes += at->size;
+      visit(reservation_.base() + block->previous->offset, bytes);
+    }
+    if (in_use(block->next)) {
+      bytes = 0;
+      for (const Block* at = block; is_free(at); at = at->previous) bytes += at->size;
+      visit(reservation_.base() + block->next->offset, bytes);
+    }
+  });
+}
 
 }  // namespace dtr

@@ -128,12 +128,17 @@ uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 /* The start of the block in use that contains address, or NULL. O(log blocks). */
 void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
-/* The bytes of address space that are free directly before and behind the block in use
- * that starts at address, whether memory is mapped there or not: what a block freed there
- * would be merged with, once no stream waits. 0 and 0 for an object of a slab. O(1) but
- * for runs of blocks freed on several streams. DTR_INVALID if no block starts there. */
-int32_t dtr_pool_free_around(dtr_pool* pool, const void* address, uint64_t* before_bytes,
-                             uint64_t* behind_bytes);
+/* A block in use beside free address space. */
+typedef struct dtr_free_neighbor {
+  uint64_t address;    /* of the block */
+  uint64_t free_bytes; /* directly before it, or directly behind it; mapped or not */
+} dtr_free_neighbor;
+
+/* Which blocks have free address space directly beside them (an object of a slab never
+ * does): an entry for each side, in no order. Writes up to capacity of them and the number
+ * there is to *count: call again with more room if *count > capacity. O(free blocks). */
+int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, uint64_t capacity,
+                                uint64_t* count);
 
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
@@ -202,7 +207,7 @@ enum {
 typedef struct dtr_candidate {
   uint64_t id; /* of the storage; unique in the engine */
   uint64_t size_bytes;
-  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_around */
+  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_neighbors */
   int64_t staleness_ns;   /* since it was last used */
   int64_t cost_ns;        /* of its own op */
   int64_t ancestors_ns;   /* of its evicted ancestors: a part of e* */
@@ -282,6 +287,13 @@ int32_t dtr_engine_reset(dtr_engine* engine);
 
 void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
+
+/* What a search for room in the pool would choose now, without evicting it: its score in
+ * *chosen, and in *least the smallest score of all that can be evicted, found by looking at
+ * each. Both 0 if nothing can be. For measurements: the counters stay, a random number may
+ * be drawn. DTR_INVALID for a pool that is not the engine's, DTR_STATE unless the
+ * heuristic selects by score. Any thread. */
+int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
 
 /* Which ops' results fill the memory: for each resident storage with a parent, that
  * op's id and the storage's bytes. Writes up to capacity of them; returns how many
