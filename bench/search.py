@@ -250,7 +250,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 def main(
     heuristic: str, also: tuple[str, ...], searches: int, seed: int, path: str | None, smoke: bool
 ) -> None:
-    sizes = SIZES
+    sizes: tuple[int, ...] = SIZES
     if smoke:
         sizes, searches = (200, 400), 100
     console = results.console()
