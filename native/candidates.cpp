@@ -208,6 +208,15 @@ void Candidates::scan(const Query& query, size_t first_block, size_t blocks, flo
   scan_any(power, columns, first_block, blocks, terms, least_.data(), bounds);
 }
 
+float Candidates::bound_beside_free(const Query& query, const Storage* storage) const {
+  const auto i = static_cast<size_t>(storage->candidate);
+  const double cost = std::max(numerator_[i] - query.decreased, own_[i]);
+  const double staleness = std::max(query.now - access_[i], 1.0f);
+  const double size = std::max(static_cast<double>(storage->size_bytes), 1.0);
+  const double share = size / (size + static_cast<double>(storage->free_bytes));
+  return static_cast<float>(cost * weight_[i] * share / std::pow(staleness, exponent_));
+}
+
 size_t Candidates::least_block() const {
 #ifdef DTR_FOR_AVX2
   if (has_avx2()) return least_with_avx2(least_.data(), least_.size());

@@ -18,8 +18,8 @@
 //         eviction next door needs to tell nobody. A component that loses a member
 //         tells everybody at once, through `decreased`, and the member's own neighbors,
 //         who may lose the whole component, are set to their own cost (lower()).
-//       A score that also counts free bytes beside the block may be below its bound: the
-//       few candidates that have such are given to the search as its first.
+//       Free bytes beside a block lower its score further; the few candidates that have
+//       such are named to the search, which looks at each of them.
 //   C2  A parked candidate is one that the search met and that could not be evicted: its
 //       weight is infinite, so that the next search passes over it without a look. It
 //       is unparked when what it was parked for may have ended.
@@ -70,9 +70,9 @@ class Candidates {
 
   // The candidate of the least exact score, and the score; null if none can be evicted.
   // evaluate(storage, &score): the exact score; false: it cannot be evicted, and is
-  // parked. first: candidates to evaluate whatever their bounds.
+  // parked. beside_free: those whose free_bytes count with their size.
   template <typename Evaluate>
-  Storage* search(int64_t now_ns, int64_t decreased_ns, const std::vector<Storage*>& first,
+  Storage* search(int64_t now_ns, int64_t decreased_ns, const std::vector<Storage*>& beside_free,
                   Evaluate&& evaluate);
 
   // Of one candidate, for the check of C1.
@@ -89,6 +89,7 @@ class Candidates {
   Query query(int64_t now_ns, int64_t decreased_ns);
   void move_base(int64_t now_ns, int64_t decreased_ns);
   void scan(const Query& query, size_t first_block, size_t blocks, float* bounds);
+  float bound_beside_free(const Query& query, const Storage* storage) const;
   // The block of the least bound.
   size_t least_block() const;
 
@@ -106,7 +107,7 @@ class Candidates {
 
 template <typename Evaluate>
 Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
-                            const std::vector<Storage*>& first, Evaluate&& evaluate) {
+                            const std::vector<Storage*>& beside_free, Evaluate&& evaluate) {
   constexpr float kDone = std::numeric_limits<float>::infinity();
   // Blocks that are tried in the order of their bounds, before the rest is swept: after
   // them the best score is so near the least that the sweep stops at hardly any other.
@@ -138,14 +139,15 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
     for (size_t i = 0; i < kBlock; ++i)
       if (bounds[i] <= limit && i != lowest) visit(list_[block * kBlock + i]);
   };
-  for (Storage* storage : first) visit(storage);
   for (int probe = 0; probe < kProbes; ++probe) {
     const size_t block = least_block();
-    if (least_[block] > limit) return best;
+    if (least_[block] > limit) break;
     visit_block(block);
   }
   for (size_t block = 0; block < blocks; ++block)
     if (least_[block] <= limit) visit_block(block);
+  for (Storage* storage : beside_free)
+    if (bound_beside_free(asked, storage) <= limit) visit(storage);
   return best;
 }
 

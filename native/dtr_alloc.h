@@ -11,7 +11,8 @@
  *     A failed call leaves its objects as they were, unless it says otherwise.
  *   - "Any thread" means that the function takes the locks it needs
  *     (allocator/locks.h lists them). No function may be called while holding one.
- *   - No function takes the Python GIL. Callers that hold it may keep it.
+ *   - No function takes the Python GIL, but for what a dtr_score_fn does. Callers that
+ *     hold it may keep it.
  */
 #ifndef DTR_ALLOC_H
 #define DTR_ALLOC_H
@@ -104,7 +105,8 @@ void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
  * on the host and 512 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
- * room callback gave up; DTR_DRIVER if the driver failed. Any thread. */
+ * room callback gave up; DTR_DRIVER if the driver failed; DTR_STATE if it was the engine
+ * that was asked for room, and its callback heuristic failed. Any thread. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
