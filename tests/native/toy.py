@@ -163,7 +163,8 @@ class Toy:
     ) -> None:
         """Changes some of the engine's options."""
         if heuristic is not None:
-            self._options.heuristic = engine_options(heuristic).heuristic
+            given = engine_options(heuristic)  # it owns the struct
+            self._options.heuristic = given.heuristic
         for name, value in options.items():
             setattr(self._options, name, value)
         check(lib.dtr_engine_configure(self.engine, self._options))
