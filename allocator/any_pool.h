@@ -45,10 +45,10 @@ struct BlockInfo {
   bool is_small;
 };
 
-// Free address space directly before and behind a block.
-struct FreeAround {
-  uint64_t before = 0;
-  uint64_t behind = 0;
+// One side of a block in use that is free address space.
+struct FreeNeighbor {
+  uint64_t address;  // of the block
+  uint64_t free_bytes;
 };
 
 class AnyPool {
@@ -76,8 +76,9 @@ class AnyPool {
   bool contains(uint64_t address) const { return address - first_ < span_; }
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
-  // 0 and 0 for an object of a slab, and where nothing has a place.
-  virtual FreeAround free_around(uint64_t address) = 0;
+  // All sides of large blocks in use that are free: writes up to capacity of them, returns how
+  // many there are.
+  virtual uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) = 0;
   virtual uint64_t unused_bytes() = 0;  // of the budget
   virtual PoolStats stats() = 0;
   virtual void reset_peak() = 0;

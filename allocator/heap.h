@@ -65,6 +65,16 @@ class Heap {
   // The largest size that take() could give now if `absent` more chunks may be mapped.
   uint64_t largest_free(uint64_t absent) const;
 
+  // Every free block, by owner and size.
+  template <typename F>
+  void for_each_free(F&& visit) const {
+    for (const auto& blocks : owners_)
+      if (blocks)
+        for (const Block* block = blocks->index.at_least(0); block != nullptr;
+             block = blocks->index.after(block))
+          visit(block);
+  }
+
   Block* first() const { return first_; }
   uint32_t owners() const { return static_cast<uint32_t>(owners_.size()); }
 

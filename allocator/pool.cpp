@@ -234,20 +234,6 @@ uint64_t Pool::block_start(uint64_t address) {
   return reservation_.base() + place.start;
 }
 
-FreeAround Pool::free_around(uint64_t address) {
-  Lock lock(mutex_);
-  const Place place = in_use_at(address, "free_around");
-  FreeAround around;
-  if (place.block == nullptr) return around;
-  const auto is_free = [](const Block* block) {
-    return block != nullptr && block->state == BlockState::kFree;
-  };
-  for (const Block* at = place.block->previous; is_free(at); at = at->previous)
-    around.before += at->size;
-  for (const Block* at = place.block->next; is_free(at); at = at->next) around.behind += at->size;
-  return around;
-}
-
 uint64_t Pool::unused_bytes() {
   Lock lock(mutex_);
   return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
@@ -270,6 +256,35 @@ void Pool::reset_peak() {
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
   counts_.peak_requested_bytes = counts_.requested_bytes;
   chunks_.reset_peak();
+}
+
+uint64_t Pool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  uint64_t count = 0;
+  const auto visit = [&](uint64_t address, uint64_t free_bytes) {
+    if (count < capacity) neighbors[count] = {address, free_bytes};
+    ++count;
+  };
+  const auto in_use = [](const Block* block) {
+    return block != nullptr && block->state == BlockState::kInUse;
+  };
+  const auto is_free = [](const Block* block) {
+    return block != nullptr && block->state == BlockState::kFree;
+  };
+  large_.for_each_free([&](const Block* block) {
+    // A run of blocks that several streams freed counts as one, from either end.
+    uint64_t bytes = 0;
+    if (in_use(block->previous)) {
+      for (const Block* at = block; is_free(at); at = at->next) bytes += at->size;
+      visit(reservation_.base() + block->previous->offset, bytes);
+    }
+    if (in_use(block->next)) {
+      bytes = 0;
+      for (const Block* at = block; is_free(at); at = at->previous) bytes += at->size;
+      visit(reservation_.base() + block->next->offset, bytes);
+    }
+  });
+  return count;
 }
 
 }  // namespace dtr

@@ -28,7 +28,8 @@ from dtr_alloc.core import check, ffi, lib
 FORMAT = "dtr_alloc costs"
 VERSION = 1
 MOST_ENTRIES = 65536
-"""As many as the engine keeps."""
+MOST_COST_NS = 2**40
+"""As many and as much as the engine keeps (native/costs.h)."""
 
 
 _operator_names: dict[int, str] = {}
@@ -182,5 +183,5 @@ def _entry(row: object) -> Entry | None:
 def _count(row: dict[str, Any], name: str) -> int:
     """A positive whole number, or 0 if it is not one."""
     value = row.get(name)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_COST_NS
     return int(value or 0) if good else 0

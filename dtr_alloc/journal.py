@@ -16,11 +16,19 @@ What a log of ours says, beyond the format's manual:
   One that overwrites and gives new tensors as well is a CALL with the time, then a MUTATE.
 - Memory of others (numpy arrays) is a constant of 0 bytes: no budget holds it. Tensors of other
   devices, and the running statistics of a normalization in training, are no arguments.
-- Times are nanoseconds. Nothing depends on the budget but they.
+- A result that becomes a parameter is a constant from then on, with a new name. Optimizers MUTATE
+  their parameters.
+- Times are nanoseconds. Nothing depends on the budget but they. (Where the job itself lets go of
+  tensors in an order that depends on addresses, as autocast's cache does, two runs differ in it.)
+
+What it does not say: that an address was given away (``numpy()``, ``data_ptr()``), and what threads
+that belong to an operator allocate inside it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -40,6 +48,26 @@ _OPERATIONS_BETWEEN_DRAINS = 512
 _IMPLICIT_VIEW = "view"
 
 
+class InUse(RuntimeError):
+    """Another process writes this log: one that this job started, or that started it."""
+
+
+def _mark_in_use(path: Path) -> int:
+    """A descriptor that keeps other processes from writing the same log while it is open."""
+    mark = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(mark)
+        raise InUse(
+            f"{path} is being written by another process, so this one (pid {os.getpid()}) has no "
+            "op log; with {pid} or {rank} in DTR_ALLOC_LOG each has its own"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    return mark
+
+
 class Log:
     """The op log of one session.
 
@@ -49,11 +77,12 @@ class Log:
         steps: which steps are written. A step ends when an optimizer's step() returns; of several
             optimizers each call counts.
 
-    Raises OSError if the file cannot be opened. A disk that is full later ends the log, not the
-    job: close() says so on stderr.
+    Raises InUse if another process writes this file, and OSError if it cannot be opened. A disk
+    that is full later ends the log, not the job: close() says so on stderr.
     """
 
     def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
+        self._in_use = _mark_in_use(path)
         self._engine = runtime.engine
         self._steps = steps
         self._step = 1
@@ -182,12 +211,12 @@ class Log:
 
     def _end(self) -> None:
         self.is_open = False
-        self._hook.remove()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
         try:
             self._writer.close()
         except OSError as error:
             self._failure = self._failure or error
+        os.close(self._in_use)
 
     def close(self) -> None:
         """Writes the rest and closes the file. More calls do nothing."""
@@ -203,11 +232,16 @@ class Log:
                 )
                 self._failure = None
 
+    def stop(self) -> None:
+        """The reverse of start(), and close()."""
+        self.close()
+        # Not when the last step ends: PyTorch is going through its hooks just then.
+        self._hook.remove()
+
     def abandon(self) -> None:
         """In a forked child: the file is the parent's."""
         self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.is_open = False
-        self._hook.remove()
         self._writer.abandon()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
 

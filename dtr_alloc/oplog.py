@@ -303,17 +303,20 @@ class Writer:
 
     def flush(self) -> None:
         """Hands what was written to the file, or to what compresses it."""
-        rest = memoryview(b"".join(self._waiting))
+        lines = b"".join(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
-        plain = self._file.tell() if isinstance(self._file, io.FileIO) else None
+        is_plain = isinstance(self._file, io.FileIO)
+        begin = self._file.tell() if is_plain else 0
+        done = 0
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while done < len(lines):
+                done += self._file.write(memoryview(lines)[done:])
         except OSError:
-            if plain is not None:  # half a line may have got through
-                self._file.truncate(plain)
-                self._file.seek(plain)
+            if is_plain:  # half a line may have got through
+                whole = begin + lines.rfind(b"\n", 0, done) + 1
+                self._file.truncate(whole)
+                self._file.seek(whole)
             raise
 
     def close(self) -> None:

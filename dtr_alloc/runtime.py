@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -207,7 +208,7 @@ class Runtime:
             self.set_budget_bytes(budgets)
             raise
         if self.log is not None:
-            self.log.close()
+            self.log.stop()
         self.main.__exit__(None, None, None)
         threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
         # A thread that lives on must not go on recording.
@@ -313,9 +314,9 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     return options, dealloc
 
 
-def _open_log(runtime: Runtime, config: Config) -> Log:
+def _open_log(runtime: Runtime, config: Config) -> Log | None:
     # Imported when it is used: it brings the reading and writing of logs along.
-    from dtr_alloc.journal import Log
+    from dtr_alloc.journal import InUse, Log
     from dtr_alloc.oplog import LogError
 
     assert config.log is not None
@@ -323,6 +324,9 @@ def _open_log(runtime: Runtime, config: Config) -> Log:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return Log(runtime, path, config.log_steps)
+    except InUse as error:
+        print(f"dtr_alloc: {error}", file=sys.stderr)
+        return None
     except LogError as error:
         raise ConfigError("log", str(path), error.reason) from None
 

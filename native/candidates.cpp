@@ -27,17 +27,17 @@ float rounded_up(double value) {
 }
 
 struct Columns {
-  const float *numerator, *own, *weight, *access, *size;
+  const float *numerator, *own, *weight, *access;
 };
 
 struct Terms {
-  float now, decreased, free, exponent;
+  float now, decreased, exponent;
 };
 
 enum class Power { none, one, some };
 
 // Eight bounds, from `at` on.
-template <Power power, bool with_free>
+template <Power power>
 [[gnu::always_inline]] inline void bounds_of(const Columns& of, size_t at, const Terms& terms,
                                              Lanes& out) {
   Lanes cost, other;
@@ -47,10 +47,6 @@ template <Power power, bool with_free>
   cost = cost > other ? cost : other;
   std::memcpy(&other, of.weight + at, sizeof other);
   cost *= other;
-  if (with_free) {
-    std::memcpy(&other, of.size + at, sizeof other);
-    cost /= other + terms.free;
-  }
   if (power != Power::none) {
     std::memcpy(&other, of.access + at, sizeof other);
     other = terms.now - other;
@@ -63,7 +59,7 @@ template <Power power, bool with_free>
 }
 
 // Each block's least bound into least[], or, if bounds is not null, every bound.
-template <Power power, bool with_free>
+template <Power power>
 [[gnu::always_inline]] inline void scan_blocks(const Columns& of, size_t first, size_t blocks,
                                                const Terms& terms, float* least, float* bounds) {
   for (size_t block = first; block < first + blocks; ++block) {
@@ -71,7 +67,7 @@ template <Power power, bool with_free>
     Lanes lowest = Lanes{} + kInfinity;
     for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
       Lanes some;
-      bounds_of<power, with_free>(of, at + i, terms, some);
+      bounds_of<power>(of, at + i, terms, some);
       if (bounds)
         std::memcpy(bounds + i, &some, sizeof some);
       else
@@ -84,19 +80,16 @@ template <Power power, bool with_free>
   }
 }
 
-[[gnu::always_inline]] inline void scan_any(Power power, bool with_free, const Columns& of,
-                                            size_t first, size_t blocks, const Terms& terms,
-                                            float* least, float* bounds) {
+[[gnu::always_inline]] inline void scan_any(Power power, const Columns& of, size_t first,
+                                            size_t blocks, const Terms& terms, float* least,
+                                            float* bounds) {
   switch (power) {
     case Power::none:
-      return with_free ? scan_blocks<Power::none, true>(of, first, blocks, terms, least, bounds)
-                       : scan_blocks<Power::none, false>(of, first, blocks, terms, least, bounds);
+      return scan_blocks<Power::none>(of, first, blocks, terms, least, bounds);
     case Power::one:
-      return with_free ? scan_blocks<Power::one, true>(of, first, blocks, terms, least, bounds)
-                       : scan_blocks<Power::one, false>(of, first, blocks, terms, least, bounds);
+      return scan_blocks<Power::one>(of, first, blocks, terms, least, bounds);
     case Power::some:
-      return with_free ? scan_blocks<Power::some, true>(of, first, blocks, terms, least, bounds)
-                       : scan_blocks<Power::some, false>(of, first, blocks, terms, least, bounds);
+      return scan_blocks<Power::some>(of, first, blocks, terms, least, bounds);
   }
 }
 
@@ -119,9 +112,9 @@ template <Power power, bool with_free>
 // bit, of bounds, which have slack; so the choice does not.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DTR_FOR_AVX2 __attribute__((target("avx2,fma")))
-DTR_FOR_AVX2 void scan_with_avx2(Power power, bool with_free, const Columns& of, size_t first,
-                                 size_t blocks, const Terms& terms, float* least, float* bounds) {
-  scan_any(power, with_free, of, first, blocks, terms, least, bounds);
+DTR_FOR_AVX2 void scan_with_avx2(Power power, const Columns& of, size_t first, size_t blocks,
+                                 const Terms& terms, float* least, float* bounds) {
+  scan_any(power, of, first, blocks, terms, least, bounds);
 }
 DTR_FOR_AVX2 size_t least_with_avx2(const float* values, size_t count) {
   return least_of(values, count);
@@ -136,11 +129,6 @@ constexpr bool has_avx2() { return false; }
 
 }  // namespace
 
-void Candidates::shape(double staleness_exponent, bool with_free) {
-  exponent_ = staleness_exponent;
-  with_free_ = with_free;
-}
-
 void Candidates::add(Storage* storage) {
   storage->candidate = static_cast<int64_t>(list_.size());
   storage->parked = false;
@@ -148,7 +136,7 @@ void Candidates::add(Storage* storage) {
   bytes_ += storage->size_bytes;
   if (list_.size() <= weight_.size()) return;
   const size_t padded = weight_.size() + kBlock;
-  for (Column* column : {&numerator_, &own_, &access_, &size_}) column->resize(padded, 1);
+  for (Column* column : {&numerator_, &own_, &access_}) column->resize(padded, 1);
   weight_.resize(padded, kInfinity);
   least_.resize(padded / kBlock);
 }
@@ -159,15 +147,14 @@ void Candidates::remove(Storage* storage) {
   list_[gap] = list_[last];
   list_[gap]->candidate = static_cast<int64_t>(gap);
   list_.pop_back();
-  for (Column* column : {&numerator_, &own_, &weight_, &access_, &size_})
-    (*column)[gap] = (*column)[last];
+  for (Column* column : {&numerator_, &own_, &weight_, &access_}) (*column)[gap] = (*column)[last];
   weight_[last] = kInfinity;
   bytes_ -= storage->size_bytes;
   storage->candidate = -1;
   storage->parked = false;
   if (last % kBlock == 0 && weight_.size() > 2 * last + kBlock) {
     // Fewer than half are left: a search would pass over empty blocks.
-    for (Column* column : {&numerator_, &own_, &weight_, &access_, &size_}) column->resize(last);
+    for (Column* column : {&numerator_, &own_, &weight_, &access_}) column->resize(last);
     least_.resize(last / kBlock);
   }
 }
@@ -176,7 +163,6 @@ void Candidates::set(const Storage* storage, const CandidateBounds& bounds, int6
   const auto i = static_cast<size_t>(storage->candidate);
   own_[i] = rounded_down(bounds.own_ns);
   access_[i] = rounded_down(static_cast<double>(bounds.last_access_ns - epoch_ns_));
-  size_[i] = rounded_up(bounds.size_bytes);
   if (!storage->parked) weigh(storage, bounds.weight);
   lower(storage, bounds.numerator_ns, decreased_ns);
 }
@@ -195,11 +181,10 @@ void Candidates::park(Storage* storage) {
   weight_[static_cast<size_t>(storage->candidate)] = kInfinity;
 }
 
-Candidates::Query Candidates::query(int64_t now_ns, int64_t decreased_ns, double free_bytes) {
+Candidates::Query Candidates::query(int64_t now_ns, int64_t decreased_ns) {
   if (now_ns - epoch_ns_ > kFar || decreased_ns - base_ns_ > kFar) move_base(now_ns, decreased_ns);
   return {rounded_up(static_cast<double>(now_ns - epoch_ns_)),
-          rounded_up(static_cast<double>(decreased_ns - base_ns_)), rounded_up(free_bytes),
-          static_cast<float>(exponent_)};
+          rounded_up(static_cast<double>(decreased_ns - base_ns_)), static_cast<float>(exponent_)};
 }
 
 void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
@@ -213,16 +198,23 @@ void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
 }
 
 void Candidates::scan(const Query& query, size_t first_block, size_t blocks, float* bounds) {
-  const Columns columns{numerator_.data(), own_.data(), weight_.data(), access_.data(),
-                        size_.data()};
-  const Terms terms{query.now, query.decreased, query.free, query.exponent};
+  const Columns columns{numerator_.data(), own_.data(), weight_.data(), access_.data()};
+  const Terms terms{query.now, query.decreased, query.exponent};
   const Power power = exponent_ == 0 ? Power::none : exponent_ == 1 ? Power::one : Power::some;
 #ifdef DTR_FOR_AVX2
   if (has_avx2())
-    return scan_with_avx2(power, with_free_, columns, first_block, blocks, terms, least_.data(),
-                          bounds);
+    return scan_with_avx2(power, columns, first_block, blocks, terms, least_.data(), bounds);
 #endif
-  scan_any(power, with_free_, columns, first_block, blocks, terms, least_.data(), bounds);
+  scan_any(power, columns, first_block, blocks, terms, least_.data(), bounds);
+}
+
+float Candidates::bound_beside_free(const Query& query, const Storage* storage) const {
+  const auto i = static_cast<size_t>(storage->candidate);
+  const double cost = std::max(numerator_[i] - query.decreased, own_[i]);
+  const double staleness = std::max(query.now - access_[i], 1.0f);
+  const double size = std::max(static_cast<double>(storage->size_bytes), 1.0);
+  const double share = size / (size + static_cast<double>(storage->free_bytes));
+  return static_cast<float>(cost * weight_[i] * share / std::pow(staleness, exponent_));
 }
 
 size_t Candidates::least_block() const {
@@ -232,9 +224,8 @@ size_t Candidates::least_block() const {
   return least_of(least_.data(), least_.size());
 }
 
-double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns,
-                         double free_bytes) {
-  const Query asked = query(now_ns, decreased_ns, free_bytes);
+double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns) {
+  const Query asked = query(now_ns, decreased_ns);
   const auto index = static_cast<size_t>(storage->candidate);
   float bounds[kBlock];
   scan(asked, index / kBlock, 1, bounds);

@@ -8,7 +8,7 @@
 //
 // Rules, checked by the engine's check_invariants():
 //   C1  bound <= score, up to kSlack, where
-//         bound = max(numerator - decreased, own) * weight / ((size + free) * s^a).
+//         bound = max(numerator - decreased, own) * weight / s^a.
 //       Of the parts, `weight` is exact (to rounding); the others may be out of date
 //       in the direction that keeps the bound low:
 //       - s counts from the last access that was looked at. Later ones make it
@@ -18,6 +18,8 @@
 //         eviction next door needs to tell nobody. A component that loses a member
 //         tells everybody at once, through `decreased`, and the member's own neighbors,
 //         who may lose the whole component, are set to their own cost (lower()).
+//       Free bytes beside a block lower its score further; the few candidates that have
+//       such are named to the search, which looks at each of them.
 //   C2  A parked candidate is one that the search met and that could not be evicted: its
 //       weight is infinite, so that the next search passes over it without a look. It
 //       is unparked when what it was parked for may have ended.
@@ -38,8 +40,7 @@ namespace dtr {
 struct CandidateBounds {
   double own_ns = 1;        // the cost that no neighborhood can take away; at least 1
   double numerator_ns = 1;  // the cost, or a lower bound of it
-  double weight = 1;        // all factors but cost, staleness and free bytes
-  double size_bytes = 1;    // where free bytes are added to it; else unused
+  double weight = 1;        // all factors but cost and staleness
   int64_t last_access_ns = 0;
 };
 
@@ -49,9 +50,8 @@ class Candidates {
   // Rounding in the columns and in the pass is below this share of a bound.
   static constexpr double kSlack = 1e-6;
 
-  // The form of the score: s^exponent, and whether free bytes count. Every candidate's
-  // bounds must be set() afterwards.
-  void shape(double staleness_exponent, bool with_free);
+  // Scores count s^exponent.
+  void set_exponent(double staleness_exponent) { exponent_ = staleness_exponent; }
 
   size_t size() const { return list_.size(); }
   Storage* at(size_t index) const { return list_[index]; }
@@ -70,35 +70,35 @@ class Candidates {
 
   // The candidate of the least exact score, and the score; null if none can be evicted.
   // evaluate(storage, &score): the exact score; false: it cannot be evicted, and is
-  // parked. free_bytes: the most that a block's neighbors can add to its size.
+  // parked. beside_free: those whose free_bytes count with their size.
   template <typename Evaluate>
-  Storage* search(int64_t now_ns, int64_t decreased_ns, double free_bytes, Evaluate&& evaluate);
+  Storage* search(int64_t now_ns, int64_t decreased_ns, const std::vector<Storage*>& beside_free,
+                  Evaluate&& evaluate);
 
   // Of one candidate, for the check of C1.
-  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns, double free_bytes);
+  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns);
 
  private:
   struct Query {
     float now;        // since epoch_ns_, rounded up
     float decreased;  // since base_ns_, rounded up
-    float free;
     float exponent;
   };
   using Column = std::vector<float>;
 
-  Query query(int64_t now_ns, int64_t decreased_ns, double free_bytes);
+  Query query(int64_t now_ns, int64_t decreased_ns);
   void move_base(int64_t now_ns, int64_t decreased_ns);
   void scan(const Query& query, size_t first_block, size_t blocks, float* bounds);
+  float bound_beside_free(const Query& query, const Storage* storage) const;
   // The block of the least bound.
   size_t least_block() const;
 
   std::vector<Storage*> list_;
   uint64_t bytes_ = 0;  // of all candidates
   double exponent_ = 1;
-  bool with_free_ = false;
 
   // Columns, padded to whole blocks with bounds of infinity.
-  Column numerator_, own_, weight_, access_, size_;
+  Column numerator_, own_, weight_, access_;
   Column least_;  // scratch: the least bound of each block
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0;
@@ -106,24 +106,23 @@ class Candidates {
 };
 
 template <typename Evaluate>
-Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, double free_bytes,
-                            Evaluate&& evaluate) {
+Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
+                            const std::vector<Storage*>& beside_free, Evaluate&& evaluate) {
   constexpr float kDone = std::numeric_limits<float>::infinity();
   // Blocks that are tried in the order of their bounds, before the rest is swept: after
   // them the best score is so near the least that the sweep stops at hardly any other.
   constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
-  const Query asked = query(now_ns, decreased_ns, free_bytes);
+  const Query asked = query(now_ns, decreased_ns);
   const size_t blocks = weight_.size() / kBlock;
   scan(asked, 0, blocks, nullptr);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = std::numeric_limits<float>::max();  // bounds above it cannot win
-  const auto visit = [&](size_t index) {
-    Storage* storage = list_[index];
+  const auto visit = [&](Storage* storage) {
     double score = 0;
     if (!evaluate(storage, &score)) return;
-    if (best && (score > least || (score == least && storage->id > best->id))) return;
+    if (best && (score > least || (score == least && storage->id >= best->id))) return;
     best = storage;
     least = score;
     limit = static_cast<float>(score * (1 + kSlack));
@@ -132,21 +131,23 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, double free_by
     float bounds[kBlock];
     scan(asked, block, 1, bounds);
     least_[block] = kDone;
-    size_t first = 0;
+    size_t lowest = 0;
     for (size_t i = 1; i < kBlock; ++i)
-      if (bounds[i] < bounds[first]) first = i;
-    if (bounds[first] > limit) return;
-    visit(block * kBlock + first);
+      if (bounds[i] < bounds[lowest]) lowest = i;
+    if (bounds[lowest] > limit) return;
+    visit(list_[block * kBlock + lowest]);
     for (size_t i = 0; i < kBlock; ++i)
-      if (bounds[i] <= limit && i != first) visit(block * kBlock + i);
+      if (bounds[i] <= limit && i != lowest) visit(list_[block * kBlock + i]);
   };
   for (int probe = 0; probe < kProbes; ++probe) {
     const size_t block = least_block();
-    if (least_[block] > limit) return best;
+    if (least_[block] > limit) break;
     visit_block(block);
   }
   for (size_t block = 0; block < blocks; ++block)
     if (least_[block] <= limit) visit_block(block);
+  for (Storage* storage : beside_free)
+    if (bound_beside_free(asked, storage) <= limit) visit(storage);
   return best;
 }
 

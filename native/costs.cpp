@@ -22,6 +22,8 @@ constexpr double kDeviceBytesPerNs = 1000;  // high-bandwidth memory, a fraction
 
 constexpr size_t kFirstSlots = 1024;
 
+int64_t clamped(int64_t ns) { return std::min(std::max<int64_t>(ns, 1), CostTable::kMostNs); }
+
 int64_t whole(double ns) { return ns < 1 ? 1 : static_cast<int64_t>(ns + 0.5); }
 
 }  // namespace
@@ -54,7 +56,7 @@ void CostTable::average(Entry& entry, double reading_ns) {
 }
 
 int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) {
-  const int64_t reading = std::max<int64_t>(reading_ns, 1);
+  const int64_t reading = clamped(reading_ns);
   if (slots_.empty() || 2 * (size_ + 1) > slots_.size()) grow();
   Entry* entry = &slot(signature);
   if (!entry->signature) {
@@ -68,7 +70,7 @@ int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) 
 
 void CostTable::add_again(uint64_t signature, int64_t reading_ns) {
   if (!find(signature)) return;
-  average(slot(signature), static_cast<double>(std::max<int64_t>(reading_ns, 1)));
+  average(slot(signature), static_cast<double>(clamped(reading_ns)));
 }
 
 bool CostTable::fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings) {

@@ -9,6 +9,7 @@
 // A mean that was read from a file is fixed: readings do not move it, so that two runs
 // with the same file weigh the same storages the same way.
 //
+// Readings are of the host's clock, also for ops that only launch work on a device.
 // Nothing here waits for a device, and nothing locks: the engine's mutex guards the table.
 #pragma once
 
@@ -50,6 +51,9 @@ class CostTable {
   // More signatures than any job with fixed shapes has. A job whose shapes change with
   // every step would fill any table: what does not fit is used as it was read.
   static constexpr size_t kMost = 65536;
+  // 18 minutes. No op takes longer; a stopped process may seem to. Millions of ops of such
+  // costs fit into the engine's clock.
+  static constexpr int64_t kMostNs = int64_t{1} << 40;
 
   struct Entry {
     uint64_t signature = 0;  // 0: an empty slot
@@ -64,12 +68,13 @@ class CostTable {
   // ask before an op has run, or whose readings come later; on the CPU each op is read
   // when it ends.)
   int64_t estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const;
-  // One more reading of a call; returns the cost to reckon with, at least 1.
+  // One more reading of a call; returns the cost to reckon with, 1 to kMostNs.
   int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);
   // The same for an operator that ran again: known, unless the table was full.
   void add_again(uint64_t signature, int64_t reading_ns);
 
-  // Adds an entry whose mean stays. False: the table is full, or has the signature.
+  // Adds an entry whose mean, 1 to kMostNs, stays. False: the table is full, or has the
+  // signature.
   bool fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings);
   void clear();
   // The mean of an entry as a cost: whole nanoseconds, at least 1.

@@ -11,7 +11,8 @@
  *     A failed call leaves its objects as they were, unless it says otherwise.
  *   - "Any thread" means that the function takes the locks it needs
  *     (allocator/locks.h lists them). No function may be called while holding one.
- *   - No function takes the Python GIL. Callers that hold it may keep it.
+ *   - No function takes the Python GIL, but for what a dtr_score_fn does. Callers that
+ *     hold it may keep it.
  */
 #ifndef DTR_ALLOC_H
 #define DTR_ALLOC_H
@@ -105,7 +106,8 @@ void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
  * on the host and 512 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
- * room callback gave up; DTR_DRIVER if the driver failed. Any thread. */
+ * room callback gave up; DTR_DRIVER if the driver failed; DTR_STATE if it was the engine
+ * that was asked for room, and its callback heuristic failed. Any thread. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
@@ -129,12 +131,17 @@ uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 /* The start of the block in use that contains address, or NULL. O(log blocks). */
 void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
-/* The bytes of address space that are free directly before and behind the block in use
- * that starts at address, whether memory is mapped there or not: what a block freed there
- * would be merged with, once no stream waits. 0 and 0 for an object of a slab. O(1) but
- * for runs of blocks freed on several streams. DTR_INVALID if no block starts there. */
-int32_t dtr_pool_free_around(dtr_pool* pool, const void* address, uint64_t* before_bytes,
-                             uint64_t* behind_bytes);
+/* A block in use beside free address space. */
+typedef struct dtr_free_neighbor {
+  uint64_t address;    /* of the block */
+  uint64_t free_bytes; /* directly before it, or directly behind it; mapped or not */
+} dtr_free_neighbor;
+
+/* Which blocks have free address space directly beside them (an object of a slab never
+ * does): an entry for each side, in no order. Writes up to capacity of them and the number
+ * there is to *count: call again with more room if *count > capacity. O(free blocks). */
+int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, uint64_t capacity,
+                                uint64_t* count);
 
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
@@ -203,7 +210,7 @@ enum {
 typedef struct dtr_candidate {
   uint64_t id; /* of the storage; unique in the engine */
   uint64_t size_bytes;
-  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_around */
+  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_neighbors */
   int64_t staleness_ns;   /* since it was last used */
   int64_t cost_ns;        /* of its own op */
   int64_t ancestors_ns;   /* of its evicted ancestors: a part of e* */
@@ -252,9 +259,9 @@ typedef struct dtr_engine_stats {
   uint64_t settled;             /* storages that became constants before a loss */
   uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
+  uint64_t banished;            /* dead storages that were removed for good */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
-  uint64_t banished;            /* dead storages that were removed for good */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
   uint64_t evaluations;         /* exact scores computed, random draws included */
   uint64_t storage_accesses;    /* one per evaluation, and one per storage (or node of a
@@ -269,7 +276,7 @@ typedef struct dtr_engine_stats {
 typedef struct dtr_cost {
   uint64_t signature; /* never 0 */
   uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
-  int64_t cost_ns;    /* the mean */
+  int64_t cost_ns;    /* the mean; 1 to 2^40 */
   uint64_t readings;  /* from how many */
 } dtr_cost;
 
@@ -309,6 +316,13 @@ uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capa
 
 void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
+
+/* What a search for room in the pool would choose now, without evicting it: its score in
+ * *chosen, and in *least the smallest score of all that can be evicted, found by looking at
+ * each. Both 0 if nothing can be. For measurements: the counters stay, a random number may
+ * be drawn. DTR_INVALID for a pool that is not the engine's, DTR_STATE unless the
+ * heuristic selects by score. Any thread. */
+int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
 
 /* Which ops' results fill the memory: for each resident storage with a parent, that
  * op's id and the storage's bytes. Writes up to capacity of them; returns how many

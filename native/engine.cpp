@@ -475,7 +475,7 @@ void Engine::reset() {
   for (const Storage* storage : all)
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
-  journal_.set_mode(Journal::Mode::off);  // that records vanish is nothing that the job does
+  journal_.reset();  // that records vanish is nothing that the job does
   journal_sweep(deferred);
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
@@ -520,8 +520,9 @@ void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
       throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
     };
     if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
-    if (cost.cost_ns < 1)
-      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 and more");
+    if (cost.cost_ns < 1 || cost.cost_ns > CostTable::kMostNs)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
+             std::to_string(CostTable::kMostNs));
     if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
       refuse(costs_.size() >= CostTable::kMost
                  ? " is one too many; allowed: " + std::to_string(CostTable::kMost)

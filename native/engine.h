@@ -216,6 +216,7 @@ class Engine {
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
   int32_t make_room(Device& device);
+  void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
@@ -316,7 +317,6 @@ class Engine {
   // What stays the same during a search.
   struct Moment {
     int64_t now_ns;
-    double free_bytes;  // the most that a block's neighbors can add to its size
     double smallest_bytes;
   };
   bool evict(Storage* storage, Deferred& deferred);
@@ -328,10 +328,12 @@ class Engine {
   Moment moment_of(Device& device);
   bool is_eligible(Storage* storage, const Moment& moment, Device& device);
   double exact_cost_ns(Storage* storage);
-  double free_bytes(const Device& device, const Storage* storage, const Moment& moment) const;
+  void find_free_bytes(Device& device);
+  uint64_t free_bytes(const Storage* storage) const {
+    return storage->free_seen == free_look_ ? storage->free_bytes : 0;
+  }
   bool is_free_to_go(const Storage* storage, const Moment& moment) const;
-  double exact_score(const Device& device, const Storage* storage, const Moment& moment,
-                     double cost_ns) const;
+  double exact_score(const Storage* storage, const Moment& moment, double cost_ns) const;
   double evaluate(Device& device, Storage* storage, const Moment& moment);
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
@@ -386,7 +388,10 @@ class Engine {
   int64_t clock_ns_ = 1;
   Random random_;
   uint64_t visits_ = 0;
-  std::vector<Storage*> pending_;  // worklist of walks through neighborhoods
+  uint64_t free_look_ = 0;                    // the last search that looked for free bytes
+  std::vector<Storage*> beside_free_;         // the candidates that it found some beside
+  std::vector<dtr_free_neighbor> neighbors_;  // as the pool tells them
+  std::vector<Storage*> pending_;             // worklist of walks through neighborhoods
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;

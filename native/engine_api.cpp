@@ -121,6 +121,10 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return dtr::guard([&] { engine_of(engine)->check_invariants(); });
 }
 
+int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least) {
+  return dtr::guard([&] { engine_of(engine)->rate_choice(pool, chosen, least); });
+}
+
 uint64_t dtr_engine_holders(dtr_engine* engine, int64_t* op_ids, uint64_t* size_bytes,
                             uint64_t capacity) {
   return engine_of(engine)->holders(op_ids, size_bytes, capacity);

@@ -195,11 +195,12 @@ void Engine::check_search() {
         cost += sum_of(region(storage, true));
       if (kind == DTR_COST_NEIGHBORHOOD) cost += sum_of(region(storage, false));
       if (kind == DTR_COST_COMPONENT) cost += component_ns(storage);
-      const double value = exact_score(*device, storage, moment, static_cast<double>(cost));
-      const double bound = device->candidates.bound(storage, moment.now_ns,
-                                                    components_.decreased_ns(), moment.free_bytes);
+      const double value = exact_score(storage, moment, static_cast<double>(cost));
+      const double bound =
+          device->candidates.bound(storage, moment.now_ns, components_.decreased_ns());
       const bool free_to_go = is_free_to_go(storage, moment);
-      if (storage->parked ? free_to_go : bound > value * (1 + Candidates::kSlack))
+      if (storage->parked ? free_to_go
+                          : bound > value * (1 + Candidates::kSlack) && free_bytes(storage) == 0)
         throw StateError("storage " + std::to_string(storage->id) + " breaks C" +
                          (storage->parked ? "2: it is parked" : "1") + ": its bound is " +
                          std::to_string(bound) + ", its score " + std::to_string(value));

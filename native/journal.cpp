@@ -91,6 +91,11 @@ void Journal::set_mode(Mode mode) {
   if (mode == Mode::off) names_.clear();
 }
 
+void Journal::reset() {
+  set_mode(Mode::off);
+  last_number_ = 0;
+}
+
 void Journal::put(LogName name) {
   put(static_cast<int64_t>(name.number));
   put(name.view);

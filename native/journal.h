@@ -92,6 +92,8 @@ class Journal {
   Mode mode() const { return mode_; }
   // To writing: what is known now becomes constants.
   void set_mode(Mode mode);
+  // Off, and numbers begin anew: no storage is left that has one.
+  void reset();
 
   // A number that says how a tensor looks at its storage.
   static uint64_t look(const dtr_tensor_desc& desc);

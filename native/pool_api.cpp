@@ -101,14 +101,13 @@ DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
   return pointer(pool->pool.block_start(number(address)));
 }
 
-DTR_EXPORT int32_t dtr_pool_free_around(dtr_pool* pool, const void* address, uint64_t* before_bytes,
-                                        uint64_t* behind_bytes) {
+DTR_EXPORT int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors,
+                                           uint64_t capacity, uint64_t* count) {
   return dtr::guard([&] {
-    require(before_bytes, "before_bytes");
-    require(behind_bytes, "behind_bytes");
-    const dtr::FreeAround around = pool->pool.free_around(number(address));
-    *before_bytes = around.before;
-    *behind_bytes = around.behind;
+    require(count, "count");
+    if (capacity != 0) require(neighbors, "neighbors");
+    static_assert(sizeof(dtr_free_neighbor) == sizeof(dtr::FreeNeighbor), "FreeNeighbor");
+    *count = pool->pool.free_neighbors(reinterpret_cast<dtr::FreeNeighbor*>(neighbors), capacity);
   });
 }
 

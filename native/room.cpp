@@ -46,10 +46,11 @@ Engine::Moment Engine::moment_of(Device& device) {
         std::max(moment.smallest_bytes, options_.min_evict_share *
                                             static_cast<double>(device.candidates.bytes()) /
                                             static_cast<double>(count));
-  if (needs_.free_bytes)
-    moment.free_bytes = static_cast<double>(dtr_pool_unused_bytes(device.pool));
+  ++free_look_;  // what an earlier search found is no longer true
+  beside_free_.clear();
+  if (needs_.free_bytes) find_free_bytes(device);
   // The mean has fallen below what was too small for it.
-  if (moment.smallest_bytes <= device.largest_parked_bytes) {
+  if (device.largest_parked_bytes > 0 && moment.smallest_bytes <= device.largest_parked_bytes) {
     device.largest_parked_bytes = 0;
     for (size_t i = 0; i < count; ++i) unpark(device.candidates.at(i));
   }
@@ -104,7 +105,7 @@ double Engine::floor_cost_ns(const Storage* storage) const {
 double Engine::weight_of(const Storage* storage) const {
   double weight = penalty(options_.heuristic, storage->recomputes);
   if (!storage->live) weight *= kGhostDiscount;
-  if (options_.heuristic.size == DTR_SIZE_BYTES)
+  if (options_.heuristic.size != DTR_SIZE_NONE)
     weight /= at_least_1(static_cast<double>(storage->size_bytes));
   return weight;
 }
@@ -115,8 +116,7 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
       options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
   device.candidates.set(
       storage,
-      {at_least_1(own), at_least_1(numerator_ns), weight_of(storage),
-       at_least_1(static_cast<double>(storage->size_bytes)), storage->last_access_ns},
+      {at_least_1(own), at_least_1(numerator_ns), weight_of(storage), storage->last_access_ns},
       components_.decreased_ns());
 }
 
@@ -136,28 +136,40 @@ void Engine::reset_bounds(Device& device, Storage* storage) {
 void Engine::reset_all_bounds() {
   for (Device* device : devices_) {
     device->largest_parked_bytes = 0;
-    device->candidates.shape(options_.heuristic.staleness_exponent,
-                             options_.heuristic.size == DTR_SIZE_BYTES_AND_FREE);
+    device->candidates.set_exponent(options_.heuristic.staleness_exponent);
     for (size_t i = 0; i < device->candidates.size(); ++i)
       reset_bounds(*device, device->candidates.at(i));
   }
 }
 
-// Free bytes on both sides of the storage's block. Address space without memory does
-// not count beyond what the budget could still put there.
-double Engine::free_bytes(const Device& device, const Storage* storage,
-                          const Moment& moment) const {
-  uint64_t before = 0, behind = 0;
-  if (dtr_pool_free_around(device.pool, storage->address, &before, &behind) != DTR_OK) return 0;
-  return std::min(static_cast<double>(before) + static_cast<double>(behind), moment.free_bytes);
+// Free bytes on both sides of the storages' blocks. Address space without memory does not
+// count beyond what the budget could still put there. There are few free blocks where
+// room is needed, so few storages have any beside them.
+void Engine::find_free_bytes(Device& device) {
+  uint64_t count = 0;
+  while (dtr_pool_free_neighbors(device.pool, neighbors_.data(), neighbors_.size(), &count) ==
+             DTR_OK &&
+         count > neighbors_.size())
+    neighbors_.resize(2 * count);
+  const uint64_t most = dtr_pool_unused_bytes(device.pool);
+  for (uint64_t i = 0; i < count; ++i) {
+    Storage* storage = by_address_.find(reinterpret_cast<const void*>(neighbors_[i].address));
+    if (!storage || storage->candidate < 0) continue;
+    if (storage->free_seen != free_look_) {
+      storage->free_seen = free_look_;
+      storage->free_bytes = 0;
+      beside_free_.push_back(storage);
+    }
+    storage->free_bytes = std::min(storage->free_bytes + neighbors_[i].free_bytes, most);
+    ++stats_.storage_accesses;
+  }
 }
 
-double Engine::exact_score(const Device& device, const Storage* storage, const Moment& moment,
-                           double cost_ns) const {
+double Engine::exact_score(const Storage* storage, const Moment& moment, double cost_ns) const {
   Signals signals;
   signals.cost_ns = cost_ns;
   signals.size_bytes = static_cast<double>(storage->size_bytes);
-  if (needs_.free_bytes) signals.size_bytes += free_bytes(device, storage, moment);
+  if (needs_.free_bytes) signals.size_bytes += static_cast<double>(free_bytes(storage));
   signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
   signals.recomputes = storage->recomputes;
   return score(options_.heuristic, signals) * (storage->live ? 1 : kGhostDiscount);
@@ -169,14 +181,14 @@ double Engine::evaluate(Device& device, Storage* storage, const Moment& moment) 
   ++stats_.storage_accesses;
   const double cost_ns = exact_cost_ns(storage);
   set_bounds(device, storage, cost_ns);
-  return exact_score(device, storage, moment, cost_ns);
+  return exact_score(storage, moment, cost_ns);
 }
 
 Storage* Engine::choose(Device& device, const Moment& moment) {
   if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device, moment);
   if (options_.sampling == DTR_SAMPLING_SQRT)
     if (Storage* found = choose_in_sample(device, moment)) return found;
-  return device.candidates.search(moment.now_ns, components_.decreased_ns(), moment.free_bytes,
+  return device.candidates.search(moment.now_ns, components_.decreased_ns(), beside_free_,
                                   [&](Storage* storage, double* score) {
                                     if (!is_eligible(storage, moment, device)) return false;
                                     *score = evaluate(device, storage, moment);
@@ -222,6 +234,30 @@ Storage* Engine::choose_in_sample(Device& device, const Moment& moment) {
   return best;
 }
 
+void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (!needs_.scores) throw StateError("the heuristic does not select by score");
+  *chosen = *least = 0;
+  for (Device* device : devices_) {
+    if (device->pool != pool) continue;
+    const dtr_engine_stats before = stats_;
+    const Moment moment = moment_of(*device);
+    const auto score_of = [&](Storage* storage) {
+      return exact_score(storage, moment, exact_cost_ns(storage));
+    };
+    if (Storage* storage = choose(*device, moment)) *chosen = score_of(storage);
+    for (size_t i = 0; i < device->candidates.size(); ++i) {
+      Storage* storage = device->candidates.at(i);
+      if (storage->locks > 0 || storage->pins > 0) continue;
+      const double value = score_of(storage);
+      if (*least == 0 || value < *least) *least = value;
+    }
+    stats_ = before;
+    return;
+  }
+  throw InvalidArgument("pool is not one of the engine's; allowed: given to dtr_engine_add_pool");
+}
+
 // Asks the callback about all candidates (or a sample) with the mutex let go, and takes
 // the best of those that are still there. Null if there is none to ask about.
 Storage* Engine::choose_by_callback(Device& device, const Moment& first,
@@ -239,8 +275,7 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
       if (!is_eligible(storage, moment, device)) return;
       ++stats_.evaluations;
       ++stats_.storage_accesses;
-      asked.push_back({storage->id, storage->size_bytes,
-                       static_cast<uint64_t>(free_bytes(device, storage, moment)),
+      asked.push_back({storage->id, storage->size_bytes, free_bytes(storage),
                        moment.now_ns - storage->last_access_ns, cost_of(storage),
                        ancestors_ns(storage), descendants_ns(storage), component_ns(storage),
                        storage->recomputes, storage->live});

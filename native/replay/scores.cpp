@@ -36,7 +36,9 @@ void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
   if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
   if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
   nodes_[a].parent = b;
-  nodes_[b].cost += nodes_[a].cost;
+  const int64_t cost = nodes_[a].cost;
+  add(a, -cost);
+  add(b, cost);
 }
 
 // The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
@@ -88,22 +90,19 @@ double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
   return value;
 }
 
-// The candidate of the smallest score: the last of equals, but the first whose score is zero.
+// What the storage's numerator is at least.
+double Machine::own_cost(uint32_t at) const {
+  return options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(graph_.nodes[at].cost);
+}
+
 uint32_t Machine::choose() {
   const dtr_heuristic& heuristic = options_.heuristic;
   if (heuristic.select == DTR_SELECT_RANDOM) {
     ++result_.evaluations;
     ++result_.accesses;
-    uint32_t skip = random_.below(static_cast<uint32_t>(pool_size_));
-    for (const uint32_t at : pool_)
-      if (at != kNone && skip-- == 0) return at;
+    return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
-  uint32_t best = kNone;
-  double least = kInfinity;
-  for (const uint32_t at : pool_) {
-    if (at == kNone) continue;
-    ++result_.evaluations;
-    ++result_.accesses;
+  const auto evaluate = [&](uint32_t at, double* numerator) {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
     if (caches_regions_) {
@@ -116,13 +115,15 @@ uint32_t Machine::choose() {
       cost += neighborhood_cost(at, &newest_around);
       if (options_.newest_staleness) newest = newest_around;
     }
-    const double value = score(at, cost, newest);
-    if (value <= least) {
-      least = value;
-      best = at;
-      if (value == 0) break;
-    }
-  }
+    *numerator = static_cast<double>(cost);
+    return score(at, cost, newest);
+  };
+  uint64_t evaluations = 0;
+  const uint32_t best =
+      pool_.choose(static_cast<double>(result_.clock), heuristic.staleness_exponent > 0, bounded_,
+                   static_cast<double>(components_.owed()), evaluate, &evaluations);
+  result_.evaluations += evaluations;
+  result_.accesses += evaluations;
   return best;
 }
 

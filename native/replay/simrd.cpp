@@ -43,6 +43,8 @@ Machine::Machine(const dtr_replay_options& options, Replay& replay)
         "the cost of the heuristic is 'component' under banishing; allowed with simrd's "
         "semantics: none, local, ancestors, neighborhood (it has no components of storages "
         "that may be banished)");
+  const double exponent = heuristic.staleness_exponent;
+  bounded_ = scored && !neighborhood && (exponent == 0 || exponent == 1);
   result_.clock = 1;
 }
 
@@ -268,8 +270,7 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
   if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
   add_edges(id);
   materialize(first, false);
-  for (uint32_t i = 0; i < results_.size(); ++i)
-    storages_[tensors_[first + i].storage].last_access = result_.clock;
+  for (uint32_t i = 0; i < results_.size(); ++i) stamp(tensors_[first + i].storage);
   return first;
 }
 
@@ -282,6 +283,7 @@ void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t
   node.cost += cost;
   node.edges[kAncestors] += ancestor_edges;
   node.edges[kDescendants] += descendant_edges;
+  if (cost != 0) pool_.set_own(at, own_cost(at));
 }
 
 void Machine::add_edges(uint32_t id) {
@@ -372,8 +374,8 @@ void Machine::begin_step(uint32_t tensor, bool rematerialize) {
   const std::vector<uint32_t>& parents =
       banishes() ? links_[tensor].parents : ops_[tensors_[tensor].op].inputs;
   for (const uint32_t parent : parents) {
-    Storage& from = storages_[tensors_[parent].storage];
-    if (!banishes() || from.references > 0) from.last_access = result_.clock;
+    const uint32_t from = tensors_[parent].storage;
+    if (!banishes() || storages_[from].references > 0) stamp(from);
   }
   for (const uint32_t parent : parents)
     if (tensors_[parent].defined) lock(tensors_[parent].storage);
@@ -432,7 +434,11 @@ void Machine::execute(const Step& step) {
   if (keeps_components_)
     for (const uint32_t storage : revived_) {
       uint32_t& node = storages_[storage].component;
-      components_.cost(components_.root(node, &result_.accesses)) -= graph_.nodes[storage].cost;
+      const int64_t cost = graph_.nodes[storage].cost;
+      components_.add(components_.root(node, &result_.accesses), -cost);
+      pool_.drop(static_cast<double>(cost));
+      for (const std::vector<uint32_t>& side : graph_.nodes[storage].next)
+        for (const uint32_t neighbor : side) pool_.forget_noted(neighbor);
       node = kNone;
     }
   unlock_inputs(wanted);
@@ -487,7 +493,7 @@ void Machine::pin(uint32_t tensor) {
 void Machine::lock(uint32_t at) {
   Storage& storage = storages_[at];
   check(graph_.material[at] && !storage.banished);
-  if (storage.locks++ == 0) check(leave_pool(at));
+  if (storage.locks++ == 0) check(pool_.leave(at));
 }
 
 void Machine::unlock(uint32_t at) {
@@ -500,7 +506,7 @@ void Machine::make_room(uint64_t bytes) {
   if (memory_ + bytes <= options_.budget_bytes) return;
   const int64_t begin = real_ns();
   while (memory_ + bytes > options_.budget_bytes) {
-    if (pool_size_ == 0) throw Stop{DTR_REPLAY_OUT_OF_MEMORY};
+    if (pool_.size() == 0) throw Stop{DTR_REPLAY_OUT_OF_MEMORY};
     evict(choose(), true);
   }
   result_.search_ns += static_cast<uint64_t>(real_ns() - begin);
@@ -512,7 +518,7 @@ void Machine::evict(uint32_t at, bool forced) {
   if (!banishes()) check(!storage.pinned && !ops_[tensors_[storage.root].op].constant);
   graph_.material[at] = false;
   memory_ -= storage.size_bytes;
-  leave_pool(at);
+  pool_.leave(at);
   for (const uint32_t tensor : storage.tensors) {
     tensors_[tensor].defined = false;
     if (!banishes()) continue;
@@ -571,31 +577,18 @@ void Machine::try_banish(uint32_t at) {
 }
 
 void Machine::enter_pool(uint32_t at) {
-  Storage& storage = storages_[at];
+  const Storage& storage = storages_[at];
   check(storage.locks == 0);
-  if (storage.pool_at != kNone) return;
-  // Holes are closed when they are the most of it, so that entering stays cheap on average.
-  if (pool_.size() > 64 && pool_.size() > 2 * pool_size_) {
-    size_t kept = 0;
-    for (const uint32_t other : pool_)
-      if (other != kNone) {
-        storages_[other].pool_at = static_cast<uint32_t>(kept);
-        pool_[kept++] = other;
-      }
-    pool_.resize(kept);
-  }
-  storage.pool_at = static_cast<uint32_t>(pool_.size());
-  pool_.push_back(at);
-  ++pool_size_;
+  if (pool_.has(at)) return;
+  pool_.enter(
+      at, own_cost(at),
+      options_.heuristic.size == DTR_SIZE_NONE ? 1 : static_cast<double>(storage.size_bytes),
+      static_cast<double>(storage.last_access));
 }
 
-bool Machine::leave_pool(uint32_t at) {
-  Storage& storage = storages_[at];
-  if (storage.pool_at == kNone) return false;
-  pool_[storage.pool_at] = kNone;
-  storage.pool_at = kNone;
-  --pool_size_;
-  return true;
+void Machine::stamp(uint32_t at) {
+  storages_[at].last_access = result_.clock;
+  pool_.set_access(at, static_cast<double>(result_.clock));
 }
 
 }  // namespace dtr::simrd

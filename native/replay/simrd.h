@@ -15,11 +15,13 @@
 // else is done; outputs after their operator. Sums and costs are integers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_set>
 #include <vector>
 
 #include "mersenne.h"
+#include "pool.h"
 #include "program.h"
 #include "regions.h"
 #include "replay.h"
@@ -59,7 +61,6 @@ struct Storage {
   int32_t locks = 0;
   int32_t references = 0;
   uint32_t recomputes = 0;
-  uint32_t pool_at = kNone;
   uint32_t component = kNone;  // its node while it is evicted, or not yet computed
   bool pinned = false;
   bool banished = false;
@@ -73,7 +74,15 @@ class Components {
   uint32_t create(int64_t cost);
   uint32_t root(uint32_t node, uint64_t* accesses);
   void merge(uint32_t a, uint32_t b, uint64_t* accesses);
-  int64_t& cost(uint32_t root) { return nodes_[root].cost; }
+  int64_t cost(uint32_t root) const { return nodes_[root].cost; }
+  void add(uint32_t root, int64_t cost) {
+    owed_ -= std::min<int64_t>(nodes_[root].cost, 0);
+    nodes_[root].cost += cost;
+    owed_ += std::min<int64_t>(nodes_[root].cost, 0);
+  }
+  // The sum of all costs that are below zero: what was computed first while a neighbor was
+  // evicted is taken off a sum that it never was in.
+  int64_t owed() const { return owed_; }
   // Whether this is the first visit to the root since next_walk().
   bool visit(uint32_t root) {
     if (nodes_[root].walk == walk_) return false;
@@ -90,6 +99,7 @@ class Components {
     uint64_t walk;
   };
   std::vector<ComponentNode> nodes_;
+  int64_t owed_ = 0;
   uint64_t walk_ = 0;
 };
 
@@ -140,7 +150,7 @@ class Machine {
   void try_banish(uint32_t storage);
   void make_room(uint64_t bytes);
   void enter_pool(uint32_t storage);
-  bool leave_pool(uint32_t storage);
+  void stamp(uint32_t storage);
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_REPLAY_CONTRADICTION};
   }
@@ -150,6 +160,7 @@ class Machine {
   uint32_t choose();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
+  double own_cost(uint32_t storage) const;
   double score(uint32_t storage, int64_t cost, int64_t newest) const;
 
   const dtr_replay_options options_;
@@ -162,10 +173,10 @@ class Machine {
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;
   std::vector<Storage> storages_;
-  Graph graph_;                 // the storages, parallel to storages_
-  std::vector<uint32_t> pool_;  // candidates in their order; kNone where one left
-  size_t pool_size_ = 0;
-  std::vector<Links> links_;                                      // parallel to tensors_, and
+  Graph graph_;               // the storages, parallel to storages_
+  Pool pool_;                 // the resident, unlocked storages
+  bool bounded_ = false;      // whether scores have the bounds that the pool keeps
+  std::vector<Links> links_;  // parallel to tensors_, and
   std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both
                                                                   // for banishing only
   std::vector<uint32_t> names_;                                   // the tensor of each name

@@ -40,6 +40,28 @@ def test_soak() -> None:
     assert len(document["results"]) == 20
 
 
+def test_search() -> None:
+    """Searches among a few hundred candidates: exact ones find the least score."""
+    document = run("bench.search")
+    assert document.keys() >= ENVIRONMENT | {"results", "processor", "targets_us"}
+    for row in document["results"]:
+        assert row["searches"] > 0
+        assert 0 < row["median_us"] <= row["p90_us"]
+        assert row["evaluations_per_search"] > 0
+        if "sqrt" not in row["search"] and "small" not in row["search"]:
+            assert row["score_over_least_worst"] == pytest.approx(1)
+        assert row["score_over_least_median"] >= 1 - 1e-9
+
+
+def test_bookkeeping() -> None:
+    """Shares of a step, per preset."""
+    document = run("bench.bookkeeping")
+    assert document.keys() >= ENVIRONMENT | {"results", "goal", "rows_below_goal"}
+    for row in document["results"]:
+        assert row["outcome"] == "trains"
+        assert 0 < row["search_share"] < row["bookkeeping_share"] < 1
+
+
 def test_overhead() -> None:
     """What an idle dtr_alloc adds, per operator and per step."""
     document = run("bench.overhead", "--device", "cpu")

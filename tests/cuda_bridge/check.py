@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from dtr_alloc import bridge
+from dtr_alloc.heuristics import PRESETS
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -46,14 +47,32 @@ class PoolOptions(ctypes.Structure):
     ]
 
 
+class Heuristic(ctypes.Structure):
+    """dtr_heuristic."""
+
+    _fields_ = [
+        ("select", ctypes.c_int32),
+        ("cost", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("staleness_exponent", ctypes.c_double),
+        ("recompute_factor", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+    ]
+
+
 class EngineOptions(ctypes.Structure):
     """dtr_engine_options."""
 
     _fields_ = [
-        ("heuristic", ctypes.c_char_p),
+        ("heuristic", Heuristic),
         ("min_evict_bytes", ctypes.c_uint64),
+        ("min_evict_share", ctypes.c_double),
+        ("sampling", ctypes.c_int32),
         ("history_ops", ctypes.c_uint64),
         ("dealloc", ctypes.c_char_p),
+        ("score", ctypes.c_void_p),
+        ("score_context", ctypes.c_void_p),
+        ("time_bookkeeping", ctypes.c_int32),
     ]
 
 
@@ -70,7 +89,9 @@ def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]
     pool, engine = ctypes.c_void_p(), ctypes.c_void_p()
     options = PoolOptions(b"cuda", 0, BUDGET, 0, 0, 0)
     check(core.dtr_pool_create(ctypes.byref(options), ctypes.byref(pool)))
-    wishes = EngineOptions(b"dtr-eqclass", 0, 1000, b"eager")
+    wishes = EngineOptions(
+        Heuristic(*PRESETS["dtr-eqclass"].numbers()), history_ops=1000, dealloc=b"eager"
+    )
     check(core.dtr_engine_create(ctypes.byref(wishes), ctypes.byref(engine)))
     check(core.dtr_engine_add_pool(engine, CUDA, 0, pool))
     return core, engine

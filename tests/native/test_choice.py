@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 from native_fixtures import ROOT, compile_cpp
-from native_pool import OutOfMemory, WrongState, ffi
+from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, check, ffi, lib
 from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY
 
 from dtr_alloc import heuristics
@@ -162,6 +162,36 @@ class TestExactness:
         program = compile_cpp([source], tmp_path / "power_bound", f"-I{ROOT / 'native'}", "-O2")
         result = subprocess.run([str(program)], capture_output=True, text=True)
         assert result.returncode == 0, result.stdout
+
+
+def test_the_pool_names_the_blocks_beside_free_space():
+    """As a walk over all its blocks finds them."""
+    rng = random.Random(4)
+    with NativePool("host", budget=400 * PAGE) as pool:
+        blocks = []
+        for _ in range(300):
+            if blocks and rng.random() < 0.45:
+                pool.free(blocks.pop(rng.randrange(len(blocks))))
+            else:
+                blocks.append(pool.allocate(rng.choice([64, 700, 3000, PAGE, 3 * PAGE])))
+            expected = []
+            snapshot = [block for block in pool.snapshot() if not block.is_small]
+            for one, other in itertools.pairwise(snapshot):
+                if one.state == FREE and other.state == IN_USE:
+                    expected.append((other.address, one.size_bytes))
+                if one.state == IN_USE and other.state == FREE:
+                    expected.append((one.address, other.size_bytes))
+            count = ffi.new("uint64_t *")
+            check(lib.dtr_pool_free_neighbors(pool.handle, ffi.NULL, 0, count))
+            found = ffi.new("dtr_free_neighbor[]", count[0])
+            check(lib.dtr_pool_free_neighbors(pool.handle, found, count[0], count))
+            named = {(of.address, of.free_bytes) for of in found}
+            slabs = {block.address for block in pool.snapshot() if block.is_small}
+            # The slabs' region begins where that of the large blocks ends.
+            assert named == {entry for entry in expected if entry[0] not in slabs}
+            unused = lib.dtr_pool_unused_bytes(pool.handle)
+            stats = pool.stats()
+            assert unused == stats.budget_bytes - stats.allocated_bytes
 
 
 class TestPresets:

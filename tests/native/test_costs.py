@@ -72,8 +72,9 @@ class TestTheTable:
         assert mean == 1600
         assert after == 1500
 
-    def test_a_cost_is_at_least_a_nanosecond(self, table):
+    def test_a_cost_is_at_least_a_nanosecond_and_at_most_18_minutes(self, table):
         assert table("add 5 0", "add 5 0") == [1, 1]
+        assert table(f"add 5 {2**50}", f"add 5 {2**60}") == [2**40, 2**40]
 
     def test_a_fixed_cost_does_not_move(self, table):
         answers = table("fix 5 700 3", "add 5 1", "add 5 1", "again 5 1", "add 5 1", "readings 5")
@@ -194,7 +195,8 @@ class TestSignatures:
         ("rows", "message"),
         [
             ([(0, 1, 1, 1)], r"costs\[0\].signature is 0; allowed"),
-            ([(5, 1, 1, 1), (6, 1, 0, 1)], r"costs\[1\].cost_ns is 0; allowed"),
+            ([(5, 1, 1, 1), (6, 1, 0, 1)], r"costs\[1\].cost_ns is 0; allowed: 1 to 10995"),
+            ([(5, 1, 2**40 + 1, 1)], r"costs\[0\].cost_ns is 1099511627777; allowed"),
             ([(5, 1, 1, 1), (5, 1, 1, 1)], r"costs\[1\].signature is 5, which stands there"),
             ([(i + 1, 1, 1, 1) for i in range(65_537)], r"costs\[65536\] is one too many"),
         ],

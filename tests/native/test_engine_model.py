@@ -15,6 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
 from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
+from dtr_alloc.heuristics import PRESETS
+
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom
 UNKNOWN, NO_MEMORY = 999, 2
@@ -312,6 +314,14 @@ class EngineAgainstModel(RuleBasedStateMachine):
     def keep_history(self, ops):
         self.toy.keep_history(ops)
         self.toy.drain()
+
+    @rule(
+        heuristic=st.sampled_from([*PRESETS, "c=ancestors,m=size+free,s=0.5,r=2"]),
+        sampling=st.integers(0, 3).map(lambda n: n == 3),
+        share=st.sampled_from([0, 0, 0.5, 1]),
+    )
+    def choose_otherwise(self, heuristic, sampling, share):
+        self.toy.configure(heuristic, sampling=sampling, min_evict_share=share)
 
     @rule(n=st.integers(1, 4))
     def fail_a_replay(self, n):

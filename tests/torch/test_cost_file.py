@@ -107,9 +107,9 @@ def test_a_session_without_a_file_knows_nothing_of_an_earlier_one(tmp_path):
         "        return dtr_alloc.stats()['clock_ns'] - before\n"
         "session(costs='costs.json')\n"
         "document = json.load(open('costs.json'))\n"
-        "for entry in document['entries']: entry['cost_ns'] = 10**15\n"
+        "for entry in document['entries']: entry['cost_ns'] = 10**12\n"
         "json.dump(document, open('costs.json', 'w'))\n"
-        "print(session(costs='costs.json') >= 10**15, session() >= 10**15)\n"
+        "print(session(costs='costs.json') >= 10**12, session() >= 10**12)\n"
     )
     result = python("-c", code, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "True False\n"), result.stderr
@@ -137,7 +137,7 @@ HEAD = {"format": "dtr_alloc costs", "version": 1, "device": "cpu", "entries": [
         ({**HEAD, "entries": None}, "its entries are not a list of at most 65536"),
         ({**HEAD, "entries": [GOOD, GOOD]}, "entry 1 is damaged or stands there twice"),
         ({**HEAD, "entries": [{**GOOD, "cost_ns": -5}]}, "entry 0 is damaged"),
-        ({**HEAD, "entries": [{**GOOD, "cost_ns": 2**70}]}, "entry 0 is damaged"),
+        ({**HEAD, "entries": [{**GOOD, "cost_ns": 2**40 + 1}]}, "entry 0 is damaged"),
         ({**HEAD, "entries": [{**GOOD, "readings": 1.5}]}, "entry 0 is damaged"),
         ({**HEAD, "entries": [{**GOOD, "signature": "0" * 16}]}, "entry 0 is damaged"),
         ({**HEAD, "entries": [{**GOOD, "signature": "ff"}]}, "entry 0 is damaged"),

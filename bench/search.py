@@ -1,0 +1,280 @@
+"""How long the engine searches for what to evict, and what a faster search would cost.
+
+    python -m bench.search [--json PATH] [--smoke]
+
+The engine of the build runs a job on simulated memory: a chain of operators with skip
+connections, whose results are kept, as for a backward pass, in a budget that holds half of them;
+then operators that read one of those results each, at random. So storages are evicted, recomputed,
+used and dropped while the search is timed, and costs change between any two searches. Operators
+take the time that their Python takes and then wait for a random time, log-uniform from 1 to 16
+microseconds. Python runs between the searches, as in a real job, and leaves them cold caches.
+
+A row is one way to search among so many candidates. Its time is that of the engine's own counter
+(search_ns: from the call to the choice, without the eviction), its quality is the score of what
+was chosen over the least score of all candidates, found by brute force before some of the
+allocations, and the cost that the whole job recomputed.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench import results
+from dtr_alloc import heuristics
+from dtr_alloc.core import check, ffi, lib
+
+SIZES = (1_000, 10_000, 100_000)
+TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}
+SKIP = 4  # every so many operators read one that many before
+KIB = 1024
+MOST_REPEATS = 20_000
+MOST_WITH_FREE = 10_000
+INT8 = 1  # c10::ScalarType::Char
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "sqrt sample": {"sampling": 1},
+    "ignoring small": {"min_evict_share": 0.01},
+    "sqrt sample, ignoring small": {"sampling": 1, "min_evict_share": 0.01},
+}
+
+
+@dataclass
+class Timing:
+    """What was seen of the searches, one entry for each allocation that searched."""
+
+    microseconds: list[float] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    quality: list[float] = field(default_factory=list)
+
+
+class SimulatedJob:
+    """The engine on simulated memory, with operators that only take time."""
+
+    def __init__(self, heuristic: str, budget: int, seed: int, **options: Any) -> None:
+        self.random = random.Random(seed)
+        self.timing = Timing()
+        self.measuring = False
+        self.rate_every = 0
+        self.closures: dict[int, int] = {}
+        driver = ffi.new("char[]", b"simulated")
+        pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0])
+        self.pool = self._created(lib.dtr_pool_create, "dtr_pool **", pool_options)
+        engine_options = ffi.new("dtr_engine_options *")
+        parsed = heuristics.parse(heuristic)
+        engine_options.heuristic = ffi.new("dtr_heuristic *", parsed.numbers())[0]
+        engine_options.history_ops = 1 << 40
+        for name, value in options.items():
+            setattr(engine_options, name, value)
+        self.engine = self._created(lib.dtr_engine_create, "dtr_engine **", engine_options)
+        self.sim = self._created(lib.dtr_sim_create, "dtr_sim **", self.engine)
+        check(lib.dtr_engine_add_pool(self.engine, 0, -1, self.pool))
+        self.frame = self._created(lib.dtr_frame_create, "dtr_frame **", self.engine)
+        self._stats = ffi.new("dtr_engine_stats *")
+        self._out = ffi.new("dtr_sim_tensor **")
+        self._sizes = ffi.new("int64_t[1]")
+        self._scores = ffi.new("double[2]")
+        self._dropped = ffi.new("int64_t[]", 4096)
+        self._allocations = 0
+
+    @staticmethod
+    def _created(create: Any, ctype: str, argument: Any) -> Any:
+        out = ffi.new(ctype)
+        check(create(argument, out))
+        return out[0]
+
+    def stats(self) -> Any:
+        lib.dtr_engine_get_stats(self.engine, self._stats)
+        return self._stats
+
+    def tensor(self, size_bytes: int) -> Any:
+        """A new tensor; a search that it needs is timed."""
+        self._sizes[0] = size_bytes
+        self._allocations += 1
+        if self.rate_every and self._allocations % self.rate_every == 0:
+            chosen, least = self._scores, self._scores + 1
+            check(lib.dtr_engine_rate_choice(self.engine, self.pool, chosen, least))
+            if least[0]:
+                self.timing.quality.append(chosen[0] / least[0])
+        if not self.measuring:
+            return self._tensor()
+        stats = self.stats()
+        searches, nanoseconds, evaluated = stats.searches, stats.search_ns, stats.evaluations
+        made = self._tensor()
+        stats = self.stats()
+        if count := stats.searches - searches:
+            self.timing.microseconds.append((stats.search_ns - nanoseconds) / count / 1000)
+            self.timing.evaluations.append((stats.evaluations - evaluated) / count)
+        return made
+
+    def _tensor(self) -> Any:
+        sizes, out = self._sizes, self._out
+        check(lib.dtr_sim_make_tensor(self.sim, 0, -1, 0, INT8, 1, sizes, ffi.NULL, out))
+        return out[0]
+
+    def run(self, size_bytes: int, *inputs: Any) -> Any:
+        """One operator with one result."""
+        buffer = lib.dtr_frame_buffer(self.frame, len(inputs) + 1)
+        for i, tensor in enumerate(inputs):
+            buffer[i] = int(ffi.cast("intptr_t", tensor))
+        need = lib.dtr_op_begin(self.frame, len(inputs), lib.DTR_OP_REPLAYABLE)
+        if need < 0:
+            check(-need)
+        if need & lib.DTR_HAS_DROPPED:
+            while count := lib.dtr_engine_drain_dropped(self.engine, self._dropped, 4096):
+                for op_id in ffi.unpack(self._dropped, count):
+                    self.closures.pop(op_id, None)
+        if need & lib.DTR_NEED_WORK:
+            while lib.dtr_op_prepare(self.frame):
+                self._rematerialize()
+        made = self.tensor(size_bytes)
+        self._take_time()
+        lib.dtr_frame_buffer(self.frame, 1)[0] = int(ffi.cast("intptr_t", made))
+        op_id = lib.dtr_op_end(self.frame, 1, lib.DTR_OP_REPLAYABLE)
+        if op_id < 0:
+            check(-op_id)
+        self.closures[op_id] = size_bytes
+        return made
+
+    def _take_time(self) -> None:
+        end = perf_counter_ns() + int(1000 * 2 ** self.random.uniform(0, 4))
+        while perf_counter_ns() < end:
+            pass
+
+    def _rematerialize(self) -> None:
+        while op_id := lib.dtr_remat_next(self.frame):
+            if op_id < 0:
+                check(-op_id)
+            step = lib.dtr_frame_step(self.frame, 0)
+            tensors = step[1 + 2 * step[0]]
+            made = self.tensor(self.closures[op_id])
+            self._take_time()
+            step = lib.dtr_frame_step(self.frame, tensors + 1)
+            step[tensors] = int(ffi.cast("intptr_t", made))
+            status = lib.dtr_remat_commit(self.frame, tensors, 1)
+            lib.dtr_sim_release_tensor(made)
+            if status < 0:
+                check(-status)
+
+    def close(self, tensors: list[Any]) -> None:
+        for tensor in tensors:
+            lib.dtr_sim_release_tensor(tensor)
+        lib.dtr_frame_destroy(self.frame)
+        check(lib.dtr_sim_destroy(self.sim))
+        check(lib.dtr_engine_destroy(self.engine))
+        check(lib.dtr_pool_destroy(self.pool))
+
+
+def measure(
+    heuristic: str, candidates: int, variant: str, searches: int, seed: int
+) -> dict[str, Any]:
+    """One row: a job in which about so many candidates are resident once memory is full."""
+    sizes = random.Random(seed)
+    length = 2 * candidates
+    bytes_of = [int(4 * KIB * 2 ** sizes.uniform(0, 8)) for _ in range(length)]
+    budget = sum(bytes_of[:candidates])
+    job = SimulatedJob(heuristic, budget, seed, **VARIANTS[variant])
+    first = job.tensor(64 * KIB)
+    saved: list[Any] = []
+    for i in range(length):
+        # From here on: memory is full, and half of the results are evicted.
+        job.measuring = i >= length - searches
+        job.rate_every = max(searches // 20, 1) if job.measuring else 0
+        before = saved[-1] if saved else first
+        skip = [saved[-SKIP]] if i % SKIP == 0 and i else []
+        saved.append(job.run(bytes_of[i], before, *skip))
+    gradient = job.run(16 * KIB, saved[-1])
+    for _ in range(searches):
+        if job.stats().rematerializations > MOST_REPEATS:
+            break  # it thrashes: enough was seen
+        newer = job.run(16 * KIB, gradient, saved[sizes.randrange(length)])
+        lib.dtr_sim_release_tensor(gradient)
+        gradient = newer
+    stats, timing = job.stats(), job.timing
+    row = {
+        "heuristic": heuristic,
+        "candidates": candidates,
+        "search": variant,
+        "searches": len(timing.microseconds),
+        "median_us": statistics.median(timing.microseconds),
+        "p90_us": statistics.quantiles(timing.microseconds, n=10)[8],
+        "evaluations_per_search": statistics.mean(timing.evaluations),
+        "storage_accesses_per_evaluation": stats.storage_accesses / max(stats.evaluations, 1),
+        "score_over_least_median": statistics.median(timing.quality),
+        "score_over_least_worst": max(timing.quality),
+        "rematerializations": int(stats.rematerializations),
+        "recompute_seconds": stats.recompute_ns / 1e9,
+        "search_seconds": stats.search_ns / 1e9,
+    }
+    job.close([first, gradient, *saved])
+    return row
+
+
+def asks_pool(heuristic: str) -> bool:
+    """Whether a search asks the pool for the free bytes beside blocks."""
+    return heuristics.parse(heuristic).size == "size+free"
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """The rows as a table."""
+    table = Table(title="Searching for what to evict")
+    for column in ("heuristic", "candidates", "search"):
+        table.add_column(column, justify="right" if column == "candidates" else "left")
+    for column in ("median us", "p90 us", "evaluations", "score/least", "worst", "remats", "s"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["heuristic"],
+            f"{row['candidates']:,}",
+            row["search"],
+            f"{row['median_us']:.2f}",
+            f"{row['p90_us']:.2f}",
+            f"{row['evaluations_per_search']:.1f}",
+            f"{row['score_over_least_median']:.3f}",
+            f"{row['score_over_least_worst']:.2f}",
+            str(row["rematerializations"]),
+            f"{row['recompute_seconds']:.3f}",
+        )
+    console.print(table)
+
+
+@click.command(help="How long the engine searches for what to evict.")
+@click.option("--heuristic", default="dtr-eqclass", help="Of the search that is compared.")
+@click.option("--also", multiple=True, default=["dtr-full", "dtr-local", "lru", "megengine"])
+@click.option("--searches", default=2000, help="Operators of each phase that are measured.")
+@click.option("--seed", default=0)
+@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
+@click.option("--smoke", is_flag=True, help="A few hundred candidates, seconds.")
+def main(
+    heuristic: str, also: tuple[str, ...], searches: int, seed: int, path: str | None, smoke: bool
+) -> None:
+    sizes: tuple[int, ...] = SIZES
+    if smoke:
+        sizes, searches = (200, 400), 100
+    console = results.console()
+    rows = []
+    for candidates in sizes:
+        work = [(heuristic, variant) for variant in VARIANTS]
+        # Looking at the free bytes beside blocks takes milliseconds among 100,000: too long here.
+        quick = [other for other in also if candidates <= MOST_WITH_FREE or not asks_pool(other)]
+        work += [(other, "exact") for other in quick]
+        for name, variant in work:
+            with console.status(f"{name}, {variant}, {candidates:,} candidates"):
+                rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
+    show(rows, console)
+    if path:
+        document = results.environment("cpu", seed) | {"bench": "search", "searches": searches}
+        document |= {"processor": results.processor(), "targets_us": TARGETS_US}
+        results.write_json(document | {"results": rows}, path)
+
+
+if __name__ == "__main__":
+    main()

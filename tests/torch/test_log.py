@@ -1,0 +1,443 @@
+"""A job's op log says what it did, and no more depends on the budget than the times.
+
+Needs torch and the core. Jobs run in processes of their own, as users start them.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed here")
+pytest.importorskip(
+    "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
+)
+
+import torch
+from harness import one_thread
+
+import dtr_alloc
+from dtr_alloc import journal, oplog, runtime
+
+__all__ = ["one_thread"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+JOB = """
+import json, sys
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.models import JOBS
+from dtr_alloc.purity import rule_for
+
+class Watch(TorchDispatchMode):
+    '''An account of its own of which operators made new memory.'''
+
+    def __init__(self):
+        super().__init__()
+        self.steps = [[]]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        rule = rule_for(func)
+        if rule.replayable and not rule.view:
+            given = [*args, *(kwargs or {}).values()]
+            given = [p for g in given for p in (g if isinstance(g, (list, tuple)) else [g])]
+            old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
+            made = result if isinstance(result, (list, tuple)) else [result]
+            if any(
+                t.untyped_storage()._cdata not in old and t.untyped_storage().nbytes() > 64
+                for t in made
+                if isinstance(t, torch.Tensor)
+            ):
+                self.steps[-1].append(str(func))
+        return result
+
+torch.set_num_threads(1)
+job = JOBS[sys.argv[1]](scale=float(sys.argv[3]))
+watch = Watch()
+register_optimizer_step_post_hook(lambda *_: watch.steps.append([]))
+with watch:
+    for step in range(int(sys.argv[2])):
+        job.step(step)
+print(json.dumps({"operators": watch.steps, "losses": [loss.item() for loss in job.losses]}))
+"""
+
+SCALES = {"mlp": 0.5, "transformer": 0.5, "inplace": 1, "lstm": 0.5}
+
+
+def run_python(*arguments, cwd, **environ):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    keep = {
+        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
+    }
+    environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**clean, **keep, "PYTHONPATH": str(ROOT), **environ},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def run_code(code, folder, **environ):
+    (folder / "job.py").write_text(code)
+    return run_python("job.py", cwd=folder, **environ)
+
+
+def without_times(path):
+    """The lines of a log, times left out."""
+    return [re.sub(rb'"TIME":"\d+"', b'"TIME"', oplog.to_line(i)) for i in oplog.read(path)]
+
+
+class Finished:
+    """A job that ran with a log."""
+
+    def __init__(self, name, folder, steps, **environ):
+        self.folder = folder
+        (folder / "job.py").write_text(JOB)
+        self.log = folder / "job.log.gz"
+        result = run_python(
+            *("job.py", name, steps, SCALES[name]),
+            cwd=folder,
+            DTR_ALLOC_LOG="job.log.gz",
+            DTR_ALLOC_STATS="stats.json",
+            **environ,
+        )
+        assert result.returncode == 0, result.stderr
+        told = json.loads(result.stdout)
+        self.operators, self.losses = told["operators"], told["losses"]
+        self.stats = json.loads((folder / "stats.json").read_text())
+
+
+@pytest.fixture(scope="module", params=SCALES)
+def unlimited(request, tmp_path_factory):
+    finished = Finished(request.param, tmp_path_factory.mktemp(request.param), 2)
+    finished.name = request.param
+    return finished
+
+
+def fresh_calls(path):
+    """The names of the operators that made new memory, views and filled memory left out."""
+    calls = []
+    for instruction in oplog.read(path):
+        if isinstance(instruction, oplog.Call):
+            calls.append(instruction.name)
+        elif isinstance(instruction, oplog.Alias) and instruction.alias >= 0 and calls:
+            calls[-1] = None
+    # What has an underscore fills new memory that another operator made.
+    return Counter(name for name in calls if name and not re.search(r"_(\.|$)", name))
+
+
+def held_at_the_end(path):
+    """Bytes by name of what was not released."""
+    sizes = {}
+    pending = None
+    for instruction in oplog.read(path):
+        match instruction:
+            case oplog.Constant(name):
+                pending = None
+            case oplog.Memory(name, size):
+                pending = (name, size)
+                sizes[name] = size
+            case oplog.Alias(name, alias) if alias >= 0:
+                sizes[name] = 0
+            case oplog.Release(name):
+                del sizes[name]
+    assert pending
+    return sizes
+
+
+class TestAJob:
+    def test_without_a_budget_it_is_unlimited(self, unlimited):
+        assert unlimited.stats["budget_bytes"] == 2**64 - 1
+        assert unlimited.stats["evictions"] == 0
+
+    def test_its_log_compiles(self, unlimited):
+        program = oplog.compile_log(unlimited.log)
+        assert program.unknown_releases == 0
+        assert program.operator_count > 100
+        assert len(program.workspace) > 0
+
+    def test_its_log_has_the_operators_that_made_new_memory(self, unlimited):
+        expected = Counter(name for step in unlimited.operators for name in step)
+        found = fresh_calls(unlimited.log)
+        # The job's own construction was not watched.
+        assert expected - found == Counter()
+        built = found - expected
+        assert sum(built.values()) < 0.1 * sum(found.values())
+
+    def test_what_was_not_released_is_what_it_holds(self, unlimited):
+        # Dead constants that the engine keeps for itself are nothing that the job holds.
+        held = unlimited.stats["requested_bytes"] - unlimited.stats["kept_constant_bytes"]
+        assert sum(held_at_the_end(unlimited.log).values()) == held
+
+    def test_names_are_released_once_and_views_with_their_storage(self, unlimited):
+        held = held_at_the_end(unlimited.log)  # (compile_log: nothing is released twice)
+        assert {name.split("v")[0] for name in held} <= held.keys()
+
+    def test_a_tight_budget_changes_nothing_but_times(self, unlimited, tmp_path):
+        budget = int(unlimited.stats["peak_requested_bytes"] * 0.75)
+        tight = Finished(unlimited.name, tmp_path, 2, DTR_ALLOC_BUDGET=str(budget))
+        assert tight.stats["rematerializations"] > 10
+        assert tight.losses == unlimited.losses
+        assert without_times(tight.log) == without_times(unlimited.log)
+
+    def test_a_range_of_steps_begins_with_constants_and_has_those_steps(self, unlimited, tmp_path):
+        part = Finished(unlimited.name, tmp_path, 2, DTR_ALLOC_LOG_STEPS="2")
+        instructions = list(oplog.read(part.log))
+        assert oplog.compile_log(part.log).unknown_releases == 0
+        first = next(
+            i
+            for i, one in enumerate(instructions)
+            if type(one) not in (oplog.Constant, oplog.Memory)
+        )
+        assert first > 10
+        expected = Counter(name for step in part.operators[1:2] for name in step)
+        assert fresh_calls(part.log) == expected
+        of_all = {i.name for i in oplog.read(unlimited.log) if isinstance(i, oplog.Memory)}
+        assert {i.name for i in instructions[:first]} <= of_all
+
+
+SHORT_JOB = """
+import os, sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.ones(32, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    {at_each_step}
+print(model.weight.sum().item())
+"""
+
+
+def short_job(at_each_step=""):
+    return SHORT_JOB.format(at_each_step=at_each_step)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """What the short job prints, and its log."""
+    folder = tmp_path_factory.mktemp("short")
+    result = run_code(short_job(), folder, DTR_ALLOC_LOG="job.log")
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout, without_times(folder / "job.log")
+
+
+def test_the_command_line_logs_too(short, tmp_path):
+    (tmp_path / "job.py").write_text(short_job())
+    result = run_python(
+        *("-m", "dtr_alloc.cli", "run", "--log", "new/job-{pid}.log.xz", "--log-steps", "2..3"),
+        "job.py",
+        cwd=tmp_path,
+    )
+    assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    (path,) = (tmp_path / "new").iterdir()
+    program = oplog.compile_log(path)
+    steps = [program.operator_names[i] for i in program.operators]
+    assert steps.count("aten.addmm.default") == 2
+    assert b'"aten.uniform_.default"' not in b"".join(short[1])  # it fills parameters
+
+
+def test_the_command_line_says_what_steps_are(tmp_path):
+    (tmp_path / "job.py").write_text("")
+    result = run_python(
+        *("-m", "dtr_alloc.cli", "run", "--log", "x.log", "--log-steps", "0", "job.py"),
+        cwd=tmp_path,
+    )
+    assert result.returncode == 2
+    assert "--log-steps is '0'" in result.stderr
+    assert not (tmp_path / "x.log").exists()
+
+
+def test_a_job_that_fails_leaves_a_whole_log(tmp_path):
+    result = run_code(short_job("assert step < 2"), tmp_path, DTR_ALLOC_LOG="job.log.xz")
+    assert result.returncode == 1
+    assert "AssertionError" in result.stderr
+    names = oplog.compile_log(tmp_path / "job.log.xz").operator_names
+    assert "aten.addmm.default" in names
+
+
+def test_a_job_that_is_killed_leaves_whole_lines(tmp_path):
+    killed = short_job("if step == 2: os.kill(os.getpid(), 9)")
+    result = run_code(killed, tmp_path, DTR_ALLOC_LOG="job.log")
+    assert result.returncode == -9
+    assert sum(isinstance(i, oplog.Mutate) for i in oplog.read(tmp_path / "job.log")) > 0
+
+
+def test_a_forked_child_does_not_write(short, tmp_path):
+    forks = """
+    if step == 1:
+        child = os.fork()
+        if child == 0:
+            model(torch.ones(7, 64)).sum().backward()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    result = run_code(short_job(forks.strip()), tmp_path, DTR_ALLOC_LOG="job.log.gz")
+    assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    assert without_times(tmp_path / "job.log.gz") == short[1]
+
+
+def test_a_process_that_the_job_starts_leaves_its_log_alone(short, tmp_path):
+    starts = """
+    if step == 1:
+        import subprocess
+        code = "import torch; print(torch.ones(64, 64).sum().item())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == "4096.0\\n"
+        assert "job.log is being written by another process" in done.stderr
+    """
+    result = run_code(short_job(starts.strip()), tmp_path, DTR_ALLOC_LOG="job.log")
+    assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    assert without_times(tmp_path / "job.log") == short[1]
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
+    # A limit on the size of files stands for the disk.
+    full = (
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    )
+    result = run_code(full + short_job(), tmp_path, DTR_ALLOC_LOG="job.log")
+    assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    assert re.fullmatch(
+        r"dtr_alloc: cannot write DTR_ALLOC_LOG \(job\.log\) to its end: .*File too large\n",
+        result.stderr,
+    )
+    text = (tmp_path / "job.log").read_bytes()
+    assert text.endswith(b"}\n")
+    assert without_times(tmp_path / "job.log") == short[1][: text.count(b"\n") - 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [("job.py/job.log", 1, "DTR_ALLOC_LOG is 'job.py/job.log'"), ("folder", 1, "folder")],
+)
+def test_a_log_that_cannot_be_opened_ends_the_job_at_once(tmp_path, path, status, reason):
+    (tmp_path / "folder").mkdir()
+    result = run_code("import torch\nprint('ran')", tmp_path, DTR_ALLOC_LOG=path)
+    assert (result.returncode, result.stdout) == (status, ""), result.stderr
+    assert reason in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+class TestASession:
+    def test_each_session_has_a_log_of_its_own(self, tmp_path):
+        for count in (1, 2):
+            with dtr_alloc.session(log=tmp_path / f"{count}.log", device="cpu"):
+                kept = [torch.ones(64, 64) * 2 for _ in range(count)]
+            del kept
+        assert oplog.compile_log(tmp_path / "1.log").counts["CALL"] == 2
+        assert oplog.compile_log(tmp_path / "2.log").counts["CALL"] == 4
+        assert oplog.compile_log(tmp_path / "2.log").counts["RELEASE"] == 2
+
+    def test_a_session_without_a_log_has_a_plain_recorder(self):
+        with dtr_alloc.session(budget="unlimited", device="cpu"):
+            assert type(runtime._runtime.main).__name__ == "Recorder"
+
+    def test_views_have_names_and_memory_of_others_has_no_size(self, tmp_path):
+        numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
+        array = numpy.zeros((64, 64), dtype=numpy.float32)
+        with dtr_alloc.session(log=tmp_path / "job.log", device="cpu"):
+            x = torch.from_numpy(array) + 1
+            y = x.t()[:32] * 2
+            parts = x.split(32)
+            x.add_(1)
+            z = y @ parts[0].t()
+            del x, y, z, parts
+        lines = [
+            type(i)(*[getattr(i, f) for f in i.__struct_fields__ if f != "time"], 0)
+            if isinstance(i, oplog.Call | oplog.Mutate)
+            else i
+            for i in oplog.read(tmp_path / "job.log")
+            if not isinstance(i, oplog.Annotate | oplog.Alias)
+        ]
+        size, size_of_y = 64 * 64 * 4, 32 * 64 * 4
+        assert lines == [
+            oplog.Constant("x1"),
+            oplog.Memory("x1", 0),
+            oplog.Call("aten.add.Tensor", ("x1",), ("x2",), 0),
+            oplog.Memory("x2", size),
+            oplog.Call("aten.t.default", ("x2",), ("x2v1",), 0),
+            oplog.Memory("x2v1", size),
+            oplog.Call("aten.slice.Tensor", ("x2v1",), ("x2v2",), 0),
+            oplog.Memory("x2v2", size),
+            oplog.Call("aten.mul.Tensor", ("x2v2",), ("x3",), 0),
+            oplog.Memory("x3", size_of_y),
+            oplog.Call("aten.split.Tensor", ("x2",), ("x2v3", "x2v4"), 0),
+            oplog.Memory("x2v3", size),
+            oplog.Memory("x2v4", size),
+            oplog.Mutate("aten.add_.Tensor", ("x2",), (0,), 0),
+            *[oplog.Release(f"x2v{view}") for view in (1, 2, 3, 4)],
+            # The parts are named anew: they see the new content.
+            oplog.Call("view", ("x2",), ("x2v5",), 0),
+            oplog.Memory("x2v5", size),
+            oplog.Call("aten.t.default", ("x2v5",), ("x2v6",), 0),
+            oplog.Memory("x2v6", size),
+            oplog.Call("aten.mm.default", ("x3", "x2v6"), ("x4",), 0),
+            oplog.Memory("x4", 32 * 32 * 4),
+            oplog.Release("x3"),
+            oplog.Release("x4"),
+            oplog.Release("x2v5"),
+            oplog.Release("x2v6"),
+            oplog.Release("x2"),
+        ]
+
+    def test_decisions_agree_with_the_counters_and_the_log(self, tmp_path):
+        with dtr_alloc.session(budget="1MiB", log=tmp_path / "job.log", device="cpu"):
+            before = dtr_alloc.stats()
+            engine = runtime._runtime.engine
+            journal.watch_decisions(engine, True)
+            kept = [torch.ones(64, 256)]
+            for _ in range(40):
+                kept.append(kept[-1] * 1.5)
+            assert dtr_alloc.evict(kept[-1])
+            total = sum(tensor.sum() for tensor in kept)
+            found = journal.take_decisions(engine)
+            journal.watch_decisions(engine, False)
+            stats = dtr_alloc.stats()
+            del kept, total
+        kinds = Counter(decision.kind for decision in found)
+        assert kinds["room"] + kinds["hand"] == stats["evictions"] - before["evictions"]
+        assert kinds["hand"] == 1
+        again = stats["rematerializations"] - before["rematerializations"]
+        assert kinds["again"] == again > 10
+        program = oplog.compile_log(tmp_path / "job.log")
+        assert {one.name for one in found if one.name} <= set(program.names)
+        for one in found:
+            if one.kind == "again":
+                name = program.operator_names[program.operators[one.number]]
+                assert name in ("aten.mul.Tensor", "aten.ones.default", "aten.fill_.Scalar")
+
+    def test_threads_share_a_log(self, tmp_path):
+        def work(seed):
+            x = torch.full((64, 64), float(seed))
+            for _ in range(300):
+                x = (x.t() * 1.01).clone()
+
+        with dtr_alloc.session(budget="400KiB", log=tmp_path / "job.log", device="cpu"):
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            dtr_alloc.check_invariants()
+        program = oplog.compile_log(tmp_path / "job.log")
+        names = Counter(program.operator_names[i] for i in program.operators)
+        assert names["aten.mul.Tensor"] == names["aten.clone.default"] == 4 * 300
+        assert sum(held_at_the_end(tmp_path / "job.log").values()) == 0
