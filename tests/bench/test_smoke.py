@@ -62,6 +62,18 @@ def test_bookkeeping() -> None:
         assert 0 < row["search_share"] < row["bookkeeping_share"] < 1
 
 
+def test_simulator() -> None:
+    """A log read and replayed, and generated logs."""
+    document = run("bench.simulator")
+    assert document.keys() >= ENVIRONMENT | {"logs", "growth", "goals"}
+    assert {row["heuristic"] for row in document["logs"]} == {"dtr-eqclass", "dtr-full"}
+    for row in document["logs"]:
+        assert 0 < row["replay_seconds"] < row["read_seconds"]
+    for row in document["growth"]:
+        assert row["status"] == "ok"
+        assert row["executed"] >= row["operators"]
+
+
 def test_overhead() -> None:
     """What an idle dtr_alloc adds, per operator and per step."""
     document = run("bench.overhead", "--device", "cpu")
