@@ -94,6 +94,9 @@ def commands() -> None:
 @click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
+@click.option(
+    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, banish, ignore."
+)
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
@@ -106,6 +109,7 @@ def run(
     budget: str | None,
     device: str | None,
     heuristic: str | None,
+    dealloc: str | None,
     log: str | None,
     log_steps: str | None,
     show_report: bool,
@@ -125,6 +129,7 @@ def run(
         "budget": budget,
         "device": device,
         "heuristic": heuristic,
+        "dealloc": dealloc,
         "log": log,
         "log_steps": log_steps,
         "report": "1" if show_report else None,

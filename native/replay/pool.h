@@ -130,7 +130,8 @@ class Pool {
     }
     for (size_t at = 0; at < end_; at += kLanes) {
       Mask chances = {-1, -1, -1, -1};
-      const double limit = std::min(least, guess);
+      // A score of zero ends the search, even where one below zero was found.
+      const double limit = std::max(std::min(least, guess), 0.0);
       if (bounded && limit < kInfinity) {
         may_win<kAges>(at, limit + std::abs(limit) * kSlack, clock, owed, &chances);
         if (!(chances[0] | chances[1] | chances[2] | chances[3])) continue;
@@ -141,10 +142,11 @@ class Pool {
         double numerator = 0;
         const double value = evaluate(ids_[i], &numerator);
         noted_[i] = numerator + dropped_;
-        if (value > least) continue;
-        least = value;
-        best = ids_[i];
-        last_ = i;
+        if (value <= least) {
+          least = value;
+          best = ids_[i];
+          last_ = i;
+        }
         if (value != 0) continue;
         *evaluations += static_cast<uint64_t>(
             std::count_if(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(i) + 1,

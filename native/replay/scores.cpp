@@ -29,16 +29,18 @@ uint32_t Components::root(uint32_t node, uint64_t* accesses) {
   return node;
 }
 
-void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
+int64_t Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
   a = root(a, accesses);
   b = root(b, accesses);
-  if (a == b) return;
+  if (a == b) return 0;
   if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
   if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
   nodes_[a].parent = b;
   const int64_t cost = nodes_[a].cost;
+  const int64_t below = std::min<int64_t>(cost, 0) + std::min<int64_t>(nodes_[b].cost, 0);
   add(a, -cost);
   add(b, cost);
+  return -below;
 }
 
 // The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in

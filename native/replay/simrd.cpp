@@ -536,7 +536,8 @@ void Machine::evict(uint32_t at, bool forced) {
     for (const std::vector<uint32_t>& side : node.next)
       for (const uint32_t neighbor : side)
         if (!graph_.material[neighbor])
-          components_.merge(storages_[neighbor].component, storage.component, &result_.accesses);
+          pool_.drop(static_cast<double>(components_.merge(storages_[neighbor].component,
+                                                           storage.component, &result_.accesses)));
   }
 }
 

@@ -73,7 +73,9 @@ class Components {
  public:
   uint32_t create(int64_t cost);
   uint32_t root(uint32_t node, uint64_t* accesses);
-  void merge(uint32_t a, uint32_t b, uint64_t* accesses);
+  // Returns by how much a storage next to one of the two may see its cost fall: a sum below zero
+  // takes from the other.
+  int64_t merge(uint32_t a, uint32_t b, uint64_t* accesses);
   int64_t cost(uint32_t root) const { return nodes_[root].cost; }
   void add(uint32_t root, int64_t cost) {
     owed_ -= std::min<int64_t>(nodes_[root].cost, 0);

@@ -20,11 +20,13 @@ class Log:
 
     def __init__(self) -> None:
         self.program = Program("by hand")
+        self._numbers: dict[str, int] = {}
 
     def _name(self, name: str) -> int:
-        if name not in self.program.names:
+        if name not in self._numbers:
+            self._numbers[name] = len(self.program.names)
             self.program.names.append(name)
-        return self.program.names.index(name)
+        return self._numbers[name]
 
     def constant(self, name: str, size: int) -> None:
         self.program.code.extend((oplog.CONSTANT, self._name(name), size))

@@ -82,7 +82,7 @@ def check(row: dict[str, Any], program: Program, max_recompute: int) -> None:
     assert not found, {key: value for key, value in row.items() if key != "events"}
 
 
-MICRO = rows("micro_traces.jsonl.xz")
+MICRO = rows("micro_traces.jsonl.xz") + rows("fuzz_traces.jsonl.xz")
 
 
 @pytest.mark.parametrize("micro", MICRO, ids=[micro["id"] for micro in MICRO])
