@@ -93,8 +93,8 @@ class Regions {
   // (in a circle), where simrd fails an assertion.
   bool evicted(uint32_t storage, uint64_t* accesses);
   // After an op ran for the first time whose inputs (distinct storages) were all resident when
-  // it was asked for: its new storages are at the edge of the inputs' regions, and nothing else
-  // has changed.
+  // it was asked for, and that waited for nothing: its new storages are at the edge of the inputs'
+  // regions, and nothing else has changed.
   void computed(const std::vector<uint32_t>& storages, const std::vector<uint32_t>& inputs,
                 uint64_t* accesses);
   // After these came back in one step, or were computed.

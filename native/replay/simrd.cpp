@@ -415,6 +415,7 @@ void Machine::execute(const Step& step) {
     if (step.rematerialize) ++storages_[storage].recomputes;
   }
   if (step.rematerialize) {
+    plain_op_ = false;  // a view that was undefined may bring back more than itself
     result_.remat_cost += op.cost;
     ++result_.remat_ops;
     result_.collateral += defined_.size() - 1;

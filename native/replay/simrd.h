@@ -198,7 +198,7 @@ class Machine {
   };
   std::vector<Result> results_;
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments
-  bool plain_op_ = false;          // all of them were resident when it was asked for
+  bool plain_op_ = false;          // all of them are resident, and nothing is to be repeated
   std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last
   std::vector<uint32_t> revived_;  // storages that it made resident, likewise
 };
