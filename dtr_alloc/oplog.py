@@ -407,25 +407,20 @@ class Program:
         return len(self.operators)
 
 
-def compile_log(path: str | os.PathLike[str], releases: bool = True) -> Program:
+def compile_log(path: str | os.PathLike[str]) -> Program:
     """Reads, checks and packs a log.
-
-    Args:
-        path: as read() takes it.
-        releases: False leaves out RELEASE, as if the program never let go of anything.
 
     Raises as read() does, and LogError where the program makes no sense: CALL or CONSTANT without
     its lines, a name that is used before it is defined, or defined twice, or released twice without
     standing for something new in between, an index that is out of range or repeated.
     """
-    return _Compiler(Reader(path), releases).run()
+    return _Compiler(Reader(path)).run()
 
 
 class _Compiler:
-    def __init__(self, reader: Reader, releases: bool) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.instructions = iter(reader)
-        self.releases = releases
         self.program = Program(reader.path)
         self.ids: dict[str, int] = {}
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
@@ -476,9 +471,8 @@ class _Compiler:
                 if released[name]:
                     raise self.error(f"{line.name!r} is released twice")
                 released[name] = 1
-                if self.releases:
-                    code.append(RELEASE)
-                    code.append(name)
+                code.append(RELEASE)
+                code.append(name)
             elif isinstance(line, Copy):
                 source = self.known(line.src, "SRC")
                 code.extend((COPY, self.define(line.dst), source))
