@@ -84,7 +84,7 @@ class Watch(TorchDispatchMode):
             old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
             made = result if isinstance(result, (list, tuple)) else [result]
             if any(
-                t.untyped_storage()._cdata not in old and t.untyped_storage().nbytes() > 64
+                t.untyped_storage()._cdata not in old and t.untyped_storage().nbytes() > 0
                 for t in made
                 if isinstance(t, torch.Tensor)
             ):
