@@ -184,6 +184,7 @@ class Bridge:
         self._library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
         self._library.dtr_bridge_connect.restype = ctypes.c_void_p
         self._library.dtr_bridge_install_cpu.argtypes = [ctypes.c_int32]
+        self._library.dtr_bridge_beside_budget.argtypes = [ctypes.c_int32]
         if device == "cuda":
             self._library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
 
@@ -197,6 +198,15 @@ class Bridge:
     def install_cpu(self, on: bool) -> None:
         """Makes the core the source of CPU tensor memory from now on, or stops that."""
         self._library.dtr_bridge_install_cpu(on)
+
+    def state_of(self, generator: Any) -> Any:
+        """Where a generator stands, in memory that is no part of the budget: it is no memory of
+        the job's, and must not decide what is evicted."""
+        self._library.dtr_bridge_beside_budget(1)
+        try:
+            return generator.get_state()
+        finally:
+            self._library.dtr_bridge_beside_budget(0)
 
     def install_cuda(self) -> None:
         """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""

@@ -362,11 +362,6 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
     help="End a run whose compute passes X times that without a budget (default: none).",
 )
 @click.option(
-    "--no-releases",
-    is_flag=True,
-    help="As if the job never let go of anything; implies --dealloc ignore.",
-)
-@click.option(
     "--json", "json_path", metavar="FILE", help="One JSON object a run and line; - is stdout."
 )
 @click.option(

@@ -11,7 +11,7 @@ What a log of ours says, beyond the format's manual:
   they are defined anew when they are met again.
 - A view operator is a CALL with its time. A view that was made out of the recorder's sight is
   a CALL of ``view`` with time 0 where it is first used.
-- An operator that cannot be repeated, and results of up to 64 bytes, give constants.
+- An operator that cannot be repeated, or makes nothing, is an EFFECT.
 - An operator whose first argument is new memory (``empty`` and then ``copy_``) has it as a result.
   One that overwrites and gives new tensors as well is a CALL with the time, then a MUTATE.
 - Memory of others (numpy arrays) is a constant of 0 bytes: no budget holds it. Tensors of other
@@ -193,8 +193,20 @@ class Log:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
-                indices = tuple(take(count))
-                yield oplog.Mutate(self._operator_name(operator), args, indices, time)
+                given = take(count)
+                indices = tuple([max(index, ~index) for index in given])
+                unread = tuple([~index for index in given if index < 0])
+                yield oplog.Mutate(self._operator_name(operator), args, indices, time, unread)
+            elif kind == lib.DTR_JOURNAL_EFFECT:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                made = [take(3) for _ in range(count)]  # DTR_JOURNAL_CONSTANT, number, size
+                names = tuple([_name(number) for _, number, _ in made])
+                yield oplog.effect(self._operator_name(operator), args, names, time)
+                for name, (_, _, size) in zip(names, made, strict=True):
+                    yield oplog.Constant(name)
+                    yield oplog.Memory(name, size)
             elif kind == lib.DTR_JOURNAL_RELEASE:
                 yield oplog.Release(*take_names(1))
             else:
@@ -300,8 +312,8 @@ class Decision(NamedTuple):
         kind: ``room`` and ``hand``: a storage was evicted, to make room or by hand; ``gone``: its
             content went because it died or was overwritten; ``again``: an operator ran again.
         name: the storage, or ``""``.
-        number: how often the storage had been overwritten; or the operator's index among all CALL
-            and MUTATE of the log, -1 if it is not in the log.
+        number: how often the storage had been overwritten; or the operator's index among all CALL,
+            MUTATE and EFFECT of the log, -1 if it is not in the log.
     """
 
     kind: str

@@ -18,7 +18,8 @@ integers are read as well. Names are any strings and stand for tensors as the pr
     result is a view of, or -1 if it has memory of its own. A view's size counts as 0.
 ``{"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x1", "x2"], "MUTATE": [0], "TIME": "4"}``
     An operator in place. The names of the arguments with these indices stand for new tensors of
-    the same size from here on; the tensors that they stood for are released.
+    the same size from here on; the tensors that they stood for are released. Ours may say
+    ``"UNREAD": [0]``: the old content of these is not read. simrd reads it all the same.
 ``{"INSTRUCTION": "COPY", "DST": "x3", "SRC": "x2"}``
     A further name for the tensor of SRC (``x3 = x2``).
 ``{"INSTRUCTION": "COPY_FROM", "DST": "x3", "SRC": "x2"}``
@@ -30,8 +31,15 @@ integers are read as well. Names are any strings and stand for tensors as the pr
 
 What still has names at the end is what the program wants to have.
 
-One annotation is ours; simrd passes over it. It stands right before a CALL or MUTATE and says
-what the operator allocated while it ran, in order, for replays on a heap:
+Two annotations are ours; simrd passes over them.
+
+``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "EFFECT", "NAME": "item", "ARGS": ["x1"], "RESULT": [],
+"TIME": "7"}``
+    An operator that is never repeated, since nothing can be got by that: it reads its arguments and
+    takes its time. What it makes are constants; their lines follow it, in the order of RESULT.
+
+The other stands right before a CALL, MUTATE or EFFECT and says what the operator allocated while
+it ran, in order, for replays on a heap:
 
 ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": ["+4096", "=0", "-0"]}``
     ``+N``: a temporary of N bytes; ``-i``: the i-th temporary of this operator is freed (from 0);
@@ -87,6 +95,10 @@ class _Line(Struct, frozen=True, gc=False, rename="upper", tag_field="INSTRUCTIO
 class Annotate(_Line, frozen=True, tag="ANNOTATE"):
     annotation: str
     trace: Names | None = None  # of WORKSPACE
+    name: str | None = None  # from here on: of EFFECT_LINE
+    args: Names | None = None
+    result: Names | None = None
+    time: Number | None = None
 
 
 class Constant(_Line, frozen=True, tag="CONSTANT"):
@@ -115,6 +127,7 @@ class Mutate(_Line, frozen=True, tag="MUTATE"):
     args: Names
     mutate: Annotated[tuple[Number, ...], Meta(min_length=1)]
     time: Number
+    unread: tuple[Number, ...] = ()  # some of `mutate`
 
 
 class Copy(_Line, frozen=True, tag="COPY"):
@@ -142,6 +155,13 @@ Instruction: TypeAlias = (
 
 START = Annotate("START")
 WORKSPACE = "WORKSPACE"
+EFFECT_LINE = "EFFECT"
+
+
+def effect(name: str, args: Names, result: Names, time: int) -> Annotate:
+    """An operator that is never repeated."""
+    return Annotate(EFFECT_LINE, None, name, args, result, time)
+
 
 # Not strict: a number may be written as a string.
 _decode = msgspec.json.Decoder(Instruction, strict=False).decode
@@ -264,8 +284,10 @@ def to_line(instruction: Instruction) -> bytes:
     match instruction:
         case Call(name, args, result, time):
             parts |= {"NAME": name, "ARGS": args, "RESULT": result, "TIME": str(time)}
-        case Mutate(name, args, mutate, time):
+        case Mutate(name, args, mutate, time, unread):
             parts |= {"NAME": name, "ARGS": args, "MUTATE": mutate, "TIME": str(time)}
+            if unread:
+                parts["UNREAD"] = unread
         case Memory(name, memory):
             parts |= {"NAME": name, "MEMORY": str(memory)}
         case Alias(name, alias):
@@ -274,10 +296,11 @@ def to_line(instruction: Instruction) -> bytes:
             parts["NAME"] = name
         case Copy(dst, src) | CopyFrom(dst, src):
             parts |= {"DST": dst, "SRC": src}
-        case Annotate(annotation, trace):
+        case Annotate(annotation, trace, name, args, result, time):
+            given = {"TRACE": trace, "NAME": name, "ARGS": args, "RESULT": result}
+            given["TIME"] = None if time is None else str(time)
             parts["ANNOTATION"] = annotation
-            if trace is not None:
-                parts["TRACE"] = trace
+            parts |= {key: value for key, value in given.items() if value is not None}
     return _encode(parts) + b"\n"
 
 
@@ -341,7 +364,7 @@ class Writer:
 
 # ---- programs ----
 
-CONSTANT, CALL, MUTATE, COPY, COPY_FROM, RELEASE = range(6)
+CONSTANT, CALL, MUTATE, COPY, COPY_FROM, RELEASE, EFFECT = range(7)
 """What begins an instruction in Program.code."""
 
 FRESH = -1
@@ -365,14 +388,15 @@ class Program:
     =========  ==================================================================================
     CONSTANT   0, name, size_bytes
     CALL       1, time, nargs, args..., nresults, then per result: name, size_bytes, alias
-    MUTATE     2, time, nargs, args..., nmutated, indices of arguments...
+    MUTATE     2, time, nargs, args..., nmutated, indices i of arguments: -1 - i for one UNREAD
     COPY       3, dst, src
     COPY_FROM  4, dst, src
     RELEASE    5, name
+    EFFECT     6, time, nargs, args..., nresults, then per result: name, size_bytes, FRESH
     =========  ==================================================================================
 
     alias is FRESH or an index into args. The size of an alias is what the log says, and counts as
-    0. The k-th *operator* below is the k-th CALL or MUTATE of ``code``.
+    0. The k-th *operator* below is the k-th CALL, MUTATE or EFFECT of ``code``.
     """
 
     path: str
@@ -407,25 +431,20 @@ class Program:
         return len(self.operators)
 
 
-def compile_log(path: str | os.PathLike[str], releases: bool = True) -> Program:
+def compile_log(path: str | os.PathLike[str]) -> Program:
     """Reads, checks and packs a log.
-
-    Args:
-        path: as read() takes it.
-        releases: False leaves out RELEASE, as if the program never let go of anything.
 
     Raises as read() does, and LogError where the program makes no sense: CALL or CONSTANT without
     its lines, a name that is used before it is defined, or defined twice, or released twice without
     standing for something new in between, an index that is out of range or repeated.
     """
-    return _Compiler(Reader(path), releases).run()
+    return _Compiler(Reader(path)).run()
 
 
 class _Compiler:
-    def __init__(self, reader: Reader, releases: bool) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.instructions = iter(reader)
-        self.releases = releases
         self.program = Program(reader.path)
         self.ids: dict[str, int] = {}
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
@@ -476,9 +495,8 @@ class _Compiler:
                 if released[name]:
                     raise self.error(f"{line.name!r} is released twice")
                 released[name] = 1
-                if self.releases:
-                    code.append(RELEASE)
-                    code.append(name)
+                code.append(RELEASE)
+                code.append(name)
             elif isinstance(line, Copy):
                 source = self.known(line.src, "SRC")
                 code.extend((COPY, self.define(line.dst), source))
@@ -497,6 +515,8 @@ class _Compiler:
             elif isinstance(line, Annotate):
                 if line.annotation == WORKSPACE:
                     self.with_workspace(line.trace)
+                elif line.annotation == EFFECT_LINE:
+                    self.effect(line, ())
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
         self.program.counts = {_tag(kind): counts[kind] for kind in get_args(Instruction)}
@@ -527,10 +547,25 @@ class _Compiler:
                 f"below {len(args)}, the number of its arguments"
             )
         code = self.program.code
-        code.extend((MUTATE, line.time, len(args), *args, len(line.mutate), *line.mutate))
+        indices = [~index if index in line.unread else index for index in line.mutate]
+        code.extend((MUTATE, line.time, len(args), *args, len(indices), *indices))
         for index in line.mutate:
             self.released[args[index]] = 0
         self.operator(line.name, trace, 0)
+
+    def effect(self, line: Annotate, trace: Names) -> None:
+        code = self.program.code
+        args = [self.known(name, "argument") for name in line.args or ()]
+        results = line.result or ()
+        code.extend((EFFECT, line.time or 0, len(args), *args, len(results)))
+        for name in results:
+            constant = self.next(EFFECT_LINE)
+            if not isinstance(constant, Constant) or constant.name != name:
+                raise self.error(
+                    f"CONSTANT {name!r} must follow {EFFECT_LINE}, not {_show(constant)}"
+                )
+            code.extend((self.define(name), self.size_of(name, f"CONSTANT {name!r}"), FRESH))
+        self.operator(line.name or EFFECT_LINE, trace, len(results))
 
     def operator(self, name: str, trace: Names, results: int) -> None:
         program = self.program
@@ -548,8 +583,12 @@ class _Compiler:
             self.call(line, trace or ())
         elif isinstance(line, Mutate):
             self.mutate(line, trace or ())
+        elif isinstance(line, Annotate) and line.annotation == EFFECT_LINE:
+            self.effect(line, trace or ())
         else:
-            raise self.error(f"CALL or MUTATE must follow {WORKSPACE}, not {_show(line)}")
+            raise self.error(
+                f"CALL, MUTATE or {EFFECT_LINE} must follow {WORKSPACE}, not {_show(line)}"
+            )
 
     def workspace(self, trace: Names, results: int) -> Iterator[int]:
         alive: list[bool] = []

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtr_alloc.bridge import Bridge
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.purity import READ, SCRATCH, Rule, rule_for
 
@@ -91,15 +92,14 @@ class ByValue(NamedTuple):
 
 
 class RandomState(NamedTuple):
-    """Where a generator stood when an operator first ran. (As bytes: a tensor would be taken out
-    of the budget.)"""
+    """Where a generator stood when an operator first ran. (As bytes: they take less.)"""
 
     generator: torch.Generator
     state: bytes
 
     @classmethod
-    def of(cls, generator: torch.Generator) -> RandomState:
-        return cls(generator, _plain_numpy(generator.get_state()).tobytes())
+    def of(cls, generator: torch.Generator, bridge: Bridge) -> RandomState:
+        return cls(generator, _plain_numpy(bridge.state_of(generator)).tobytes())
 
     def to_tensor(self) -> Tensor:
         return torch.frombuffer(bytearray(self.state), dtype=torch.uint8)
@@ -287,7 +287,7 @@ class Recorder(TorchDispatchMode):
             first = next((part for part in args if isinstance(part, Tensor)), None)
             device = first.device if first is not None else (kwargs or {}).get("device")
             generator = self._runtime.default_generator(device)
-        return RandomState.of(generator)
+        return RandomState.of(generator, self._runtime.bridge)
 
     def reserve(self, count: int) -> None:
         """Sees to it that the frame's buffer holds so many numbers."""

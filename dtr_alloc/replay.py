@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtr_alloc.bridge import Bridge
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.recorder import TENSOR, ByValue, Closure, RandomState, flatten
 
@@ -112,7 +113,7 @@ class Replayer:
         args = [_fill(argument, marks) for argument in marked]
         kwargs = {name: _fill(argument, marks) for name, argument in marked_kwargs.items()}
         results: list[Tensor | None] = []
-        with torch.set_grad_enabled(grad), _standing_at(random):
+        with torch.set_grad_enabled(grad), _standing_at(random, self._runtime.bridge):
             flatten(func(*args, **kwargs), results)
         everything = [*tensors, *results]
         step = lib.dtr_frame_step(frame, len(everything))
@@ -160,13 +161,13 @@ class Replayer:
 
 
 @contextmanager
-def _standing_at(random: RandomState | None) -> Iterator[None]:
+def _standing_at(random: RandomState | None, bridge: Bridge) -> Iterator[None]:
     """Puts a generator where it stood, and back afterwards."""
     if random is None:
         yield
         return
     generator = random.generator
-    before = generator.get_state()
+    before = bridge.state_of(generator)
     generator.set_state(random.to_tensor())
     try:
         yield

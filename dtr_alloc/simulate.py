@@ -406,13 +406,6 @@ class Plan:
     semantics: str = "simrd"
     space: str = "bytes"
     thrash: float | None = None
-    releases: bool = True
-    """False: nothing is ever let go of, and so the deallocation policy is ``ignore``. A log's
-    RELEASE lines still say which names stand for something at the end."""
-
-    def __post_init__(self) -> None:
-        if not self.releases and tuple(self.deallocs) != ("ignore",):
-            raise ValueError("without releases nothing dies: dealloc is 'ignore'")
 
     def check(self) -> None:
         """Raises ValueError for combinations that no log could run with: by running no log."""
@@ -484,7 +477,6 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "log": label,
         "semantics": plan.semantics,
         "space": plan.space,
-        "releases": plan.releases,
         "heuristic": setup.rule.name,
         "dealloc": setup.dealloc,
         "seed": setup.seed,

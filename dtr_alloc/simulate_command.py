@@ -31,7 +31,6 @@ def run(
     semantics: str,
     space: str,
     thrash: float | None,
-    no_releases: bool,
     json_path: str | None,
     plot_path: str | None,
     jobs: int | None,
@@ -42,7 +41,7 @@ def run(
         raise click.UsageError("--space heap needs --semantics runtime: simrd has no addresses")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
-    policies = ["ignore"] if no_releases else _each_once("--dealloc", deallocs, _deallocs)
+    policies = _each_once("--dealloc", deallocs, _deallocs)
     plan = simulate.Plan(
         limits=_each_once("--budget", budgets, simulate.parse_limits),
         rules=_given(
@@ -53,7 +52,6 @@ def run(
         semantics=semantics,
         space=space,
         thrash=thrash,
-        releases=not no_releases,
     )
     _given("the combination", plan.check)
     if plot_path is not None:

@@ -435,9 +435,12 @@ enum {
   DTR_JOURNAL_CONSTANT = 0, /* number, size_bytes (0: memory that is not ours) */
   DTR_JOURNAL_CALL = 1,     /* operator, cost_ns, names, names[2], results, then each:
                              *   name[2], size_bytes, index of the name it is a view of or -1 */
-  DTR_JOURNAL_MUTATE = 2,   /* operator, cost_ns, names, names[2], indices, indices[] */
+  DTR_JOURNAL_MUTATE = 2,   /* operator, cost_ns, names, names[2], indices, indices[]:
+                             *   -1 - i for the name i, if its old content was not read */
   DTR_JOURNAL_RELEASE = 5,  /* name[2] */
-  DTR_JOURNAL_MEMORY = 6    /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
+  DTR_JOURNAL_MEMORY = 6,   /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
+  DTR_JOURNAL_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not repeated,
+                             *   and made the constants that follow, as many as that */
 };
 
 /* What an operator did while it ran. */
@@ -534,10 +537,13 @@ uint64_t dtr_sim_storage_bytes(const void* handle);
 /* A log as numbers (dtr_alloc/oplog.py makes them), one instruction after the other:
  *   0, name, size_bytes                                               CONSTANT
  *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
- *   2, time, args, arg..., mutated, index...                          MUTATE
+ *   2, time, args, arg..., mutated, index...                          MUTATE: -1 - i for
+ *                                               argument i if it is overwritten without being read
  *   3, dst, src                                                       COPY
  *   4, dst, src                                                       COPY_FROM
  *   5, name                                                           RELEASE
+ *   6, time, args, arg..., results, (name, size_bytes, -1)...         EFFECT: never repeated;
+ *                                                                     its results are constants
  * A name is a number from 0 on, in the order in which the names first stand in the log. An
  * alias is the index of the argument that the result looks at, -1 for new memory. */
 typedef struct dtr_replay dtr_replay;
@@ -562,7 +568,7 @@ enum {
 typedef struct dtr_replay_result {
   int32_t status;      /* DTR_REPLAY_...; else the counters are those of the moment it ended */
   int64_t clock;       /* 1 + all cost spent */
-  int64_t model_cost;  /* of first executions */
+  int64_t model_cost;  /* of first executions, EFFECTs included on the engine */
   int64_t remat_cost;  /* of repeated ones */
   uint64_t model_ops;  /* first executions */
   uint64_t remat_ops;  /* repeated ones */
@@ -601,8 +607,8 @@ typedef struct dtr_runtime_options {
 /* Replays a program on the engine above, with costs and sizes of the program and no contents
  * (native/replay/runtime.h says what differs from simrd). workspace: what operators allocate
  * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
- * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL or MUTATE,
- * has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no operator
+ * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL, MUTATE or
+ * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no operator
  * has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
  * returns as dtr_replay_simrd. */
 int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,

@@ -363,7 +363,7 @@ class Engine {
   void journal_meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
   void journal_sweep(Deferred& deferred);
   void journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred);
-  int64_t journal_end(Frame& frame, bool pure, int64_t cost_ns, uint64_t tiny_bytes);
+  int64_t journal_end(Frame& frame, bool pure, int64_t cost_ns);
   void journal_unhold(Frame& frame);
 
   mutable EngineMutex mutex_;

@@ -337,7 +337,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     id = 0;
   }
   if (frame.log.open) {
-    const int64_t index = journal_end(frame, pure, cost_ns, kTinyBytes);
+    const int64_t index = journal_end(frame, pure, cost_ns);
     if (id) op->log_index = index;
   }
   for (const Input& input : frame.inputs)

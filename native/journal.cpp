@@ -29,6 +29,14 @@ void MemoryTrace::put(const std::vector<const void*>& results,
   std::vector<int64_t> temporary(pieces_.size(), -1);
   int64_t temporaries = 0, next_result = 0;
   bool plain = true;
+  // What was there before the op, which only fills it.
+  for (size_t i = 0; i < results.size(); ++i)
+    if (std::none_of(pieces_.begin(), pieces_.end(),
+                     [&](const Piece& piece) { return piece.address == results[i]; })) {
+      const auto which = static_cast<int64_t>(i);
+      plain &= which == next_result++;
+      out->insert(out->end(), {DTR_MEMORY_RESULT, which});
+    }
   for (const Event& event : events_) {
     const Piece& piece = pieces_[event.piece];
     int64_t& index = temporary[event.piece];
@@ -210,16 +218,15 @@ void Journal::other_died(uint64_t number) {
 
 int64_t Journal::operator_ended(const OpenLog& log, const std::vector<Argument>& arguments,
                                 const std::vector<OpenLog::Result>& results, bool pure,
-                                int64_t cost_ns, uint64_t tiny_bytes) {
+                                int64_t cost_ns) {
   std::vector<OpenLog::Result> called, constants;
   for (const OpenLog::Result& result : results)
-    (pure && !result.constant && result.storage->size_bytes > tiny_bytes ? called : constants)
-        .push_back(result);
+    (pure && !result.constant ? called : constants).push_back(result);
   const auto mutated = std::count_if(arguments.begin(), arguments.end(),
                                      [](const Argument& a) { return a.overwritten; });
-  int64_t index = -1;
-  if (writing() && pure && (!called.empty() || mutated > 0)) {
-    index = operators_;
+  const bool repeatable = pure && (!called.empty() || mutated > 0);
+  const int64_t index = writing() ? operators_ : -1;
+  if (writing()) {
     const auto addresses = [](const std::vector<OpenLog::Result>& some) {
       std::vector<const void*> found;
       for (const OpenLog::Result& result : some) found.push_back(result.storage->address);
@@ -227,7 +234,8 @@ int64_t Journal::operator_ended(const OpenLog& log, const std::vector<Argument>&
     };
     const size_t begin = records_.size();
     records_.insert(records_.end(), {DTR_JOURNAL_MEMORY, 0});
-    log.memory.put(addresses(called), addresses(constants), &records_);
+    log.memory.put(addresses(repeatable ? called : constants),
+                   addresses(repeatable ? constants : called), &records_);
     if (const size_t length = records_.size() - begin - 2; length > 0)
       records_[begin + 1] = static_cast<int64_t>(length / 2);
     else
@@ -259,7 +267,12 @@ int64_t Journal::operator_ended(const OpenLog& log, const std::vector<Argument>&
     put_head(DTR_JOURNAL_MUTATE, called.empty() ? cost_ns : 0);
     put(mutated);
     for (size_t i = 0; i < arguments.size(); ++i)
-      if (arguments[i].overwritten) put(static_cast<int64_t>(i));
+      if (arguments[i].overwritten)
+        put(arguments[i].read ? static_cast<int64_t>(i) : -1 - static_cast<int64_t>(i));
+  }
+  if (!repeatable && writing()) {
+    put_head(DTR_JOURNAL_EFFECT, cost_ns);
+    put(static_cast<int64_t>(constants.size()));
   }
   for (const OpenLog::Result& result : constants) constant(result.storage, result.look);
   return index;
@@ -396,7 +409,7 @@ void Engine::journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred) 
 }
 
 // After the new versions and results have their records. pure: the op could be repeated.
-int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns, uint64_t tiny_bytes) {
+int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns) {
   OpenLog& log = frame.log;
   log.open = false;
   if (!journal_.on()) return -1;
@@ -419,11 +432,11 @@ int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns, uint64_t t
                         std::none_of(overwritten.begin(), overwritten.end(), [&](const Input* o) {
                           return o->desc.handle == input.desc.handle;
                         });
-    arguments.push_back({log.arguments[i].name, writes});
+    arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
     if (writes) overwritten.push_back(&input);
   }
   results.insert(results.end(), log.results.begin(), log.results.end());
-  const int64_t index = journal_.operator_ended(log, arguments, results, pure, cost_ns, tiny_bytes);
+  const int64_t index = journal_.operator_ended(log, arguments, results, pure, cost_ns);
   for (const Input* input : overwritten) {
     Storage* now = by_handle_.find(input->desc.handle);
     if (pure)

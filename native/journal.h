@@ -117,11 +117,12 @@ class Journal {
   struct Argument {
     LogName name;
     bool overwritten;
+    bool read;
   };
-  // Returns the index of the operator's line among those of all operators, or -1.
+  // Returns the index of the operator's line among those of all operators, or -1. Every operator
+  // has one: all move the engine's clock, and read their arguments.
   int64_t operator_ended(const OpenLog& log, const std::vector<Argument>& arguments,
-                         const std::vector<OpenLog::Result>& results, bool pure, int64_t cost_ns,
-                         uint64_t tiny_bytes);
+                         const std::vector<OpenLog::Result>& results, bool pure, int64_t cost_ns);
   // The content that `number` stands for is another now: which version.
   uint32_t overwritten(uint64_t number);
   // From now on the storage is a constant: the job made a parameter of it, or an op that

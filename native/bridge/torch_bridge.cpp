@@ -181,10 +181,15 @@ void* take(void* handle) {
   return address;
 }
 
+c10::Allocator* previous_cpu_allocator = nullptr;
+thread_local bool beside_budget = false;
+
 // Adapts the core's allocate to c10::Allocator, for CPU tensors.
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
+    if (c10::Allocator* previous = previous_cpu_allocator; previous && beside_budget)
+      return previous->allocate(size_bytes);
     const c10::Device device(c10::DeviceType::CPU);
     void* address = allocate_block(device, size_bytes, 0);
     return {address, address, &free_block, device};
@@ -196,7 +201,6 @@ class HostAllocator final : public c10::Allocator {
 };
 
 HostAllocator host_allocator;
-c10::Allocator* previous_cpu_allocator = nullptr;
 
 void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
   const c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
@@ -241,3 +245,6 @@ DTR_EXPORT void dtr_bridge_install_cpu(int32_t on) {
     previous_cpu_allocator = nullptr;
   }
 }
+
+// CPU tensors of this thread are made as without the core from now on, or as usual again.
+DTR_EXPORT void dtr_bridge_beside_budget(int32_t on) { beside_budget = on; }

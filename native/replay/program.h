@@ -17,7 +17,8 @@ enum class Instruction : int64_t {
   mutate = 2,
   copy = 3,
   copy_from = 4,
-  release = 5
+  release = 5,
+  effect = 6
 };
 
 class ProgramReader {
@@ -27,7 +28,7 @@ class ProgramReader {
   bool at_end() const { return at_ == count_; }
 
   Instruction instruction() {
-    const int64_t value = number("instruction", 0, 5);
+    const int64_t value = number("instruction", 0, 6);
     return static_cast<Instruction>(value);
   }
   int64_t amount(const char* what) { return number(what, 0, kMost); }

@@ -24,15 +24,16 @@ enum Trace : int64_t { allocate, free_temporary, result };
 
 struct Thrash {};
 
-// A CALL or MUTATE where it stands in the program.
+// A CALL, MUTATE or EFFECT where it stands in the program.
 struct Operator {
   uint64_t at = 0;     // of its kind
   uint64_t index = 0;  // among the operators
 };
 
-// What a CALL or MUTATE says, read where it stands.
+// What a CALL, MUTATE or EFFECT says, read where it stands.
 struct Operands {
   bool mutates;
+  bool repeatable;
   int64_t cost;
   const int64_t* args;
   uint64_t arg_count;
@@ -42,6 +43,9 @@ struct Operands {
   int64_t name(uint64_t i) const { return rest[3 * i]; }
   int64_t size(uint64_t i) const { return rest[3 * i + 1]; }
   bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
+  uint64_t mutated(uint64_t i) const {
+    return static_cast<uint64_t>(std::max(rest[i], ~rest[i]));
+  }
 };
 
 // Checks every number of a program, so that replaying it need not; returns how many names it has.
@@ -59,7 +63,8 @@ uint64_t check_program(const Program& program) {
         name();
         reader.amount("size");
         break;
-      case Instruction::call: {
+      case Instruction::call:
+      case Instruction::effect: {
         ++operators;
         reader.amount("time");
         const uint32_t args = reader.count("number of arguments");
@@ -77,7 +82,7 @@ uint64_t check_program(const Program& program) {
         const uint32_t args = reader.count("number of arguments");
         for (uint32_t i = 0; i < args; ++i) name();
         for (uint32_t i = reader.count("number of mutated arguments"); i > 0; --i)
-          reader.number("mutated argument", 0, int64_t{args} - 1);
+          reader.number("mutated argument", -int64_t{args}, int64_t{args} - 1);
         break;
       }
       case Instruction::copy:
@@ -235,6 +240,7 @@ class RuntimeReplay final : private Watcher {
           at += 3;
           break;
         case Instruction::call:
+        case Instruction::effect:
           execute_call(next);
           at += 3 + code[at + 2];
           at += 1 + 3 * code[at];
@@ -271,6 +277,7 @@ class RuntimeReplay final : private Watcher {
     const int64_t* code = program_.code + of.at;
     Operands operands;
     operands.mutates = static_cast<Instruction>(code[0]) == Instruction::mutate;
+    operands.repeatable = static_cast<Instruction>(code[0]) != Instruction::effect;
     operands.cost = code[1];
     operands.arg_count = static_cast<uint64_t>(code[2]);
     operands.args = code + 3;
@@ -285,11 +292,11 @@ class RuntimeReplay final : private Watcher {
     tensors_ += operands.rest_count;
     bool any_fresh = false;
     for (uint64_t i = 0; i < operands.rest_count; ++i) any_fresh |= operands.is_fresh(i);
-    if (any_fresh) {
+    if (any_fresh || !operands.repeatable) {
       execute(of, operands, first);
       for (uint64_t i = 0; i < operands.rest_count; ++i)
         if (operands.is_fresh(i)) {
-          note_storage(results_[i]->storage, first + i);
+          if (operands.repeatable) note_storage(results_[i]->storage, first + i);
           define(operands.name(i), adopt(results_[i]));
           results_[i] = nullptr;
         }
@@ -307,7 +314,7 @@ class RuntimeReplay final : private Watcher {
     execute(of, operands, first);
     // If two of the arguments are one storage, its new version is the first's.
     for (uint64_t i = operands.rest_count; i-- > 0;)
-      note_storage(buffer_of(of.at + 3 + operands.rest[i])->tensor->storage, first + i);
+      note_storage(buffer_of(of.at + 3 + operands.mutated(i))->tensor->storage, first + i);
   }
 
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
@@ -318,11 +325,11 @@ class RuntimeReplay final : private Watcher {
       frame_.buffer[i] = reinterpret_cast<int64_t>(buffer_of(of.at + 3 + i)->tensor);
     if (operands.mutates)
       for (uint64_t i = 0; i < operands.rest_count; ++i)
-        frame_.buffer[operands.rest[i]] =
-            reinterpret_cast<int64_t>(buffer_of(of.at + 3 + operands.rest[i])->tensor) |
-            DTR_USE_MUTATE;
+        frame_.buffer[operands.mutated(i)] |=
+            operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
+    const uint32_t flags = operands.repeatable ? DTR_OP_REPLAYABLE : 0;
     const int32_t need =
-        engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), DTR_OP_REPLAYABLE, 0);
+        engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
     if (need & DTR_HAS_DROPPED) {
       int64_t ids[64];
       while (engine_.drain_dropped(ids, 64) > 0) continue;
@@ -334,15 +341,17 @@ class RuntimeReplay final : private Watcher {
     run_kernel(of, operands);
     for (uint64_t i = 0; i < results_.size(); ++i)
       frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
-    out_.decide('M', first_tensor);  // before what dies because it has run
-    const int64_t id = engine_.op_end(frame_, static_cast<uint32_t>(results_.size()),
-                                      DTR_OP_REPLAYABLE, operands.cost);
+    if (operands.repeatable) {
+      out_.decide('M', first_tensor);  // before what dies because it has run
+      ++out_.result.model_ops;
+    }
+    const int64_t id =
+        engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, operands.cost);
     if (id > 0) {
       if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
       closures_[id] = of;
     }
     out_.result.model_cost += operands.cost;
-    ++out_.result.model_ops;
   }
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
@@ -436,9 +445,9 @@ class RuntimeReplay final : private Watcher {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t edge = numbers[1];
       const int64_t ndim = numbers[5];
-      // Without an edge only zero bytes are left: the log has no op that reads nothing of what
-      // it overwrites.
-      arguments_.push_back(edge < 0 ? nullptr : rebuilt_[edge]);
+      // Without an edge: overwritten and not read, or zero bytes.
+      if (edge < 0) rebuilt_.push_back(make_tensor(numbers[6]));
+      arguments_.push_back(edge < 0 ? rebuilt_.back() : rebuilt_[edge]);
       numbers += 6 + 2 * ndim;
     }
   }

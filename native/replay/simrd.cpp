@@ -52,6 +52,12 @@ Machine::Machine(const dtr_replay_options& options, Replay& replay)
 
 namespace {
 
+// One of MUTATE's: whether the old content is read is nothing to simrd.
+size_t mutated_index(ProgramReader& program, int64_t last) {
+  const int64_t index = program.number("MUTATE's index", -1 - last, last);
+  return static_cast<size_t>(std::max(index, ~index));
+}
+
 // Whether a view is made of more than the storage that it looks at.
 bool has_wide_views(const int64_t* numbers, uint64_t count) {
   ProgramReader program(numbers, count);
@@ -86,7 +92,7 @@ bool has_wide_views(const int64_t* numbers, uint64_t count) {
       const int64_t last = static_cast<int64_t>(arguments.size()) - 1;
       if (instruction == Instruction::mutate) {
         for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left)
-          *arguments[static_cast<size_t>(program.number("MUTATE's index", 0, last))] = storages++;
+          *arguments[mutated_index(program, last)] = storages++;
         continue;
       }
       std::vector<uint64_t> results;
@@ -138,6 +144,9 @@ void Machine::run(const int64_t* program, uint64_t numbers) {
         }
         case Instruction::release:
           release(names_[named(reader, "RELEASE's name")]);
+          break;
+        case Instruction::effect:
+          effect(reader);
           break;
       }
     finish();
@@ -191,6 +200,17 @@ void Machine::call(ProgramReader& program) {
   for (uint32_t i = 0; i < results_.size(); ++i) define(program, results_[i].name, first + i);
 }
 
+// simrd knows but its constants.
+void Machine::effect(ProgramReader& program) {
+  program.amount("EFFECT's time");
+  for (uint32_t left = program.count("EFFECT's number of arguments"); left > 0; --left)
+    named(program, "EFFECT's argument");
+  for (uint32_t left = program.count("EFFECT's number of results", 3); left > 0; --left) {
+    constant(program);
+    program.number("EFFECT's alias", -1, -1);
+  }
+}
+
 // Results of the arguments' sizes take the arguments' names; then the old tensors go.
 void Machine::mutate(ProgramReader& program) {
   const int64_t cost = program.amount("MUTATE's time");
@@ -204,8 +224,7 @@ void Machine::mutate(ProgramReader& program) {
   results_.clear();
   std::vector<uint32_t> mutated;
   for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left) {
-    const auto index =
-        static_cast<uint32_t>(program.number("MUTATE's index", 0, int64_t{arguments} - 1));
+    const size_t index = mutated_index(program, int64_t{arguments} - 1);
     mutated.push_back(names[index]);
     results_.push_back({-1, storages_[tensors_[arguments_[index]].storage].size_bytes, -1});
   }

@@ -129,6 +129,7 @@ class Machine {
   void constant(ProgramReader& program);
   void call(ProgramReader& program);
   void mutate(ProgramReader& program);
+  void effect(ProgramReader& program);
   void finish();
   uint32_t named(ProgramReader& program, const char* what);
   void define(ProgramReader& program, int64_t name, uint32_t tensor);

@@ -47,6 +47,13 @@ class Log:
             self.program.code.extend((self._name(name), size, alias))
         self._operator(workspace)
 
+    def effect(
+        self, arguments: str, results: dict[str, int], time: int = 1, workspace: Sequence[str] = ()
+    ) -> None:
+        at = len(self.program.code)
+        self.call(arguments, dict(results), time, workspace)
+        self.program.code[at] = oplog.EFFECT
+
     def mutate(
         self, arguments: str, *indices: int, time: int = 1, workspace: Sequence[str] = ()
     ) -> None:
@@ -100,7 +107,7 @@ class Model:
                 self.constants.add(tensors)
                 tensors += 1
                 at += 3
-            elif kind in (oplog.CALL, oplog.MUTATE):
+            elif kind in (oplog.CALL, oplog.MUTATE, oplog.EFFECT):
                 count = code[at + 2]
                 args = [names[name] for name in code[at + 3 : at + 3 + count]]
                 inputs = tuple(arg[0] for arg in args)
@@ -108,7 +115,7 @@ class Model:
                 results = code[at]
                 at += 1
                 first, outputs, overwritten = tensors, [], set()
-                if kind == oplog.CALL:
+                if kind != oplog.MUTATE:
                     for i in range(results):
                         name, size, alias = code[at + 3 * i : at + 3 * i + 3]
                         names[name] = [first + i] if alias < 0 else args[alias]
@@ -117,7 +124,8 @@ class Model:
                             outputs.append(first + i)
                     at += 3 * results
                 else:
-                    for i, index in reversed(list(enumerate(code[at : at + results]))):
+                    indices = [max(index, ~index) for index in code[at : at + results]]
+                    for i, index in reversed(list(enumerate(indices))):
                         overwritten.add(inputs[index])
                         self.sizes[first + i] = self.sizes[inputs[index]]
                         args[index][0] = first + i

@@ -6,7 +6,7 @@ import pytest
 from native_pool import check, ffi, lib
 from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY
 
-MAKE, CALL, OVERWRITE, RELEASE, MEMORY = 0, 1, 2, 5, 6
+MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
 PAGE_WORDS = 512
 
 
@@ -53,6 +53,8 @@ class Journal:
                 if kind == CALL:
                     made = [tuple(some(4)) for _ in range(*some(1))]
                     records.append((*head, inputs, made))
+                elif kind == EFFECT:
+                    records.append((*head, inputs, *some(1)))
                 else:
                     assert kind == OVERWRITE
                     records.append((*head, inputs, some(*some(1))))
@@ -123,7 +125,7 @@ def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
     assert journal.take() == [
         (MAKE, 1, 4096),
         (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
-        (OVERWRITE, -1, [(2, 0), (1, 0)], [0]),
+        (OVERWRITE, -1, [(2, 0), (1, 0)], [-1]),  # not [0]: its old content is not read
     ]
     release(x, buffer)
 
@@ -133,7 +135,7 @@ def test_a_parameter_is_a_constant_also_when_it_is_filled(make_toy):
     journal = Journal(toy)
     weight = toy.unseen(PAGE_WORDS)
     toy.run("uniform_", (weight, WRITE_ONLY | CONSTANT))
-    assert journal.take() == [(MAKE, 1, 4096)]
+    assert journal.take() == [(EFFECT, -1, [], 1), (MAKE, 1, 4096)]
     release(weight)
 
 
@@ -160,12 +162,17 @@ def test_what_cannot_be_repeated_gives_constants(make_toy):
     tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
     read = toy.one("file", x, replayable=False)
     toy.run("file_", (large, MUTATE), replayable=False)
+    toy.run("item", x, results=[], replayable=False)
+    toy.run("mark", results=[])
     assert journal.take()[1:] == [
-        (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
-        (MAKE, 3, 64),
+        (CALL, -1, [(1, 0)], [(2, 0, 64, -1), (3, 0, 4096, -1)]),
+        (EFFECT, -1, [(1, 0)], 1),
         (MAKE, 4, 4096),
+        (EFFECT, -1, [(3, 0)], 0),
         (MAKE, 5, 4096),
-        (RELEASE, (2, 0)),
+        (RELEASE, (3, 0)),
+        (EFFECT, -1, [(1, 0)], 0),
+        (EFFECT, -1, [], 0),
     ]
     release(x, tiny, large, read)
 

@@ -112,6 +112,36 @@ def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
     assert run.status == "ok"
 
 
+def test_an_effect_reads_its_arguments_takes_its_time_and_makes_constants():
+    log = Log()
+    log.constant("x", 1000)
+    log.call("x", {"y": 1000}, time=5)
+    log.call("x", {"big": 2000}, time=5)
+    log.release("big")
+    log.effect("y", {"made": 500}, time=7, workspace=["+400"])
+    log.call("x", {"z": 1000}, time=5)
+    run = replay(log.program, "lru", 3000, outputs=False)
+    assert run.decisions == "M1 E1 M2 D2 R1 E1 M4".replace(" ", "\n")
+    assert (run.clock, run.model_cost, run.model_ops) == (28, 22, 3)
+    theirs = simulate.replay(log.program, decisions=True)  # knows nothing but the constant
+    assert theirs.decisions.split() == ["M0", "M1", "M2", "D2", "M3", "M4"]
+    assert theirs.model_cost == 15
+
+
+def test_what_is_overwritten_without_being_read_needs_no_older_content():
+    for use, again in ((-1, "R3"), (0, "R1 R3")):
+        log = Log()
+        log.constant("x", 1000)
+        log.call("x", {"y": 1000}, time=5)
+        log.mutate("y x", use, time=5)
+        log.call("y", {"z": 10}, time=1)
+        log.call("x", {"big": 2500}, time=1)
+        log.release("big")
+        log.call("y", {"end": 10}, time=1)
+        run = replay(log.program, "largest", 3600, outputs=False)
+        assert run.decisions == f"M1 M2 M3 E2 M4 D4 {again.replace('3', '2')} M5".replace(" ", "\n")
+
+
 def test_a_constant_dies_with_its_last_name():
     log = Log()
     log.constant("x", 1000)
@@ -262,14 +292,15 @@ def test_many_replays_leave_nothing_behind(programs):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ([9], "instruction .* is 9; allowed: 0 to 5"),
+        ([9], "instruction .* is 9; allowed: 0 to 6"),
         ([0, 0], "the program ends here"),
         ([0, 0, -5], "size .* is -5"),
         ([5, 7], "name .* is 7"),
         ([5, -1], "name .* is -1"),
         ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "number of results .* is 1"),
         ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "alias .* is 1; allowed: -1 to 0"),
-        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "mutated argument .* is 1; allowed: 0 to 0"),
+        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "mutated argument .* is 1; allowed: -1 to 0"),
+        ([0, 0, 8, 2, 1, 1, 0, 1, -2], "mutated argument .* is -2; allowed: -1 to 0"),
         ([3, 0, 1], "name 1 in number 2 stands for nothing there"),
         ([0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1], "name 0 in number 8 stands for nothing there"),
     ],

@@ -126,7 +126,7 @@ def test_help_has_every_option():
     text = simulate("--help").stdout
     for option in (
         *("--budget", "--heuristic", "--dealloc", "--seed", "--semantics", "--space", "--thrash"),
-        *("--no-releases", "--json", "--plot", "--jobs"),
+        *("--json", "--plot", "--jobs"),
     ):
         assert option in text
 

@@ -125,11 +125,6 @@ class TestPacking:
         assert program.counts["MEMORY"] == 4
         assert list(program.workspace_at) == [0, 0, 0]
 
-    def test_releases_can_be_left_out(self, log):
-        path = log(A + RELEASE_A)
-        assert list(compile_log(path, releases=False).code) == [0, 0, 8]
-        assert compile_log(path, releases=False).counts["RELEASE"] == 1
-
     def test_a_release_of_what_was_never_defined_means_nothing(self, log):
         program = compile_log(log(RELEASE_A + RELEASE_A + A))
         assert list(program.code) == [0, 0, 8]

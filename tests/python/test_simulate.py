@@ -218,17 +218,11 @@ def test_thrash_ends_runs_in_terms_of_the_base(program):
     assert row["remat_compute"] > 0.01 * row["base_compute"]
 
 
-def test_without_releases_nothing_dies(program):
-    (row,) = Study(
-        plan(
-            limits=parse_limits("1.0"), rules=plan().rules[:1], deallocs=["ignore"], releases=False
-        ),
-        [program],
-    )
+def test_with_dealloc_ignore_nothing_dies(program):
+    asked = plan(limits=parse_limits("1.0"), rules=plan().rules[:1], deallocs=["ignore"])
+    (row,) = Study(asked, [program])
     assert row["other_evictions"] == 0
     assert row["forced_evictions"] > 0
-    with pytest.raises(ValueError, match="without releases nothing dies"):
-        plan(releases=False)
 
 
 def test_what_no_log_could_run_with_is_named_before_any_runs():
