@@ -301,7 +301,7 @@ class Engine {
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
-  bool history_outweighs(const Storage* storage);
+  bool history_outweighs(Storage* storage, uint64_t* counted);
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // neighborhood.cpp

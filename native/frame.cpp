@@ -17,10 +17,13 @@ constexpr uint64_t kManyDropped = 64;
 constexpr uint64_t kTinyBytes = 64;
 
 // A storage with so many ops behind it has its history weighed against its size; if the
-// size wins, one a few ops further on is looked at. (An odd number, so that in a chain of
-// pairs both get their turn: the history of one may be live just when it is used.)
+// size wins, one a few ops further on is looked at: the more of them, the more records the
+// look had to count, for else a long history is counted again and again. (An odd number, so
+// that in a chain of pairs both get their turn: the history of one may be live just when it
+// is used. And fewer than kLongChain, so that one look never hides a history for long.)
 constexpr uint32_t kLongChain = 64;
-constexpr uint32_t kNextLook = 7;
+constexpr uint64_t kNextLook = 7;
+constexpr uint64_t kFarthestLook = kLongChain - 1;
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
@@ -94,8 +97,11 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     if (storage->state == State::resident) forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
-    storage->chain = kLongChain - kNextLook;
-    if (history_outweighs(storage)) forget_parent(storage, deferred);
+    uint64_t counted = 0;
+    const bool outweighs = history_outweighs(storage, &counted);
+    const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
+    storage->chain = kLongChain - static_cast<uint32_t>(next);
+    if (outweighs) forget_parent(storage, deferred);
   }
   ++storage->locks;
   storage->last_access_ns = clock_ns_;
