@@ -108,6 +108,15 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   input.storage = storage;
 }
 
+// An optimizer's operator has hundreds of arguments: their storages are marked, not compared.
+void Engine::find_shared(Frame& frame) {
+  const uint64_t once = ++walk_;
+  const uint64_t twice = ++walk_;
+  for (const Input& input : frame.inputs)
+    if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
+  for (Input& input : frame.inputs) input.shared = input.storage && input.storage->mark == twice;
+}
+
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Deferred deferred(*this);
@@ -118,6 +127,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.open = true;
   frame.inputs.resize(tensors);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  bool overwriting = false;
   for (uint32_t i = 0; i < tensors; ++i) {
     Input& input = frame.inputs[i];
     const int64_t entry = frame.buffer[i];
@@ -133,17 +143,16 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
       if (overwrites(declared)) frame.replayable = false;
       need |= DTR_HAS_FOREIGN;
     }
-    if (input.storage && input.storage->state != State::resident) need |= DTR_NEED_WORK;
+    if (!input.storage) continue;
+    if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
+    overwriting |= overwrites(input.use);
   }
+  if (overwriting) find_shared(frame);
   for (Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
     // What is also read, or not covered, is an input after all.
-    bool also_elsewhere = false;
-    for (const Input& other : frame.inputs)
-      also_elsewhere |= &other != &input && other.storage == input.storage;
-    if (input.use == Use::write_only && (also_elsewhere || !input.desc.full))
-      input.use = Use::mutate;
-    if (input.use == Use::scratch && also_elsewhere) frame.replayable = false;
+    if (input.use == Use::write_only && (input.shared || !input.desc.full)) input.use = Use::mutate;
+    if (input.use == Use::scratch && input.shared) frame.replayable = false;
     ++input.storage->overwriters;
   }
   for (const Input& input : frame.inputs)
@@ -193,14 +202,19 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   op->geometry.clear();
   op->outputs.clear();
   op->recorded_outputs = 0;
-  const uint64_t walk = ++walk_;
+  // A storage's first edge marks it: its number is what the mark is above `before`.
+  const uint64_t before = walk_;
+  const auto edge_of = [&](const Storage* storage) {
+    return static_cast<int32_t>(storage->mark - before) - 1;
+  };
   for (const Input& input : frame.inputs) {
     if (!input.storage || (input.use != Use::read && input.use != Use::mutate)) continue;
-    if (input.storage->mark == walk) continue;
-    input.storage->mark = walk;
+    if (input.storage->mark > before) continue;
+    input.storage->mark = ++walk_;
     op->edges.emplace_back();
     op->edges.back().input = input.storage;
   }
+  op->tensors.reserve(frame.inputs.size());
   for (const Input& input : frame.inputs) {
     TensorSpec spec;
     spec.use = input.use;
@@ -212,8 +226,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
     op->geometry.insert(op->geometry.end(), input.desc.sizes, input.desc.sizes + spec.ndim);
     op->geometry.insert(op->geometry.end(), input.desc.strides, input.desc.strides + spec.ndim);
     if (input.storage && (input.use == Use::read || input.use == Use::mutate))
-      for (size_t i = 0; i < op->edges.size(); ++i)
-        if (op->edges[i].input == input.storage) spec.edge = static_cast<int32_t>(i);
+      spec.edge = edge_of(input.storage);
     op->tensors.push_back(spec);
   }
   // Linked only now: the vector no longer grows.
@@ -258,6 +271,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   if (!constant) {
     fresh->parent = op;
     fresh->chain = op->chain;
+    fresh->output = static_cast<uint32_t>(op->outputs.size());
     op->outputs.push_back({fresh, position, true});
     ++op->recorded_outputs;
   }
@@ -332,6 +346,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
+      storage->output = static_cast<uint32_t>(op->outputs.size());
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);
