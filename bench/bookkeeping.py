@@ -7,16 +7,22 @@ activation memory. Two shares of the step's time, both from the engine's own cou
 
 - search: choosing what to evict;
 - bookkeeping: all time inside the engine (the beginning and end of every operator, plans and
-  commits of rematerializations, room, deaths of storages), the search included; without waiting
-  for locks. Recomputing itself is the job's work, and Python's recorder is bench.overhead's.
+  commits of rematerializations, room, deaths of storages with what the pool does to take their
+  memory back), the search included; without waiting for locks. Recomputing itself is the job's
+  work, and so are the page faults of fresh memory, which the operator takes; Python's recorder is
+  bench.overhead's.
 
-Steps run on one thread; the first is not counted. A preset that repeats more than MOST_REPEATS
+Steps run on one thread; the first is not counted. Both clocks are wall clocks, and where the
+machine has other work, a thread may lose its core for milliseconds inside the engine as anywhere
+else: so a row has the median over the steps, which one such pause does not move, and beside it, as
+bookkeeping_share_mean, the share of all steps together. A preset that repeats more than MOST_REPEATS
 operators is given up and said to thrash.
 """
 
 from __future__ import annotations
 
 import gc
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -48,22 +54,30 @@ def measure(name: str, heuristic: str, budget: int, steps: int, **options: Any) 
         try:
             with limited_repeats(MOST_REPEATS):
                 job.step(0)
-                before, start = dtr_alloc.stats(), perf_counter()
+                taken = []
                 for i in range(1, steps + 1):
+                    before, start = dtr_alloc.stats(), perf_counter()
                     job.step(i)
-                seconds, after = perf_counter() - start, dtr_alloc.stats()
+                    seconds, after = perf_counter() - start, dtr_alloc.stats()
+                    added = {key: after[key] - before[key] for key in COUNTED}
+                    taken.append(added | {"seconds": seconds})
         except (Thrashing, torch.OutOfMemoryError) as error:
             job.drop_gradients()
             forget_broken_backward()
             thrashes = isinstance(error, Thrashing)
             return row | {"outcome": "thrashes" if thrashes else "out of memory"}
-        added = {key: after[key] - before[key] for key in COUNTED}
+    total = {key: sum(step[key] for step in taken) for key in taken[0]}
+
+    def share(key: str) -> float:
+        return median(step[key] / step["seconds"] for step in taken)
+
     return row | {
-        "step_seconds": seconds / steps,
-        "searches_per_step": added["searches"] / steps,
-        "rematerializations_per_step": added["rematerializations"] / steps,
-        "search_share": added["search_seconds"] / seconds,
-        "bookkeeping_share": added["bookkeeping_seconds"] / seconds,
+        "step_seconds": median(step["seconds"] for step in taken),
+        "searches_per_step": total["searches"] / steps,
+        "rematerializations_per_step": total["rematerializations"] / steps,
+        "search_share": share("search_seconds"),
+        "bookkeeping_share": share("bookkeeping_seconds"),
+        "bookkeeping_share_mean": total["bookkeeping_seconds"] / total["seconds"],
     }
 
 

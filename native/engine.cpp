@@ -305,11 +305,8 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
   if (!op) return;
   leave_neighborhoods(storage);
   storage->parent = nullptr;
-  for (Output& output : op->outputs)
-    if (output.storage == storage) {
-      output.storage = nullptr;
-      --op->recorded_outputs;
-    }
+  op->outputs[storage->output].storage = nullptr;
+  --op->recorded_outputs;
   if (op->recorded_outputs == 0)
     discard_op(op, deferred);
   else

@@ -118,6 +118,7 @@ struct Input {
   Use use = Use::read;
   bool opaque = false;
   bool constant = false;  // the recorder says: a parameter
+  bool shared = false;    // another argument has the same storage
   dtr_tensor_desc desc{};
 };
 
@@ -275,6 +276,7 @@ class Engine {
 
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
+  void find_shared(Frame& frame);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
   void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
@@ -301,7 +303,7 @@ class Engine {
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
-  bool history_outweighs(const Storage* storage);
+  bool history_outweighs(Storage* storage, uint64_t* counted);
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // neighborhood.cpp

@@ -17,10 +17,20 @@ constexpr uint64_t kManyDropped = 64;
 constexpr uint64_t kTinyBytes = 64;
 
 // A storage with so many ops behind it has its history weighed against its size; if the
-// size wins, one a few ops further on is looked at. (An odd number, so that in a chain of
-// pairs both get their turn: the history of one may be live just when it is used.)
+// size wins, one a few ops further on is looked at: the more of them, the more records the
+// look had to count, for else a long history is counted again and again. (An odd number, so
+// that in a chain of pairs both get their turn: the history of one may be live just when it
+// is used. And fewer than kLongChain, so that one look never hides a history for long.)
 constexpr uint32_t kLongChain = 64;
-constexpr uint32_t kNextLook = 7;
+constexpr uint64_t kNextLook = 7;
+constexpr uint64_t kFarthestLook = kLongChain - 1;
+
+constexpr uint32_t kAhead = 4;  // arguments
+
+// Has so many cache lines brought near.
+void fetch(const void* address, size_t lines) {
+  for (size_t i = 0; i < lines; ++i) __builtin_prefetch(static_cast<const char*>(address) + 64 * i);
+}
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
@@ -94,12 +104,24 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     if (storage->state == State::resident) forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
-    storage->chain = kLongChain - kNextLook;
-    if (history_outweighs(storage)) forget_parent(storage, deferred);
+    uint64_t counted = 0;
+    const bool outweighs = history_outweighs(storage, &counted);
+    const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
+    storage->chain = kLongChain - static_cast<uint32_t>(next);
+    if (outweighs) forget_parent(storage, deferred);
   }
   ++storage->locks;
   storage->last_access_ns = clock_ns_;
   input.storage = storage;
+}
+
+// An optimizer's operator has hundreds of arguments: their storages are marked, not compared.
+void Engine::find_shared(Frame& frame) {
+  const uint64_t once = ++walk_;
+  const uint64_t twice = ++walk_;
+  for (const Input& input : frame.inputs)
+    if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
+  for (Input& input : frame.inputs) input.shared = input.storage && input.storage->mark == twice;
 }
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
@@ -112,32 +134,39 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.open = true;
   frame.inputs.resize(tensors);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  bool overwriting = false;
+  // An operator has thrown what it knew of its arguments out of the caches. Three passes, so
+  // that the processor fetches what concerns one while it looks at the others.
   for (uint32_t i = 0; i < tensors; ++i) {
     Input& input = frame.inputs[i];
     const int64_t entry = frame.buffer[i];
-    input = Input{};
     input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
+    if (i + kAhead < tensors) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
     framework_->describe(input.tensor, &input.desc);
     frame.signature.add(input.desc);
+    by_handle_.fetch(input.desc.handle);
+  }
+  for (const Input& input : frame.inputs)
+    if (const Storage* storage = by_handle_.find(input.desc.handle)) fetch(storage, 4);
+  for (Input& input : frame.inputs) {
     const Use declared = input.use;
     classify(frame, input, deferred);
     if (input.use == Use::by_value) {
       if (overwrites(declared)) frame.replayable = false;
       need |= DTR_HAS_FOREIGN;
     }
-    if (input.storage && input.storage->state != State::resident) need |= DTR_NEED_WORK;
+    if (!input.storage) continue;
+    if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
+    overwriting |= overwrites(input.use);
   }
+  if (overwriting) find_shared(frame);
   for (Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
     // What is also read, or not covered, is an input after all.
-    bool also_elsewhere = false;
-    for (const Input& other : frame.inputs)
-      also_elsewhere |= &other != &input && other.storage == input.storage;
-    if (input.use == Use::write_only && (also_elsewhere || !input.desc.full))
-      input.use = Use::mutate;
-    if (input.use == Use::scratch && also_elsewhere) frame.replayable = false;
+    if (input.use == Use::write_only && (input.shared || !input.desc.full)) input.use = Use::mutate;
+    if (input.use == Use::scratch && input.shared) frame.replayable = false;
     ++input.storage->overwriters;
   }
   for (const Input& input : frame.inputs)
@@ -187,14 +216,19 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   op->geometry.clear();
   op->outputs.clear();
   op->recorded_outputs = 0;
-  const uint64_t walk = ++walk_;
+  // A storage's first edge marks it: its number is what the mark is above `before`.
+  const uint64_t before = walk_;
+  const auto edge_of = [&](const Storage* storage) {
+    return static_cast<int32_t>(storage->mark - before) - 1;
+  };
   for (const Input& input : frame.inputs) {
     if (!input.storage || (input.use != Use::read && input.use != Use::mutate)) continue;
-    if (input.storage->mark == walk) continue;
-    input.storage->mark = walk;
+    if (input.storage->mark > before) continue;
+    input.storage->mark = ++walk_;
     op->edges.emplace_back();
     op->edges.back().input = input.storage;
   }
+  op->tensors.reserve(frame.inputs.size());
   for (const Input& input : frame.inputs) {
     TensorSpec spec;
     spec.use = input.use;
@@ -206,8 +240,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
     op->geometry.insert(op->geometry.end(), input.desc.sizes, input.desc.sizes + spec.ndim);
     op->geometry.insert(op->geometry.end(), input.desc.strides, input.desc.strides + spec.ndim);
     if (input.storage && (input.use == Use::read || input.use == Use::mutate))
-      for (size_t i = 0; i < op->edges.size(); ++i)
-        if (op->edges[i].input == input.storage) spec.edge = static_cast<int32_t>(i);
+      spec.edge = edge_of(input.storage);
     op->tensors.push_back(spec);
   }
   // Linked only now: the vector no longer grows.
@@ -252,6 +285,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   if (!constant) {
     fresh->parent = op;
     fresh->chain = op->chain;
+    fresh->output = static_cast<uint32_t>(op->outputs.size());
     op->outputs.push_back({fresh, position, true});
     ++op->recorded_outputs;
   }
@@ -326,6 +360,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
+      storage->output = static_cast<uint32_t>(op->outputs.size());
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);

@@ -83,7 +83,8 @@ struct Storage {
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
   uint32_t recomputes = 0;
-  uint32_t chain = 0;  // ops behind it, along the longest path, since the last look at its history
+  uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
+  uint32_t output = 0;  // index in its parent's outputs
   State state = State::resident;
   uint8_t device_type = 0;
   int8_t device_index = -1;

@@ -54,23 +54,23 @@ bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most
 
 // Whether the dead records that the storage's history consists of take more memory than
 // the storage itself. Then it had better be a constant: a running average would keep
-// its whole past, and free a few bytes when evicted.
-bool Engine::history_outweighs(const Storage* storage) {
+// its whole past, and free a few bytes when evicted. *counted: the dead records met.
+bool Engine::history_outweighs(Storage* storage, uint64_t* counted) {
   constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
   const uint64_t most = storage->size_bytes / kRecordBytes;
   const uint64_t walk = ++walk_;
-  std::vector<const Storage*> pending{storage};
-  uint64_t dead = 0;
-  while (!pending.empty()) {
-    const Storage* next = pending.back();
-    pending.pop_back();
+  pending_.assign(1, storage);
+  *counted = 0;
+  while (!pending_.empty()) {
+    const Storage* next = pending_.back();
+    pending_.pop_back();
     if (!next->parent) continue;
     for (const Edge& edge : next->parent->edges) {
       Storage* input = edge.input;
       if (input->live || input->mark == walk) continue;
       input->mark = walk;
-      if (++dead > most) return true;
-      pending.push_back(input);
+      if (++*counted > most) return true;
+      pending_.push_back(input);
     }
   }
   return false;
