@@ -15,8 +15,8 @@ activation memory. Two shares of the step's time, both from the engine's own cou
 Steps run on one thread; the first is not counted. Both clocks are wall clocks, and where the
 machine has other work, a thread may lose its core for milliseconds inside the engine as anywhere
 else: so a row has the median over the steps, which one such pause does not move, and beside it, as
-bookkeeping_share_mean, the share of all steps together. A preset that repeats more than MOST_REPEATS
-operators is given up and said to thrash.
+bookkeeping_share_mean, the share of all steps together. A preset that repeats more than
+MOST_REPEATS operators is given up and said to thrash.
 """
 
 from __future__ import annotations

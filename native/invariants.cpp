@@ -27,6 +27,8 @@ void Engine::check_invariants() {
     uint32_t recorded = 0;
     for (const Output& output : op->outputs) {
       if (!output.storage) continue;
+      require(&output == &op->outputs[output.storage->output], "R3: an output stands elsewhere",
+              output.storage->id);
       ++recorded;
       storages.insert(output.storage);
       require(output.storage->parent == op, "R3: an op's output has another parent",
