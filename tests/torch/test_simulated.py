@@ -16,7 +16,7 @@ pytest.importorskip(
     "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
 )
 
-from dtr_alloc import oplog, simulate
+from dtr_alloc import heuristics, oplog, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -70,18 +70,20 @@ def run_job(folder, **environ):
     return json.loads(result.stdout), json.loads((folder / "stats.json").read_text())
 
 
+def fix_costs(path):
+    """Gives the signatures that were met costs that are the same on every machine."""
+    costs = json.loads(path.read_text())
+    for entry in costs["entries"]:
+        entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
+    path.write_text(json.dumps(costs))
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """The folder in which the job ran without a budget: its costs, its log and its statistics."""
     folder = tmp_path_factory.mktemp("job")
     run_job(folder, BUDGET="unlimited")
-    # The signatures that it met, at costs that are the same on every machine. What leaves no line
-    # in a log (the profiler's marks) moves the engine's clock, too: by next to nothing here.
-    costs = json.loads((folder / "costs.json").read_text())
-    for entry in costs["entries"]:
-        is_mark = entry["operator"].startswith("profiler")
-        entry["cost_ns"] = 1 if is_mark else 10_000 + int(entry["signature"], 16) % 90_000
-    (folder / "costs.json").write_text(json.dumps(costs))
+    fix_costs(folder / "costs.json")
     _, stats = run_job(folder, BUDGET="unlimited")
     return folder, oplog.compile_log(folder / "job.log"), stats
 
@@ -101,13 +103,15 @@ def as_the_job_names_them(program, decisions):
             names.append((storage(code[at + 1]), 0))
             lines.append(None)
             at += 3
-        elif kind in (oplog.CALL, oplog.MUTATE):
+        elif kind in (oplog.CALL, oplog.MUTATE, oplog.EFFECT):
             args = code[at + 3 : at + 3 + code[at + 2]]
             at += 3 + len(args)
-            width = 3 if kind == oplog.CALL else 1
+            width = 1 if kind == oplog.MUTATE else 3
             for i in range(code[at]):
                 entry = code[at + 1 + width * i]
-                name = storage(entry if kind == oplog.CALL else args[entry])
+                if kind == oplog.MUTATE:
+                    entry = args[max(entry, ~entry)]
+                name = storage(entry)
                 if kind == oplog.MUTATE:
                     versions[name] = versions.get(name, 0) + 1
                 names.append((name, versions.get(name, 0)))
@@ -116,7 +120,7 @@ def as_the_job_names_them(program, decisions):
             line += 1
         else:
             at += 2 if kind == oplog.RELEASE else 3
-    for decision in decisions.split("\n"):
+    for decision in decisions.split():
         tensor = int(decision[1:])
         if decision[0] == "E":
             yield ("room", *names[tensor])
@@ -133,7 +137,7 @@ def test_the_peak_of_the_replay_is_the_jobs(job):
 
 @pytest.mark.parametrize(
     ("heuristic", "ratio"),
-    [("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5), ("dtr-full", 0.6), ("largest", 0.7)],
+    [("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5), ("dtr-full", 0.6), ("largest", 0.7), ("lru", 0.6)],
 )
 def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
     """The same evictions of the same contents and the same operators run again, in order. The log
@@ -155,3 +159,90 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
     assert [tuple(one) for one in found if one[0] in ("room", "again")] == expected
     assert len(expected) > 20
     assert (run.forced, run.remat_ops) == (tight["evictions"], tight["rematerializations"])
+
+
+JOBS = """
+import gc, json, os, sys
+import torch
+from bench.models import JOBS
+
+import dtr_alloc
+from dtr_alloc import journal, runtime
+
+torch.set_num_threads(1)
+gc.disable()  # cycles die at the same place each time
+
+
+def train(settings):
+    with dtr_alloc.session(**settings, device="cpu", costs="costs.json"):
+        engine = runtime._runtime.engine
+        journal.watch_decisions(engine, True)
+        job = JOBS[sys.argv[1]](scale=float(sys.argv[2]))
+        for step in range(2):
+            job.step(step)
+        return journal.take_decisions(engine), dtr_alloc.stats()
+
+
+for line in sys.stdin:
+    if os.fork() == 0:  # each run in a process that has imported all and done nothing yet
+        try:
+            answer = train(json.loads(line))
+        except torch.OutOfMemoryError:
+            answer = None
+        print(json.dumps(answer), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("mlp", 0.5), ("transformer", 0.5), ("lstm", 0.5), ("inplace", 1)],
+    ids=lambda job: job[0],
+)
+def trained(request, tmp_path_factory):
+    """How to train a job, its compiled log and its peak without a budget."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "jobs.py").write_text(JOBS)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    keep = {
+        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
+    }
+    with subprocess.Popen(
+        [sys.executable, "jobs.py", *map(str, request.param)],
+        env={**clean, **keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def train(**settings):
+            process.stdin.write(json.dumps({"log": "tight.log", **settings}) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        train(budget="unlimited")
+        fix_costs(folder / "costs.json")
+        _, stats = train(budget="unlimited", log="job.log")
+        yield train, oplog.compile_log(folder / "job.log"), stats["peak_allocated_bytes"]
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "ratio"),
+    [*((preset, 0.7) for preset in heuristics.PRESETS), ("lru", 0.5), ("dtr-local", 0.5)],
+)
+def test_what_trains_under_a_budget_is_simulated_decision_for_decision(trained, heuristic, ratio):
+    train, program, peak_bytes = trained
+    budget = int(ratio * peak_bytes)
+    answer = train(budget=budget, heuristic=heuristic)
+    options = {"semantics": "runtime", "space": "heap", "outputs": False, "decisions": True}
+    run = simulate.replay(program, heuristic, budget, **options)
+    assert run.status == ("oom" if answer is None else "ok")
+    if answer is None:
+        return
+    found, _ = answer
+    expected = list(as_the_job_names_them(program, run.decisions))
+    assert [tuple(one) for one in found if one[0] in ("room", "again")] == expected
+    assert len(expected) > 20
