@@ -309,6 +309,8 @@ class Engine {
   // neighborhood.cpp
   void join_neighborhoods(Storage* storage);
   void neighborhood_changed(Storage* storage, bool grew);
+  template <typename ForNext>
+  int64_t evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next);
   int64_t ancestors_ns(Storage* storage);
   int64_t descendants_ns(Storage* storage);
   int64_t component_ns(Storage* storage);

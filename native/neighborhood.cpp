@@ -121,48 +121,44 @@ void Engine::neighborhood_changed(Storage* storage, bool grew) {
   if (needs_.descendants) walk(&Storage::above, &Storage::descendants_known, inputs, dependents);
 }
 
-// The summed cost of the evicted storages that this one would have to be recomputed from.
-int64_t Engine::ancestors_ns(Storage* storage) {
-  if (storage->ancestors_known) return storage->ancestors_ns;
+// The summed cost of the evicted storages that are reached through evicted ones, each step of the
+// walk being for_next. Notes on each that a sum knows of it.
+template <typename ForNext>
+int64_t Engine::evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next) {
   const uint64_t visit = ++visits_;
   int64_t sum = 0;
   pending_.assign(1, storage);
   while (!pending_.empty()) {
     const Storage* from = pending_.back();
     pending_.pop_back();
-    for_inputs(from, [&](Storage* input) {
-      if (!input->counted || input->visit == visit) return;
-      input->visit = visit;
-      input->below = Known::maybe;
+    for_next(from, [&](Storage* next) {
+      if (!next->counted || next->visit == visit) return;
+      next->visit = visit;
+      next->*level_of = Known::maybe;
       ++stats_.storage_accesses;
-      sum += cost_of(input);
-      pending_.push_back(input);
+      sum += cost_of(next);
+      pending_.push_back(next);
     });
   }
-  storage->ancestors_known = true;
-  return storage->ancestors_ns = sum;
+  return sum;
 }
 
-// The summed cost of the evicted storages that need this one to be recomputed.
+// Of those that this one would have to be recomputed from.
+int64_t Engine::ancestors_ns(Storage* storage) {
+  if (storage->ancestors_known) return storage->ancestors_ns;
+  storage->ancestors_known = true;
+  return storage->ancestors_ns =
+             evicted_cost(storage, &Storage::below,
+                          [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
+}
+
+// Of those that need this one to be recomputed.
 int64_t Engine::descendants_ns(Storage* storage) {
   if (storage->descendants_known) return storage->descendants_ns;
-  const uint64_t visit = ++visits_;
-  int64_t sum = 0;
-  pending_.assign(1, storage);
-  while (!pending_.empty()) {
-    const Storage* from = pending_.back();
-    pending_.pop_back();
-    for_dependents(from, [&](Storage* dependent) {
-      if (!dependent->counted || dependent->visit == visit) return;
-      dependent->visit = visit;
-      dependent->above = Known::maybe;
-      ++stats_.storage_accesses;
-      sum += cost_of(dependent);
-      pending_.push_back(dependent);
-    });
-  }
   storage->descendants_known = true;
-  return storage->descendants_ns = sum;
+  return storage->descendants_ns =
+             evicted_cost(storage, &Storage::above,
+                          [](const Storage* of, auto&& visit) { for_dependents(of, visit); });
 }
 
 // The summed cost of the distinct evicted components next to the storage.
