@@ -608,8 +608,8 @@ typedef struct dtr_runtime_options {
  * (native/replay/runtime.h says what differs from simrd). workspace: what operators allocate
  * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
  * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL, MUTATE or
- * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no operator
- * has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
+ * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no
+ * operator has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
  * returns as dtr_replay_simrd. */
 int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
                            uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,

@@ -43,9 +43,7 @@ struct Operands {
   int64_t name(uint64_t i) const { return rest[3 * i]; }
   int64_t size(uint64_t i) const { return rest[3 * i + 1]; }
   bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
-  uint64_t mutated(uint64_t i) const {
-    return static_cast<uint64_t>(std::max(rest[i], ~rest[i]));
-  }
+  uint64_t mutated(uint64_t i) const { return static_cast<uint64_t>(std::max(rest[i], ~rest[i])); }
 };
 
 // Checks every number of a program, so that replaying it need not; returns how many names it has.

@@ -9,7 +9,8 @@
 //   - MUTATE overwrites its arguments in place: a new version of the storage (records.h, R1), no
 //     new memory. All names of the storage see it.
 //   - A storage dies with its last name, a constant too.
-//   - What cannot be repeated (EFFECT) reads its arguments and takes its time; simrd sees constants.
+//   - What cannot be repeated (EFFECT) reads its arguments and takes its time; simrd sees
+//   constants.
 //   - What an op allocates besides its results, and in which order, is as the log has it.
 #pragma once
 

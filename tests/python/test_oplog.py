@@ -563,3 +563,19 @@ def test_oplog_needs_neither_torch_nor_the_core():
 
 def test_start_is_an_annotation():
     assert oplog.to_line(START) == b'{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n'
+
+
+def test_an_effect_and_what_is_not_read_come_back_as_they_were_written(tmp_path):
+    path = tmp_path / "job.log"
+    instructions = [
+        *(oplog.effect("file", (), ("a",), 3), oplog.Constant("a"), oplog.Memory("a", 8)),
+        oplog.effect("item", ("a",), (), 4),
+        oplog.Mutate("fill_", ("a",), (0,), 5, (0,)),
+    ]
+    with oplog.Writer(path) as writer:
+        for instruction in instructions:
+            writer.write(instruction)
+    assert list(oplog.read(path)) == instructions
+    program = compile_log(path)
+    assert list(program.code) == [6, 3, 0, 1, 0, 8, -1, 6, 4, 1, 0, 0, 2, 5, 1, 0, 1, -1]
+    assert program.operator_names == ["file", "item", "fill_"]
