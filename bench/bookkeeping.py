@@ -33,6 +33,7 @@ from rich.table import Table
 
 import dtr_alloc
 from bench import results
+from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS
 from dtr_alloc.heuristics import PRESETS
@@ -137,7 +138,7 @@ def main(
         console.print(f"{key} below {GOAL:.0%} in {count} of {len(trained)}")
     if path:
         document = results.environment("cpu", seed) | {"bench": "bookkeeping", "steps": steps}
-        document |= {"processor": results.processor(), "scale": scale, "goal": GOAL}
+        document |= {"processor": cpu_name(), "scale": scale, "goal": GOAL}
         results.write_json(document | {"rows_below_goal": within, "results": rows}, path)
 
 

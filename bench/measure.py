@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,10 +37,18 @@ class Run:
     stats: dict[str, Any]
     idle_bytes: int
     """The most that stayed allocated between two steps."""
-    evictions: int
-    rematerializations: int
+    added: dict[str, Any]
+    """What the run added to each number in stats()."""
     step_seconds: float
     """The fastest step after the first."""
+
+    @property
+    def evictions(self) -> int:
+        return self.added["evictions"]
+
+    @property
+    def rematerializations(self) -> int:
+        return self.added["rematerializations"]
 
     @property
     def peak_bytes(self) -> int:
@@ -110,16 +118,19 @@ def train(
     steps: int,
     check: bool = False,
     most_repeats: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """Train under a budget; `check` verifies every structure after every step.
+    """Train under a budget; `check` verifies every structure after every step. `settings` are
+    further ones of the session, `options` the job's.
 
     Raises torch.OutOfMemoryError when the budget is too small, Thrashing after `most_repeats`
     rematerializations.
     """
     device = options.get("device", "cpu")
     gc.collect()
-    with dtr_alloc.session(budget=budget, device=device), limited_repeats(most_repeats):
+    session = dtr_alloc.session(budget=budget, device=device, **(settings or {}))
+    with session, limited_repeats(most_repeats):
         dtr_alloc.reset_peak_stats()
         before = dtr_alloc.stats()
         job = JOBS[name](**options)
@@ -144,8 +155,7 @@ def train(
         state=job.state(),
         stats=after,
         idle_bytes=idle,
-        evictions=after["evictions"] - before["evictions"],
-        rematerializations=after["rematerializations"] - before["rematerializations"],
+        added={name: after[name] - before[name] for name in after},
         step_seconds=fastest,
     )
 

@@ -38,17 +38,6 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def processor() -> str:
-    """The name of the processor, where Linux tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return "unknown"
-
-
 def environment(device: str, seed: int) -> dict[str, Any]:
     """Versions, device, commit, command: what a reader needs to repeat the measurement."""
     try:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results
+from bench.heap import cpu_name
 from dtr_alloc import heuristics
 from dtr_alloc.core import check, ffi, lib
 
@@ -268,7 +269,7 @@ def main(
     show(rows, console)
     if path:
         document = results.environment("cpu", seed) | {"bench": "search", "searches": searches}
-        document |= {"processor": results.processor(), "targets_us": TARGETS_US}
+        document |= {"processor": cpu_name(), "targets_us": TARGETS_US}
         results.write_json(document | {"results": rows}, path)
 
 

@@ -28,7 +28,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from bench.results import console, environment, processor, write_json
+from bench.heap import cpu_name
+from bench.results import console, environment, write_json
 from dtr_alloc import oplog, simulate
 from dtr_alloc.oplog import FRESH, Program
 
@@ -224,7 +225,7 @@ def main(
     document = {
         **environment("cpu", 0),
         "bench": "simulator",
-        "processor": processor(),
+        "processor": cpu_name(),
         "published": "uwsampl/dtr-prototype, in the same run" if published else None,
         "goals": GOALS,
         "logs": [row for log in chosen for row in measure_log(log, repeats, published)],

@@ -32,6 +32,7 @@ DEVICES = ("auto", "cuda", "cpu")
 SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
 DEALLOCS = ("eager", "banish", "ignore")
+"""By their numbers in the C header (DTR_DEALLOC_...)."""
 
 PREFIX = "DTR_ALLOC_"
 

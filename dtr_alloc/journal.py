@@ -31,7 +31,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -91,7 +91,6 @@ class Log:
         self._lock = threading.RLock()
         self._draining = False
         self._numbers = ffi.new("int64_t[]", 1 << 16)
-        self._capacity = 1 << 16
         self._operators: dict[Any, int] = {}
         self._names: list[str] = []
         self.is_open = True
@@ -153,12 +152,8 @@ class Log:
             self._lock.release()
 
     def _take(self) -> list[int]:
-        while True:
-            count = lib.dtr_journal_drain(self._engine, self._numbers, self._capacity)
-            if count <= self._capacity:
-                return list(ffi.unpack(self._numbers, count)) if count else []
-            self._capacity = 2 * count
-            self._numbers = ffi.new("int64_t[]", self._capacity)
+        taken, self._numbers = _drain(lib.dtr_journal_drain, self._engine, self._numbers)
+        return taken
 
     def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
         """The lines that a drained journal means (layout: native/dtr_alloc.h)."""
@@ -258,6 +253,13 @@ class Log:
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
 
 
+def _drain(drain: Callable[..., int], engine: Any, buffer: Any) -> tuple[list[int], Any]:
+    """All that one of the engine's lists has, and the buffer for next time: it grows as needed."""
+    while (count := drain(engine, buffer, len(buffer))) > len(buffer):
+        buffer = ffi.new("int64_t[]", 2 * count)
+    return (list(ffi.unpack(buffer, count)) if count else []), buffer
+
+
 def _name(number: int, view: int = 0) -> str:
     return f"x{number}v{view}" if view else f"x{number}"
 
@@ -331,14 +333,7 @@ def watch_decisions(engine: Any, on: bool) -> None:
 
 def take_decisions(engine: Any) -> list[Decision]:
     """The engine's decisions since the last call, in order."""
-    capacity = 0
-    while True:
-        numbers = ffi.new("int64_t[]", max(capacity, 1))
-        count = lib.dtr_decisions_drain(engine, numbers, capacity)
-        if count <= capacity:
-            break
-        capacity = 2 * count
-    flat = iter(ffi.unpack(numbers, count)) if count else iter(())
+    flat = iter(_drain(lib.dtr_decisions_drain, engine, ffi.new("int64_t[]", 1024))[0])
     return [
         Decision("again", "", a)
         if _DECISIONS[kind] == "again"

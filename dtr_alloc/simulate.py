@@ -35,6 +35,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from dtr_alloc import config, heuristics
+from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import Heuristic
 from dtr_alloc.oplog import Program
@@ -42,8 +43,6 @@ from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap")
-DEALLOCS = ("eager", "banish", "ignore")
-"""By their numbers in the C header (DTR_DEALLOC_...)."""
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in the C header (DTR_REPLAY_...). ``assert``: simrd's own assertion fails."""
 

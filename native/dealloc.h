@@ -13,17 +13,20 @@ enum class Dealloc : uint8_t {
   ignore   // it stays until it is chosen for eviction, or nothing depends on it
 };
 
+// By their numbers, which are those of DTR_DEALLOC_...
+constexpr const char* kDeallocNames[] = {"eager", "banish", "ignore"};
+
 // No name means eager.
 inline bool dealloc_from_name(const char* name, Dealloc* out) {
-  if (!name || std::strcmp(name, "eager") == 0)
-    *out = Dealloc::eager;
-  else if (std::strcmp(name, "banish") == 0)
-    *out = Dealloc::banish;
-  else if (std::strcmp(name, "ignore") == 0)
-    *out = Dealloc::ignore;
-  else
-    return false;
-  return true;
+  uint8_t number = 0;
+  for (const char* known : kDeallocNames) {
+    if (!name || std::strcmp(name, known) == 0) {
+      *out = static_cast<Dealloc>(number);
+      return true;
+    }
+    ++number;
+  }
+  return false;
 }
 
 }  // namespace dtr

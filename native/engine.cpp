@@ -1,20 +1,12 @@
 // engine.cpp: life and death of records.
 #include "engine.h"
 
-#include <time.h>
-
 #include <algorithm>
 
 #include "checksum.h"
 #include "error.h"
 
 namespace dtr {
-
-int64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 int64_t& room_ns_of_thread() {
   thread_local int64_t spent = 0;

@@ -29,6 +29,7 @@
 
 #include "bridge_table.h"
 #include "candidates.h"
+#include "clock.h"
 #include "component.h"
 #include "costs.h"
 #include "dealloc.h"
@@ -307,6 +308,7 @@ class Engine {
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // neighborhood.cpp
+  void merge_components(const Storage* storage);
   void join_neighborhoods(Storage* storage);
   void neighborhood_changed(Storage* storage, bool grew);
   template <typename ForNext>
@@ -425,8 +427,6 @@ struct Engine::Device {
   double largest_parked_bytes = 0;  // of those parked because they are small
 };
 
-// Real time, for what is measured; the engine's own clock is clock_ns_.
-int64_t now_ns();
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
 int64_t& room_ns_of_thread();
 

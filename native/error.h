@@ -42,4 +42,12 @@ int32_t guard(Body&& body) noexcept {
   }
 }
 
+// The reverse: the exception that a status other than DTR_OK stands for.
+[[noreturn]] inline void throw_status(int32_t status, const std::string& message) {
+  if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);
+  if (status == DTR_DRIVER) throw DriverError(message);
+  if (status == DTR_STATE) throw StateError(message);
+  throw InvalidArgument(message);
+}
+
 }  // namespace dtr

@@ -48,16 +48,21 @@ void for_dependents(const Storage* storage, F&& visit) {
 
 }  // namespace
 
+// Joins the storage's component with those next to it.
+void Engine::merge_components(const Storage* storage) {
+  if (is_source(storage)) return;
+  for_evicted_neighbors(storage, [&](Storage* neighbor) {
+    if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
+  });
+}
+
 // The storage was evicted.
 void Engine::join_neighborhoods(Storage* storage) {
   storage->counted = true;
   storage->below = storage->above = Known::maybe;
   if (needs_.components) {
     storage->component = components_.create(cost_of(storage));
-    if (!is_source(storage))
-      for_evicted_neighbors(storage, [&](Storage* neighbor) {
-        if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
-      });
+    merge_components(storage);
   }
   neighborhood_changed(storage, true);
 }
@@ -188,11 +193,7 @@ void Engine::rebuild_neighborhoods() {
       if (!storage->component) fresh.push_back(storage);
     });
     for (Storage* storage : fresh) storage->component = components_.create(cost_of(storage));
-    for (const Storage* storage : fresh)
-      if (!is_source(storage))
-        for_evicted_neighbors(storage, [&](Storage* neighbor) {
-          if (!is_source(neighbor)) components_.merge(storage->component, neighbor->component);
-        });
+    for (const Storage* storage : fresh) merge_components(storage);
   } else {
     for_counted([&](Storage* storage) {
       if (storage->component) components_.leave(storage->component);

@@ -188,10 +188,7 @@ void* SimulatedFramework::allocate(uint8_t device_type, int8_t device_index, uin
   const char* message = "";
   void* address = core_->allocate(core_->engine, device_type, device_index, size_bytes, stream,
                                   &status, &message);
-  if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);
-  if (status == DTR_DRIVER) throw DriverError(message, false);
-  if (status == DTR_STATE) throw StateError(message);
-  if (status != DTR_OK) throw InvalidArgument(message);
+  if (status != DTR_OK) throw_status(status, message);
   return address;
 }
 

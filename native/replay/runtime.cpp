@@ -115,7 +115,7 @@ struct World {
       settings.score_context = options.score_context;
       settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
-      settings.dealloc = dealloc_name(options.replay.dealloc);
+      settings.dealloc = kDeallocNames[options.replay.dealloc];
       raise(dtr_engine_create(&settings, &engine));
       raise(dtr_sim_create(engine, &sim));
       raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
@@ -144,22 +144,11 @@ struct World {
     pool = nullptr;
   }
 
-  static const char* dealloc_name(int32_t dealloc) {
-    static constexpr const char* names[] = {"eager", "banish", "ignore"};
-    if (dealloc < 0 || dealloc >= 3)
-      throw InvalidArgument("dealloc is " + std::to_string(dealloc) + "; allowed: 0, 1, 2");
-    return names[dealloc];
-  }
-
   // The unit in which the host driver maps.
   static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
   static void raise(int32_t status) {
-    if (status == DTR_OK) return;
-    const std::string message = dtr_last_error();
-    if (status == DTR_INVALID) throw InvalidArgument(message);
-    if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);
-    throw StateError(message);
+    if (status != DTR_OK) throw_status(status, dtr_last_error());
   }
 
   dtr_pool* pool = nullptr;

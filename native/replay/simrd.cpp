@@ -1,30 +1,20 @@
 #include "simrd.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <string>
 
+#include "clock.h"
 #include "errors.h"
 
 namespace dtr::simrd {
 
 namespace {
 
-int64_t real_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
-
-[[noreturn]] void throw_too_large(const char* what) {
-  throw InvalidArgument(std::string("program: the sum of its ") + what +
-                        " is too large; allowed: 63 bits");
-}
-
 template <typename T>
 void add(T& sum, T amount, const char* what) {
-  if (__builtin_add_overflow(sum, amount, &sum)) throw_too_large(what);
+  if (__builtin_add_overflow(sum, amount, &sum))
+    throw InvalidArgument(std::string("program: the sum of its ") + what +
+                          " is too large; allowed: 63 bits");
 }
 
 }  // namespace
@@ -168,16 +158,19 @@ void Machine::define(ProgramReader& program, int64_t name, uint32_t tensor) {
 }
 
 void Machine::read_arguments(ProgramReader& program) {
+  argument_names_.clear();
   arguments_.clear();
-  for (uint32_t left = program.count("number of arguments"); left > 0; --left)
-    arguments_.push_back(names_[named(program, "an argument")]);
+  for (uint32_t left = program.count("number of arguments"); left > 0; --left) {
+    argument_names_.push_back(named(program, "an argument"));
+    arguments_.push_back(names_[argument_names_.back()]);
+  }
 }
 
 void Machine::constant(ProgramReader& program) {
   const int64_t name = program.amount("CONSTANT's name");
   arguments_.clear();
   results_.assign(1, {name, static_cast<uint64_t>(program.amount("CONSTANT's size")), -1});
-  const uint32_t tensor = compute(0, true);
+  const uint32_t tensor = compute(0);
   pin(tensor);
   define(program, name, tensor);
 }
@@ -196,7 +189,7 @@ void Machine::call(ProgramReader& program) {
     results_.push_back(result);
   }
   if (results_.empty()) return;
-  const uint32_t first = compute(cost, false);
+  const uint32_t first = compute(cost);
   for (uint32_t i = 0; i < results_.size(); ++i) define(program, results_[i].name, first + i);
 }
 
@@ -214,22 +207,16 @@ void Machine::effect(ProgramReader& program) {
 // Results of the arguments' sizes take the arguments' names; then the old tensors go.
 void Machine::mutate(ProgramReader& program) {
   const int64_t cost = program.amount("MUTATE's time");
-  const uint32_t arguments = program.count("number of arguments");
-  std::vector<uint32_t> names;
-  arguments_.clear();
-  for (uint32_t i = 0; i < arguments; ++i) {
-    names.push_back(named(program, "an argument"));
-    arguments_.push_back(names_[names.back()]);
-  }
+  read_arguments(program);
   results_.clear();
   std::vector<uint32_t> mutated;
   for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left) {
-    const size_t index = mutated_index(program, int64_t{arguments} - 1);
-    mutated.push_back(names[index]);
+    const size_t index = mutated_index(program, static_cast<int64_t>(arguments_.size()) - 1);
+    mutated.push_back(argument_names_[index]);
     results_.push_back({-1, storages_[tensors_[arguments_[index]].storage].size_bytes, -1});
   }
   if (results_.empty()) return;
-  const uint32_t first = compute(cost, false);
+  const uint32_t first = compute(cost);
   for (uint32_t i = 0; i < mutated.size(); ++i) {
     const uint32_t old = names_[mutated[i]];
     names_[mutated[i]] = first + i;
@@ -249,7 +236,7 @@ void Machine::finish() {
 // ---- tensors ----
 
 // A new op over arguments_ that gives results_; runs it. Returns its first tensor.
-uint32_t Machine::compute(int64_t cost, bool constant) {
+uint32_t Machine::compute(int64_t cost) {
   const auto id = static_cast<uint32_t>(ops_.size());
   const auto first = static_cast<uint32_t>(tensors_.size());
   const auto first_storage = static_cast<uint32_t>(storages_.size());
@@ -257,7 +244,6 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
   ops_.emplace_back();
   Op& op = ops_.back();
   op.cost = cost;
-  op.constant = constant;
   op.first_output = first;
   op.outputs = static_cast<uint32_t>(results_.size());
   op.inputs = arguments_;
@@ -295,8 +281,8 @@ uint32_t Machine::compute(int64_t cost, bool constant) {
 
 // Adds to a storage's cost and edges.
 void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
-  if (__builtin_add_overflow(graph_.nodes[at].cost, cost, &cost)) throw_too_large("times");
-  cost -= graph_.nodes[at].cost;
+  int64_t sum = graph_.nodes[at].cost;
+  add(sum, cost, "times");
   if (caches_regions_) return regions_.touch(at, cost, ancestor_edges, descendant_edges);
   Node& node = graph_.nodes[at];
   node.cost += cost;
@@ -321,9 +307,10 @@ void Machine::add_edges(uint32_t id) {
     const uint32_t to = tensors_[tensor].storage;
     const std::vector<uint32_t>& views = storages_[to].tensors;
     const bool view = views.front() != tensor;
-    // All views count, each op once: the cost of bringing the storage and its views back.
-    const auto own = std::find(views.begin(), views.end(), tensor);
-    const bool counted = view && tensors_[*(own - 1)].op == id;
+    // All views count, each op once: the cost of bringing the storage and its views back. (What
+    // this op made of it stands at the end.)
+    const auto own = std::find(views.rbegin(), views.rend(), tensor);
+    const bool counted = view && tensors_[*(own + 1)].op == id;
     touch(to, counted ? 0 : op.cost, static_cast<uint32_t>(op.inputs.size()), 0);
     for (const uint32_t from : sources_) {
       if (from == to) continue;
@@ -524,18 +511,18 @@ void Machine::unlock(uint32_t at) {
 
 void Machine::make_room(uint64_t bytes) {
   if (memory_ + bytes <= options_.budget_bytes) return;
-  const int64_t begin = real_ns();
+  const int64_t begin = now_ns();
   while (memory_ + bytes > options_.budget_bytes) {
     if (pool_.size() == 0) throw Stop{DTR_REPLAY_OUT_OF_MEMORY};
     evict(choose(), true);
   }
-  result_.search_ns += static_cast<uint64_t>(real_ns() - begin);
+  result_.search_ns += static_cast<uint64_t>(now_ns() - begin);
 }
 
 void Machine::evict(uint32_t at, bool forced) {
   Storage& storage = storages_[at];
   check(storage.locks == 0);
-  if (!banishes()) check(!storage.pinned && !ops_[tensors_[storage.root].op].constant);
+  if (!banishes()) check(!storage.pinned);
   graph_.material[at] = false;
   memory_ -= storage.size_bytes;
   pool_.leave(at);

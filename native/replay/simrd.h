@@ -36,7 +36,6 @@ struct Op {
   uint64_t total_bytes = 0;
   uint32_t first_output = 0;
   uint32_t outputs = 0;
-  bool constant = false;
   std::vector<uint32_t> inputs;  // tensors in argument order, repeated if given twice
 };
 
@@ -136,7 +135,7 @@ class Machine {
   void read_arguments(ProgramReader& program);
 
   // ---- simrd.cpp: tensors ----
-  uint32_t compute(int64_t cost, bool constant);
+  uint32_t compute(int64_t cost);
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
   void add_edges(uint32_t op);
   void add_ordered_edges(const Op& op);
@@ -191,7 +190,7 @@ class Machine {
   std::vector<Step> stack_;
   std::vector<uint32_t> missing_;
   // Of the op that is being defined or executed:
-  std::vector<uint32_t> arguments_;
+  std::vector<uint32_t> argument_names_, arguments_;  // and their tensors
   struct Result {
     int64_t name;
     uint64_t size_bytes;

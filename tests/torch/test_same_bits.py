@@ -82,18 +82,11 @@ def test_other_deallocation_policies_keep_the_bits(
     """At a budget that evicts: where ghosts stay until they are chosen, and where what cannot be
     asked for any more goes for good and its dependents stay (which needs more memory)."""
     shape, _ = profile(name, STEPS)
-    reference = train_plain(name, STEPS)
-    with dtr_alloc.session(budget=shape.budget(fraction), device="cpu", dealloc=dealloc):
-        before = dtr_alloc.stats()
-        job = JOBS[name]()
-        for i in range(STEPS):
-            job.step(i)
-            dtr_alloc.check_invariants()
-        after = dtr_alloc.stats()
-    assert_same_bits(reference, job.state(), f"{name} under {dealloc}")
-    assert after["evictions"] > before["evictions"]
-    assert after["rematerializations"] > before["rematerializations"]
-    assert (after["banished"] > before["banished"]) == (dealloc == "banish")
+    run = train(name, shape.budget(fraction), STEPS, check=True, settings={"dealloc": dealloc})
+    assert_same_bits(train_plain(name, STEPS), run.state, f"{name} under {dealloc}")
+    assert run.evictions > 0
+    assert run.rematerializations > 0
+    assert (run.added["banished"] > 0) == (dealloc == "banish")
 
 
 def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -> None:

@@ -14,7 +14,7 @@ import torch
 from harness import assert_same_bits, one_thread  # noqa: F401
 
 import dtr_alloc
-from bench.measure import profile, train_plain
+from bench.measure import Run, profile, train, train_plain
 from bench.models import JOBS
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import PRESETS, Candidate
@@ -34,40 +34,32 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     return register
 
 
-def train(name: str, fraction: float, **settings: object) -> tuple[dict, dict]:
-    """The job's state and what the run added to the counters, at a part of its activations."""
+def train_with(name: str, **settings: object) -> Run:
+    """A run at a part of the job's activations that evicts."""
     shape, _ = profile(name, STEPS)
-    with dtr_alloc.session(budget=shape.budget(fraction), device="cpu", **settings):
-        before = dtr_alloc.stats()
-        job = JOBS[name]()
-        for i in range(STEPS):
-            job.step(i)
-            dtr_alloc.check_invariants()
-        after = dtr_alloc.stats()
-    added = ("evictions", "rematerializations", "evaluations", "storage_accesses")
-    return job.state(), {key: after[key] - before[key] for key in added}
+    return train(name, shape.budget(0.6), STEPS, check=True, settings=settings)
 
 
 @pytest.mark.parametrize("heuristic", [*PRESETS, "c=ancestors,m=size,s=0.5"])
 def test_a_transformer_keeps_its_bits_under_every_heuristic(heuristic: str) -> None:
-    state, stats = train("transformer", 0.6, heuristic=heuristic)
-    assert_same_bits(train_plain("transformer", STEPS), state, heuristic)
-    assert stats["evictions"] > 0
-    assert stats["rematerializations"] > 0
+    run = train_with("transformer", heuristic=heuristic)
+    assert_same_bits(train_plain("transformer", STEPS), run.state, heuristic)
+    assert run.added["evictions"] > 0
+    assert run.added["rematerializations"] > 0
 
 
 @pytest.mark.parametrize("name", ["resnet", "lstm", "unrolled_gan"])
 @pytest.mark.parametrize("heuristic", ["dtr-full", "megengine"])
 def test_other_jobs_do_too(name: str, heuristic: str) -> None:
-    state, stats = train(name, 0.6, heuristic=heuristic)
-    assert_same_bits(train_plain(name, STEPS), state, f"{name} under {heuristic}")
-    assert stats["rematerializations"] > 0
+    run = train_with(name, heuristic=heuristic)
+    assert_same_bits(train_plain(name, STEPS), run.state, f"{name} under {heuristic}")
+    assert run.added["rematerializations"] > 0
 
 
 def test_sampling_and_ignoring_small_storages_keep_the_bits() -> None:
-    state, stats = train("transformer", 0.6, sampling="sqrt", min_evict="1%")
-    assert_same_bits(train_plain("transformer", STEPS), state, "sampled")
-    assert stats["evictions"] > 0
+    run = train_with("transformer", sampling="sqrt", min_evict="1%")
+    assert_same_bits(train_plain("transformer", STEPS), run.state, "sampled")
+    assert run.added["evictions"] > 0
 
 
 def test_a_registered_callable_chooses(register: Callable[..., str]) -> None:
@@ -79,10 +71,10 @@ def test_a_registered_callable_chooses(register: Callable[..., str]) -> None:
         cost = candidate.cost_ns + candidate.ancestors_ns + candidate.descendants_ns
         return cost / (candidate.size_bytes * max(candidate.staleness_ns, 1))
 
-    state, stats = train("transformer", 0.6, heuristic=register(score))
-    assert_same_bits(train_plain("transformer", STEPS), state, "a callable")
-    assert stats["rematerializations"] > 0
-    assert stats["evaluations"] == len(asked)
+    run = train_with("transformer", heuristic=register(score))
+    assert_same_bits(train_plain("transformer", STEPS), run.state, "a callable")
+    assert run.added["rematerializations"] > 0
+    assert run.added["evaluations"] == len(asked)
     assert {candidate.live for candidate in asked} >= {True}
 
 
@@ -152,8 +144,8 @@ def test_a_callable_that_fails_for_a_while_can_be_tried_again(
 
 def test_the_heuristic_may_change_between_sessions() -> None:
     for heuristic in ("lru", "dtr-full"):
-        state, _ = train("mlp", 0.6, heuristic=heuristic)
-        assert_same_bits(train_plain("mlp", STEPS), state, heuristic)
+        run = train_with("mlp", heuristic=heuristic)
+        assert_same_bits(train_plain("mlp", STEPS), run.state, heuristic)
 
 
 def test_an_unknown_preset_is_named_with_what_is_allowed() -> None:
