@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -398,6 +399,52 @@ def simulate(
         plot_path=plot_path,
         **options,
     )
+
+
+@commands.command(short_help="Run the studies that the docs show.")
+@click.argument("names", metavar="NAME...", nargs=-1)
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    default=".",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where NAME.json and NAME.svg are written.",
+)
+@click.option(
+    "--logs",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The op logs that the DTR paper published (*.log.xz), for the studies of them.",
+)
+@click.option("--smoke", is_flag=True, help="A small part of each, in seconds; no result.")
+@click.option("--redraw", is_flag=True, help="Draw again what the JSON in FOLDER says.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
+)
+def reproduce(
+    names: tuple[str, ...],
+    out: Path,
+    logs: Path | None,
+    smoke: bool,
+    redraw: bool,
+    jobs: int | None,
+) -> None:
+    """Runs the studies NAME..., each to a JSON file and pictures; without a name, lists them."""
+    from dtr_alloc import reproduce_command
+    from dtr_alloc.simulate_command import cores
+    from dtr_alloc.studies import study
+    from dtr_alloc.studies.study import Options
+
+    if not names:
+        for name in study.NAMES:
+            click.echo(f"{name:<14}{study.load(name).title}")
+        return
+    for name in names:
+        if name not in study.NAMES:
+            raise click.UsageError(f"there is no study {name!r}; allowed: {', '.join(study.NAMES)}")
+    options = Options(smoke=smoke, logs=logs, jobs=jobs or cores())
+    reproduce_command.run(names, folder=out, redraw=redraw, options=options)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

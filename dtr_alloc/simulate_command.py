@@ -56,7 +56,7 @@ def run(
     _given("the combination", plan.check)
     if plot_path is not None:
         _check_plot(plot_path)
-    study = simulate.Study(plan, _compiled(logs), jobs or _cores())
+    study = simulate.Study(plan, _compiled(logs), jobs or cores())
 
     rows = []
     errors = Console(stderr=True)
@@ -129,7 +129,7 @@ def _compiled(logs: Sequence[str]) -> list[Program]:
     return programs
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

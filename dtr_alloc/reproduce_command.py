@@ -1,0 +1,83 @@
+"""What ``dtr-alloc reproduce`` does once click has read its options."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dtr_alloc.studies import study as studies
+from dtr_alloc.studies.study import Document, Options, Unavailable
+
+
+def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -> None:
+    """Runs studies one after the other and writes ``NAME.json`` and ``NAME[-PART].svg`` into the
+    folder; with ``redraw`` the pictures only, from the JSON that is there. Raises
+    click.ClickException for what is lacking: then nothing of that study was written."""
+    for name in names:
+        study = studies.load(name)
+        path = folder / f"{name}.json"
+        start = time.perf_counter()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if redraw:
+                document = json.loads(path.read_text())
+            else:
+                found = study.compute(options)
+                document = _head(name, study, options, time.perf_counter() - start) | found
+                path.write_text(_as_json(document))
+            _draw(study, name, document, folder)
+        except Unavailable as error:
+            raise click.ClickException(f"{name}: {error}") from None
+        except OSError as error:
+            raise click.ClickException(f"{name}: {error}") from None
+        click.echo(f"{name}: {study.title}: {path}", err=True)
+
+
+def _head(name: str, study: studies.Study, options: Options, seconds: float) -> Document:
+    return {
+        "study": name,
+        "title": study.title,
+        "source": study.source,
+        "smoke": options.smoke,
+        "dtr_alloc": version("dtr-alloc"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": " ".join(["dtr-alloc", *sys.argv[1:]]),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _as_json(value: Any, indent: str = "") -> str:
+    """JSON with one line for each row of a table, so that a change can be read."""
+    deeper = indent + " "
+    if isinstance(value, dict) and any(isinstance(part, dict | list) for part in value.values()):
+        parts = [f"{json.dumps(key)}: {_as_json(part, deeper)}" for key, part in value.items()]
+        text = "{" + ",".join(f"\n{deeper}{part}" for part in parts) + f"\n{indent}}}"
+    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        parts = [_as_json(part, deeper) for part in value]
+        text = "[" + ",".join(f"\n{deeper}{part}" for part in parts) + f"\n{indent}]"
+    else:
+        text = json.dumps(value)
+    return text if indent else text + "\n"
+
+
+def _draw(study: studies.Study, name: str, document: Document, folder: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        message = "pictures need matplotlib: pip install 'dtr-alloc[plots]'"
+        raise Unavailable(message) from None
+    # The same document gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        for part, figure in study.draw(document).items():
+            path = folder / f"{name}{'-' if part else ''}{part}.svg"
+            figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
