@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-COSTS = ("none", "local", "ancestors", "neighborhood", "component")
+COSTS = ("none", "local", "ancestors", "neighborhood", "component", "marginal")
 """By their numbers in the C header (DTR_COST_...)."""
 SIZES = ("none", "size", "size+free")
 """By their numbers in the C header (DTR_SIZE_...)."""
@@ -132,6 +132,7 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("estar", "neighborhood", "size", 0),
             Heuristic("megengine", "component", "size+free", 1, recompute_factor=1.5),
             Heuristic("coop", "component", "none", 1),
+            Heuristic("marginal", "marginal", "size", 0.3),
         )
     }
 )

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "quotient.h"
+#include "score.h"
 #include "simrd.h"
 
 namespace dtr::simrd {
@@ -75,6 +76,27 @@ int64_t Machine::component_cost(uint32_t storage) {
   return cost;
 }
 
+int64_t Machine::marginal_cost(uint32_t at) {
+  if (storages_[at].references == 0 && storages_[at].askers == 0) return 0;
+  int64_t cost = graph_.nodes[at].cost;
+  const uint32_t walk = ++walks_;
+  pending_.assign(1, at);
+  while (!pending_.empty()) {
+    const Node& node = graph_.nodes[pending_.back()];
+    pending_.pop_back();
+    for (const uint32_t above : node.next[kAncestors]) {
+      Storage& storage = storages_[above];
+      if (graph_.material[above] || storage.walk == walk) continue;
+      storage.walk = walk;
+      ++result_.accesses;
+      cost += toll(graph_.nodes[above].cost, storage.references > 0, storage.asks,
+                   graph_.nodes[above].next[kDescendants].size());
+      pending_.push_back(above);
+    }
+  }
+  return cost;
+}
+
 double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
   const dtr_heuristic& heuristic = options_.heuristic;
   const Storage& storage = storages_[at];
@@ -104,10 +126,17 @@ uint32_t Machine::choose() {
     ++result_.accesses;
     return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
+  double least = kInfinity;
   const auto evaluate = [&](uint32_t at, double* numerator) {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
-    if (caches_regions_) {
+    if (counts_askers_) {
+      // Its own cost alone may say that another is better; but nobody asks for some.
+      const bool wanted = storages_[at].references > 0 || storages_[at].askers > 0;
+      if (wanted && score(at, cost, newest) > least) return kInfinity;
+      cost = marginal_cost(at);
+      least = std::min(least, score(at, cost, newest));
+    } else if (caches_regions_) {
       cost += regions_.cost(at, kAncestors);
       if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);
     } else if (keeps_components_) {
