@@ -151,12 +151,13 @@ def _guides(axes: Axes, bound: str, document: Document) -> None:
         axes.plot(layers, [growth(n) for n in layers], color="0.5", ls=(0, (1, 2)), lw=1)
         axes.annotate(
             text,
-            (layers[-2], growth(layers[-2])),
-            xytext=(-5, 5),
+            (layers[-1], growth(layers[-1])),
+            xytext=(24, 0),
             textcoords="offset points",
-            ha="right",
+            va="center",
             color="0.35",
             fontsize=9,
+            annotation_clip=False,
         )
 
 
