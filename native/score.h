@@ -28,12 +28,15 @@ namespace dtr {
 //   - dead, and it does not ask: its cost, shared by all that were computed from it, because the
 //     others are likely to go the same way.
 // A dead storage that nobody asks for costs nothing at all: it goes first.
-constexpr int64_t kLiveToll = 4;  // a quarter
+// Tolls are counted in parts of a nanosecond, in integers, so that their sums do not depend on the
+// order.
+constexpr int64_t kTollParts = 64;
+constexpr int64_t kLiveToll = kTollParts / 4;
 
-inline int64_t toll(int64_t cost_ns, bool live, bool asks, size_t dependents) {
-  if (live) return cost_ns / kLiveToll;
+inline int64_t toll_parts(int64_t cost_ns, bool live, bool asks, size_t dependents) {
+  if (live) return cost_ns * kLiveToll;
   if (asks) return 0;
-  return cost_ns / static_cast<int64_t>(dependents > 1 ? dependents : 1);
+  return cost_ns * kTollParts / static_cast<int64_t>(dependents > 1 ? dependents : 1);
 }
 
 struct Signals {

@@ -15,4 +15,5 @@ COLORS: Mapping[str, str] = {
     "estar": "#cc79a7",
     "megengine": "#b8a300",
     "coop": "#5e3c99",
+    "marginal": "#000000",
 }

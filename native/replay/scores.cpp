@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+double quotient(double a, unsigned __int128 b) { return a / static_cast<double>(b); }
+
 }  // namespace
 
 uint32_t Components::create(int64_t cost) {
@@ -76,9 +78,9 @@ int64_t Machine::component_cost(uint32_t storage) {
   return cost;
 }
 
-int64_t Machine::marginal_cost(uint32_t at) {
+double Machine::marginal_cost(uint32_t at) {
   if (storages_[at].references == 0 && storages_[at].askers == 0) return 0;
-  int64_t cost = graph_.nodes[at].cost;
+  int64_t tolls = 0;
   const uint32_t walk = ++walks_;
   pending_.assign(1, at);
   while (!pending_.empty()) {
@@ -89,15 +91,16 @@ int64_t Machine::marginal_cost(uint32_t at) {
       if (graph_.material[above] || storage.walk == walk) continue;
       storage.walk = walk;
       ++result_.accesses;
-      cost += toll(graph_.nodes[above].cost, storage.references > 0, storage.asks,
-                   graph_.nodes[above].next[kDescendants].size());
+      tolls += toll_parts(graph_.nodes[above].cost, storage.references > 0, storage.asks,
+                          graph_.nodes[above].next[kDescendants].size());
       pending_.push_back(above);
     }
   }
-  return cost;
+  return static_cast<double>(graph_.nodes[at].cost) + static_cast<double>(tolls) / kTollParts;
 }
 
-double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
+template <typename Cost>
+double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
   const dtr_heuristic& heuristic = options_.heuristic;
   const Storage& storage = storages_[at];
   const int64_t stale = result_.clock - newest;
@@ -134,9 +137,11 @@ uint32_t Machine::choose() {
       // Its own cost alone may say that another is better; but nobody asks for some.
       const bool wanted = storages_[at].references > 0 || storages_[at].askers > 0;
       if (wanted && score(at, cost, newest) > least) return kInfinity;
-      cost = marginal_cost(at);
-      least = std::min(least, score(at, cost, newest));
-    } else if (caches_regions_) {
+      const double value = score(at, marginal_cost(at), newest);
+      least = std::min(least, value);
+      return value;
+    }
+    if (caches_regions_) {
       cost += regions_.cost(at, kAncestors);
       if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);
     } else if (keeps_components_) {

@@ -167,9 +167,10 @@ class Machine {
   uint32_t choose();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
-  int64_t marginal_cost(uint32_t storage);
+  double marginal_cost(uint32_t storage);
   double own_cost(uint32_t storage) const;
-  double score(uint32_t storage, int64_t cost, int64_t newest) const;
+  template <typename Cost>
+  double score(uint32_t storage, Cost cost, int64_t newest) const;
 
   const dtr_replay_options options_;
   Replay& replay_;
