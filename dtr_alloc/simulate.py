@@ -43,6 +43,8 @@ from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap")
+GHOSTS = ("first", "at-once", "discounted")
+WAITING = ("yields", "holds")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in the C header (DTR_REPLAY_...). ``assert``: simrd's own assertion fails."""
 
@@ -128,6 +130,10 @@ class Run:
     accesses: int
     chain_depth: int
     search_ns: int
+    yields: int
+    constant_bytes: int
+    running_bytes: int
+    waiting_bytes: int
     seconds: float
     """Real time of the replay alone."""
     decisions_sha256: str
@@ -153,6 +159,8 @@ def replay(
     outputs: bool = True,
     min_evict_bytes: int = config.Config.min_evict.size_bytes,
     history_ops: int = config.Config.history,
+    ghosts: str = "first",
+    waiting: str = "yields",
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -170,6 +178,9 @@ def replay(
             real job asks for nothing of the kind. False in runtime semantics only.
         min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
         history_ops: as the setting ``history``, in runtime semantics.
+        ghosts: what becomes of dead storages that were brought back; one of GHOSTS, in runtime
+            semantics only (DTR_GHOSTS_... in native/dtr_alloc.h).
+        waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
@@ -177,8 +188,12 @@ def replay(
     _choice("dealloc", dealloc, DEALLOCS)
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
+    _choice("ghosts", ghosts, GHOSTS)
+    _choice("waiting", waiting, WAITING)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
+    if semantics == "simrd" and (ghosts, waiting) != (GHOSTS[0], WAITING[0]):
+        raise ValueError("ghosts and waiting are for semantics 'runtime'")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
@@ -199,6 +214,8 @@ def replay(
         runtime.outputs = outputs
         runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
+        runtime.ghosts = GHOSTS.index(ghosts)
+        runtime.waiting = WAITING.index(waiting)
         scorer = None if parts.score is None else Scorer(parts)
         if scorer is not None:
             runtime.score = scorer.pointer

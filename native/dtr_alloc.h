@@ -229,8 +229,23 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
                                 double* scores, char* message, uint64_t capacity);
 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
- * smallest. The score of a dead storage that is resident again (a ghost) counts a hundredth,
- * whatever the heuristic. Only what the heuristic needs is kept up to date. */
+ * smallest. Dead storages that are resident again (ghosts): DTR_GHOSTS_... Only what the
+ * heuristic needs is kept up to date. */
+
+/* A dead storage that is resident because a rematerialization needed it (a ghost), and that
+ * nothing evicted and still needed would be recomputed from (native/ghosts.cpp), */
+enum {
+  DTR_GHOSTS_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
+  DTR_GHOSTS_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
+  DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
+};
+
+/* What waits for a rematerialization to go on (native/waiting.cpp), */
+enum {
+  DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
+                             what needs most memory is brought back first */
+  DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
+};
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
@@ -244,6 +259,8 @@ typedef struct dtr_engine_options {
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
+  int32_t ghosts;           /* DTR_GHOSTS_... */
+  int32_t waiting;          /* DTR_WAITING_... */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -261,6 +278,7 @@ typedef struct dtr_engine_stats {
   uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
+  uint64_t yields;              /* evictions of what only waited: there was no other way */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
@@ -583,6 +601,11 @@ typedef struct dtr_replay_result {
   uint64_t accesses;    /* storages visited for scores and their metadata (simrd, 5.5) */
   uint64_t chain_depth; /* the most rematerializations that waited for one another */
   uint64_t search_ns;   /* real time spent choosing */
+  /* On the engine: */
+  uint64_t yields;         /* as in dtr_engine_stats */
+  uint64_t constant_bytes; /* resident when it ended: what cannot be evicted, */
+  uint64_t running_bytes;  /* what the op or step in flight reads, */
+  uint64_t waiting_bytes;  /* and what only waits */
 } dtr_replay_result;
 
 /* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
@@ -601,6 +624,8 @@ typedef struct dtr_runtime_options {
   int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
   uint64_t min_evict_bytes;  /* as in dtr_engine_options */
   uint64_t history_ops;      /* likewise */
+  int32_t ghosts;            /* likewise */
+  int32_t waiting;           /* likewise */
   dtr_score_fn score;        /* likewise */
   void* score_context;
 } dtr_runtime_options;

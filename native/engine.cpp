@@ -239,6 +239,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   storage->handle = nullptr;
   storage->live = false;
   if (storage->candidate >= 0) reweigh(storage);
+  if (storage->asks) update_asking(storage, false);
 }
 
 void Engine::link(Edge& edge, Op* op, Storage* input) {
@@ -281,6 +282,7 @@ void Engine::become_evicted(Storage* storage) {
   if (storage->lost) return;
   ++stats_.evicted_storages;
   join_neighborhoods(storage);
+  update_asking(storage, false);
 }
 
 void Engine::become_resident(Storage* storage, void* address) {
@@ -289,12 +291,14 @@ void Engine::become_resident(Storage* storage, void* address) {
   storage->state = State::resident;
   storage->last_access_ns = clock_ns_;
   update_candidate(storage);
+  update_asking(storage, false);
 }
 
 // Cuts the storage from its parent; an op without recorded outputs goes (R3).
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
+  if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
   op->outputs[storage->output].storage = nullptr;
@@ -561,6 +565,19 @@ uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacit
       size_bytes[count] = storage->size_bytes;
     }
   return count;
+}
+
+void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  *constant = *running = *waiting = 0;
+  by_address_.for_each([&](const void*, const Storage* storage) {
+    if (!storage->parent)
+      *constant += storage->size_bytes;
+    else if (storage->locks > storage->holds)
+      *running += storage->size_bytes;
+    else if (storage->locks > 0)
+      *waiting += storage->size_bytes;
+  });
 }
 
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {

@@ -1,5 +1,5 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R10 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R12 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
@@ -17,8 +17,9 @@
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), costs.cpp (what ops cost), room.cpp (choosing and evicting), neighborhood.cpp
 // (what the costs of candidates are made of), settle.cpp (before content is lost for
-// good), dealloc.cpp (after a storage died), remat.cpp (bringing content back),
-// journal.cpp (op logs), invariants.cpp.
+// good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
+// needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
+// memory is short), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -123,6 +124,12 @@ struct Input {
   dtr_tensor_desc desc{};
 };
 
+// A lock of a step on one of its inputs.
+struct StepInput {
+  Storage* storage = nullptr;
+  bool held = false;  // R11
+};
+
 // A rematerialization in progress: the explicit stack, innermost last.
 struct RematStep {
   Storage* target = nullptr;  // locked
@@ -147,9 +154,11 @@ struct Frame {
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
   std::vector<RematStep> stack;
-  std::vector<Storage*> stack_inputs;  // locked inputs of the steps, outermost first
-  std::vector<Storage*> step_outputs;  // records of the step in flight, locked
-  std::vector<Storage*> consumed;      // old versions that the step in flight overwrites
+  std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
+  std::vector<Storage*> step_outputs;   // records of the step in flight, held
+  std::vector<Storage*> consumed;       // old versions that the step in flight overwrites
+  bool inputs_held = false;             // the locks of `inputs` are holds (R11)
+  bool requested = false;               // the op's request has begun
   bool step_open = false;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
@@ -192,6 +201,8 @@ class Engine {
   void get_stats(dtr_engine_stats* out);
   void set_costs(const dtr_cost* costs, uint64_t count);
   uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
+  // Resident bytes: constants, of the rest what running ops lock, and what is only held.
+  void held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // Null for nobody. It must outlive the engine, or be taken back.
@@ -301,6 +312,11 @@ class Engine {
   const Storage* keeps_from_banishing(const Storage* storage) const;
   void banish(Storage* storage, Deferred& deferred);
 
+  // ghosts.cpp
+  void update_asking(Storage* changed, bool gone);
+  double ghost_factor(const Storage* storage) const;
+  void release_ghosts(Deferred& deferred);
+
   // settle.cpp
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
@@ -351,12 +367,22 @@ class Engine {
   void reset_bounds(Device& device, Storage* storage);
   void reset_all_bounds();
 
+  // waiting.cpp
+  void hold_inputs(Frame& frame, bool held);
+  uint64_t peak_beside(Storage* wanted);
+  void order_by_peak(std::vector<Storage*>& wanted);
+  Storage* next_missing(const Op* op);
+  Storage* choose_held(Device& device, const Moment& moment);
+  bool yield_held(Device& device, Deferred& deferred);
+
   // invariants.cpp
+  void check_asking(const Storage* storage);
   void check_neighborhoods();
   void check_search();
 
   // remat.cpp
   void push_wanted(Frame& frame, Storage* storage, bool forget);
+  void bring_back(Frame& frame, Storage* missing);
   void describe_step(Frame& frame, Op* op);
   void place(Storage* storage, void* address, bool held, Deferred& deferred);
   void drop_consumed(Frame& frame, Deferred& deferred);
@@ -403,6 +429,11 @@ class Engine {
   uint64_t next_storage_id_ = 1;
   uint64_t next_op_id_ = 1;
   uint64_t walk_ = 0;
+  uint64_t requests_ = 0;          // begun so far (waiting.cpp)
+  uint64_t rounds_ = 0;
+  std::vector<Storage*> asking_;   // worklist of update_asking()
+  std::vector<Storage*> peaks_;    // of peak_beside()
+  std::vector<Storage*> missing_;  // of next_missing()
   std::vector<Storage*> removal_;  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;

@@ -45,6 +45,8 @@ void check(const dtr_engine_options& options) {
   check("min_evict_share", options.min_evict_share, 0, 1, "0 to 1");
   check("sampling", options.sampling, DTR_SAMPLING_SQRT);
   check("time_bookkeeping", options.time_bookkeeping, 1);
+  check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
+  check("waiting", options.waiting, DTR_WAITING_HOLDS);
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");

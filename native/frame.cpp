@@ -132,6 +132,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.signature = Signature(op_key);
   frame.replayable = flags & DTR_OP_REPLAYABLE;
   frame.open = true;
+  frame.requested = false;
   frame.inputs.resize(tensors);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   bool overwriting = false;
@@ -185,9 +186,16 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  if (!frame.requested) ++requests_;
+  frame.requested = true;
+  ++rounds_;
+  std::vector<Storage*> wanted;
   for (const Input& input : frame.inputs)
-    if (input.storage && input.storage->state != State::resident)
-      push_wanted(frame, input.storage, false);
+    if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);
+  order_by_peak(wanted);
+  // The last one pushed is brought back first.
+  for (size_t i = wanted.size(); i-- > 0;) push_wanted(frame, wanted[i], false);
+  hold_inputs(frame, !frame.stack.empty());
   if (!frame.stack.empty()) return 1;
   std::vector<Storage*> targets;
   for (const Input& input : frame.inputs)
@@ -197,6 +205,7 @@ int32_t Engine::op_prepare(Frame& frame) {
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
+  hold_inputs(frame, !frame.stack.empty());
   if (frame.log.open && frame.stack.empty()) journal_running(&frame);
   // Once more: bringing inputs back is not part of it, either.
   frame.begin_ns = now_ns();
@@ -379,6 +388,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
+  release_ghosts(deferred);
   return id;
 }
 
@@ -386,6 +396,7 @@ void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  hold_inputs(frame, false);
   if (frame.log.open) journal_running(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];

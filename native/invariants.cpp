@@ -99,6 +99,8 @@ void Engine::check_invariants() {
               "R9: nothing keeps it from being banished", storage->id);
     }
     require(storage->live || storage->pins == 0, "R5: pinned, and dead", storage->id);
+    require(storage->holds <= storage->locks, "R11: more holds than locks", storage->id);
+    check_asking(storage);
     if (resident && storage->managed)
       require(dtr_pool_block_bytes(pool_of(storage->device_type, storage->device_index),
                                    storage->address) >= storage->size_bytes,
@@ -126,6 +128,23 @@ void Engine::check_invariants() {
                        std::to_string(root->cost_ns));
   check_neighborhoods();
   check_search();
+}
+
+// G1 and G2 of one storage. (For all storages together they have one solution, as the graph has
+// no cycles.)
+void Engine::check_asking(const Storage* storage) {
+  uint32_t askers = 0;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage->asks) ++askers;
+  if (askers != storage->askers)
+    throw StateError("storage " + std::to_string(storage->id) + " breaks G2: " +
+                     std::to_string(askers) + " ask for it, counted are " +
+                     std::to_string(storage->askers));
+  if (storage->asks !=
+      (storage->counted && storage->parent && (storage->live || storage->askers > 0)))
+    throw StateError("storage " + std::to_string(storage->id) + " breaks G1: it " +
+                     (storage->asks ? "asks" : "does not ask"));
 }
 
 namespace {

@@ -18,13 +18,17 @@
 //  R6  Candidates for eviction are exactly the resident storages with a parent
 //      whose memory is ours. Locked and pinned ones stay in the list and are
 //      passed over, because locks come and go with every op.
-//  R7  locks > 0 keeps a record, and its memory while resident, until unlocked.
+//  R7  locks > 0 keeps a record until unlocked; locks > holds its memory, too, while resident.
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
 //      about to go for good. So whoever makes a constant of it settles it first.
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
 //      locked, or one is evicted: else it would be gone (dealloc.cpp).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
 //      heuristic needs is kept: N1-N4 of neighborhood.cpp, C1 and C2 of candidates.h.
+//  R11 A hold is a lock of what does not run yet (waiting.cpp): of an op whose inputs are brought
+//      back, of a step that waits for another, or, on an output that is there already, of the
+//      step that makes it anew. Who holds looks again whether it is resident.
+//  R12 Who asks for what: G1 and G2 of ghosts.cpp.
 #pragma once
 
 #include <cstddef>
@@ -80,6 +84,8 @@ struct Storage {
   Known below = Known::maybe;  // N2
   Known above = Known::maybe;
   uint32_t locks = 0;
+  uint32_t holds = 0;       // of the locks (R11)
+  uint32_t askers = 0;      // G2
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
   uint32_t recomputes = 0;
@@ -96,11 +102,16 @@ struct Storage {
   bool ancestors_known = false;  // N1
   bool descendants_known = false;
   bool parked = false;             // C2
+  bool asks = false;               // G1
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
+  uint64_t yield_request = 0;  // the request in which it yielded so often (waiting.cpp)
+  uint64_t peak_round = 0;     // the round in which bringing it back was to take so much
+  uint64_t peak_bytes = 0;
+  uint32_t yields = 0;
 };
 
 // What an op does with the storage of one of its tensor arguments.

@@ -7,6 +7,7 @@
 // nearer to running with each; it does not lock those that are resident anyway. A
 // deep stack would lock most of the budget with them, and what is evicted meanwhile
 // is only brought back in its turn. (The prototype of the paper locks all of them.)
+// Those locks yield where there is no other way (waiting.cpp), until the step runs.
 #include <algorithm>
 
 #include "checksum.h"
@@ -24,6 +25,8 @@ bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->state == State::resident) return false;
+  ++requests_;
+  ++rounds_;
   push_wanted(frame, storage, false);
   return true;
 }
@@ -34,7 +37,11 @@ bool Engine::remat_want_any(Frame& frame) {
   by_handle_.for_each([&](const void*, Storage* storage) {
     if (storage->live && storage->state != State::resident) found = storage;
   });
-  if (found) push_wanted(frame, found, false);
+  if (found) {
+    ++requests_;
+    ++rounds_;
+    push_wanted(frame, found, false);
+  }
   return found != nullptr;
 }
 
@@ -61,23 +68,31 @@ int64_t Engine::remat_next(Frame& frame) {
       frame.stack.back().op = target->parent;
       frame.stack.back().first_input = frame.stack_inputs.size();
     }
-    Storage* missing = nullptr;
-    for (const Edge& edge : target->parent->edges)
-      if (!missing && edge.input->state != State::resident) missing = edge.input;
-    if (missing) {
-      ++missing->locks;
-      frame.stack_inputs.push_back(missing);
-      push_wanted(frame, missing, false);
+    if (Storage* missing = next_missing(target->parent)) {
+      bring_back(frame, missing);
       continue;
     }
     for (const Edge& edge : target->parent->edges) {
       ++edge.input->locks;
-      frame.stack_inputs.push_back(edge.input);
+      frame.stack_inputs.push_back({edge.input, false});
     }
     describe_step(frame, target->parent);
     return static_cast<int64_t>(target->parent->id);
   }
   return 0;
+}
+
+// The innermost step waits for an input, and holds it: once, if it had yielded, too.
+void Engine::bring_back(Frame& frame, Storage* missing) {
+  bool holds = false;
+  for (size_t i = frame.stack.back().first_input; i < frame.stack_inputs.size(); ++i)
+    holds |= frame.stack_inputs[i].storage == missing;
+  if (!holds) {
+    ++missing->locks;
+    ++missing->holds;
+    frame.stack_inputs.push_back({missing, true});
+  }
+  push_wanted(frame, missing, false);
 }
 
 // Writes the step to the frame's step buffer, in the layout of dtr_alloc.h.
@@ -104,9 +119,9 @@ void Engine::describe_step(Frame& frame, Op* op) {
     for (const TensorSpec& spec : op->tensors)
       mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
     // (This step holds it once, and once more if it was brought back for it.)
-    const uint32_t ours = static_cast<uint32_t>(std::count(
+    const uint32_t ours = static_cast<uint32_t>(std::count_if(
         frame.stack_inputs.begin() + static_cast<std::ptrdiff_t>(frame.stack.back().first_input),
-        frame.stack_inputs.end(), input));
+        frame.stack_inputs.end(), [&](const StepInput& of) { return of.storage == input; }));
     const bool copy =
         mutated && (input->live || input->locks > ours || input->pins > 0 || !input->parent);
     if (mutated && !copy) frame.consumed.push_back(input);
@@ -126,6 +141,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
   for (const Output& output : op->outputs)
     if (output.storage) {
       ++output.storage->locks;
+      ++output.storage->holds;
       frame.step_outputs.push_back(output.storage);
     }
   frame.step_open = true;
@@ -223,6 +239,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   drop_consumed(frame, deferred);
   frame.step_open = false;
   end_step(frame, deferred);
+  release_ghosts(deferred);
 }
 
 // Old versions that the step ran on are overwritten, in part if it failed. Those whose
@@ -243,11 +260,16 @@ void Engine::drop_consumed(Frame& frame, Deferred& deferred) {
 void Engine::end_step(Frame& frame, Deferred& deferred) {
   const RematStep step = frame.stack.back();
   frame.stack.pop_back();
-  for (Storage* storage : frame.step_outputs) unlock(storage, deferred);
+  for (Storage* storage : frame.step_outputs) {
+    --storage->holds;
+    unlock(storage, deferred);
+  }
   frame.step_outputs.clear();
   while (frame.stack_inputs.size() > step.first_input) {
-    unlock(frame.stack_inputs.back(), deferred);
+    const StepInput input = frame.stack_inputs.back();
     frame.stack_inputs.pop_back();
+    if (input.held) --input.storage->holds;
+    unlock(input.storage, deferred);
   }
   if (step.target->state == State::recomputing) step.target->state = State::evicted;
   if (step.target->state == State::resident && step.forget) forget_parent(step.target, deferred);

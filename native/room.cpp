@@ -11,12 +11,6 @@ namespace dtr {
 
 namespace {
 
-// A ghost was brought back on the way to something else: nobody is known to want it,
-// while a live storage's owner holds on to it. Without this, fresh ghosts push live
-// storages out, and recurrent nets thrash at half their memory, where with it they
-// run each op about twice. (DTR scores ghosts as it scores all else.)
-constexpr double kGhostDiscount = 0.01;
-
 size_t draws_of(size_t candidates) {
   return static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(candidates))));
 }
@@ -104,7 +98,7 @@ double Engine::floor_cost_ns(const Storage* storage) const {
 
 double Engine::weight_of(const Storage* storage) const {
   double weight = penalty(options_.heuristic, storage->recomputes);
-  if (!storage->live) weight *= kGhostDiscount;
+  weight *= ghost_factor(storage);
   if (options_.heuristic.size != DTR_SIZE_NONE)
     weight /= at_least_1(static_cast<double>(storage->size_bytes));
   return weight;
@@ -172,7 +166,7 @@ double Engine::exact_score(const Storage* storage, const Moment& moment, double 
   if (needs_.free_bytes) signals.size_bytes += static_cast<double>(free_bytes(storage));
   signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
   signals.recomputes = storage->recomputes;
-  return score(options_.heuristic, signals) * (storage->live ? 1 : kGhostDiscount);
+  return score(options_.heuristic, signals) * ghost_factor(storage);
 }
 
 // The exact score of a candidate, from which its bounds learn.
@@ -310,8 +304,7 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
       Storage* storage = candidates.at(i);
       const auto found = score_of.find(storage->id);
       if (found == score_of.end() || !is_free_to_go(storage, moment)) continue;
-      const double value =
-          found->second * (storage->live || found->second < 0 ? 1 : kGhostDiscount);
+      const double value = found->second * (found->second < 0 ? 1 : ghost_factor(storage));
       if (best && (value > least || (value == least && storage->id > best->id))) continue;
       best = storage;
       least = value;
@@ -344,7 +337,7 @@ bool Engine::evict(Storage* storage, Deferred& deferred) {
 }
 
 // The pool's room callback: evicts one storage, or lets go of a dead constant that
-// turned out to be dispensable.
+// turned out to be dispensable, or, as the last resort, evicts what only waits.
 int32_t Engine::make_room(Device& device) {
   const Spent spent(room_ns_of_thread());
   Deferred deferred(*this);
@@ -385,6 +378,11 @@ int32_t Engine::make_room(Device& device) {
     ++constant->locks;
     freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
     unlock(constant, deferred);
+  }
+  if (!freed) {
+    eviction_cause_ = Journal::Cause::room;
+    freed = yield_held(device, deferred);
+    eviction_cause_ = Journal::Cause::gone;
   }
   return freed;
 }

@@ -115,6 +115,8 @@ struct World {
       settings.score_context = options.score_context;
       settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
+      settings.ghosts = options.ghosts;
+      settings.waiting = options.waiting;
       settings.dealloc = kDeallocNames[options.replay.dealloc];
       raise(dtr_engine_create(&settings, &engine));
       raise(dtr_sim_create(engine, &sim));
@@ -534,6 +536,8 @@ class RuntimeReplay final : private Watcher {
     result.banished = engine.banished;
     result.evaluations = engine.evaluations;
     result.accesses = engine.storage_accesses;
+    result.yields = engine.yields;
+    engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
   }
 
   static constexpr uint64_t kUnknown = UINT64_MAX;

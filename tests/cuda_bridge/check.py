@@ -73,6 +73,8 @@ class EngineOptions(ctypes.Structure):
         ("score", ctypes.c_void_p),
         ("score_context", ctypes.c_void_p),
         ("time_bookkeeping", ctypes.c_int32),
+        ("ghosts", ctypes.c_int32),
+        ("waiting", ctypes.c_int32),
     ]
 
 
