@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "bridge_table.h"
@@ -327,6 +328,11 @@ class Engine {
   void merge_components(const Storage* storage);
   void join_neighborhoods(Storage* storage);
   void neighborhood_changed(Storage* storage, bool grew);
+  void toll_changed(Storage* storage, bool grew);
+  void count_dependents(Storage* storage);
+  // Dead, and nothing evicted asks for it (ghosts.cpp).
+  static bool is_idle(const Storage* storage) { return !storage->live && storage->askers == 0; }
+  int64_t part_of(const Storage* storage) const;
   template <typename ForNext>
   int64_t evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next);
   int64_t ancestors_ns(Storage* storage);
@@ -377,6 +383,7 @@ class Engine {
 
   // invariants.cpp
   void check_asking(const Storage* storage);
+  int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
   void check_neighborhoods();
   void check_search();
 
@@ -429,7 +436,7 @@ class Engine {
   uint64_t next_storage_id_ = 1;
   uint64_t next_op_id_ = 1;
   uint64_t walk_ = 0;
-  uint64_t requests_ = 0;          // begun so far (waiting.cpp)
+  uint64_t requests_ = 0;  // begun so far (waiting.cpp)
   uint64_t rounds_ = 0;
   std::vector<Storage*> asking_;   // worklist of update_asking()
   std::vector<Storage*> peaks_;    // of peak_beside()

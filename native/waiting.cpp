@@ -98,9 +98,8 @@ uint64_t Engine::peak_beside(Storage* wanted) {
 // Sorts storages that are all needed, the first to be brought back first.
 void Engine::order_by_peak(std::vector<Storage*>& wanted) {
   if (wanted.size() < 2 || options_.waiting == DTR_WAITING_HOLDS) return;
-  std::stable_sort(wanted.begin(), wanted.end(), [this](Storage* a, Storage* b) {
-    return peak_beside(a) > peak_beside(b);
-  });
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [this](Storage* a, Storage* b) { return peak_beside(a) > peak_beside(b); });
 }
 
 // The next input to be brought back for an op; null if all are there.

@@ -10,7 +10,7 @@
 namespace {
 
 void check(const dtr_replay_options& options) {
-  if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_IGNORE)
+  if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_LAZY)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
                                "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
 }
