@@ -58,12 +58,14 @@ class StaticGraph:
         nodes: in the order of the program, in which each stands behind what it reads.
         outputs: the indices of the nodes that must be resident at the end.
         pinned_bytes: of memory that is never freed.
+        forward: how many of the first nodes are the forward pass, loss included; 0: not known.
     """
 
     name: str
     nodes: tuple[Node, ...]
     outputs: frozenset[int]
     pinned_bytes: int = 0
+    forward: int = 0
 
     def __post_init__(self) -> None:
         for index, node in enumerate(self.nodes):
@@ -131,7 +133,7 @@ class StaticGraph:
 def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
     """A graph from its JSON form: ``nodes``, their number; ``cost_cpu`` and ``cost_ram``, by node;
     ``args_in_order``, node -> nodes that it reads; optionally ``outputs`` (default: what nothing
-    reads), ``pinned_bytes`` and ``names``."""
+    reads), ``pinned_bytes``, ``names`` and ``forward``."""
     count = value["nodes"]
     names = value.get("names", [str(index) for index in range(count)])
     inputs = value["args_in_order"]
@@ -149,6 +151,7 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
         nodes,
         _unread(nodes) if outputs is None else frozenset(outputs),
         value.get("pinned_bytes", 0),
+        value.get("forward", 0),
     )
 
 
@@ -162,6 +165,7 @@ def to_json(graph: StaticGraph) -> dict[str, Any]:
         "outputs": sorted(graph.outputs),
         "pinned_bytes": graph.pinned_bytes,
         "names": [node.name for node in graph.nodes],
+        "forward": graph.forward,
     }
 
 
@@ -176,9 +180,11 @@ def _unread(nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(set(range(len(nodes))) - read_by_some)
 
 
-def graph(name: str, nodes: Sequence[Node], pinned_bytes: int = 0) -> StaticGraph:
+def graph(
+    name: str, nodes: Sequence[Node], pinned_bytes: int = 0, forward: int = 0
+) -> StaticGraph:
     """A graph whose outputs are what nothing reads."""
-    return StaticGraph(name, tuple(nodes), _unread(nodes), pinned_bytes)
+    return StaticGraph(name, tuple(nodes), _unread(nodes), pinned_bytes, forward)
 
 
 # ---- as an op log ----

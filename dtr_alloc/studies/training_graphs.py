@@ -184,20 +184,50 @@ def training_graph(name: str, net: Net) -> StaticGraph:
             nodes.append(Node(f"{operator.name}'", _cost(flops, moved), size, (*saved, *seed)))
             if value.index >= 0:
                 pending[value.index].append(len(nodes) - 1)
-    return graph(name, nodes, net.pinned_bytes)
+    return graph(name, nodes, net.pinned_bytes, len(net.operators))
 
 
 # ---- the graphs ----
 
 
 def chain(layers: int) -> StaticGraph:
-    """The linear network of the papers: unit costs and sizes; each backward node reads the gradient
-    and the activation before its layer."""
-    nodes = [Node(f"f{i}", 1, 1, (i - 1,) if i else ()) for i in range(layers)]
+    """The linear network of the papers: unit costs and sizes. Each backward node reads the gradient
+    and the activation of its layer."""
+    nodes = [Node("f", 1, 1, (i - 1,) if i else ()) for i in range(layers)]
     for i in reversed(range(layers)):
-        saved = (i,)
-        nodes.append(Node(f"b{i}", 1, 1, (*saved, len(nodes) - 1) if i < layers - 1 else saved))
-    return graph(f"chain-{layers}", nodes)
+        gradient = () if i == layers - 1 else (len(nodes) - 1,)
+        nodes.append(Node("b", 1, 1, (i, *gradient)))
+    return graph(f"chain-{layers}", nodes, forward=layers)
+
+
+def vgg16(batch: int = 256) -> StaticGraph:
+    """VGG16 as Checkmate has it (section 6): a chain of layers with their multiplications as costs
+    and none for pooling. A backward node reads its layer's input and output and the gradient, and
+    costs twice the layer; gradients of parameters are not counted."""
+    layers: list[tuple[str, int, int]] = []  # name, cost, elements of the output
+    channels, side = 3, 224
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            layers.append(("conv", 9 * channels * width * side**2, width * side**2))
+            channels = width
+        side //= 2
+        layers.append(("pool", 0, channels * side**2))
+    layers.append(("flatten", 0, channels * side**2))
+    features = channels * side**2
+    for width in (4096, 4096, 1000):
+        layers.append(("linear", features * width, width))
+        features = width
+    layers.append(("loss", 0, 1))
+    nodes = [
+        Node(name, cost * batch, ELEMENT_BYTES * elements * batch, (i - 1,) if i else ())
+        for i, (name, cost, elements) in enumerate(layers)
+    ]
+    last = len(layers) - 1
+    for i in reversed(range(last)):
+        gradient = () if i == last - 1 else (len(nodes) - 1,)
+        read = (i, i + 1, *gradient)
+        nodes.append(Node(f"{nodes[i].name}'", 2 * nodes[i].cost, nodes[i].size_bytes, read))
+    return graph("VGG16", nodes, forward=len(layers))
 
 
 def perceptron(layers: int = 12, batch: int = 4096) -> StaticGraph:
