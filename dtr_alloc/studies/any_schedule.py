@@ -12,7 +12,8 @@ stage t begins. The cost of all R is at most the schedule's.
    are resident, and fit into the budget.
 4. What is in S[t], is not computed in stage t, and is read by t or in S[t+1], is resident
    throughout: ``P[t, i] >= S[t, i] - R[t, i]`` (and ``+ S[t+1, i] - 1`` if t does not read it).
-   While k is recomputed in stage t, these fit into the budget beside k and its inputs.
+   While k is recomputed in stage t, these (``Q[t]`` bytes) fit into the budget beside k and its
+   inputs.
 
 A solution of this program may be no schedule: results that stage t computes to keep are missing in
 4 until t itself is computed. Where one is, carried out in the order of the graph, it is the optimum
@@ -72,6 +73,7 @@ def bound(
             model.variable("R", t, i, lower=int(i == t), whole=True)
             if i < t:
                 model.variable("P", t, i)
+        model.variable("Q", t, upper=room)
     for t in range(stages):
         _stage(model, graph, t, sizes, room)
     objective: list[tuple[float, Name]] = [
@@ -111,8 +113,9 @@ def _stage(
             model.row(stays, upper=0)
         else:
             model.row([*stays, (1, ("S", t + 1, i))], upper=1)
+    model.row([(-1, ("Q", t)), *((sizes[i], ("P", t, i)) for i in earlier)], lower=0, upper=0)
     for k in earlier:
-        own = {*graph.nodes[k].inputs, k}
+        own = (*graph.nodes[k].inputs, k)
         terms: list[tuple[float, Name]] = [(sum(sizes[i] for i in own), ("R", t, k))]
-        terms += [(sizes[i], ("P", t, i)) for i in earlier if i not in own]
+        terms += [(1, ("Q", t)), *((-sizes[i], ("P", t, i)) for i in own)]
         model.row(terms, upper=room)

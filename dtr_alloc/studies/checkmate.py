@@ -196,9 +196,7 @@ class Checkmate:
         return schedules
 
 
-def matrix(
-    graph: StaticGraph, kind: str, values: Mapping[Name, float], threshold: float
-) -> Matrix:
+def matrix(graph: StaticGraph, kind: str, values: Mapping[Name, float], threshold: float) -> Matrix:
     """Which of the variables ``(kind, stage, node)`` are at least the threshold: (stages + 1,
     nodes)."""
     import numpy as np

@@ -8,8 +8,9 @@ it gives a schedule with some peak and some cost, to be measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dtr_alloc.studies.checkmate import least_computed, schedule_of, stage_count
@@ -87,7 +88,7 @@ def _segments(graph: StaticGraph, checkpoints: Sequence[int]) -> list[Step]:
     from the forward pass."""
     kept = _empty(graph)
     bounds = [-1, *checkpoints, graph.forward - 1]
-    for before, until in zip(bounds, bounds[1:], strict=False):
+    for before, until in pairwise(bounds):
         segment = range(before + 1, until + 1)
         uses = {index: _backward_uses(graph, index) for index in segment}
         read = [use for of in uses.values() for use in of]
@@ -133,15 +134,15 @@ def treeverse(graph: StaticGraph) -> Iterator[list[Step]]:
             stages.setdefault(min(read), []).append(index)
     for slots in range(graph.forward + 1):
         kept = _empty(graph)
-        for checkpoint, read in _checkpoints(-1, graph.forward - 1, slots):
-            due = [stage for index in read for stage in stages.get(index, [])]
+        for checkpoint, reversed_by in _checkpoints(-1, graph.forward - 1, slots):
+            due = [stage for index in reversed_by for stage in stages.get(index, [])]
             if due:
                 is_first = min(due) == graph.forward
                 kept[checkpoint + 1 if is_first else min(due) + 1 : max(due) + 1, checkpoint] = True
         yield _schedule(graph, kept)
 
 
-def _checkpoints(start: int, last: int, slots: int) -> Iterator[tuple[int, Iterable[int]]]:
+def _checkpoints(start: int, last: int, slots: int) -> Iterator[tuple[int, range]]:
     """The checkpoints behind ``start``, each with the nodes for whose reversal it is kept."""
     length = last - start + 1  # start itself needs no step
     if slots == 0 or length < 2:

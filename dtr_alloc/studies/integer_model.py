@@ -50,9 +50,7 @@ class IntegerModel:
         self._whole: list[bool] = []
         self._rows: list[tuple[Terms, float, float]] = []
 
-    def variable(
-        self, *name: Any, lower: float = 0, upper: float = 1, whole: bool = False
-    ) -> None:
+    def variable(self, *name: Any, lower: float = 0, upper: float = 1, whole: bool = False) -> None:
         self._names[name] = len(self._lower)
         self._lower.append(lower)
         self._upper.append(upper)

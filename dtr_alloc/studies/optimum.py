@@ -8,15 +8,19 @@ without a budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.simulate import parse_heuristics, replay, thrash_limit
+from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.simulate import Baseline, baseline, parse_heuristics, replay, thrash_limit
 from dtr_alloc.studies import checkpointing, training_graphs
 from dtr_alloc.studies.any_schedule import bound
 from dtr_alloc.studies.checkmate import Checkmate
+from dtr_alloc.studies.log_graph import coarse_graph
 from dtr_alloc.studies.static_graph import StaticGraph, program
-from dtr_alloc.studies.static_schedule import ScheduleError, Step, measure
+from dtr_alloc.studies.static_schedule import Step, measure
 from dtr_alloc.studies.study import Document, Options, Study, Unavailable
 
 if TYPE_CHECKING:
@@ -42,7 +46,9 @@ about fragmentation, which counted bytes do not have."""
 THRASH = 3.0
 """A run that computes more than so many times the program has failed, as in the DTR paper."""
 NEAR = 0.03
-"""The goal: so close to a proven optimum."""
+"""What counts as near to the optimum."""
+CLOSE = 1e-5
+"""Relative: a bound so close to a schedule proves it. The solver's own tolerances are as large."""
 
 Row = dict[str, Any]
 GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
@@ -54,6 +60,12 @@ GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
     training_graphs.dense,
     training_graphs.transformer,
 )
+LOGS = {"unet.log.xz": "U-Net, published log"}
+"""Of the logs that the DTR paper published: those small enough, by their files' names."""
+SMALL = 0.01
+"""Of a log's peak: storages below are not in its graph."""
+COARSE_BUDGETS = 4
+COARSE_SECONDS = 60.0
 SMOKE_GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
     lambda: training_graphs.chain(5),
     lambda: training_graphs.unet(levels=1),
@@ -63,11 +75,59 @@ SMOKE_GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
 # ---- computing ----
 
 
-def budgets(graph: StaticGraph, count: int) -> list[tuple[float, int]]:
-    """Fractions of the peak, of two digits, and the bytes that they are; the largest first."""
-    least = graph.least_bytes / graph.peak_bytes
-    fractions = {round(least + (1 - least) * k / (count + 1), 2) for k in range(1, count + 1)}
-    return [(f, int(graph.peak_bytes * f)) for f in sorted(fractions, reverse=True)]
+@dataclass(frozen=True)
+class Case:
+    """A program that is studied.
+
+    Attributes:
+        graph: what the solvers work on.
+        log: what the heuristics run through the simulator.
+        base: the log's peak and compute without a budget.
+        once: compute of the log that the graph has not (log_graph.py); 0 if the graph is the log.
+        is_coarse: whether the graph is a coarse view of the log, with a bound that holds for the
+            log, but schedules that are none of it.
+    """
+
+    graph: StaticGraph
+    log: Program
+    base: Baseline
+    once: int = 0
+    is_coarse: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def overhead(self, cost: float | None) -> float | None:
+        """Of a cost of the graph; None stays None."""
+        return None if cost is None else round((cost + self.once) / self.base.compute, 6)
+
+    def budgets(self, count: int) -> list[tuple[float, int]]:
+        """Fractions of the peak, of two digits, and the bytes that they are; the largest first."""
+        least = self.graph.least_bytes / self.base.peak_bytes
+        fractions = {round(least + (1 - least) * k / (count + 1), 2) for k in range(1, count + 1)}
+        return [(f, int(self.base.peak_bytes * f)) for f in sorted(fractions, reverse=True)]
+
+
+def generated(graph: StaticGraph) -> Case:
+    """The case of a graph that is a program of its own."""
+    return Case(graph, program(graph), Baseline(graph.peak_bytes, graph.cost))
+
+
+def published(path: Path, name: str) -> Case:
+    """The case of an op log."""
+    log = compile_log(path)
+    base = baseline(log)
+    coarse = coarse_graph(name, log, int(SMALL * base.peak_bytes))
+    return Case(coarse.graph, log, base, coarse.once, is_coarse=True)
+
+
+def cases(options: Options) -> Iterator[Case]:
+    for make in SMOKE_GRAPHS if options.smoke else GRAPHS:
+        yield generated(make())
+    if options.logs is not None and not options.smoke:
+        for file, name in LOGS.items():
+            yield published(options.logs / file, name)
 
 
 def compute(options: Options) -> Document:
@@ -76,101 +136,104 @@ def compute(options: Options) -> Document:
     except ImportError:
         message = "integer programs need scipy: pip install 'dtr-alloc[studies]'"
         raise Unavailable(message) from None
-    makers = SMOKE_GRAPHS if options.smoke else GRAPHS
-    count, seconds = (2, 1.0) if options.smoke else (BUDGETS, SECONDS)
-    document: Document = {
-        "seconds_per_program": seconds,
-        "graphs": [],
-        "optimum": [],
-        "schemes": [],
-        "heuristics": [],
-    }
-    for make in makers:
-        graph = make()
+    document: Document = {"graphs": [], "optimum": [], "schemes": [], "heuristics": []}
+    for case in cases(options):
         document["graphs"].append(
             {
-                "graph": graph.name,
-                "nodes": len(graph),
-                "forward": graph.forward,
-                "peak_bytes": graph.peak_bytes,
-                "least_bytes": graph.least_bytes,
-                "pinned_bytes": graph.pinned_bytes,
+                "graph": case.name,
+                "nodes": len(case.graph),
+                "forward": case.graph.forward,
+                "is_coarse": case.is_coarse,
+                "peak_bytes": case.base.peak_bytes,
+                "least_bytes": case.graph.least_bytes,
+                "pinned_bytes": case.graph.pinned_bytes,
             }
         )
-        document["schemes"] += schemes(graph)
-        checkmate = Checkmate(graph)
-        for fraction, budget_bytes in budgets(graph, count):
-            ran = heuristics(graph, fraction, budget_bytes)
+        seconds = COARSE_SECONDS if case.is_coarse else 1.0 if options.smoke else SECONDS
+        checkmate = None if case.is_coarse else Checkmate(case.graph)
+        document["schemes"] += [] if case.is_coarse else schemes(case.graph)
+        count = 2 if options.smoke else COARSE_BUDGETS if case.is_coarse else BUDGETS
+        for fraction, budget_bytes in case.budgets(count):
+            ran = heuristics(case, fraction, budget_bytes)
             known = [row["compute"] for row in ran if row["status"] == "ok"]
-            best = solve(checkmate, fraction, budget_bytes, seconds, min(known, default=None))
+            best = solve(case, checkmate, fraction, budget_bytes, seconds, min(known, default=None))
             document["heuristics"] += ran
             document["optimum"].append(best)
-    document["distance"] = distances(document["heuristics"], document["optimum"])
+    document["distance"] = distances(document)
     return document
 
 
-def heuristics(graph: StaticGraph, fraction: float, budget_bytes: int) -> list[Row]:
+def heuristics(case: Case, fraction: float, budget_bytes: int) -> list[Row]:
     """A run of each heuristic through the simulator."""
-    log = program(graph)
     rows = []
     for rule in parse_heuristics(HEURISTICS, "simrd"):
-        limit = thrash_limit(graph.cost, THRASH)
-        run = replay(log, rule, budget_bytes, semantics="simrd", max_recompute=limit)
+        limit = thrash_limit(case.base.compute, THRASH)
+        run = replay(case.log, rule, budget_bytes, semantics="simrd", max_recompute=limit)
         works = run.status == "ok"
         rows.append(
             {
-                "graph": graph.name,
+                "graph": case.name,
                 "fraction": fraction,
                 "heuristic": rule.name,
                 "status": run.status,
                 "compute": run.total_cost,
-                "overhead": round(run.total_cost / graph.cost, 6) if works else None,
+                "overhead": round(run.total_cost / case.base.compute, 6) if works else None,
             }
         )
     return rows
 
 
 def solve(
-    checkmate: Checkmate, fraction: float, budget_bytes: int, seconds: float, known: int | None
+    case: Case,
+    checkmate: Checkmate | None,
+    fraction: float,
+    budget_bytes: int,
+    seconds: float,
+    known: int | None,
 ) -> Row:
-    """The optimum of one graph and budget: best schedule, proven bound, and how they were got.
+    """The optimum of one case and budget: best schedule, proven bound, and how they were got.
 
-    known: the cost of some schedule that fits.
+    checkmate: of the case's graph. Its own program is solved only where the bound for any schedule
+        left something open: elsewhere the schedule found is Checkmate's optimum as well. None: not
+        asked, and not rounded.
+    known: the compute of some run that fits: a schedule as well.
 
-    Checkmate's own program is solved only where the bound for any schedule left something open:
-    elsewhere the schedule found is Checkmate's optimum as well.
+    The row's ``best`` and ``is_proven`` are missing for a coarse case, ``checkmate_...`` where it
+    was not asked.
     """
-    graph = checkmate.graph
-    proven = bound(graph, budget_bytes, seconds, known)
+    graph = case.graph
+    at_most = None if known is None else known - case.once
+    proven = bound(graph, budget_bytes, seconds, at_most)
     costs = [measure(graph, proven.steps, budget_bytes).cost] if proven.steps else []
-    status = form = None
-    took = 0.0
-    if proven.status != "infeasible" and not (proven.status == "optimal" and costs):
-        solution = checkmate.optimum(budget_bytes, seconds, known)
-        status, took = solution.status, solution.seconds
-        form = solution.bound and round(solution.bound / graph.cost, 6)
-        if solution.steps:
-            costs.append(measure(graph, solution.steps, budget_bytes).cost)
-    best = min(costs, default=None)
-    rounded = _cheapest(graph, checkmate.rounded(budget_bytes, seconds), budget_bytes)
-    return {
-        "graph": graph.name,
+    is_closed = proven.status == "optimal" and bool(costs)
+    row: Row = {
+        "graph": case.name,
         "fraction": fraction,
         "budget_bytes": budget_bytes,
         "status": proven.status,
-        "best": best and round(best / graph.cost, 6),
-        "bound": proven.cost and round(proven.cost / graph.cost, 6),
+        "bound": case.overhead(proven.cost),
         "seconds": round(proven.seconds, 1),
-        "checkmate_status": status,
-        "checkmate_bound": form,
-        "checkmate_seconds": round(took, 1),
-        "rounded": rounded and round(rounded / graph.cost, 6),
     }
+    if checkmate is not None:
+        if proven.status != "infeasible" and not is_closed:
+            solution = checkmate.optimum(budget_bytes, seconds, at_most)
+            if solution.steps:
+                costs.append(measure(graph, solution.steps, budget_bytes).cost)
+            row |= {
+                "checkmate_status": solution.status,
+                "checkmate_bound": case.overhead(solution.bound),
+                "checkmate_seconds": round(solution.seconds, 1),
+            }
+        rounded = _cheapest(graph, checkmate.rounded(budget_bytes, seconds), budget_bytes)
+        row["rounded"] = case.overhead(rounded)
+    if not case.is_coarse:
+        costs += [] if at_most is None else [at_most]
+        row["best"] = case.overhead(min(costs, default=None))
+        row["is_proven"] = row["best"] is not None and row["best"] <= row["bound"] * (1 + CLOSE)
+    return row
 
 
-def _cheapest(
-    graph: StaticGraph, schedules: Iterable[list[Step]], budget_bytes: int
-) -> int | None:
+def _cheapest(graph: StaticGraph, schedules: Iterable[list[Step]], budget_bytes: int) -> int | None:
     costs = []
     for steps in schedules:
         measured = measure(graph, steps)
@@ -193,8 +256,10 @@ def schemes(graph: StaticGraph) -> list[Row]:
         found["treeverse"] = checkpointing.treeverse(graph)
     rows = []
     for scheme, schedules in found.items():
-        points = sorted((measured.peak_bytes, measured.cost) for measured in
-                        (measure(graph, steps) for steps in schedules))
+        points = sorted(
+            (measured.peak_bytes, measured.cost)
+            for measured in (measure(graph, steps) for steps in schedules)
+        )
         least = None
         for peak_bytes, cost in points:
             if least is None or cost < least:
@@ -210,33 +275,27 @@ def schemes(graph: StaticGraph) -> list[Row]:
     return rows
 
 
-def reference(row: Row) -> float | None:
-    """What a heuristic's overhead is held against: a proven optimum, or the proven bound; None if
-    nothing fits into the budget or nothing is known."""
-    found: float | None = row["bound"]
-    return found
-
-
-def distances(ran: list[Row], optimum: list[Row]) -> list[Row]:
-    """How far each heuristic is from the proven bound: over all cells in which one schedule is
-    known (found by a solver or by some heuristic)."""
-    against = {(row["graph"], row["fraction"]): reference(row) for row in optimum}
-    solved = {(row["graph"], row["fraction"]) for row in optimum if row["best"] is not None}
-    solved |= {(row["graph"], row["fraction"]) for row in ran if row["status"] == "ok"}
+def distances(document: Document) -> list[Row]:
+    """How far each heuristic is from the optimum: over the graphs and budgets where one is proven.
+    Of a coarse log no optimum is known, so it does not count here."""
+    proven = {
+        (row["graph"], row["fraction"]): row["best"]
+        for row in document["optimum"]
+        if row.get("is_proven")
+    }
     table = []
-    for name in dict.fromkeys(row["heuristic"] for row in ran):
-        own = [row for row in ran if row["heuristic"] == name]
-        cells = [row for row in own if (row["graph"], row["fraction"]) in solved]
-        over = []
-        for row in cells:
-            least = against[row["graph"], row["fraction"]]
-            if row["status"] == "ok" and least is not None:
-                over.append(row["overhead"] / least - 1)
+    for name in dict.fromkeys(row["heuristic"] for row in document["heuristics"]):
+        cells = [
+            (row["overhead"], proven[row["graph"], row["fraction"]])
+            for row in document["heuristics"]
+            if row["heuristic"] == name and (row["graph"], row["fraction"]) in proven
+        ]
+        over = [overhead / least - 1 for overhead, least in cells if overhead is not None]
         table.append(
             {
                 "heuristic": name,
                 "cells": len(cells),
-                "failed": sum(row["status"] != "ok" for row in cells),
+                "failed": len(cells) - len(over),
                 "near": sum(value <= NEAR for value in over),
                 "mean": round(sum(over) / len(over), 4) if over else None,
                 "worst": round(max(over), 4) if over else None,

@@ -124,7 +124,7 @@ class StaticGraph:
             for node in nodes
         )
         at_the_end = sum(nodes[index].size_bytes for index in self.outputs)
-        return self.pinned_bytes + max(at_the_end, *operators)
+        return self.pinned_bytes + max([at_the_end, *operators])
 
 
 # ---- as JSON ----
@@ -180,9 +180,7 @@ def _unread(nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(set(range(len(nodes))) - read_by_some)
 
 
-def graph(
-    name: str, nodes: Sequence[Node], pinned_bytes: int = 0, forward: int = 0
-) -> StaticGraph:
+def graph(name: str, nodes: Sequence[Node], pinned_bytes: int = 0, forward: int = 0) -> StaticGraph:
     """A graph whose outputs are what nothing reads."""
     return StaticGraph(name, tuple(nodes), _unread(nodes), pinned_bytes, forward)
 

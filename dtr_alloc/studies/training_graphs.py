@@ -117,7 +117,9 @@ class Net:
 
     def upsampling(self, x: Value) -> Value:
         batch, channels, height, width = x.shape
-        return self.operator("up", x, shape=(batch, channels, 2 * height, 2 * width), saves="nothing")
+        return self.operator(
+            "up", x, shape=(batch, channels, 2 * height, 2 * width), saves="nothing"
+        )
 
     def linear(self, x: Value, features: int) -> Value:
         shape = (*x.shape[:-1], features)
@@ -166,15 +168,17 @@ def training_graph(name: str, net: Net) -> StaticGraph:
                 nodes.append(Node("sum'", cost, output.size_bytes, (total, part)))
                 total = len(nodes) - 1
             gradients[output.index] = total
-        seed = (gradients[output.index],) if output.index in gradients else ()
+        seed: tuple[int, ...] = ()
+        if output.index in gradients:
+            seed = (gradients[output.index],)
         if operator.name == "add":  # the gradient passes to both as it is
             for value in operator.inputs:
-                pending[value.index].append(seed[0])
+                pending[value.index] += seed
             continue
         for value in operator.inputs:
             saved: tuple[int, ...] = ()
             if operator.saves in ("inputs", "both"):
-                read = operator.inputs if operator.joint else [v for v in operator.inputs if v != value]
+                read = [v for v in operator.inputs if operator.joint or v != value]
                 saved = tuple(dict.fromkeys(v.index for v in read if v.index >= 0))
             if operator.saves in ("output", "both"):
                 saved = (*saved, output.index)

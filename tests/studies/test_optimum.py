@@ -14,11 +14,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dtr_alloc import simulate
-from dtr_alloc.oplog import Release, compile_instructions, compile_log
+from dtr_alloc.oplog import (
+    FRESH,
+    Alias,
+    Call,
+    Constant,
+    Copy,
+    Memory,
+    Mutate,
+    Release,
+    compile_instructions,
+    compile_log,
+)
 from dtr_alloc.studies import checkpointing, optimum, static_graph, training_graphs
 from dtr_alloc.studies.any_schedule import bound
 from dtr_alloc.studies.checkmate import Checkmate
 from dtr_alloc.studies.exact_states import MOST_NODES, least_cost
+from dtr_alloc.studies.log_graph import coarse_graph
 from dtr_alloc.studies.static_graph import Node, StaticGraph
 from dtr_alloc.studies.static_schedule import ScheduleError, measure
 
@@ -275,3 +287,59 @@ def test_separators_are_where_no_skip_passes():
     nodes = [Node("", 1, 1, read) for read in ((), (0,), (1, 0), (2,), (3,))]
     graph = StaticGraph("skip", tuple(nodes), frozenset({4}), forward=5)
     assert checkpointing.separators(graph) == [0, 2, 3]
+
+
+# ---- logs as graphs ----
+
+
+def test_a_log_of_a_graph_is_the_graph():
+    graph = training_graphs.residual(blocks=1)
+    coarse = coarse_graph(graph.name, static_graph.program(graph), 0)
+    assert coarse.once == 0
+    assert replace(coarse.graph, forward=graph.forward) == graph
+
+
+def test_small_storages_of_a_log_are_always_there_and_their_operators_run_once():
+    graph = training_graphs.transformer(layers=1)
+    program = static_graph.program(graph)
+    least = sorted(node.size_bytes for node in graph.nodes)[len(graph) // 3]
+    coarse = coarse_graph(graph.name, program, least)
+    assert len(coarse.graph) < len(graph)
+    assert coarse.graph.cost + coarse.once == graph.cost
+    assert coarse.graph.peak_bytes <= graph.peak_bytes
+
+
+def test_views_mutations_and_copies_of_a_log_are_their_storages():
+    lines = [
+        *[Constant("w"), Memory("w", 7)],
+        Call("make", ("w",), ("x", "tiny"), 5),
+        *[Memory("x", 4), Alias("x", FRESH), Memory("tiny", 1), Alias("tiny", FRESH)],
+        *[Call("look", ("x",), ("view",), 2), Memory("view", 4), Alias("view", 0)],
+        Mutate("change", ("view", "w"), (0,), 3),
+        Copy("again", "view"),
+        *[Call("read", ("again", "tiny"), ("y",), 1), Memory("y", 6), Alias("y", FRESH)],
+        *[Release("view"), Release("again"), Release("tiny")],
+    ]
+    coarse = coarse_graph("log", compile_instructions("log", lines), 2)
+    assert [(node.cost, node.size_bytes, node.inputs) for node in coarse.graph.nodes] == [
+        (5, 4, ()),
+        (3, 4, (0,)),
+        (1, 6, (1,)),
+    ]
+    assert coarse.once == 2
+    assert coarse.graph.outputs == {0, 2}
+    assert coarse.graph.pinned_bytes == 7
+
+
+@pytest.mark.parametrize("name", ["plain_chain", "unet_skip"])
+def test_what_is_proven_of_a_coarse_log_holds_for_its_runs(name):
+    program = compile_log(DATA / "synthetic_logs" / f"{name}.log.xz")
+    base = simulate.baseline(program)
+    coarse = coarse_graph(name, program, base.peak_bytes // 100)
+    for ratio in (0.5, 0.8):
+        budget = int(ratio * base.peak_bytes)
+        proven = bound(coarse.graph, budget, 2)
+        for heuristic in ("dtr-full", "msps", "lru"):
+            run = simulate.replay(program, heuristic, budget, max_recompute=2 * base.compute)
+            if run.status == "ok":
+                assert proven.cost + coarse.once <= run.total_cost * (1 + CLOSE)
