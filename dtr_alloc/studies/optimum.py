@@ -62,10 +62,12 @@ GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
 )
 LOGS = {"unet.log.xz": "U-Net, published log"}
 """Of the logs that the DTR paper published: those small enough, by their files' names."""
-SMALL = 0.01
+SMALL = 0.003
 """Of a log's peak: storages below are not in its graph."""
-COARSE_BUDGETS = 4
-COARSE_SECONDS = 60.0
+LOG_BUDGETS = (0.8, 0.7, 0.6, 0.5, 0.4)
+"""For each log, as ratios of its peak."""
+LOG_SECONDS = 120.0
+"""As SECONDS, for the graph of a log."""
 SMOKE_GRAPHS: tuple[Callable[[], StaticGraph], ...] = (
     lambda: training_graphs.chain(5),
     lambda: training_graphs.unet(levels=1),
@@ -102,11 +104,15 @@ class Case:
         """Of a cost of the graph; None stays None."""
         return None if cost is None else round((cost + self.once) / self.base.compute, 6)
 
-    def budgets(self, count: int) -> list[tuple[float, int]]:
+    def budgets(self, options: Options) -> list[tuple[float, int]]:
         """Fractions of the peak, of two digits, and the bytes that they are; the largest first."""
-        least = self.graph.least_bytes / self.base.peak_bytes
+        peak_bytes = self.base.peak_bytes
+        if self.is_coarse:
+            return [(ratio, int(peak_bytes * ratio)) for ratio in LOG_BUDGETS]
+        count = 2 if options.smoke else BUDGETS
+        least = self.graph.least_bytes / peak_bytes
         fractions = {round(least + (1 - least) * k / (count + 1), 2) for k in range(1, count + 1)}
-        return [(f, int(self.base.peak_bytes * f)) for f in sorted(fractions, reverse=True)]
+        return [(ratio, int(peak_bytes * ratio)) for ratio in sorted(fractions, reverse=True)]
 
 
 def generated(graph: StaticGraph) -> Case:
@@ -149,16 +155,16 @@ def compute(options: Options) -> Document:
                 "pinned_bytes": case.graph.pinned_bytes,
             }
         )
-        seconds = COARSE_SECONDS if case.is_coarse else 1.0 if options.smoke else SECONDS
+        seconds = LOG_SECONDS if case.is_coarse else 1.0 if options.smoke else SECONDS
         checkmate = None if case.is_coarse else Checkmate(case.graph)
         document["schemes"] += [] if case.is_coarse else schemes(case.graph)
-        count = 2 if options.smoke else COARSE_BUDGETS if case.is_coarse else BUDGETS
-        for fraction, budget_bytes in case.budgets(count):
+        for fraction, budget_bytes in case.budgets(options):
             ran = heuristics(case, fraction, budget_bytes)
             known = [row["compute"] for row in ran if row["status"] == "ok"]
             best = solve(case, checkmate, fraction, budget_bytes, seconds, min(known, default=None))
             document["heuristics"] += ran
             document["optimum"].append(best)
+    document["optimum"] = conclusions(document["optimum"])
     document["distance"] = distances(document)
     return document
 
@@ -198,8 +204,7 @@ def solve(
         asked, and not rounded.
     known: the compute of some run that fits: a schedule as well.
 
-    The row's ``best`` and ``is_proven`` are missing for a coarse case, ``checkmate_...`` where it
-    was not asked.
+    The row's ``best`` is missing for a coarse case, ``checkmate_...`` where it was not asked.
     """
     graph = case.graph
     at_most = None if known is None else known - case.once
@@ -229,8 +234,23 @@ def solve(
     if not case.is_coarse:
         costs += [] if at_most is None else [at_most]
         row["best"] = case.overhead(min(costs, default=None))
-        row["is_proven"] = row["best"] is not None and row["best"] <= row["bound"] * (1 + CLOSE)
     return row
+
+
+def conclusions(optimum: list[Row]) -> list[Row]:
+    """What the rows say together. A schedule that fits into a budget fits into a larger one: so a
+    bound holds for smaller budgets, too. ``is_proven``: the best schedule reaches the bound."""
+    found: list[Row] = []
+    for row in optimum:  # of each graph the largest budget first
+        before = found[-1] if found and found[-1]["graph"] == row["graph"] else row
+        bounds = [of["bound"] for of in (before, row)]
+        concluded = dict(row)
+        if None not in bounds:
+            concluded["bound"] = max(bounds)
+        if row.get("best") is not None:
+            concluded["is_proven"] = row["best"] <= concluded["bound"] * (1 + CLOSE)
+        found.append(concluded)
+    return found
 
 
 def _cheapest(graph: StaticGraph, schedules: Iterable[list[Step]], budget_bytes: int) -> int | None:

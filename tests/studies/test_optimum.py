@@ -236,6 +236,17 @@ def test_without_a_schedule_the_programs_say_so():
     assert least_cost(graph, graph.least_bytes - 1) is None
 
 
+def test_a_bound_holds_for_smaller_budgets_too():
+    rows = [
+        {"graph": "a", "bound": 1.1, "best": 1.1},
+        {"graph": "a", "bound": 1.0, "best": 1.2},
+        {"graph": "b", "bound": 1.0, "best": None},
+    ]
+    found = optimum.conclusions(rows)
+    assert [row["bound"] for row in found] == [1.1, 1.1, 1.0]
+    assert [row.get("is_proven") for row in found] == [True, False, None]
+
+
 def test_rounding_the_relaxation_gives_schedules():
     graph = training_graphs.unet(levels=1)
     schedules = Checkmate(graph).rounded(int(0.8 * graph.peak_bytes), SECONDS)
