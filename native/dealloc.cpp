@@ -5,8 +5,7 @@
 //
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own, else kept;
-//   ignore  kept: as a ghost, evictable like any other (room.cpp scores ghosts lower than
-//           the living), or as a constant;
+//   ignore  kept: as a ghost, evictable (ghosts.cpp says before what), or as a constant;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
 //           parent and cannot be evicted any more, and its record goes. Until then it is
 //           as under ignore, and tried again whenever one of its dependents was unlocked

@@ -138,8 +138,8 @@ void Engine::check_asking(const Storage* storage) {
     for (const Output& output : edge->op->outputs)
       if (output.storage && output.storage->asks) ++askers;
   if (askers != storage->askers)
-    throw StateError("storage " + std::to_string(storage->id) + " breaks G2: " +
-                     std::to_string(askers) + " ask for it, counted are " +
+    throw StateError("storage " + std::to_string(storage->id) +
+                     " breaks G2: " + std::to_string(askers) + " ask for it, counted are " +
                      std::to_string(storage->askers));
   if (storage->asks !=
       (storage->counted && storage->parent && (storage->live || storage->askers > 0)))

@@ -84,8 +84,8 @@ struct Storage {
   Known below = Known::maybe;  // N2
   Known above = Known::maybe;
   uint32_t locks = 0;
-  uint32_t holds = 0;       // of the locks (R11)
-  uint32_t askers = 0;      // G2
+  uint32_t holds = 0;        // of the locks (R11)
+  uint32_t askers = 0;       // G2
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
   uint32_t recomputes = 0;
@@ -108,10 +108,6 @@ struct Storage {
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
-  uint64_t yield_request = 0;  // the request in which it yielded so often (waiting.cpp)
-  uint64_t peak_round = 0;     // the round in which bringing it back was to take so much
-  uint64_t peak_bytes = 0;
-  uint32_t yields = 0;
 };
 
 // What an op does with the storage of one of its tensor arguments.
