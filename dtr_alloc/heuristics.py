@@ -6,7 +6,8 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
 * ``c``, the cost in nanoseconds that evicting it may cause: ``neighborhood`` (its own and that of
   its evicted neighborhood e*, exact), ``ancestors`` (its own and that of the evicted storages that
   it would have to be recomputed from), ``component`` (its own and that of the evicted components
-  next to it: union-find with the paper's splitting approximation), ``local`` (its own), ``none``;
+  next to it: union-find with the paper's splitting approximation), ``marginal`` (what evicting it
+  adds to the recomputing that is ahead anyway: native/score.h), ``local`` (its own), ``none``;
 * ``n``, how often it was recomputed before, and ``r`` the factor for each time;
 * ``m``, what evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on both
   sides, as in MegEngine), ``none``;
@@ -20,7 +21,8 @@ Presets and their sources: ``dtr-full``, ``dtr-eqclass``, ``dtr-local``, ``lru``
 ``random``: DTR paper, section 4.1; ``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in
 the DTR paper; ``estar``: the reduced heuristic of the paper's proof, definition A.2;
 ``megengine``: MegEngine's article, section 3.6; ``coop``: Zhang et al., Coop (NeurIPS 2023), whose
-score leaves the size to the window that is evicted.
+score leaves the size to the window that is evicted; ``marginal``: our own
+(docs/policy.md).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-COSTS = ("none", "local", "ancestors", "neighborhood", "component")
+COSTS = ("none", "local", "ancestors", "neighborhood", "component", "marginal")
 """By their numbers in the C header (DTR_COST_...)."""
 SIZES = ("none", "size", "size+free")
 """By their numbers in the C header (DTR_SIZE_...)."""
@@ -132,6 +134,7 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("estar", "neighborhood", "size", 0),
             Heuristic("megengine", "component", "size+free", 1, recompute_factor=1.5),
             Heuristic("coop", "component", "none", 1),
+            Heuristic("marginal", "marginal", "size", 1 / 3),
         )
     }
 )

@@ -186,7 +186,8 @@ enum {
   DTR_COST_LOCAL = 1,
   DTR_COST_ANCESTORS = 2,    /* own + evicted ancestors */
   DTR_COST_NEIGHBORHOOD = 3, /* own + evicted ancestors and descendants (e*), exact */
-  DTR_COST_COMPONENT = 4     /* own + neighboring evicted components */
+  DTR_COST_COMPONENT = 4,    /* own + neighboring evicted components */
+  DTR_COST_MARGINAL = 5      /* what evicting it adds to what is to be recomputed (score.h) */
 };
 enum { DTR_SIZE_NONE = 0, DTR_SIZE_BYTES = 1, DTR_SIZE_BYTES_AND_FREE = 2 };
 enum { DTR_SELECT_SCORE = 0, DTR_SELECT_RANDOM = 1, DTR_SELECT_CALLBACK = 2 };

@@ -38,7 +38,7 @@ void check(const dtr_engine_options& options) {
   const dtr_heuristic& heuristic = options.heuristic;
   constexpr double kMost = std::numeric_limits<double>::max();
   check("heuristic.select", heuristic.select, DTR_SELECT_CALLBACK);
-  check("heuristic.cost", heuristic.cost, DTR_COST_COMPONENT);
+  check("heuristic.cost", heuristic.cost, DTR_COST_MARGINAL);
   check("heuristic.size", heuristic.size, DTR_SIZE_BYTES_AND_FREE);
   check("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
   check("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost, "1 and more, finite");

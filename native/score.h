@@ -17,6 +17,28 @@
 
 namespace dtr {
 
+// The marginal cost (DTR_COST_MARGINAL): what evicting a storage adds to the recomputing that is
+// ahead anyway. An evicted storage *asks* for what it is computed from if the framework still
+// refers to it, or if a storage computed from it asks. So what asks will be recomputed, as far as
+// can be told, whatever is evicted next. The cost is the storage's own and, for each evicted
+// storage that it would be recomputed from, a toll:
+//   - live: kLiveToll of its cost. It is recomputed for its own sake, about when this one is; but
+//     the longer the chain behind, the likelier that memory does not hold it for both.
+//   - dead, and it asks: nothing. Another one will pay for it.
+//   - dead, and it does not ask: its cost, shared by all that were computed from it, because the
+//     others are likely to go the same way.
+// A dead storage that nobody asks for costs nothing at all: it goes first.
+// Tolls are counted in parts of a nanosecond, in integers, so that their sums do not depend on the
+// order.
+constexpr int64_t kTollParts = 64;
+constexpr int64_t kLiveToll = kTollParts / 4;
+
+inline int64_t toll_parts(int64_t cost_ns, bool live, bool asks, size_t dependents) {
+  if (live) return cost_ns * kLiveToll;
+  if (asks) return 0;
+  return cost_ns * kTollParts / static_cast<int64_t>(dependents > 1 ? dependents : 1);
+}
+
 struct Signals {
   double cost_ns = 1;
   double size_bytes = 1;

@@ -21,12 +21,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import oplog, simulate
 from dtr_alloc.oplog import Program
-from dtr_alloc.studies.study import Document, Options, Study, Unavailable
+from dtr_alloc.studies.published import published_logs
+from dtr_alloc.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,10 +139,9 @@ def least_bytes(program: Program) -> int:
     return most
 
 
-def _study(path: Path, smoke: bool) -> dict[str, list[Row]]:
+def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
     """The rows of one log."""
-    name = path.name.removesuffix(".log.xz")
-    program = oplog.compile_log(path)
+    name, program = log
     base = simulate.baseline(program, semantics="runtime")
     peak, compute = base.peak_bytes, base.compute
     least = least_bytes(program)
@@ -193,13 +192,7 @@ def _study(path: Path, smoke: bool) -> dict[str, list[Row]]:
 
 
 def compute(options: Options) -> Document:
-    if options.logs is None:
-        raise Unavailable("give the folder with the published logs: --logs FOLDER")
-    paths = sorted(options.logs.glob("*.log.xz"))
-    if not paths:
-        raise Unavailable(f"there is no *.log.xz in {options.logs}: --logs FOLDER")
-    if options.smoke:
-        paths = sorted(paths, key=lambda path: path.stat().st_size)[:1]
+    logs = published_logs(options)
     document: Document = {
         "most": MOST,
         "columns": COLUMNS,
@@ -209,9 +202,9 @@ def compute(options: Options) -> Document:
     one = partial(_study, smoke=options.smoke)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-            parts = list(pool.map(one, paths))
+            parts = list(pool.map(one, logs.items()))
     else:
-        parts = [one(path) for path in paths]
+        parts = [one(log) for log in logs.items()]
     for part in parts:
         for table, rows in part.items():
             tables[table] += rows

@@ -53,7 +53,7 @@ class Study:
     draw: Callable[[Document], Mapping[str, Figure]]
 
 
-NAMES: tuple[str, ...] = ("floor",)
+NAMES: tuple[str, ...] = ("linear", "memory", "adversary", "sweep", "ablation", "floor")
 """The studies, each a module of this package, in the order in which the docs show them."""
 
 

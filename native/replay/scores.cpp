@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "quotient.h"
+#include "score.h"
 #include "simrd.h"
 
 namespace dtr::simrd {
@@ -11,6 +12,8 @@ namespace dtr::simrd {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double quotient(double a, unsigned __int128 b) { return a / static_cast<double>(b); }
 
 }  // namespace
 
@@ -75,7 +78,29 @@ int64_t Machine::component_cost(uint32_t storage) {
   return cost;
 }
 
-double Machine::score(uint32_t at, int64_t cost, int64_t newest) const {
+double Machine::marginal_cost(uint32_t at) {
+  if (storages_[at].references == 0 && storages_[at].askers == 0) return 0;
+  int64_t tolls = 0;
+  const uint32_t walk = ++walks_;
+  pending_.assign(1, at);
+  while (!pending_.empty()) {
+    const Node& node = graph_.nodes[pending_.back()];
+    pending_.pop_back();
+    for (const uint32_t above : node.next[kAncestors]) {
+      Storage& storage = storages_[above];
+      if (graph_.material[above] || storage.walk == walk) continue;
+      storage.walk = walk;
+      ++result_.accesses;
+      tolls += toll_parts(graph_.nodes[above].cost, storage.references > 0, storage.asks,
+                          graph_.nodes[above].next[kDescendants].size());
+      pending_.push_back(above);
+    }
+  }
+  return static_cast<double>(graph_.nodes[at].cost) + static_cast<double>(tolls) / kTollParts;
+}
+
+template <typename Cost>
+double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
   const dtr_heuristic& heuristic = options_.heuristic;
   const Storage& storage = storages_[at];
   const int64_t stale = result_.clock - newest;
@@ -104,9 +129,18 @@ uint32_t Machine::choose() {
     ++result_.accesses;
     return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
+  double least = kInfinity;
   const auto evaluate = [&](uint32_t at, double* numerator) {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
+    if (counts_askers_) {
+      // Its own cost alone may say that another is better; but nobody asks for some.
+      const bool wanted = storages_[at].references > 0 || storages_[at].askers > 0;
+      if (wanted && score(at, cost, newest) > least) return kInfinity;
+      const double value = score(at, marginal_cost(at), newest);
+      least = std::min(least, value);
+      return value;
+    }
     if (caches_regions_) {
       cost += regions_.cost(at, kAncestors);
       if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);

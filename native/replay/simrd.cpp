@@ -28,13 +28,14 @@ Machine::Machine(const dtr_replay_options& options, Replay& replay)
   walks_neighborhood_ = neighborhood && (banishes() || options.newest_staleness);
   caches_regions_ = neighborhood && !walks_neighborhood_;
   keeps_components_ = scored && heuristic.cost == DTR_COST_COMPONENT;
+  counts_askers_ = scored && heuristic.cost == DTR_COST_MARGINAL;
   if (keeps_components_ && banishes())
     throw InvalidArgument(
         "the cost of the heuristic is 'component' under banishing; allowed with simrd's "
         "semantics: none, local, ancestors, neighborhood (it has no components of storages "
         "that may be banished)");
   const double exponent = heuristic.staleness_exponent;
-  bounded_ = scored && !neighborhood && (exponent == 0 || exponent == 1);
+  bounded_ = scored && !neighborhood && !counts_askers_ && (exponent == 0 || exponent == 1);
   result_.clock = 1;
 }
 
@@ -272,8 +273,14 @@ uint32_t Machine::compute(int64_t cost) {
     tensors_.back().storage = at;
     tensors_.back().size_bytes = result.size_bytes;
   }
+  if (counts_askers_)
+    for (const Result& result : results_)
+      if (result.alias >= 0)
+        stop_asking(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage);
   if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
   add_edges(id);
+  if (counts_askers_)
+    for (uint32_t i = 0; i < results_.size(); ++i) update_asking(tensors_[first + i].storage);
   materialize(first, false);
   for (uint32_t i = 0; i < results_.size(); ++i) stamp(tensors_[first + i].storage);
   return first;
@@ -419,6 +426,7 @@ void Machine::execute(const Step& step) {
   for (const uint32_t storage : revived_) {
     graph_.material[storage] = true;
     if (step.rematerialize) ++storages_[storage].recomputes;
+    if (counts_askers_) update_asking(storage);
   }
   if (step.rematerialize) {
     plain_op_ = false;  // a view that was undefined may bring back more than itself
@@ -483,6 +491,7 @@ void Machine::release(uint32_t tensor) {
   --storage.references;
   --tensors_[tensor].references;
   if (storage.references > 0) return;
+  if (counts_askers_) update_asking(at);
   if (banishes())
     try_banish(at);
   else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !storage.pinned)
@@ -533,6 +542,7 @@ void Machine::evict(uint32_t at, bool forced) {
       if (tensors_[parent].storage != at)
         evicted_dependents_[tensors_[parent].storage].insert(tensor);
   }
+  if (counts_askers_) update_asking(at);
   ++(forced ? result_.forced : result_.other);
   replay_.decide(forced ? 'E' : 'D', storage.root);
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
@@ -582,6 +592,35 @@ void Machine::try_banish(uint32_t at) {
   storage.banished = true;
   ++result_.banished;
   replay_.decide('B', storage.root);
+}
+
+// After its content, its references or its askers have changed: whether it asks (score.h). Views
+// can make circles of storages that ask for one another for good.
+void Machine::update_asking(uint32_t at) {
+  pending_.assign(1, at);
+  while (!pending_.empty()) {
+    Storage& storage = storages_[pending_.back()];
+    const std::vector<uint32_t>& inputs = graph_.nodes[pending_.back()].next[kAncestors];
+    const bool asks =
+        !graph_.material[pending_.back()] && (storage.references > 0 || storage.askers > 0);
+    pending_.pop_back();
+    if (asks == storage.asks) continue;
+    storage.asks = asks;
+    for (const uint32_t input : inputs) {
+      storages_[input].askers += asks ? 1 : -1;
+      pending_.push_back(input);
+    }
+  }
+}
+
+// Its inputs are about to change: update_asking() follows.
+void Machine::stop_asking(uint32_t at) {
+  if (!storages_[at].asks) return;
+  storages_[at].asks = false;
+  for (const uint32_t input : graph_.nodes[at].next[kAncestors]) {
+    --storages_[input].askers;
+    update_asking(input);
+  }
 }
 
 void Machine::enter_pool(uint32_t at) {

@@ -63,6 +63,9 @@ struct Storage {
   uint32_t component = kNone;  // its node while it is evicted, or not yet computed
   bool pinned = false;
   bool banished = false;
+  bool asks = false;    // it is evicted, and referred to or asked for: it will be needed
+  uint32_t askers = 0;  // storages computed from it that ask, for the marginal cost
+  uint32_t walk = 0;    // visited in the walk of that number
   std::vector<uint32_t> tensors;
 };
 
@@ -152,6 +155,8 @@ class Machine {
   void try_banish(uint32_t storage);
   void make_room(uint64_t bytes);
   void enter_pool(uint32_t storage);
+  void update_asking(uint32_t storage);
+  void stop_asking(uint32_t storage);
   void stamp(uint32_t storage);
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_REPLAY_CONTRADICTION};
@@ -162,8 +167,10 @@ class Machine {
   uint32_t choose();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
+  double marginal_cost(uint32_t storage);
   double own_cost(uint32_t storage) const;
-  double score(uint32_t storage, int64_t cost, int64_t newest) const;
+  template <typename Cost>
+  double score(uint32_t storage, Cost cost, int64_t newest) const;
 
   const dtr_replay_options options_;
   Replay& replay_;
@@ -171,6 +178,7 @@ class Machine {
   bool caches_regions_ = false;      // e*, as cached by simrd
   bool walks_neighborhood_ = false;  // e*, walked for each score
   bool keeps_components_ = false;
+  bool counts_askers_ = false;
 
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;
@@ -189,6 +197,8 @@ class Machine {
   Mersenne random_;
   std::vector<Step> stack_;
   std::vector<uint32_t> missing_;
+  std::vector<uint32_t> pending_;  // worklist
+  uint32_t walks_ = 0;
   // Of the op that is being defined or executed:
   std::vector<uint32_t> argument_names_, arguments_;  // and their tensors
   struct Result {

@@ -1,7 +1,6 @@
-"""Programs written by hand for replays, and what a replay's decisions say about them.
+"""What a replay's decisions say about a program.
 
-``Log`` packs instructions as dtr_alloc/oplog.py does, under names; ``Model`` follows a replay's
-decisions with nothing but sets, and objects where one cannot be true.
+``Model`` follows them with nothing but sets, and objects where one cannot be true.
 """
 
 from __future__ import annotations
@@ -11,73 +10,6 @@ from typing import Any
 
 from dtr_alloc import oplog
 from dtr_alloc.oplog import Program
-
-FRESH = -1
-
-
-class Log:
-    """A log being written. Names are text."""
-
-    def __init__(self) -> None:
-        self.program = Program("by hand")
-        self._numbers: dict[str, int] = {}
-
-    def _name(self, name: str) -> int:
-        if name not in self._numbers:
-            self._numbers[name] = len(self.program.names)
-            self.program.names.append(name)
-        return self._numbers[name]
-
-    def constant(self, name: str, size: int) -> None:
-        self.program.code.extend((oplog.CONSTANT, self._name(name), size))
-
-    def call(
-        self,
-        arguments: str,
-        results: dict[str, int | str],
-        time: int = 1,
-        workspace: Sequence[str] = (),
-    ) -> None:
-        """results: sizes, or for a view the argument that it looks at."""
-        args = arguments.split()
-        self.program.code.extend((oplog.CALL, time, len(args), *map(self._name, args)))
-        self.program.code.append(len(results))
-        for name, what in results.items():
-            size, alias = (0, args.index(what)) if isinstance(what, str) else (what, FRESH)
-            self.program.code.extend((self._name(name), size, alias))
-        self._operator(workspace)
-
-    def effect(
-        self, arguments: str, results: dict[str, int], time: int = 1, workspace: Sequence[str] = ()
-    ) -> None:
-        at = len(self.program.code)
-        self.call(arguments, dict(results), time, workspace)
-        self.program.code[at] = oplog.EFFECT
-
-    def mutate(
-        self, arguments: str, *indices: int, time: int = 1, workspace: Sequence[str] = ()
-    ) -> None:
-        args = arguments.split()
-        self.program.code.extend((oplog.MUTATE, time, len(args), *map(self._name, args)))
-        self.program.code.extend((len(indices), *indices))
-        self._operator(workspace)
-
-    def _operator(self, workspace: Sequence[str]) -> None:
-        kinds = {"+": oplog.ALLOCATE, "-": oplog.FREE, "=": oplog.RESULT}
-        for entry in workspace:
-            self.program.workspace.extend((kinds[entry[0]], int(entry[1:])))
-        self.program.workspace_at.append(len(self.program.workspace))
-        self.program.operators.append(0)
-
-    def copy(self, to: str, source: str) -> None:
-        self.program.code.extend((oplog.COPY, self._name(to), self._name(source)))
-
-    def copy_from(self, to: str, source: str) -> None:
-        self.program.code.extend((oplog.COPY_FROM, self._name(to), self._name(source)))
-
-    def release(self, *names: str) -> None:
-        for name in names:
-            self.program.code.extend((oplog.RELEASE, self._name(name)))
 
 
 class Model:

@@ -6,10 +6,11 @@ from array import array
 from pathlib import Path
 
 import pytest
-from programs import Log, Model, describe
+from programs import Model, describe
 
 from dtr_alloc import heuristics, oplog, simulate
 from dtr_alloc.core import ffi, lib
+from dtr_alloc.studies.log import Log
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
 PRESETS = list(heuristics.PRESETS)

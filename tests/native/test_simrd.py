@@ -19,10 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_fixtures import ROOT, compile_cpp
-from programs import Log
 
 from dtr_alloc import simulate
 from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.studies.linear_network import linear_network
+from dtr_alloc.studies.log import Log
 
 DATA = Path(__file__).parents[1] / "data" / "simrd"
 DEALLOCS = {
@@ -149,20 +150,6 @@ def test_every_row_of_a_published_log(model: str) -> None:
     for row in rows("published_expected.jsonl.xz"):
         if row["model"] == model:
             check(row, program, PUBLISHED[model]["baseline_compute"])
-
-
-def linear_network(layers: int) -> Program:
-    """The network of the DTR paper's section 3: unit costs, unit sizes, no constants."""
-    log = Log()
-    for i in range(layers):
-        log.call(f"f{i - 1}" if i else "", {f"f{i}": 1})
-    log.release(f"f{layers - 1}")
-    log.call("", {f"b{layers - 1}": 1})
-    for i in reversed(range(layers - 1)):
-        log.release(f"f{i}")
-        log.call(f"f{i - 1} b{i + 1}" if i else f"b{i + 1}", {f"b{i}": 1})
-        log.release(f"b{i + 1}")
-    return log.program
 
 
 @pytest.mark.parametrize("name", ["theory_linear", "theory_traces"])

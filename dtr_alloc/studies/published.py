@@ -1,0 +1,31 @@
+"""The op logs that the DTR paper published, from a folder that the user gives.
+
+They lie in the paper's repository (uwsampl/dtr-prototype, data of simrd) without a license, so
+they are not part of this one.
+"""
+
+from __future__ import annotations
+
+from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.studies.study import Options, Unavailable
+
+NAMES = (
+    *("resnet32", "densenet121", "inceptionv4", "unet"),
+    *("transformer", "lstm", "treelstm", "unroll_gan"),
+)
+
+
+def published_logs(options: Options) -> dict[str, Program]:
+    """The logs by name; for a smoke run two small ones. Raises Unavailable."""
+    names = ("resnet32", "unet") if options.smoke else NAMES
+    if options.logs is None:
+        raise Unavailable("needs --logs FOLDER, with the logs that the DTR paper published")
+    found = {}
+    for name in names:
+        paths = sorted(options.logs.glob(f"{name}.log*"))
+        if len(paths) != 1:
+            raise Unavailable(
+                f"--logs {options.logs} has {len(paths)} files {name}.log*; allowed: one"
+            )
+        found[name] = compile_log(str(paths[0]))
+    return found

@@ -1,0 +1,153 @@
+"""Slowdown against budget, for the published logs and for jobs of ours, under all presets.
+
+The budget of a published log is a ratio of its peak, as in the paper; that of a job is what it
+keeps between two steps (parameters, the optimizer's state) and a ratio of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dtr_alloc import heuristics, simulate
+from dtr_alloc.oplog import Program
+from dtr_alloc.simulate import Limit, Plan, Rule
+from dtr_alloc.studies.job_logs import JOBS, job_logs
+from dtr_alloc.studies.palette import COLORS
+from dtr_alloc.studies.published import published_logs
+from dtr_alloc.studies.study import Document, Options, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THRASHING = 2.0
+"""As in the paper: more compute than this times the compute without a budget is of no use."""
+GIVEN_UP = 10.0
+"""A run is ended there. Below it we know whether it would run out of memory."""
+STEP = 5
+"""Of the ratios, in percent; from 10 percent on."""
+
+
+def compute(options: Options) -> Document:
+    ratios = [percent / 100 for percent in range(10, 101, 20 if options.smoke else STEP)]
+    rules = [Rule(preset.name, preset) for preset in heuristics.PRESETS.values()]
+    published = published_logs(options)
+    plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)
+    rows = [
+        ["published", *_found(row), row["ratio"]]
+        for row in simulate.Study(plan, _named(published), options.jobs)
+    ]
+    for name, program in job_logs(("mlp",) if options.smoke else JOBS).items():
+        rows += _job(name, program, plan, ratios, options.jobs)
+    return {
+        "columns": ["logs", "log", "heuristic", "status", "slowdown", "ratio"],
+        "rows": rows,
+        "floor_columns": ["logs", "log", "heuristic", "before_thrashing", "before_out_of_memory"],
+        "floors": list(_floors(rows)),
+    }
+
+
+def _named(programs: Mapping[str, Program]) -> list[Program]:
+    for name, program in programs.items():
+        program.path = name
+    return list(programs.values())
+
+
+def _job(
+    name: str, program: Program, plan: Plan, ratios: Sequence[float], jobs: int
+) -> Iterator[list[Any]]:
+    run = simulate.replay(program, "lru", semantics="runtime", outputs=False)
+    idle, peak = run.end_bytes, run.peak_bytes
+    budgets = {idle + int(ratio * (peak - idle)): ratio for ratio in ratios}
+    limits = [Limit(size_bytes=budget) for budget in budgets]
+    own = replace(plan, limits=limits, semantics="runtime")
+    for row in simulate.Study(own, _named({name: program}), jobs):
+        yield ["jobs", *_found(row), budgets[row["budget_bytes"]]]
+
+
+def _found(row: Mapping[str, Any]) -> list[Any]:
+    slowdown = row["total_compute"] / row["base_compute"]
+    status = row["status"]
+    if status == "ok" and slowdown > THRASHING:
+        status = "thrash"
+    return [row["log"], row["heuristic"], status, round(slowdown, 5)]
+
+
+def _lines(rows: Sequence[Sequence[Any]]) -> Mapping[tuple[str, ...], list[Sequence[Any]]]:
+    """The rows of each logs, log, heuristic, from the largest budget down."""
+    lines: dict[tuple[str, ...], list[Sequence[Any]]] = {}
+    for row in sorted(rows, key=lambda row: -row[5]):
+        lines.setdefault(tuple(row[:3]), []).append(row)
+    return lines
+
+
+def _floors(rows: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    """The last ratios, going down, before a line first fails in either way; None: at once."""
+    for key, line in _lines(rows).items():
+        lasts = []
+        for failures in (("thrash", "oom"), ("oom",)):
+            last = None
+            for row in line:
+                if row[3] in failures:
+                    break
+                last = row[5]
+            lasts.append(last)
+        yield [*key, *lasts]
+
+
+def draw(document: Document) -> Mapping[str, Figure]:
+    return {part: _picture(document["rows"], logs) for part, logs in PARTS.items()}
+
+
+PARTS = {"": "published", "jobs": "jobs"}
+_BUDGETS = {
+    "published": "budget / peak",
+    "jobs": "share of what a step adds that fits the budget",
+}
+
+
+def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    lines = {key: line for key, line in _lines(rows).items() if key[0] == logs}
+    names = list(dict.fromkeys(name for _, name, _ in lines))
+    columns = min(4, len(names))
+    high = -(-len(names) // columns)
+    figure = Figure(figsize=(0.8 + 3.6 * columns, 1.2 + 2.9 * high), layout="constrained")
+    panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
+    for panel in panels.flat[len(names) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels.flat, names, strict=False):
+        for (_, log, heuristic), line in lines.items():
+            if log != name:
+                continue
+            ours = heuristic == "marginal"
+            style: dict[str, Any] = {"lw": 2.2 if ours else 1, "zorder": 3 if ours else 2}
+            known = [row for row in line if row[3] == "ok"]
+            panel.plot(
+                [row[5] for row in known],
+                [row[4] for row in known],
+                color=COLORS[heuristic],
+                marker="." if not ours else "o",
+                ms=4,
+                label=heuristic,
+                **style,
+            )
+        panel.set_title(name)
+        panel.grid(alpha=0.25)
+    panels[0, 0].set_ylim(0.98, THRASHING)
+    panels[0, 0].set_xlim(0.08, 1.02)
+    figure.supxlabel(_BUDGETS[logs])
+    figure.supylabel("compute / compute without a budget")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    return figure
+
+
+STUDY = Study(
+    title="slowdown against budget: published logs and jobs of ours, all presets",
+    source="DTR paper, section 4.2, figure 2; simrd thesis, section 5.2",
+    compute=compute,
+    draw=draw,
+)
