@@ -279,9 +279,15 @@ def _draw_floors(document: Document) -> Figure:
         Line2D([], [], color="#c00000", marker="x", linestyle="", label="fails above the floor")
     )
     marks.append(
-        Line2D([], [], color="black", linestyle=":", label="no schedule: one op and the constants")
+        Line2D(
+            [],
+            [],
+            color="black",
+            linestyle=":",
+            label="no schedule runs below: one op and the constants",
+        )
     )
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.legend(handles=marks, loc="lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
@@ -306,7 +312,7 @@ def _draw_slowdowns(document: Document) -> Figure:
                 continue
             x = [first + step * i for i in range(len(values))]
             y = [float("nan") if isinstance(value, str) else value for value in values]
-            axes.plot(x, y, color=COLORS[variant], linewidth=1.6, marker=".", markersize=4)
+            axes.plot(x, y, color=COLORS[variant], linewidth=1.6)
         axes.axvline(least[log], color="black", linestyle=":", linewidth=1)
         axes.set_yscale("log")
         ticks = [1, 1.5, 2, 3, 5, 10]
@@ -320,7 +326,8 @@ def _draw_slowdowns(document: Document) -> Figure:
         axes.set_xlabel("budget, % of the peak", fontsize=8)
         axes.set_ylabel("compute, in terms of the log's", fontsize=8)
     handles = [figure.axes[0].plot([], [], color=COLORS[v], label=LABELS[v])[0] for v in COLORS]
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.suptitle(heuristic, fontsize=10)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
