@@ -4,9 +4,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-from programs import Log, Model
+from programs import Model
 
 from dtr_alloc import oplog, simulate
+from dtr_alloc.studies.log import Log
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
 WORDS = 4096 // 8  # a page
