@@ -5,7 +5,7 @@
 //
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own, else kept;
-//   ignore  kept: as a ghost (ghosts.cpp), or as a constant;
+//   ignore  kept: as a ghost, evictable (ghosts.cpp says before what), or as a constant;
 //   lazy    kept as a ghost: until memory is needed, what is computed from it costs less to
 //           bring back. A constant goes as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their

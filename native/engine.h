@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -374,8 +375,10 @@ class Engine {
   void reset_all_bounds();
 
   // waiting.cpp
+  void begin_request();
+  void begin_round() { peaks_.clear(); }
   void hold_inputs(Frame& frame, bool held);
-  uint64_t peak_beside(Storage* wanted);
+  uint64_t peak_beside(const Storage* wanted);
   void order_by_peak(std::vector<Storage*>& wanted);
   Storage* next_missing(const Op* op);
   Storage* choose_held(Device& device, const Moment& moment);
@@ -436,12 +439,12 @@ class Engine {
   uint64_t next_storage_id_ = 1;
   uint64_t next_op_id_ = 1;
   uint64_t walk_ = 0;
-  uint64_t requests_ = 0;  // begun so far (waiting.cpp)
-  uint64_t rounds_ = 0;
-  std::vector<Storage*> asking_;   // worklist of update_asking()
-  std::vector<Storage*> peaks_;    // of peak_beside()
-  std::vector<Storage*> missing_;  // of next_missing()
-  std::vector<Storage*> removal_;  // worklist of remove()
+  std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
+  std::unordered_map<uint64_t, uint32_t> yields_;  // by storage's id; of one request
+  std::vector<Storage*> asking_;                   // worklist of update_asking()
+  std::vector<const Storage*> peaks_pending_;      // of peak_beside()
+  std::vector<Storage*> missing_;                  // of next_missing()
+  std::vector<Storage*> removal_;                  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants

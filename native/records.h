@@ -109,10 +109,6 @@ struct Storage {
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
-  uint64_t yield_request = 0;      // the request in which it yielded so often (waiting.cpp)
-  uint64_t peak_round = 0;         // the round in which bringing it back was to take so much
-  uint64_t peak_bytes = 0;
-  uint32_t yields = 0;
 };
 
 // What an op does with the storage of one of its tensor arguments.
