@@ -35,6 +35,7 @@ MOST = 10
 """All compute, in terms of the log's, above which a run counts as failed."""
 
 HEURISTICS = (
+    "marginal",
     "c=ancestors,m=size,s=0.5",
     "dtr-full",
     "dtr-eqclass",
@@ -50,7 +51,10 @@ VARIANTS: dict[str, dict[str, str]] = {
     "yields": {"ghosts": "first", "waiting": "yields"},
 }
 
-GHOST_HEURISTICS = HEURISTICS[:4]
+DEALLOCS = {"marginal": "lazy"}
+"""The default of each; ``eager`` where none stands here."""
+
+GHOST_HEURISTICS = HEURISTICS[:5]
 GHOST_PERCENTS = tuple(range(20, 100, 10))
 
 COLUMNS = {
@@ -154,6 +158,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
             semantics="runtime",
             outputs=False,
             max_recompute=(MOST - 1) * compute,
+            dealloc=DEALLOCS.get(heuristic, "eager"),
             **options,  # type: ignore[arg-type]
         )
 
