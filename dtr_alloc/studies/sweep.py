@@ -42,8 +42,8 @@ def compute(options: Options) -> Document:
     jobs = job_logs(("mlp",) if options.smoke else JOBS)
     rows: list[list[Any]] = []
     for each in (plan, default):
-        for row in simulate.Study(each, _named(published), options.jobs):
-            rows.append(["published", *_found(row), row["ratio"]])
+        runs = simulate.Study(each, _named(published), options.jobs)
+        rows += [["published", *_found(row), row["ratio"]] for row in runs]
         for name, program in jobs.items():
             rows += _job(name, program, each, ratios, options.jobs)
     return {
