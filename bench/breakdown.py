@@ -10,9 +10,9 @@ round by round, each with a job of its own whose first step does not count:
 - watched: under the budget, with every nanosecond of a step given to a part (bench/timeline.py).
 
 A mean is that of the middle half of the steps, in the order of their whole time: a pause of the
-machine moves it as little as a median, and the parts' means add up to the whole's. ``watched_ratio``
-is without what watching itself took, as far as that is known (``watching_ratio``), and
-``watched_over_bare`` checks that it did not change what it looked at.
+machine moves it as little as a median, and the parts' means add up to the whole's.
+``watched_ratio`` is without what watching itself took, as far as that is known
+(``watching_ratio``), and ``watched_over_bare`` checks that it did not change what it looked at.
 
 The rows with ``fraction`` null are without a limit, where nothing is ever evicted. ``noop_mode``
 is a run under a dispatch mode that does nothing: what PyTorch charges for any mode, and a part of

@@ -91,8 +91,7 @@ def _panel(panel: Axes, job: str, rows: list[Document], noop: float) -> None:
     panel.axhline(noop, color="black", linewidth=1.2, linestyle=":")
     for place, row in enumerate(rows):
         if row["outcome"] != "trains":
-            where = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 8}
-            panel.text(place, 0.05, row["outcome"], **where)
+            panel.text(place, 0.05, row["outcome"], ha="center", va="bottom", rotation=90, size=8)
     panel.set_xticks(range(len(rows)), names)
     panel.set_xlim(-0.6, len(rows) - 0.4)
     panel.set_title(job, fontsize=10)

@@ -53,7 +53,7 @@ class Study:
     draw: Callable[[Document], Mapping[str, Figure]]
 
 
-NAMES: tuple[str, ...] = ("profile",)
+NAMES: tuple[str, ...] = ("profile", "large")
 """The studies, each a module of this package, in the order in which the docs show them."""
 
 
