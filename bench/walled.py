@@ -10,7 +10,7 @@ gets through between two looks.
 
 Under dtr_alloc the budget is the wall, minus what the process holds beside tensors, minus a
 SLACK of the wall. What it holds is measured before the first step: by one step of the same program
-(as long, as deep) on the smallest batch, as the peak resident set minus what the pool had mapped.
+(as long, as deep) on a batch of two, as the peak resident set minus what the pool had mapped.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ INPUTS = {
 
 
 def build(name: str, size: int, tiny: bool = False) -> Job:
-    """The job with its input of that size; tiny: the same program on the smallest batch."""
+    """The job with its input of that size; tiny: the same program on a batch of two. (With one
+    sample some copies are views.)"""
     given = INPUTS[name]
-    smallest = 1 / given.batch
+    smallest = 2 / given.batch
     if given.attribute is None:
         return JOBS[name](scale=smallest if tiny else size / given.batch)
     factory: Any = JOBS[name]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtr_alloc.studies import checkout
 from dtr_alloc.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLAIN, OURS, SAME = "#8c8c8c", "#2c7fb8", "#a6d8f0"
+PLAIN, BESIDE = "#8c8c8c", "#d4d4d4"
+OURS, SAME = "#2c7fb8", "#a6d8f0"
 MIB = 2**20
 
 
@@ -34,77 +36,76 @@ def draw(document: Document) -> Mapping[str, Figure]:
     from matplotlib.figure import Figure
 
     rows = document["rows"][::-1]
-    wall = document["wall_bytes"] / MIB
     figure = Figure(figsize=(11, 1.6 + 0.75 * len(rows)), layout="constrained")
     larger, needs, times = figure.subplots(1, 3, sharey=True)
-    places = range(len(rows))
-
-    _pairs(larger, places, [1.0] * len(rows), [row["items_ratio"] for row in rows])
-    for place, row in enumerate(rows):
-        larger.annotate(str(row["plain_size"]), (1, place + 0.2), **_BESIDE)
-        larger.annotate(str(row["size"]), (row["items_ratio"], place - 0.2), **_BESIDE)
-    larger.set_yticks(places, [f"{row['job']}\n{row['input']}" for row in rows])
-    larger.set_xlabel("largest input, plain job = 1")
-    larger.margins(x=0.2)
-
-    full = [place for place in places if "needed_bytes" in rows[place]]
-    needed = [rows[place]["needed_bytes"] / MIB for place in full]
-    needs.barh(full, needed, 0.4, color=PLAIN)
-    for place, value in zip(full, needed, strict=True):
-        needs.annotate(f"{value:.0f}", (value, place), **_BESIDE)
-    needs.axvline(wall, color="black", linewidth=1.2)
-    needs.annotate(
-        f"wall\n{wall:.0f}",
-        (wall, 1),
-        (-4, 2),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-    )
-    needs.set_xlim(left=0)
-    needs.margins(x=0.15)
-    needs.set_xlabel("plain job on our largest input\nwithout a wall: MiB that the process holds")
-
-    plain = [row["plain_seconds_per_item"] for row in rows]
-    times.axvline(1, color=PLAIN, linewidth=1.2)
-    same = [rows[place]["same_size_seconds_per_item"] / plain[place] for place in full]
-    times.plot(same, [place + 0.12 for place in full], "o", color=SAME, markeredgecolor=OURS)
-    ours = [row["seconds_per_item"] / plain[place] for place, row in enumerate(rows)]
-    times.plot(ours, [place - 0.12 for place in places], "o", color=OURS)
-    for place, value in enumerate(ours):
-        times.annotate(f"{value:.2f}", (value, place - 0.12), **_BESIDE)
-    times.set_xlim(left=0)
-    times.margins(x=0.15)
-    times.set_xlabel("processor time for one item,\nplain job on its largest input = 1")
+    _larger(larger, rows)
+    _needs(needs, rows, document["wall_bytes"] / MIB)
+    _times(times, rows)
     _legend(figure)
     return {"": figure}
 
 
-_BESIDE: dict[str, Any] = {
-    "xytext": (4, 0),
-    "textcoords": "offset points",
-    "va": "center",
-    "fontsize": 8,
-}
+def _beside(panel: Axes, text: str, x: float, y: float) -> None:
+    panel.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def _pairs(panel: Any, places: range, plain: list[float], ours: list[float]) -> None:
-    panel.barh([place + 0.2 for place in places], plain, 0.36, color=PLAIN)
-    panel.barh([place - 0.2 for place in places], ours, 0.36, color=OURS)
+def _larger(panel: Axes, rows: list[Document]) -> None:
+    places = range(len(rows))
+    ratios = [row["items_ratio"] for row in rows]
+    panel.barh([place + 0.2 for place in places], [1.0] * len(rows), 0.36, color=PLAIN)
+    panel.barh([place - 0.2 for place in places], ratios, 0.36, color=OURS)
+    for place, row in enumerate(rows):
+        _beside(panel, str(row["plain_size"]), 1, place + 0.2)
+        _beside(panel, str(row["size"]), row["items_ratio"], place - 0.2)
+    panel.set_yticks(places, [f"{row['job']}\n{row['input']}" for row in rows])
+    panel.set_xlim(0, 1.15 * max(ratios))
+    panel.set_xlabel("largest input, plain job = 1")
+
+
+def _needs(panel: Axes, rows: list[Document], wall: float) -> None:
+    full = [place for place, row in enumerate(rows) if "needed_bytes" in row]
+    needed = [rows[place]["needed_bytes"] / MIB for place in full]
+    beside = [rows[place]["beside_bytes"] / MIB for place in full]
+    panel.barh(full, needed, 0.4, color=PLAIN)
+    panel.barh(full, beside, 0.4, color=BESIDE)
+    for place, value in zip(full, needed, strict=True):
+        _beside(panel, f"{value:.0f}", value, place)
+    panel.axvline(wall, color="black", linewidth=1.2)
+    panel.set_title(f"wall: {wall:.0f} MiB", fontsize=9)
+    panel.set_xlim(0, 1.2 * max([wall, *needed]))
+    panel.set_xlabel("plain job on our largest input, no wall:\nMiB that the process holds")
+
+
+def _times(panel: Axes, rows: list[Document]) -> None:
+    plain = [row["plain_seconds_per_item"] for row in rows]
+    ours = [row["seconds_per_item"] / of for row, of in zip(rows, plain, strict=True)]
+    same = {
+        place + 0.12: row["same_size_seconds_per_item"] / plain[place]
+        for place, row in enumerate(rows)
+        if "same_size_seconds_per_item" in row
+    }
+    panel.axvline(1, color=PLAIN, linewidth=1.2)
+    panel.plot([*same.values()], [*same], "o", color=SAME, markeredgecolor=OURS)
+    panel.plot(ours, [place - 0.12 for place in range(len(rows))], "o", color=OURS)
+    for place, value in enumerate(ours):
+        _beside(panel, f"{value:.2f}", value, place - 0.12)
+    panel.set_xlim(0, 1.2 * max(ours))
+    panel.set_xlabel("processor time for one item,\nplain job on its largest input = 1")
 
 
 def _legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    light = {"marker": "o", "linestyle": "", "color": SAME, "markeredgecolor": OURS}
+    same = Line2D([], [], marker="o", linestyle="", color=SAME, markeredgecolor=OURS)
+    same.set_label("under dtr_alloc, on the plain job's largest input")
     handles = [
         Patch(color=PLAIN, label="plain job"),
+        Patch(color=BESIDE, label="of that: interpreter, PyTorch, code"),
         Patch(color=OURS, label="under dtr_alloc, on its largest input"),
-        Line2D([], [], label="under dtr_alloc, on the plain job's largest input", **light),  # type: ignore[arg-type]
+        same,
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
 
 
 STUDY = Study(
