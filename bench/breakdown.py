@@ -3,16 +3,17 @@
     python -m bench.breakdown [--json PATH] [--job NAME]... [--smoke]
 
 Each job trains under budgets that leave fractions of its activation memory. Three runs take turns,
-round by round, each with a job of its own whose first step does not count:
+budget by budget and round by round, each with a job of its own whose first step does not count:
 
 - plain: without dtr_alloc. All ratios are to the mean step of these;
 - bare: under the budget, with nobody watching;
 - watched: under the budget, with every nanosecond of a step given to a part (bench/timeline.py).
 
-A mean is that of the middle half of the steps, in the order of their whole time: a pause of the
-machine moves it as little as a median, and the parts' means add up to the whole's.
-``watched_ratio`` is without what watching itself took, as far as that is known
-(``watching_ratio``), and ``watched_over_bare`` checks that it did not change what it looked at.
+A mean is that of the calm half of the steps: those that lost the least of their time to other
+processes, as the part in which the thread had no processor. ``waited`` says how much that still
+was. Means of the same steps add up: the parts' to ``watched_ratio``, which is without what watching
+itself took (``watching_ratio``). ``watched_over_bare`` checks that watching did not change what it
+looked at.
 
 The rows with ``fraction`` null are without a limit, where nothing is ever evicted. ``noop_mode``
 is a run under a dispatch mode that does nothing: what PyTorch charges for any mode, and a part of
@@ -22,10 +23,11 @@ is a run under a dispatch mode that does nothing: what PyTorch charges for any m
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import click
@@ -37,7 +39,7 @@ import dtr_alloc
 from bench import results
 from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
-from bench.models import JOBS
+from bench.models import JOBS, Job
 from bench.overhead import Nothing
 from bench.timeline import PARTS, Timeline, watched_session
 from dtr_alloc.config import Config
@@ -49,14 +51,13 @@ MOST_REPEATS = 10_000
 COUNTED = ("evictions", "rematerializations")
 
 Step = dict[str, float]
-"""The seconds of a step: "total", and each of PARTS and "watching" where it was watched."""
+"""What a step was: seconds in "total" and, where it was watched, in each of PARTS and "watching";
+"waited", the part of its time without a processor; what it added to each of COUNTED."""
 
 
-def middle(steps: list[Step]) -> Step:
-    """The mean of the middle half of the steps, at least one."""
-    ordered = sorted(steps, key=lambda step: step["total"])
-    cut = len(ordered) // 4
-    kept = ordered[cut : len(ordered) - cut]
+def calm(steps: list[Step]) -> Step:
+    """The mean of the half of the steps that waited least for a processor."""
+    kept = sorted(steps, key=lambda step: step["waited"])[: (len(steps) + 1) // 2]
     return {key: fmean(step[key] for step in kept) for key in kept[0]}
 
 
@@ -65,89 +66,104 @@ def run(name: str, steps: int, session: AbstractContextManager[Any], **options: 
 
     Raises torch.OutOfMemoryError and Thrashing.
     """
-    taken = []
     gc.collect()
     with session as timeline, limited_repeats(MOST_REPEATS):
         job = JOBS[name](**options)
         try:
             job.step(0)
-            for i in range(1, steps + 1):
-                if isinstance(timeline, Timeline):
-                    timeline.begin()
-                    job.step(i)
-                    parts = timeline.end()
-                    total = sum(parts.values()) - parts["watching"]
-                    taken.append({"total": total, **parts})
-                else:
-                    start = perf_counter()
-                    job.step(i)
-                    taken.append({"total": perf_counter() - start})
+            return [one_step(job, i, timeline) for i in range(1, steps + 1)]
         except BaseException:
             job.drop_gradients()
             forget_broken_backward()
             raise
-    return taken
 
 
-def take_turns(
-    name: str,
-    sessions: dict[str, Callable[[], AbstractContextManager[Any]]],
-    rounds: int,
-    steps: int,
-    **options: Any,
-) -> dict[str, Step]:
-    """The mean step in each of the sessions."""
-    taken: dict[str, list[Step]] = {way: [] for way in sessions}
-    for _ in range(rounds):
-        for way, session in sessions.items():
-            taken[way] += run(name, steps, session(), **options)
-    return {way: middle(of) for way, of in taken.items()}
+def one_step(job: Job, i: int, timeline: object) -> Step:
+    """Trains one step, watched if there is a Timeline."""
+    before = dtr_alloc.stats()
+    parts: Step = {}
+    on_processor, start = thread_time(), perf_counter()
+    if isinstance(timeline, Timeline):
+        timeline.begin()
+        job.step(i)
+        parts = timeline.end()
+    else:
+        job.step(i)
+    seconds = perf_counter() - start
+    waited = max(0.0, 1 - (thread_time() - on_processor) / seconds)
+    after = dtr_alloc.stats()
+    total = sum(parts.values()) - parts["watching"] if parts else seconds
+    added = {key: float(after[key] - before[key]) for key in COUNTED}
+    return {"total": total, "waited": waited, **added, **parts}
 
 
-def measure(
-    name: str, fraction: float | None, budget: int | str, rounds: int, steps: int, **options: Any
-) -> dict[str, Any]:
-    """One row: a job under a budget."""
-    row: dict[str, Any] = {"job": name, "fraction": fraction, "budget_bytes": budget}
-    sessions: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "plain": nullcontext,
+Sessions = dict[str, Callable[[], AbstractContextManager[Any]]]
+
+
+def under(budget: int | str) -> Sessions:
+    """The sessions that are compared under a budget."""
+    return {
         "bare": lambda: dtr_alloc.session(budget=budget, device="cpu"),
         "watched": lambda: watched_session(budget, device="cpu"),
     }
-    before = dtr_alloc.stats()
-    try:
-        means = take_turns(name, sessions, rounds, steps, **options)
-    except Thrashing:
-        return row | {"outcome": "thrashes"}
-    except torch.OutOfMemoryError:
-        return row | {"outcome": "out of memory"}
-    after = dtr_alloc.stats()
-    plain = means["plain"]["total"]
-    ratios = {part: seconds / plain for part, seconds in means["watched"].items()}
-    sessions_steps = 2 * rounds * (steps + 1)
-    return row | {
-        "outcome": "trains",
-        "plain_seconds": plain,
-        "bare_ratio": means["bare"]["total"] / plain,
+
+
+def measure(
+    name: str, fractions: tuple[float | None, ...], rounds: int, steps: int, **options: Any
+) -> tuple[list[dict[str, Any]], float]:
+    """A row for each budget, and what a dispatch mode that does nothing makes of a step."""
+    shape, _ = profile(name, 2, **options)
+    budgets = {
+        fraction: "unlimited" if fraction is None else shape.budget(fraction)
+        for fraction in fractions
+    }
+    outcomes = dict.fromkeys(fractions, "trains")
+    taken: dict[tuple[float | None, str], list[Step]] = defaultdict(list)
+    plain, noop = [], []
+    for _ in range(rounds):
+        noop += run(name, steps, Nothing(), **options)
+        for fraction, budget in budgets.items():
+            if outcomes[fraction] != "trains":
+                continue
+            plain += run(name, steps, nullcontext(), **options)
+            try:
+                for way, session in under(budget).items():
+                    taken[fraction, way] += run(name, steps, session(), **options)
+            except Thrashing:
+                outcomes[fraction] = "thrashes"
+            except torch.OutOfMemoryError:
+                outcomes[fraction] = "out of memory"
+    base = calm(plain)
+    rows = []
+    for fraction, budget in budgets.items():
+        row = {"job": name, "fraction": fraction, "budget_bytes": budget}
+        row |= {"outcome": outcomes[fraction]}
+        if outcomes[fraction] == "trains":
+            row |= compare(base, calm(taken[fraction, "bare"]), calm(taken[fraction, "watched"]))
+        rows.append(row)
+    return rows, calm(noop)["total"] / base["total"]
+
+
+def compare(plain: Step, bare: Step, watched: Step) -> dict[str, Any]:
+    """The figures of a row."""
+    ratios = {part: watched[part] / plain["total"] for part in ("total", "watching", *PARTS)}
+    return {
+        "plain_seconds": plain["total"],
+        "bare_ratio": bare["total"] / plain["total"],
         "watched_ratio": ratios["total"],
         "watching_ratio": ratios["watching"],
-        "watched_over_bare": means["watched"]["total"] / means["bare"]["total"],
-        **{f"{key}_per_step": (after[key] - before[key]) / sessions_steps for key in COUNTED},
+        "watched_over_bare": watched["total"] / bare["total"],
+        "waited": max(plain["waited"], bare["waited"], watched["waited"]),
+        **{f"{key}_per_step": watched[key] for key in COUNTED},
         "parts": {part: ratios[part] for part in PARTS},
     }
-
-
-def measure_noop(name: str, rounds: int, steps: int, **options: Any) -> dict[str, Any]:
-    """What a dispatch mode that does nothing makes of a step."""
-    means = take_turns(name, {"plain": nullcontext, "noop": Nothing}, rounds, steps, **options)
-    return {"job": name, "ratio": means["noop"]["total"] / means["plain"]["total"]}
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="Where a step's time goes, in steps without dtr_alloc")
-    table.add_column("job")
-    for column in ("budget", "plain ms", "bare", "watched", *PARTS):
+    table.add_column("job", no_wrap=True)
+    for column in ("budget", "plain ms", "waited", "bare", "watched", *PARTS):
         table.add_column(column, justify="right")
     for row in rows:
         budget = "unlimited" if row["fraction"] is None else f"{row['fraction']:.0%}"
@@ -155,7 +171,8 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             table.add_row(row["job"], budget, row["outcome"])
             continue
         numbers = (row["bare_ratio"], row["watched_ratio"], *row["parts"].values())
-        cells = [f"{row['plain_seconds'] * 1e3:.1f}", *(f"{number:.3f}" for number in numbers)]
+        cells = [f"{row['plain_seconds'] * 1e3:.1f}", f"{row['waited']:.0%}"]
+        cells += [f"{number:.3f}" for number in numbers]
         table.add_row(row["job"], budget, *cells)
     console.print(table)
 
@@ -187,11 +204,9 @@ def main(
     rows, noop = [], []
     for name in names:
         with console.status(f"watching {name}"):
-            shape, _ = profile(name, 2, **options)
-            noop.append(measure_noop(name, rounds, steps, **options))
-            for fraction in fractions:
-                budget = "unlimited" if fraction is None else shape.budget(fraction)
-                rows.append(measure(name, fraction, budget, rounds, steps, **options))
+            found, ratio = measure(name, fractions, rounds, steps, **options)
+        rows += found
+        noop.append({"job": name, "ratio": ratio})
     show(rows, console)
     if path:
         document = results.environment("cpu", seed) | {"bench": "breakdown", "parts": PARTS}

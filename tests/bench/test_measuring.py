@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 import torch
 
-from bench.breakdown import middle
+from bench.breakdown import calm
 from bench.overhead import Counting
 from bench.timeline import PARTS, watched_session
 from bench.walled import INPUTS, build, largest
@@ -42,9 +42,12 @@ def test_sizes_that_are_tried_are_multiples_of_the_unit() -> None:
     assert all(size % 4 == 0 for size in tried)
 
 
-def test_the_mean_of_the_middle_half_knows_no_outliers_and_its_parts_add_up() -> None:
-    steps = [{"total": total, "a": total - 1.0, "b": 1.0} for total in (2.0, 3.0, 5.0, 900.0)]
-    assert middle(steps) == {"total": 4.0, "a": 3.0, "b": 1.0}
+def test_the_mean_of_the_calm_half_leaves_out_steps_that_waited_and_its_parts_add_up() -> None:
+    steps = [
+        {"total": total, "a": total - 1.0, "b": 1.0, "waited": waited}
+        for total, waited in ((2.0, 0.1), (3.0, 0.7), (6.0, 0.2), (900.0, 0.9))
+    ]
+    assert calm(steps) == {"total": 4.0, "a": 3.0, "b": 1.0, "waited": pytest.approx(0.15)}
 
 
 @pytest.mark.parametrize("name", INPUTS)
