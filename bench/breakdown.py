@@ -9,11 +9,13 @@ budget by budget and round by round, each with a job of its own whose first step
 - bare: under the budget, with nobody watching;
 - watched: under the budget, with every nanosecond of a step given to a part (bench/timeline.py).
 
-A mean is that of the calm half of the steps: those that lost the least of their time to other
-processes, as the part in which the thread had no processor. ``waited`` says how much that still
-was. Means of the same steps add up: the parts' to ``watched_ratio``, which is without what watching
-itself took (``watching_ratio``). ``watched_over_bare`` checks that watching did not change what it
-looked at.
+Times are of the processor: those of other processes do not count. The clocks that share a step out
+among its parts are of the wall, because such a clock takes a tenth of the time to read; what the
+thread waits for its processor falls on all parts alike, and is taken off all alike. ``waited`` says
+how much of a step it was. A mean is that of the half of the steps in which it was the least. Means
+of the same steps add up: the parts' to ``watched_ratio``, which is without what watching itself
+took (``watching_ratio``). ``watched_over_bare`` checks that watching did not change what it looked
+at.
 
 The rows with ``fraction`` null are without a limit, where nothing is ever evicted. ``noop_mode``
 is a run under a dispatch mode that does nothing: what PyTorch charges for any mode, and a part of
@@ -51,8 +53,9 @@ MOST_REPEATS = 10_000
 COUNTED = ("evictions", "rematerializations")
 
 Step = dict[str, float]
-"""What a step was: seconds in "total" and, where it was watched, in each of PARTS and "watching";
-"waited", the part of its time without a processor; what it added to each of COUNTED."""
+"""What a step was: seconds of the processor in "total" and, where it was watched, in each of PARTS
+and "watching"; "waited", the part of its wall time without a processor; what it added to each of
+COUNTED."""
 
 
 def calm(steps: list[Step]) -> Step:
@@ -82,19 +85,20 @@ def one_step(job: Job, i: int, timeline: object) -> Step:
     """Trains one step, watched if there is a Timeline."""
     before = dtr_alloc.stats()
     parts: Step = {}
-    on_processor, start = thread_time(), perf_counter()
+    start, on_processor = perf_counter(), thread_time()
     if isinstance(timeline, Timeline):
         timeline.begin()
         job.step(i)
         parts = timeline.end()
     else:
         job.step(i)
-    seconds = perf_counter() - start
-    waited = max(0.0, 1 - (thread_time() - on_processor) / seconds)
+    total = thread_time() - on_processor
+    running = total / (perf_counter() - start)
     after = dtr_alloc.stats()
-    total = sum(parts.values()) - parts["watching"] if parts else seconds
     added = {key: float(after[key] - before[key]) for key in COUNTED}
-    return {"total": total, "waited": waited, **added, **parts}
+    parts = {part: seconds * running for part, seconds in parts.items()}
+    total -= parts.get("watching", 0.0)
+    return {"total": total, "waited": 1 - running, **added, **parts}
 
 
 Sessions = dict[str, Callable[[], AbstractContextManager[Any]]]

@@ -96,7 +96,7 @@ def _panel(panel: Axes, job: str, rows: list[Document], noop: float) -> None:
     panel.set_xlim(-0.6, len(rows) - 0.4)
     panel.set_title(job, fontsize=10)
     panel.set_xlabel("part of the activation memory")
-    panel.set_ylabel("time of a step")
+    panel.set_ylabel("processor time of a step")
 
 
 STUDY = Study(
