@@ -97,7 +97,8 @@ def one_step(job: Job, i: int, timeline: object) -> Step:
     after = dtr_alloc.stats()
     added = {key: float(after[key] - before[key]) for key in COUNTED}
     parts = {part: seconds * running for part, seconds in parts.items()}
-    total -= parts.get("watching", 0.0)
+    if parts:
+        total = sum(parts[part] for part in PARTS)
     return {"total": total, "waited": 1 - running, **added, **parts}
 
 
