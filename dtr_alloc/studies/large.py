@@ -58,7 +58,7 @@ def _larger(panel: Axes, rows: list[Document]) -> None:
         _beside(panel, str(row["plain_size"]), 1, place + 0.2)
         _beside(panel, str(row["size"]), row["items_ratio"], place - 0.2)
     panel.set_yticks(places, [f"{row['job']}\n{row['input']}" for row in rows])
-    panel.set_xlim(0, 1.15 * max(ratios))
+    panel.set_xlim(0, 1.25 * max(ratios))
     panel.set_xlabel("largest input, plain job = 1")
 
 
@@ -77,20 +77,18 @@ def _needs(panel: Axes, rows: list[Document], wall: float) -> None:
 
 
 def _times(panel: Axes, rows: list[Document]) -> None:
-    plain = [row["plain_seconds_per_item"] for row in rows]
-    ours = [row["seconds_per_item"] / of for row, of in zip(rows, plain, strict=True)]
-    same = {
-        place + 0.12: row["same_size_seconds_per_item"] / plain[place]
-        for place, row in enumerate(rows)
-        if "same_size_seconds_per_item" in row
-    }
+    full = [(place, row) for place, row in enumerate(rows) if "needed_bytes" in row]
+    same = [row["same_size_seconds_per_item"] / row["plain_seconds_per_item"] for _, row in full]
+    ours = [row["seconds_per_item"] / row["needed_seconds_per_item"] for _, row in full]
     panel.axvline(1, color=PLAIN, linewidth=1.2)
-    panel.plot([*same.values()], [*same], "o", color=SAME, markeredgecolor=OURS)
-    panel.plot(ours, [place - 0.12 for place in range(len(rows))], "o", color=OURS)
-    for place, value in enumerate(ours):
-        _beside(panel, f"{value:.2f}", value, place - 0.12)
-    panel.set_xlim(0, 1.2 * max(ours))
-    panel.set_xlabel("processor time for one item,\nplain job on its largest input = 1")
+    above = [place + 0.12 for place, _ in full]
+    below = [place - 0.12 for place, _ in full]
+    panel.plot(same, above, "o", color=SAME, markeredgecolor=OURS)
+    panel.plot(ours, below, "o", color=OURS)
+    for place, value in zip(below, ours, strict=True):
+        _beside(panel, f"{value:.2f}", value, place)
+    panel.set_xlim(0, 1.2 * max([1, *ours]))
+    panel.set_xlabel("processor time of a step,\nplain job on the same input, no wall = 1")
 
 
 def _legend(figure: Figure) -> None:
