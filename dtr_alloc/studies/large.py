@@ -59,7 +59,7 @@ def _larger(panel: Axes, rows: list[Document]) -> None:
         _beside(panel, str(row["size"]), row["items_ratio"], place - 0.2)
     panel.set_yticks(places, [f"{row['job']}\n{row['input']}" for row in rows])
     panel.set_xlim(0, 1.25 * max(ratios))
-    panel.set_xlabel("largest input, plain job = 1")
+    panel.set_xlabel("samples, pixels, tokens, ... of the largest input,\nplain job = 1")
 
 
 def _needs(panel: Axes, rows: list[Document], wall: float) -> None:
