@@ -22,7 +22,7 @@ from bench.heap import cpu_name
 from bench.walled import INPUTS, REPEATS_PER_OPERATOR, SLACK, Trial, largest
 from dtr_alloc.config import Config
 
-STARTS = {"mlp": 2048, "resnet": 128, "unet": 64, "transformer": 96, "lstm": 12, "treelstm": 8}
+STARTS = {"mlp": 2048, "resnet": 128, "unet": 32, "transformer": 32, "lstm": 12, "treelstm": 8}
 """Sizes that train in the wall of 400 MiB in both ways, and twice of which does not without us."""
 NO_MOST = 2**30
 

@@ -50,7 +50,8 @@ class Input:
         noun: what its size counts.
         batch: samples in a batch of scale 1.
         attribute: of the job's class, that the size replaces; None: the size is the batch.
-        scale: of the batch, where that is not the size.
+        scale: of the batch, where that is not the size: so large that two samples, which run
+            before the budget is known, take far less than the rest.
         unit: sizes are multiples of it.
         power: how many items an input has: size to this power.
     """
@@ -66,8 +67,8 @@ class Input:
 INPUTS = {
     "mlp": Input("samples in a batch", batch=384, unit=64),
     "resnet": Input("images in a batch", batch=16),
-    "unet": Input("pixels on an image's side", batch=6, attribute="SIDE", unit=4, power=2),
-    "transformer": Input("tokens in a sequence", batch=8, attribute="TOKENS", unit=4),
+    "unet": Input("pixels on an image's side", batch=6, attribute="SIDE", scale=4, unit=4, power=2),
+    "transformer": Input("tokens in a sequence", batch=8, attribute="TOKENS", scale=4, unit=4),
     "lstm": Input("steps of a sequence", batch=128, attribute="STEPS", scale=32),
     "treelstm": Input("leaves of a tree", batch=128, attribute="LEAVES", scale=32),
 }
