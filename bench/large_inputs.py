@@ -10,6 +10,7 @@ seconds of processor time per item (a sample, a token, a pixel, ...) there and h
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,8 +24,17 @@ from bench.walled import INPUTS, REPEATS_PER_OPERATOR, SLACK, Trial, largest
 from dtr_alloc.config import Config
 
 STARTS = {"mlp": 2048, "resnet": 128, "unet": 32, "transformer": 32, "lstm": 12, "treelstm": 8}
-"""Sizes that train in the wall of 400 MiB in both ways, and twice of which does not without us."""
+"""Sizes that train in a wall that leaves ROOM, in both ways."""
+ROOM_MIB = 80
+"""For tensors, where the wall is not given: trials take seconds."""
 NO_MOST = 2**30
+
+
+def default_wall() -> int:
+    """What a process holds that trains next to nothing, with ROOM, up to the next 10 MiB."""
+    held: int = Trial("mlp", INPUTS["mlp"].unit, True, None).run()["peak_resident_bytes"]
+    tens = math.ceil((held / results.MIB + ROOM_MIB) / 10)
+    return 10 * tens * results.MIB
 
 
 class Search:
@@ -118,14 +128,14 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 @click.command(help="The largest inputs that jobs train in a wall.")
 @click.option("--job", "jobs", multiple=True, type=click.Choice(sorted(INPUTS)))
-@click.option("--wall", default=400, help="MiB that a process may hold, all in all.")
+@click.option("--wall", type=int, help="MiB that a process may hold, all in all.")
 @click.option("--resolution", default=1 / 8, help="A larger input by this part does not train.")
 @click.option("--at-once", default=1, help="Jobs whose trials run at the same time.")
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
 @click.option("--smoke", is_flag=True, help="One job, a few trials, seconds.")
 def main(
     jobs: tuple[str, ...],
-    wall: int,
+    wall: int | None,
     resolution: float,
     at_once: int,
     path: str | None,
@@ -136,8 +146,10 @@ def main(
     if smoke:
         names, resolution, doublings = ("mlp",), 1.0, 1
 
+    wall_bytes = default_wall() if wall is None else wall * results.MIB
+
     def row(name: str) -> dict[str, Any]:
-        return measure(name, wall * results.MIB, resolution, doublings, references=not smoke)
+        return measure(name, wall_bytes, resolution, doublings, references=not smoke)
 
     console = results.console()
     with console.status("enlarging inputs"), ThreadPoolExecutor(at_once) as workers:
@@ -145,7 +157,7 @@ def main(
     show(rows, console)
     if path:
         document = results.environment("cpu", 0) | {"bench": "large_inputs", "threads": 1}
-        document |= {"processor": cpu_name(), "wall_bytes": wall * results.MIB, "slack": SLACK}
+        document |= {"processor": cpu_name(), "wall_bytes": wall_bytes, "slack": SLACK}
         document |= {"resolution": resolution, "repeats_per_operator": REPEATS_PER_OPERATOR}
         document |= {"heuristic": str(Config.heuristic), "results": rows}
         results.write_json(document, path)
