@@ -54,8 +54,8 @@ class Study:
 
 
 NAMES: tuple[str, ...] = (
-    *("linear", "memory", "adversary", "sweep", "ablation", "optimum"),
-    *("floor",),
+    *("linear", "memory", "adversary", "sweep", "ablation"),
+    *("optimum", "floor", "profile", "large"),
 )
 """The studies, each a module of this package, in the order in which the docs show them."""
 
