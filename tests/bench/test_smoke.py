@@ -32,6 +32,14 @@ def test_smallest_budget() -> None:
         assert row["smallest_fraction"] <= 0.5
 
 
+def test_job_sweep() -> None:
+    """One job at two budgets under two policies, bits compared."""
+    document = run("bench.job_sweep")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    assert len(document["results"]) == 4
+    assert {row["outcome"] for row in document["results"]} == {"same bits"}
+
+
 def test_soak() -> None:
     """A few hundred steps; what is watched is reported per window."""
     document = run("bench.soak", "--device", "cpu")
