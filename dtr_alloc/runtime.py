@@ -23,6 +23,7 @@ from torch import Tensor
 from dtr_alloc import _autoload, costs, escapes, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
+    AUTO,
     BUDGET_FORMS,
     SAMPLINGS,
     UNLIMITED_BYTES,
@@ -301,8 +302,10 @@ def scorer_of(config: Config) -> Scorer | None:
 
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
-    lasting = config.dealloc == "lazy" and config.budget == Budget()
-    dealloc = ffi.new("char[]", b"eager" if lasting else config.dealloc.encode())
+    name = config.heuristic.dealloc if config.dealloc == AUTO else config.dealloc
+    if name == "lazy" and config.budget == Budget():
+        name = "eager"  # nothing would ever be evicted
+    dealloc = ffi.new("char[]", name.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
     options.min_evict_bytes = config.min_evict.size_bytes

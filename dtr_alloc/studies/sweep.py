@@ -1,7 +1,8 @@
 """Slowdown against budget, for the published logs and for jobs of ours, under all presets.
 
 The budget of a published log is a ratio of its peak, as in the paper; that of a job is what it
-keeps between two steps (parameters, the optimizer's state) and a ratio of the rest.
+keeps between two steps (parameters, the optimizer's state) and a ratio of the rest. All run with
+eager eviction, as in the paper, and the default also with the policy that goes with it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ THRASHING = 2.0
 """As in the paper: more compute than this times the compute without a budget is of no use."""
 GIVEN_UP = 10.0
 """A run is ended there. Below it we know whether it would run out of memory."""
-DEFAULT_DEALLOC = "lazy"
-"""The default heuristic also runs with its own policy for the dead, all others with ``eager``, as
-in the paper."""
 STEP = 5
 """Of the ratios, in percent; from 10 percent on."""
 
@@ -37,8 +35,9 @@ def compute(options: Options) -> Document:
     rules = [Rule(preset.name, preset) for preset in heuristics.PRESETS.values()]
     assert rules[-1].name == heuristics.DEFAULT
     published = published_logs(options)
-    plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)
-    default = replace(plan, rules=[rules[-1]], deallocs=[DEFAULT_DEALLOC])
+    limits = [Limit(ratio=ratio) for ratio in ratios]
+    plan = Plan(limits, rules, deallocs=["eager"], thrash=GIVEN_UP)
+    default = replace(plan, rules=rules[-1:], deallocs=["auto"])
     jobs = job_logs(("mlp",) if options.smoke else JOBS)
     rows: list[list[Any]] = []
     for each in (plan, default):
