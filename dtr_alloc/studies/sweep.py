@@ -149,7 +149,7 @@ def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
     figure.supxlabel(_BUDGETS[logs])
     figure.supylabel("compute / compute without a budget")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=6, frameon=False)
     return figure
 
 
