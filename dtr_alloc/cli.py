@@ -96,7 +96,7 @@ def commands() -> None:
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
 @click.option(
-    "--dealloc", metavar="P", help="What becomes of dropped tensors: lazy, eager, banish, ignore."
+    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, banish, ignore."
 )
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
@@ -335,10 +335,9 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
 )
 @_list_option(
     "--dealloc",
-    config.AUTO,
-    "What becomes of a tensor that is released: eager evicts it at once, lazy and ignore leave it "
-    "until it is chosen, banish removes it for good if nothing needs it; auto is lazy for the "
-    "marginal cost, else eager.",
+    "eager",
+    "What becomes of a tensor that is released: eager evicts it at once, banish removes it for "
+    "good if nothing needs it, ignore does nothing.",
 )
 @_list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' only.")
 @click.option(

@@ -33,8 +33,6 @@ SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
 DEALLOCS = ("eager", "banish", "ignore", "lazy")
 """By their numbers in the C header (DTR_DEALLOC_...)."""
-AUTO = "auto"
-"""The deallocation policy that goes with the heuristic (Heuristic.dealloc)."""
 
 PREFIX = "DTR_ALLOC_"
 
@@ -267,14 +265,12 @@ class Config:
     heuristic: Heuristic = heuristics.PRESETS[heuristics.DEFAULT]
     """How the engine chooses what to evict; see dtr_alloc.heuristics."""
 
-    dealloc: str = AUTO
-    """What becomes of a tensor that the job dropped while a closure may still need it: ``lazy``
-    leaves it until memory is needed, when it goes first (without a budget it goes at once, as
-    nothing would ever be needed), ``eager`` evicts it at once, ``ignore`` is as ``lazy``, without
-    a budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted
-    depends on it, and never evicts what was computed from it any more. ``auto`` is ``lazy`` for
-    heuristics with the marginal cost, which the default is, and ``eager``, as published, for
-    others. One of these."""
+    dealloc: str = "eager"
+    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
+    evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
+    budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
+    budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
+    on it, and never evicts what was computed from it any more. One of DEALLOCS."""
 
     min_evict: Smallest = Smallest()
     """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what
@@ -347,7 +343,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "budget": (Budget.parse, lambda: BUDGET_FORMS),
     "device": (lambda v: _choice(DEVICES)(v), lambda: ", ".join(DEVICES)),
     "heuristic": (heuristics.parse, heuristics.allowed),
-    "dealloc": (lambda v: _choice((AUTO, *DEALLOCS))(v), lambda: ", ".join((AUTO, *DEALLOCS))),
+    "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
     "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
     "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
     "history": (_history, lambda: "a whole number of records, at least 1"),

@@ -108,12 +108,6 @@ class Heuristic:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def dealloc(self) -> str:
-        """What becomes of the dead where nothing else is asked for: the marginal cost knows which
-        of them are of use, the published scores were published with eager eviction."""
-        return "lazy" if self.cost == "marginal" else "eager"
-
     def numbers(self) -> tuple[int, int, int, float, float, int]:
         """The fields of a dtr_heuristic, in the order of the C header."""
         return (

@@ -23,7 +23,6 @@ from torch import Tensor
 from dtr_alloc import _autoload, costs, escapes, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
-    AUTO,
     BUDGET_FORMS,
     SAMPLINGS,
     UNLIMITED_BYTES,
@@ -302,10 +301,9 @@ def scorer_of(config: Config) -> Scorer | None:
 
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
-    name = config.heuristic.dealloc if config.dealloc == AUTO else config.dealloc
-    if name == "lazy" and config.budget == Budget():
-        name = "eager"  # nothing would ever be evicted
-    dealloc = ffi.new("char[]", name.encode())
+    # Under lazy with nothing that asks for memory, nothing dead would ever go.
+    for_good = config.dealloc == "lazy" and config.budget == Budget()
+    dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
     options.min_evict_bytes = config.min_evict.size_bytes

@@ -35,7 +35,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from dtr_alloc import config, heuristics
-from dtr_alloc.config import AUTO, DEALLOCS
+from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import Heuristic
 from dtr_alloc.oplog import Program
@@ -151,7 +151,7 @@ def replay(
     heuristic: Rule | Heuristic | str = heuristics.DEFAULT,
     budget_bytes: int | None = None,
     *,
-    dealloc: str = AUTO,
+    dealloc: str = "eager",
     seed: int = 0,
     semantics: str = "simrd",
     space: str = "bytes",
@@ -169,8 +169,7 @@ def replay(
         program: the log, compiled.
         heuristic: what is evicted; text is read as ``parse_heuristic`` does.
         budget_bytes: None: no limit.
-        dealloc: what becomes of what dies; one of DEALLOCS, or ``auto``: what goes with the
-            heuristic.
+        dealloc: what becomes of what dies; one of DEALLOCS.
         seed: of ``random``, and of sampling.
         semantics: one of SEMANTICS.
         space: one of SPACES; ``heap`` in runtime semantics only.
@@ -186,7 +185,7 @@ def replay(
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
     """
-    _choice("dealloc", dealloc, (AUTO, *DEALLOCS))
+    _choice("dealloc", dealloc, DEALLOCS)
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
     _choice("ghosts", ghosts, GHOSTS)
@@ -199,8 +198,6 @@ def replay(
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
     options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
-    if dealloc == AUTO:
-        dealloc = rule.heuristic.dealloc
     options.dealloc = DEALLOCS.index(dealloc)
     options.newest_staleness = rule.newest(semantics, dealloc)
     options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
@@ -304,7 +301,7 @@ def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> b
 
 
 def parse_heuristics(
-    texts: Sequence[str], semantics: str, deallocs: Sequence[str] = (AUTO,)
+    texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
 ) -> list[Rule]:
     """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
     rules: dict[str, Rule] = {}
@@ -420,7 +417,7 @@ class Plan:
 
     limits: Sequence[Limit]
     rules: Sequence[Rule]
-    deallocs: Sequence[str] = (AUTO,)
+    deallocs: Sequence[str] = ("eager",)
     seeds: Sequence[int] = (0,)
     semantics: str = "simrd"
     space: str = "bytes"
@@ -437,8 +434,7 @@ class Plan:
 
     def setups(self, logs: int) -> Iterator[Setup]:
         """In the order in which results are reported."""
-        for log, asked, rule in itertools.product(range(logs), self.deallocs, self.rules):
-            dealloc = rule.heuristic.dealloc if asked == AUTO else asked
+        for log, dealloc, rule in itertools.product(range(logs), self.deallocs, self.rules):
             random = rule.heuristic.select == "random"
             for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
                 yield Setup(log, dealloc, rule, seed, limit)

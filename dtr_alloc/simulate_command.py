@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtr_alloc import simulate, simulate_report
-from dtr_alloc.config import AUTO, DEALLOCS
 from dtr_alloc.oplog import LogError, Program, compile_log
 
 _T = TypeVar("_T")
@@ -100,8 +99,8 @@ def _each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterabl
 def _deallocs(text: str) -> list[str]:
     found = [part.strip() for part in text.split(",")]
     for dealloc in found:
-        if dealloc not in (AUTO, *DEALLOCS):
-            raise ValueError(f"{dealloc!r}; allowed: {', '.join((AUTO, *DEALLOCS))}")
+        if dealloc not in simulate.DEALLOCS:
+            raise ValueError(f"{dealloc!r}; allowed: {', '.join(simulate.DEALLOCS)}")
     return found
 
 

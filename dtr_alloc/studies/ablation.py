@@ -53,8 +53,7 @@ def _outcome(row: Mapping[str, Any]) -> list[Any]:
 def _parts(logs: Sequence[Program], jobs: int) -> Iterator[list[Any]]:
     of = {f"c={c},m={m},s={s}": (c, m, s) for c, m, s in itertools.product(COSTS, SIZES, EXPONENTS)}
     rules = [parse_heuristic(text, "simrd") for text in of]
-    limits = [Limit(ratio=ratio) for ratio in RATIOS]
-    plan = Plan(limits, rules, deallocs=["eager"], thrash=THRASHING)
+    plan = Plan([Limit(ratio=ratio) for ratio in RATIOS], rules, thrash=THRASHING)
     for row in simulate.Study(plan, logs, jobs):
         yield [row["log"], *of[row["heuristic"]], row["ratio"], *_outcome(row)]
 
@@ -70,7 +69,7 @@ def _deallocs(logs: Sequence[Program], options: Options) -> Iterator[list[Any]]:
 
 def _accesses(logs: Sequence[Program], jobs: int) -> Iterator[list[Any]]:
     rules = [parse_heuristic(preset, "simrd") for preset in heuristics.PRESETS.values()]
-    plan = Plan([Limit(ratio=0.5)], rules, deallocs=["eager"], thrash=THRASHING)
+    plan = Plan([Limit(ratio=0.5)], rules, thrash=THRASHING)
     for row in simulate.Study(plan, logs, jobs):
         counts = [row["status"], row["model_ops"], row["accesses"]]
         yield [row["log"], row["heuristic"], row["ratio"], *counts]

@@ -36,6 +36,7 @@ MOST = 10
 
 HEURISTICS = (
     "marginal",
+    "marginal, lazy",
     "c=ancestors,m=size,s=0.5",
     "dtr-full",
     "dtr-eqclass",
@@ -51,10 +52,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "yields": {"ghosts": "first", "waiting": "yields"},
 }
 
-DEALLOCS = {"marginal": "lazy"}
-"""The default of each; ``eager`` where none stands here."""
-
-GHOST_HEURISTICS = HEURISTICS[:5]
+GHOST_HEURISTICS = HEURISTICS[:6]
 GHOST_PERCENTS = tuple(range(20, 100, 10))
 
 COLUMNS = {
@@ -151,14 +149,15 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
     least = least_bytes(program)
 
     def run(heuristic: str, percent: int, options: Mapping[str, str]) -> simulate.Run:
+        name, _, dealloc = heuristic.partition(", ")
         return simulate.replay(
             program,
-            heuristic,
+            name,
             peak * percent // 100,
             semantics="runtime",
             outputs=False,
             max_recompute=(MOST - 1) * compute,
-            dealloc=DEALLOCS.get(heuristic, "eager"),
+            dealloc=dealloc or "eager",
             **options,  # type: ignore[arg-type]
         )
 

@@ -157,7 +157,6 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
         space="heap",
         outputs=False,
         decisions=True,
-        dealloc="lazy",
     )
     assert run.status == "ok"
     expected = list(as_the_job_names_them(program, run.decisions))
