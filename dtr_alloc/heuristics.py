@@ -134,7 +134,7 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("estar", "neighborhood", "size", 0),
             Heuristic("megengine", "component", "size+free", 1, recompute_factor=1.5),
             Heuristic("coop", "component", "none", 1),
-            Heuristic("marginal", "marginal", "size", 1 / 3),
+            Heuristic("marginal", "marginal", "size", 0.5),
         )
     }
 )
