@@ -281,9 +281,8 @@ uint32_t Player::next_use(uint32_t storage) {
       (next_use_[storage] == kNone || next_use_[storage] >= position_))
     return next_use_[storage];
   uint32_t next = direct_use(storage);
-  if (score_.direct == 0)
-    for (const uint32_t child : plan_.storages[storage].children)
-      if (state_[child] == kEvicted) next = std::min(next, next_use(child));
+  for (const uint32_t child : plan_.storages[storage].children)
+    if (state_[child] == kEvicted) next = std::min(next, next_use(child));
   next_use_[storage] = next;
   next_use_known_[storage] = 1;
   return next;
@@ -410,7 +409,7 @@ uint32_t Player::choose(uint64_t least_bytes) {
     const uint32_t storage = pool_[i];
     double rest = 0;
     const uint32_t next = next_use(storage);
-    if (next == kNone && score_.dead_first > 0) rest -= kDeadFirst;
+    if (next == kNone) rest -= kDeadFirst;
     if (score_.distance > 0) {
       const double until = next == kNone
                                ? 2 * total

@@ -14,13 +14,11 @@ namespace dtr::schedule {
 struct Score {
   double own = 1;            // factor of a storage's own cost
   double ancestors = 1;      // of its evicted ancestors' cost, each op once
-  double pending = 1;        // of that part of it that something evicted needs anyway
+  double pending = 0.5;       // of that part of it that something evicted needs anyway
   double descendants = 0;    // of its evicted descendants' cost, of those that are needed again
   double size = 1;           // exponents
-  double distance = 1;
+  double distance = 0.5;
   double staleness = 0;
-  double direct = 0;         // 1: next use by the program only, not by what is evicted
-  double dead_first = 1;     // 1: what is not needed again goes first
   double keep = 1;           // 1: what dies stays until its room is needed
   double part = 0.03125;          // what frees less than this part of what is missing goes last
   double prune = 1;          // 1: of several evicted for one op, those that prove needless stay

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "clock.h"
 
@@ -9,6 +10,8 @@ namespace dtr::schedule {
 
 namespace {
 
+constexpr uint64_t kRounds = 8;  // each cools down; every second one begins without weights
+constexpr double kHot[] = {0.003, 0.1, 0.03, 0.01};  // of the recomputing: how much worse passes
 constexpr int64_t kNoLimit = INT64_MAX / 2;
 constexpr float kOutweighs = 60;  // more than scores differ, and than the dead are preferred
 
@@ -27,35 +30,43 @@ double Search::noise() {
   return sum - 6;
 }
 
-void Search::consider(const Outcome& outcome) {
-  if (outcome.status != Status::ok) return;
-  if (best_.status != Status::ok || outcome.remat_cost < best_.remat_cost) best_ = outcome;
-}
-
+// One part of the score after the other is set to what is best, the others as they are; twice. If
+// no score is known to work yet, the next value is kept anyway, so that all are met.
 void Search::sweep() {
+  struct Part {
+    double Score::* part;
+    std::vector<double> values;
+  };
+  const Part parts[] = {
+      {&Score::keep, {1, 0}},
+      {&Score::pending, {0.5, 0.2, 1}},
+      {&Score::distance, {0.5, 0.25, 1, 0}},
+      {&Score::staleness, {0, 0.5}},
+      {&Score::descendants, {0, 0.5}},
+      {&Score::part, {0.03125, 0.25, 0}},
+      {&Score::size, {1, 0.8}},
+  };
   const int64_t most = 10 * plan_.cost_before.back();
   const auto play = [&](const Score& score) {
-    const int64_t limit = best_.status == Status::ok ? best_.remat_cost : most;
-    const Outcome& outcome = player_.run(budget_, score, nullptr, limit);
-    if (outcome.status == Status::ok && (best_.status != Status::ok || outcome.remat_cost < here_)) {
-      point_.score = score;
-      here_ = outcome.remat_cost;
-    }
-    consider(outcome);
+    const bool found = best_.status == Status::ok;
+    const Outcome& outcome =
+        player_.run(budget_, score, nullptr, found ? best_.remat_cost - 1 : most);
+    if (outcome.status != Status::ok) return;
+    best_ = outcome;
+    point_.score = score;
+    here_ = outcome.remat_cost;
   };
-  for (const double keep : {1.0, 0.0})
-    for (const double pending : {1.0, 0.5, 0.2})
-      for (const double descendants : {0.0, 0.5})
-        for (const double distance : {0.0, 0.25, 0.5, 1.0})
-          for (const double staleness : {0.0, 0.5}) {
-            Score score;
-            score.keep = keep;
-            score.pending = pending;
-            score.descendants = descendants;
-            score.distance = distance;
-            score.staleness = staleness;
-            play(score);
-          }
+  play(Score());
+  for (int round = 0; round < 2; ++round)
+    for (const Part& part : parts)
+      for (const double value : part.values) {
+        if (best_.status == Status::ok && best_.remat_cost == 0) return;
+        Score score = point_.score;
+        if (score.*part.part == value) continue;
+        score.*part.part = value;
+        play(score);
+        if (best_.status != Status::ok) point_.score = score;
+      }
 }
 
 void Search::change_score(Score& score) {
@@ -82,7 +93,7 @@ void Search::change_score(Score& score) {
       move(score.ancestors, 0.2);
       break;
     default:
-      score.part = std::min(1.0, score.part * std::exp2(noise()));
+      score.part = uniform() < 0.5 ? 0 : std::exp2(-8 * uniform());
       break;
   }
 }
@@ -123,32 +134,53 @@ void Search::change(Point& point) {
   }
 }
 
+void Search::note(const Outcome& outcome) {
+  here_ = outcome.remat_cost;
+  evicted_.clear();
+  computed_again_.clear();
+  for (const Eviction& eviction : outcome.evictions) evicted_.push_back(eviction.storage);
+  for (uint32_t storage = 0; storage < outcome.remats.size(); ++storage)
+    computed_again_.insert(computed_again_.end(), outcome.remats[storage], storage);
+}
+
 uint64_t Search::walk(uint64_t steps, double seconds) {
-  if (best_.status != Status::ok || best_.remat_cost == 0) return 0;
+  if (best_.status != Status::ok) return 0;
   const int64_t begin = now_ns();
-  const auto note = [&](const Outcome& outcome) {
-    evicted_.clear();
-    computed_again_.clear();
-    for (const Eviction& eviction : outcome.evictions) evicted_.push_back(eviction.storage);
-    for (uint32_t storage = 0; storage < outcome.remats.size(); ++storage)
-      computed_again_.insert(computed_again_.end(), outcome.remats[storage], storage);
-  };
-  note(player_.run(budget_, point_.score, &point_.weights, kNoLimit));
-  const double hot = 0.003 * static_cast<double>(best_.remat_cost);
-  Point next;
+  Point best_point = point_, next;
+  const uint64_t round = std::max<uint64_t>(1, steps / kRounds);
+  double hot = 0;
   for (uint64_t step = 0; step < steps; ++step) {
-    const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
+    if (best_.remat_cost == 0) return step;
     if (seconds > 0 && static_cast<double>(now_ns() - begin) > seconds * 1e9) return step;
+    if (step % round == 0) {
+      const uint64_t number = step / round;
+      point_ = best_point;
+      if (number % 2 == 1) {
+        // Keeping what dies can do all that evicting it can.
+        point_.weights.assign(plan_.storages.size(), 0);
+        point_.score.keep = 1;
+        change_score(point_.score);
+        change_score(point_.score);
+      }
+      hot = kHot[number % std::size(kHot)] * static_cast<double>(best_.remat_cost);
+      const Outcome& outcome = player_.run(budget_, point_.score, &point_.weights, kNoLimit);
+      if (outcome.status == Status::ok)
+        note(outcome);
+      else
+        here_ = kNoLimit;
+    }
     next = point_;
     change(next);
+    const double left = 1 - static_cast<double>(step % round) / static_cast<double>(round);
     const double worse = -std::log(1 - uniform()) * hot * left * left;
-    const Outcome& outcome = player_.run(budget_, next.score, &next.weights,
-                                         here_ + static_cast<int64_t>(worse));
+    const int64_t most = here_ == kNoLimit ? here_ : here_ + static_cast<int64_t>(worse);
+    const Outcome& outcome = player_.run(budget_, next.score, &next.weights, most);
     if (outcome.status != Status::ok) continue;
-    here_ = outcome.remat_cost;
     std::swap(point_, next);
     note(outcome);
-    consider(outcome);
+    if (here_ >= best_.remat_cost) continue;
+    best_ = outcome;
+    best_point = point_;
   }
   return steps;
 }

@@ -1,9 +1,10 @@
 // search.h: looks for an eviction schedule of little recomputing, with the whole log known.
 //
-// Two phases. A sweep over scores gives the first incumbent. Then a random walk: each step changes
-// the weights of a few storages or the exponents of the score a little, plays the plan, and
-// keeps what is not worse (simulated annealing: at first also what is a little worse). The same
-// seed and number of steps give the same schedule.
+// Two phases. A sweep over the parts of the score gives the first incumbent. Then a random walk in
+// rounds: each step changes the weights of a few storages or an exponent of the score, plays
+// the plan, and keeps what is not worse (simulated annealing: early in a round also what is a
+// little worse). The move that matters most keeps what an evicted storage is computed from, dead
+// or not. The same seed and number of steps give the same schedule.
 #pragma once
 
 #include <random>
@@ -32,7 +33,7 @@ class Search {
     std::vector<float> weights;
   };
 
-  void consider(const Outcome& outcome);
+  void note(const Outcome& outcome);
   void change(Point& point);
   void change_score(Score& score);
   double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
