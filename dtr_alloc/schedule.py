@@ -239,11 +239,9 @@ def write(path: str | os.PathLike[str], schedules: Sequence[Schedule]) -> None:
 def read(path: str | os.PathLike[str]) -> list[Schedule]:
     """Raises OSError if the file cannot be opened, and ScheduleError where it is no schedule."""
     label = os.fspath(path)
-    found = []
     with open_file(label, "rb") as file:
         lines = _Lines(label, io.BufferedReader(file))
-        for head in lines:
-            found.append(_schedule(lines, head))
+        found = [_schedule(lines, head) for head in lines]
     if not found:
         raise ScheduleError(f"{label}: the file is empty")
     return found
@@ -308,7 +306,9 @@ def _schedule(lines: _Lines, head: Any) -> Schedule:
     for _ in range(head["LISTS"]):
         entry = next(entries, None)
         if not (isinstance(entry, list) and len(entry) >= 2 and all(map(_is_count, entry))):
-            raise lines.error(f"{entry!r} is no list of evictions; allowed: [executions, storages...]")
+            raise lines.error(
+                f"{entry!r} is no list of evictions; allowed: [executions, storages...]"
+            )
         for storage in entry[1:]:
             evictions.extend((entry[0], storage))
     return Schedule(

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from dtr_alloc.oplog import (
     Alias,
-    Annotate,
     Call,
     Constant,
     Copy,
@@ -28,7 +27,6 @@ from dtr_alloc.oplog import (
     Mutate,
     Release,
 )
-
 
 
 class Broken(ValueError):
@@ -147,7 +145,8 @@ def verify(
                 op = _Op(cost, [names[each] for each in arguments], [])
                 for _ in results:
                     size, alias = next(lines), next(lines)
-                    assert isinstance(size, Memory) and isinstance(alias, Alias)
+                    assert isinstance(size, Memory)
+                    assert isinstance(alias, Alias)
                     view_of = None if alias.alias < 0 else op.inputs[alias.alias]
                     run.tensor(op, size.memory, view_of)
                 run.first_run(op)
@@ -168,10 +167,8 @@ def verify(
                 name(new, names[old])
             case Release(given) if given in names:
                 references[names[given]] -= 1
-            case Annotate("EFFECT"):
-                pass  # what it makes are the CONSTANT lines that follow
             case _:
-                pass
+                pass  # EFFECT is nothing to simrd: what it makes are the CONSTANT lines that follow
     while run.next is not None:
         run.step()
     for given in order:

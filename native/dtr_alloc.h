@@ -671,12 +671,12 @@ typedef struct dtr_search_options {
 } dtr_search_options;
 
 typedef struct dtr_schedule_result {
-  int32_t found;        /* 0: no list was found that keeps the program within the budget */
-  int32_t dealloc;      /* what the list is for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
-  int64_t remat_cost;   /* of the schedule */
-  int64_t swept_cost;   /* of the best of the sweep */
-  uint64_t steps;       /* of local search that were made */
-  uint64_t evictions;   /* how many pairs the list has */
+  int32_t found;      /* 0: no list was found that keeps the program within the budget */
+  int32_t dealloc;    /* what the list is for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
+  int64_t remat_cost; /* of the schedule */
+  int64_t swept_cost; /* of the best of the sweep */
+  uint64_t steps;     /* of local search that were made */
+  uint64_t evictions; /* how many pairs the list has */
 } dtr_schedule_result;
 
 /* Looks for evictions that cost little recomputing. The same options with seconds 0 give the same

@@ -53,7 +53,7 @@ class Study:
     draw: Callable[[Document], Mapping[str, Figure]]
 
 
-NAMES: tuple[str, ...] = ("linear", "memory", "adversary", "sweep", "ablation")
+NAMES: tuple[str, ...] = ("linear", "memory", "adversary", "sweep", "ablation", "schedule")
 """The studies, each a module of this package, in the order in which the docs show them."""
 
 

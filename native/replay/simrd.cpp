@@ -549,8 +549,10 @@ void Machine::evict_given(uint64_t bytes) {
   if (memory_ + bytes > options_.budget_bytes)
     throw InvalidArgument("schedule: after " + std::to_string(executions) + " executions " +
                           std::to_string(bytes) + " bytes are needed beside " +
-                          std::to_string(memory_) + " in use, and nothing more is evicted; the "
-                          "budget is " + std::to_string(options_.budget_bytes));
+                          std::to_string(memory_) +
+                          " in use, and nothing more is evicted; the "
+                          "budget is " +
+                          std::to_string(options_.budget_bytes));
 }
 
 void Machine::evict(uint32_t at, bool forced) {

@@ -53,7 +53,7 @@ void Player::reset() {
   at_.assign(storages, kNone);
   use_at_.assign(storages, 0);
   next_use_.assign(storages, kNone);
-  next_use_known_.assign(storages, 0);
+  use_.assign(storages, Use::unknown);
   numerator_.assign(storages, 0);
   numerator_known_.assign(storages, 0);
   needed_.assign(storages, 0);
@@ -93,7 +93,7 @@ const Outcome& Player::run(uint64_t budget_bytes, const Score& score,
             pinned_[storage] = 1;
           } else {
             for (uint32_t i = op.inputs; i < plan_.inputs_end(event.id); ++i)
-              next_use_known_[plan_.tensors[plan_.inputs[i]].storage] = 0;
+              use_[plan_.tensors[plan_.inputs[i]].storage] = Use::unknown;
             ++position_;
           }
           break;
@@ -275,17 +275,42 @@ uint32_t Player::direct_use(uint32_t storage) {
   return at < uses.size() ? uses[at] : kNone;
 }
 
-// The same, also by what is evicted and will have to be computed again.
-uint32_t Player::next_use(uint32_t storage) {
-  if (next_use_known_[storage] &&
-      (next_use_[storage] == kNone || next_use_[storage] >= position_))
-    return next_use_[storage];
-  uint32_t next = direct_use(storage);
-  for (const uint32_t child : plan_.storages[storage].children)
-    if (state_[child] == kEvicted) next = std::min(next, next_use(child));
-  next_use_[storage] = next;
-  next_use_known_[storage] = 1;
-  return next;
+bool Player::knows_use(uint32_t storage) const {
+  if (use_[storage] == Use::being_found) return true;
+  return use_[storage] == Use::known &&
+         (next_use_[storage] == kNone || next_use_[storage] >= position_);
+}
+
+// The same, also by what is evicted and will have to be computed again. Views of several storages
+// can make circles: what is met again counts as what is known of it so far.
+uint32_t Player::next_use(uint32_t wanted) {
+  const auto open = [&](uint32_t storage) {
+    next_use_[storage] = direct_use(storage);
+    use_[storage] = Use::being_found;
+    uses_.push_back({storage, 0});
+  };
+  if (knows_use(wanted)) return next_use_[wanted];
+  open(wanted);
+  while (!uses_.empty()) {
+    const uint32_t at = uses_.back().storage;
+    const std::vector<uint32_t>& children = plan_.storages[at].children;
+    if (uses_.back().next_child == children.size()) {
+      use_[at] = Use::known;
+      uses_.pop_back();
+      if (!uses_.empty()) {
+        uint32_t& above = next_use_[uses_.back().storage];
+        above = std::min(above, next_use_[at]);
+      }
+      continue;
+    }
+    const uint32_t child = children[uses_.back().next_child++];
+    if (state_[child] != kEvicted) continue;
+    if (knows_use(child))
+      next_use_[at] = std::min(next_use_[at], next_use_[child]);
+    else
+      open(child);
+  }
+  return next_use_[wanted];
 }
 
 void Player::forget_ancestors_below(uint32_t storage) {
@@ -315,7 +340,7 @@ void Player::forget_use_above(uint32_t storage) {
     for (const uint32_t parent : plan_.storages[at].parents) {
       if (mark_[parent] == marks_) continue;
       mark_[parent] = marks_;
-      next_use_known_[parent] = 0;
+      use_[parent] = Use::unknown;
       if (score_.descendants > 0) numerator_known_[parent] = 0;
       if (state_[parent] != kEvicted) continue;
       walk_.push_back(parent);
@@ -411,9 +436,8 @@ uint32_t Player::choose(uint64_t least_bytes) {
     const uint32_t next = next_use(storage);
     if (next == kNone) rest -= kDeadFirst;
     if (score_.distance > 0) {
-      const double until = next == kNone
-                               ? 2 * total
-                               : static_cast<double>(plan_.cost_before[next]) - now;
+      const double until =
+          next == kNone ? 2 * total : static_cast<double>(plan_.cost_before[next]) - now;
       rest -= score_.distance * quick_log2(std::max(until, 1.0));
     }
     if (score_.staleness > 0)

@@ -47,8 +47,8 @@ class Search {
   Player player_;
   std::mt19937_64 random_;
   Outcome best_;
-  Point point_;            // where the walk is
-  int64_t here_ = 0;       // what it costs there
+  Point point_;                                     // where the walk is
+  int64_t here_ = 0;                                // what it costs there
   std::vector<uint32_t> evicted_, computed_again_;  // there: storages, as often as it happened
 };
 
