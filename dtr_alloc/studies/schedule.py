@@ -24,9 +24,9 @@ JOBS = ("unet", "transformer", "lstm", "densenet")
 THRASHING = 2.0
 """As in the paper: more compute than this times the compute without a budget is of no use."""
 SHOWN = ("dtr-full", "dtr-eqclass")
-STEPS_TIMES_OPS_SQUARED = 1_500_000_000
+STEPS_TIMES_OPS_SQUARED = 300_000_000
 """Of local search, for each log and budget: a step's time grows about as the square of the log."""
-MOST_STEPS = 8000
+MOST_STEPS = 3000
 
 
 def compute(options: Options) -> Document:

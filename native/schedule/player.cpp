@@ -416,6 +416,19 @@ double Player::numerator(uint32_t storage, double most) {
   return numerator_[storage];
 }
 
+// Of what nothing needs: whether it goes before all else. A small storage that makes a large one
+// cheap to compute again may be worth its bytes.
+bool Player::goes_first(uint32_t storage) {
+  if (score_.spare == 0) return true;
+  const double large = score_.spare * static_cast<double>(plan_.storages[storage].size_bytes);
+  const std::vector<uint32_t>& children = plan_.storages[storage].children;
+  return std::none_of(children.begin(), children.end(), [&](uint32_t child) {
+    return state_[child] == kResident &&
+           static_cast<double>(plan_.storages[child].size_bytes) >= large &&
+           next_use(child) != kNone;
+  });
+}
+
 uint32_t Player::choose(uint64_t least_bytes) {
   const double now = static_cast<double>(plan_.cost_before[position_]);
   const double total = static_cast<double>(plan_.cost_before.back());
@@ -434,7 +447,7 @@ uint32_t Player::choose(uint64_t least_bytes) {
     const uint32_t storage = pool_[i];
     double rest = 0;
     const uint32_t next = next_use(storage);
-    if (next == kNone) rest -= kDeadFirst;
+    if (next == kNone && goes_first(storage)) rest -= kDeadFirst;
     if (score_.distance > 0) {
       const double until =
           next == kNone ? 2 * total : static_cast<double>(plan_.cost_before[next]) - now;

@@ -21,6 +21,8 @@ struct Score {
   double staleness = 0;
   double keep = 1;        // 1: what dies stays until its room is needed
   double part = 0.03125;  // what frees less than this part of what is missing goes last
+  double spare = 0;       // above 0: what something resident, needed and so many times as large was
+                          // computed from does not go first
   double prune = 1;       // 1: of several evicted for one op, those that prove needless stay
 };
 
@@ -80,6 +82,7 @@ class Player {
   void execute(const Step& step);
   void make_room(uint64_t bytes);
   uint32_t choose(uint64_t least_bytes);
+  bool goes_first(uint32_t storage);
   void evict(uint32_t storage);
   void revive(uint32_t storage);
   void lock(uint32_t storage);

@@ -39,6 +39,7 @@ void Search::sweep() {
   };
   const Part parts[] = {
       {&Score::keep, {1, 0}},
+      {&Score::spare, {0, 8, 2, 32}},
       {&Score::pending, {0.5, 0.2, 1}},
       {&Score::distance, {0.5, 0.25, 1, 0}},
       {&Score::staleness, {0, 0.5}},
@@ -73,7 +74,7 @@ void Search::change_score(Score& score) {
   const auto move = [&](double& value, double scale) {
     value = std::max(0.0, value + scale * noise());
   };
-  switch (random_() % 7) {
+  switch (random_() % 8) {
     case 0:
       move(score.distance, 0.2);
       break;
@@ -91,6 +92,9 @@ void Search::change_score(Score& score) {
       break;
     case 5:
       move(score.ancestors, 0.2);
+      break;
+    case 6:
+      score.spare = uniform() < 0.3 ? 0 : std::exp2(6 * uniform());
       break;
     default:
       score.part = uniform() < 0.5 ? 0 : std::exp2(-8 * uniform());
