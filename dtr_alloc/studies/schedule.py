@@ -24,9 +24,9 @@ JOBS = ("unet", "transformer", "lstm", "densenet")
 THRASHING = 2.0
 """As in the paper: more compute than this times the compute without a budget is of no use."""
 SHOWN = ("dtr-full", "dtr-eqclass")
-STEPS_TIMES_OPS_SQUARED = 300_000_000
+STEPS_TIMES_OPS_SQUARED = 1_000_000_000
 """Of local search, for each log and budget: a step's time grows about as the square of the log."""
-MOST_STEPS = 3000
+MOST_STEPS = 6000
 
 
 def compute(options: Options) -> Document:
@@ -116,14 +116,14 @@ def draw(document: Document) -> Mapping[str, Figure]:
         panel.set_title(f"{own}{name} ({of_log[0]['ops']} ops)", fontsize=10)
         panel.grid(alpha=0.25, which="both")
     first = panels[0, 0]
-    first.set_yscale("log")
-    first.set_ylim(0.002, document["thrashing"] - 1)
-    ticks = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    first.set_yscale("symlog", linthresh=0.01)
+    first.set_ylim(-0.001, document["thrashing"] - 1)
+    ticks = (0, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0)
     first.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     figure.supxlabel("budget / peak without a budget")
-    figure.supylabel("additional compute")
+    figure.supylabel("additional compute (logarithmic from 1 % on)")
     handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(_LINES), frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(_LINES), frameon=False)
     return {"": figure}
 
 
