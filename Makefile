@@ -56,7 +56,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
 	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
-	ln -s "$(CURDIR)"/dtr_alloc/*.py $(SANITIZED)/tree/dtr_alloc/
+	ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)/dtr_alloc/studies" $(SANITIZED)/tree/dtr_alloc/
 	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
 	touch $@
 

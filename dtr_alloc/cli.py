@@ -26,7 +26,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dtr_alloc import _autoload, config, report
+from dtr_alloc import _autoload, config, heuristics, report
 
 ENTRY_POINT = "dtr_alloc._autoload:autoload"
 
@@ -330,7 +330,7 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
 )
 @_list_option(
     "--heuristic",
-    "dtr-eqclass",
+    heuristics.DEFAULT,
     "Presets, 'all' of them, parts (c=ancestors,m=size,s=0.5), or, with simrd's semantics, its "
     "names (DTR, DTRUnopt, LRU, AbEq, ...).",
 )

@@ -31,7 +31,7 @@ UNLIMITED_BYTES = 2**64 - 1
 DEVICES = ("auto", "cuda", "cpu")
 SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
-DEALLOCS = ("eager", "banish", "ignore")
+DEALLOCS = ("eager", "banish", "ignore", "lazy")
 """By their numbers in the C header (DTR_DEALLOC_...)."""
 
 PREFIX = "DTR_ALLOC_"
@@ -262,14 +262,15 @@ class Config:
     device: str = "auto"
     """Whose memory is budgeted: ``cuda``, ``cpu``, or ``auto`` (CUDA if there is a device)."""
 
-    heuristic: Heuristic = heuristics.PRESETS["dtr-eqclass"]
+    heuristic: Heuristic = heuristics.PRESETS[heuristics.DEFAULT]
     """How the engine chooses what to evict; see dtr_alloc.heuristics."""
 
     dealloc: str = "eager"
     """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
-    evicts it at once, ``ignore`` leaves it until it is chosen for eviction, ``banish`` removes it
-    for good as soon as nothing evicted depends on it, and never evicts what was computed from it
-    any more. One of DEALLOCS."""
+    evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
+    budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
+    budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
+    on it, and never evicts what was computed from it any more. One of DEALLOCS."""
 
     min_evict: Smallest = Smallest()
     """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what

@@ -139,6 +139,9 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
     }
 )
 
+DEFAULT = "marginal"
+"""The preset that is used where none is asked for."""
+
 FORMS = (
     f"{', '.join(PRESETS)}; or parts, such as c=ancestors,m=size,s=0.5,r=1 "
     f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more)"

@@ -98,7 +98,7 @@ class Runtime:
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
         self.set_budget_bytes([budget.resolve(of["total_bytes"]) for of in self.stats_of_pools()])
-        self.config = Config(**{**vars(self.config), "budget": budget})
+        self.configure(Config(**{**vars(self.config), "budget": budget}))
 
     def set_budget_bytes(self, budgets: list[int]) -> None:
         before = [of["budget_bytes"] for of in self.stats_of_pools()]
@@ -301,7 +301,9 @@ def scorer_of(config: Config) -> Scorer | None:
 
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
-    dealloc = ffi.new("char[]", config.dealloc.encode())
+    # Under lazy with nothing that asks for memory, nothing dead would ever go.
+    for_good = config.dealloc == "lazy" and config.budget == Budget()
+    dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
     options.min_evict_bytes = config.min_evict.size_bytes

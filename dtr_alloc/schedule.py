@@ -33,7 +33,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from dtr_alloc import heuristics
@@ -130,31 +130,39 @@ def evictions_of(decisions: str) -> array[int]:
     return found
 
 
-def of_policy(program: Program, rule: Rule, budget_bytes: int, most: int | None) -> Schedule | None:
+def of_policy(
+    program: Program, rule: Rule, budget_bytes: int, most: int | None, dealloc: str = "eager"
+) -> Schedule | None:
     """What a policy decides, as a schedule; None if it fails, or recomputes at more than most."""
-    done = replay(program, rule, budget_bytes, max_recompute=most, decisions=True)
+    done = replay(program, rule, budget_bytes, dealloc=dealloc, max_recompute=most, decisions=True)
     if done.status != "ok":
         return None
     assert done.decisions is not None
     return Schedule(
         program.path,
         identity(program),
-        "eager",
+        dealloc,
         budget_bytes,
         done.total_cost,
-        rule.name,
+        f"{rule.name}, {dealloc}",
         evictions_of(done.decisions),
     )
 
 
-def best_preset(program: Program, budget_bytes: int, thrash: float = 10) -> Schedule | None:
+def best_preset(
+    program: Program,
+    budget_bytes: int,
+    *,
+    deallocs: Sequence[str] = ALLOWED_DEALLOCS,
+    thrash: float = 10,
+) -> Schedule | None:
     """The cheapest of what the presets do; None if each fails, or computes more than thrash times
     what the log takes without a budget."""
     base = replay(program, "lru").model_cost
     best = None
-    for preset in heuristics.PRESETS.values():
+    for preset, dealloc in product(heuristics.PRESETS.values(), deallocs):
         most = int(base * (thrash - 1)) if best is None else best.cost - base
-        found = of_policy(program, Rule(preset.name, preset), budget_bytes, most)
+        found = of_policy(program, Rule(preset.name, preset), budget_bytes, most, dealloc)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
     return best

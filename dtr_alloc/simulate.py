@@ -148,7 +148,7 @@ class Run:
 
 def replay(
     program: Program,
-    heuristic: Rule | Heuristic | str = "dtr-eqclass",
+    heuristic: Rule | Heuristic | str = heuristics.DEFAULT,
     budget_bytes: int | None = None,
     *,
     dealloc: str = "eager",

@@ -5,8 +5,9 @@
 //
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own, else kept;
-//   ignore  kept: as a ghost, evictable like any other (room.cpp scores ghosts lower than
-//           the living), or as a constant;
+//   ignore  kept: as a ghost, evictable (ghosts.cpp says before what), or as a constant;
+//   lazy    kept as a ghost: until memory is needed, what is computed from it costs less to
+//           bring back. A constant goes as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
 //           parent and cannot be evicted any more, and its record goes. Until then it is
 //           as under ignore, and tried again whenever one of its dependents was unlocked
@@ -41,8 +42,8 @@ bool Engine::keeps_memory_of_dead(Storage* storage, Deferred& deferred) {
   // An op in flight gave its buffer another size, after it may have written to it: that
   // is not the recorded content.
   if (storage->overwriters > 0) return false;
-  if (dealloc_ == Dealloc::eager) {
-    if (storage->parent || !storage->children) return false;
+  if (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy) {
+    if (storage->parent || !storage->children) return dealloc_ == Dealloc::lazy && storage->parent;
     ++storage->locks;  // its last dependent would take it along, and the block with it
     const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);
     --storage->locks;

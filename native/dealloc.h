@@ -10,11 +10,12 @@ namespace dtr {
 enum class Dealloc : uint8_t {
   eager,   // it goes at once, as an eviction
   banish,  // it goes for good as soon as nobody could miss it, and stays evictable until then
-  ignore   // it stays until it is chosen for eviction, or nothing depends on it
+  ignore,  // it stays until it is chosen for eviction, or nothing depends on it
+  lazy     // likewise, but a constant goes as under eager
 };
 
 // By their numbers, which are those of DTR_DEALLOC_...
-constexpr const char* kDeallocNames[] = {"eager", "banish", "ignore"};
+constexpr const char* kDeallocNames[] = {"eager", "banish", "ignore", "lazy"};
 
 // No name means eager.
 inline bool dealloc_from_name(const char* name, Dealloc* out) {

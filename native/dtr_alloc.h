@@ -253,8 +253,8 @@ typedef struct dtr_engine_options {
   int32_t sampling;         /* DTR_SAMPLING_... */
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
   /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
-   * evicts it at once, "ignore" leaves it until it is chosen, "banish" removes it for good
-   * once no dependent is evicted, and makes constants of these (native/dealloc.cpp). */
+   * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
+   * for good once no dependent is evicted, and makes constants of these (native/dealloc.cpp). */
   const char* dealloc;
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */
@@ -567,7 +567,12 @@ uint64_t dtr_sim_storage_bytes(const void* handle);
  * alias is the index of the argument that the result looks at, -1 for new memory. */
 typedef struct dtr_replay dtr_replay;
 
-enum { DTR_DEALLOC_EAGER = 0, DTR_DEALLOC_BANISH = 1, DTR_DEALLOC_IGNORE = 2 };
+enum {
+  DTR_DEALLOC_EAGER = 0,
+  DTR_DEALLOC_BANISH = 1,
+  DTR_DEALLOC_IGNORE = 2,
+  DTR_DEALLOC_LAZY = 3 /* in simrd's semantics the same as ignore: it pins all constants */
+};
 
 typedef struct dtr_replay_options {
   dtr_heuristic heuristic;

@@ -240,6 +240,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   storage->live = false;
   if (storage->candidate >= 0) reweigh(storage);
   if (storage->asks) update_asking(storage, false);
+  toll_changed(storage, false);
 }
 
 void Engine::link(Edge& edge, Op* op, Storage* input) {

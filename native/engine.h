@@ -26,6 +26,8 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "bridge_table.h"
@@ -327,6 +329,11 @@ class Engine {
   void merge_components(const Storage* storage);
   void join_neighborhoods(Storage* storage);
   void neighborhood_changed(Storage* storage, bool grew);
+  void toll_changed(Storage* storage, bool grew);
+  void count_dependents(Storage* storage);
+  // Dead, and nothing evicted asks for it (ghosts.cpp).
+  static bool is_idle(const Storage* storage) { return !storage->live && storage->askers == 0; }
+  int64_t part_of(const Storage* storage) const;
   template <typename ForNext>
   int64_t evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next);
   int64_t ancestors_ns(Storage* storage);
@@ -368,8 +375,10 @@ class Engine {
   void reset_all_bounds();
 
   // waiting.cpp
+  void begin_request();
+  void begin_round() { peaks_.clear(); }
   void hold_inputs(Frame& frame, bool held);
-  uint64_t peak_beside(Storage* wanted);
+  uint64_t peak_beside(const Storage* wanted);
   void order_by_peak(std::vector<Storage*>& wanted);
   Storage* next_missing(const Op* op);
   Storage* choose_held(Device& device, const Moment& moment);
@@ -377,6 +386,7 @@ class Engine {
 
   // invariants.cpp
   void check_asking(const Storage* storage);
+  int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
   void check_neighborhoods();
   void check_search();
 
@@ -429,12 +439,12 @@ class Engine {
   uint64_t next_storage_id_ = 1;
   uint64_t next_op_id_ = 1;
   uint64_t walk_ = 0;
-  uint64_t requests_ = 0;          // begun so far (waiting.cpp)
-  uint64_t rounds_ = 0;
-  std::vector<Storage*> asking_;   // worklist of update_asking()
-  std::vector<Storage*> peaks_;    // of peak_beside()
-  std::vector<Storage*> missing_;  // of next_missing()
-  std::vector<Storage*> removal_;  // worklist of remove()
+  std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
+  std::unordered_map<uint64_t, uint32_t> yields_;  // by storage's id; of one request
+  std::vector<Storage*> asking_;                   // worklist of update_asking()
+  std::vector<const Storage*> peaks_pending_;      // of peak_beside()
+  std::vector<Storage*> missing_;                  // of next_missing()
+  std::vector<Storage*> removal_;                  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants

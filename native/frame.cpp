@@ -186,9 +186,9 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  if (!frame.requested) ++requests_;
+  if (!frame.requested) begin_request();
   frame.requested = true;
-  ++rounds_;
+  begin_round();
   std::vector<Storage*> wanted;
   for (const Input& input : frame.inputs)
     if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);

@@ -20,9 +20,6 @@ namespace dtr {
 
 namespace {
 
-// Below what scores differ by among the living, and far from the ends of a float.
-constexpr double kIdle = 1e-6;
-
 // As it was before ghosts were told apart: a hundredth for each.
 constexpr double kDiscount = 0.01;
 
@@ -38,6 +35,7 @@ void Engine::update_asking(Storage* changed, bool gone) {
                       (storage->live || storage->askers > 0);
     if (asks == storage->asks) continue;
     storage->asks = asks;
+    if (!storage->live) toll_changed(storage, !asks);
     for (const Edge& edge : storage->parent->edges) {
       Storage* input = edge.input;
       input->askers += asks ? 1 : -1;
@@ -54,7 +52,7 @@ void Engine::update_asking(Storage* changed, bool gone) {
 double Engine::ghost_factor(const Storage* storage) const {
   if (storage->live) return 1;
   if (options_.ghosts == DTR_GHOSTS_DISCOUNTED) return kDiscount;
-  return storage->askers > 0 ? 1 : kIdle;
+  return is_idle(storage) ? kIdle : 1;
 }
 
 // Under DTR_GHOSTS_AT_ONCE, the memory of every ghost without askers goes back. (Not under the

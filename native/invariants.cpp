@@ -138,8 +138,8 @@ void Engine::check_asking(const Storage* storage) {
     for (const Output& output : edge->op->outputs)
       if (output.storage && output.storage->asks) ++askers;
   if (askers != storage->askers)
-    throw StateError("storage " + std::to_string(storage->id) + " breaks G2: " +
-                     std::to_string(askers) + " ask for it, counted are " +
+    throw StateError("storage " + std::to_string(storage->id) +
+                     " breaks G2: " + std::to_string(askers) + " ask for it, counted are " +
                      std::to_string(storage->askers));
   if (storage->asks !=
       (storage->counted && storage->parent && (storage->live || storage->askers > 0)))
@@ -170,13 +170,13 @@ std::unordered_set<const Storage*> region(const Storage* from, bool upward) {
   return found;
 }
 
-int64_t sum_of(const std::unordered_set<const Storage*>& storages) {
+}  // namespace
+
+int64_t Engine::sum_of(const std::unordered_set<const Storage*>& storages) const {
   int64_t sum = 0;
-  for (const Storage* storage : storages) sum += storage->parent->cost_ns;
+  for (const Storage* storage : storages) sum += part_of(storage);
   return sum;
 }
-
-}  // namespace
 
 // N1 and N2 by fresh walks: nothing cached is used or changed.
 void Engine::check_neighborhoods() {
@@ -216,7 +216,10 @@ void Engine::check_search() {
         cost += sum_of(region(storage, true));
       if (kind == DTR_COST_NEIGHBORHOOD) cost += sum_of(region(storage, false));
       if (kind == DTR_COST_COMPONENT) cost += component_ns(storage);
-      const double value = exact_score(storage, moment, static_cast<double>(cost));
+      const double value = exact_score(
+          storage, moment,
+          needs_.tolls ? with_tolls(cost, is_idle(storage) ? 0 : sum_of(region(storage, true)))
+                       : static_cast<double>(cost));
       const double bound =
           device->candidates.bound(storage, moment.now_ns, components_.decreased_ns());
       const bool free_to_go = is_free_to_go(storage, moment);

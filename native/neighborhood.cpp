@@ -19,6 +19,9 @@
 //      storage unknown may stop where they are. `above` likewise, upward.
 //  N4  Computing a sum visits exactly the storages of which N2 then says `maybe`.
 //
+// Under the marginal cost, the sum over ancestors is of their tolls (score.h), which change with
+// what becomes of them and of those that ask for them: N1 to N4 hold for these sums as well.
+//
 // An eviction changes the descendants of what is above it and the ancestors of what is
 // below it; so do a return and a vanishing. By N3 a chain of a thousand evictions visits
 // each region once, not a thousand times. A new op links its inputs to results that are
@@ -48,6 +51,12 @@ void for_dependents(const Storage* storage, F&& visit) {
 
 }  // namespace
 
+// For its toll: as of its eviction, because a sum that is known would have to hear of changes.
+void Engine::count_dependents(Storage* storage) {
+  storage->dependents = 0;
+  for_dependents(storage, [&](Storage*) { ++storage->dependents; });
+}
+
 // Joins the storage's component with those next to it.
 void Engine::merge_components(const Storage* storage) {
   if (is_source(storage)) return;
@@ -60,6 +69,7 @@ void Engine::merge_components(const Storage* storage) {
 void Engine::join_neighborhoods(Storage* storage) {
   storage->counted = true;
   storage->below = storage->above = Known::maybe;
+  if (needs_.tolls) count_dependents(storage);
   if (needs_.components) {
     storage->component = components_.create(cost_of(storage));
     merge_components(storage);
@@ -126,7 +136,19 @@ void Engine::neighborhood_changed(Storage* storage, bool grew) {
   if (needs_.descendants) walk(&Storage::above, &Storage::descendants_known, inputs, dependents);
 }
 
-// The summed cost of the evicted storages that are reached through evicted ones, each step of the
+// What the evicted storage adds to the cost of those that would be recomputed from it has changed.
+void Engine::toll_changed(Storage* storage, bool grew) {
+  if (!needs_.tolls || !storage->counted) return;
+  if (storage->below < (grew ? Known::no : Known::gone)) neighborhood_changed(storage, grew);
+}
+
+// What the evicted storage counts for in a sum over ancestors.
+int64_t Engine::part_of(const Storage* storage) const {
+  if (!needs_.tolls) return cost_of(storage);
+  return toll_parts(cost_of(storage), storage->live, storage->asks, storage->dependents);
+}
+
+// The summed parts of the evicted storages that are reached through evicted ones, each step of the
 // walk being for_next. Notes on each that a sum knows of it.
 template <typename ForNext>
 int64_t Engine::evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next) {
@@ -141,7 +163,7 @@ int64_t Engine::evicted_cost(Storage* storage, Known Storage::* level_of, ForNex
       next->visit = visit;
       next->*level_of = Known::maybe;
       ++stats_.storage_accesses;
-      sum += cost_of(next);
+      sum += part_of(next);
       pending_.push_back(next);
     });
   }
@@ -200,7 +222,10 @@ void Engine::rebuild_neighborhoods() {
       storage->component = nullptr;
     });
   }
-  for_counted([&](Storage* storage) { storage->below = storage->above = Known::maybe; });
+  for_counted([&](Storage* storage) {
+    storage->below = storage->above = Known::maybe;
+    count_dependents(storage);
+  });
   for (const Device* device : devices_)
     for (size_t i = 0; i < device->candidates.size(); ++i)
       device->candidates.at(i)->ancestors_known = device->candidates.at(i)->descendants_known =

@@ -72,7 +72,7 @@ struct Storage {
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
-  int64_t ancestors_ns = 0;            // the evicted ones' summed cost, if ancestors_known (N1)
+  int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
   int64_t descendants_ns = 0;
   uint64_t visit = 0;       // visited in the neighborhood walk of that number
   uint64_t free_bytes = 0;  // beside its block, when the search of number free_seen looked
@@ -84,8 +84,9 @@ struct Storage {
   Known below = Known::maybe;  // N2
   Known above = Known::maybe;
   uint32_t locks = 0;
-  uint32_t holds = 0;       // of the locks (R11)
-  uint32_t askers = 0;      // G2
+  uint32_t holds = 0;        // of the locks (R11)
+  uint32_t askers = 0;       // G2
+  uint32_t dependents = 0;   // recorded storages computed from it, when it was last evicted
   uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
   uint32_t pins = 0;
   uint32_t recomputes = 0;
@@ -108,10 +109,6 @@ struct Storage {
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
-  uint64_t yield_request = 0;  // the request in which it yielded so often (waiting.cpp)
-  uint64_t peak_round = 0;     // the round in which bringing it back was to take so much
-  uint64_t peak_bytes = 0;
-  uint32_t yields = 0;
 };
 
 // What an op does with the storage of one of its tensor arguments.

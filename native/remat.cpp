@@ -25,8 +25,7 @@ bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->state == State::resident) return false;
-  ++requests_;
-  ++rounds_;
+  begin_request();
   push_wanted(frame, storage, false);
   return true;
 }
@@ -38,8 +37,7 @@ bool Engine::remat_want_any(Frame& frame) {
     if (storage->live && storage->state != State::resident) found = storage;
   });
   if (found) {
-    ++requests_;
-    ++rounds_;
+    begin_request();
     push_wanted(frame, found, false);
   }
   return found != nullptr;

@@ -81,6 +81,8 @@ double Engine::exact_cost_ns(Storage* storage) {
     case DTR_COST_COMPONENT:
       cost += component_ns(storage);
       break;
+    case DTR_COST_MARGINAL:
+      return with_tolls(cost, is_idle(storage) ? 0 : ancestors_ns(storage));
     default:
       break;
   }
@@ -91,6 +93,9 @@ double Engine::exact_cost_ns(Storage* storage) {
 double Engine::floor_cost_ns(const Storage* storage) const {
   if (options_.heuristic.cost == DTR_COST_NONE) return 1;
   int64_t cost = cost_of(storage);
+  if (needs_.tolls)
+    return at_least_1(with_tolls(
+        cost, storage->ancestors_known && !is_idle(storage) ? storage->ancestors_ns : 0));
   if (needs_.ancestors && storage->ancestors_known) cost += storage->ancestors_ns;
   if (needs_.descendants && storage->descendants_known) cost += storage->descendants_ns;
   return at_least_1(static_cast<double>(cost));
@@ -117,8 +122,9 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
 // The candidate's weight has changed, or it may be evicted again.
 void Engine::reweigh(Storage* storage) {
   storage->parked = false;
-  if (storage->candidate >= 0 && needs_.scores)
-    device_of(storage).candidates.weigh(storage, weight_of(storage));
+  if (storage->candidate < 0 || !needs_.scores) return;
+  device_of(storage).candidates.weigh(storage, weight_of(storage));
+  if (needs_.tolls && is_idle(storage)) bounds_lowered(storage);
 }
 
 // Nothing is known of the candidate but what stands in its record.

@@ -27,7 +27,12 @@ namespace dtr {
 //   - dead, and it asks: nothing. Another one will pay for it.
 //   - dead, and it does not ask: its cost, shared by all that were computed from it, because the
 //     others are likely to go the same way.
-// A dead storage that nobody asks for costs nothing at all: it goes first.
+// A dead storage that nobody asks for costs nothing: it goes first, and among such ones that which
+// would be recomputed, if it were needed after all, for the least of its own cost.
+// The factor of such ones: below what the scores of others differ by, and far from the ends of a
+// float.
+constexpr double kIdle = 1e-6;
+
 // Tolls are counted in parts of a nanosecond, in integers, so that their sums do not depend on the
 // order.
 constexpr int64_t kTollParts = 64;
@@ -37,6 +42,10 @@ inline int64_t toll_parts(int64_t cost_ns, bool live, bool asks, size_t dependen
   if (live) return cost_ns * kLiveToll;
   if (asks) return 0;
   return cost_ns * kTollParts / static_cast<int64_t>(dependents > 1 ? dependents : 1);
+}
+
+inline double with_tolls(int64_t cost_ns, int64_t tolls_parts) {
+  return static_cast<double>(cost_ns) + static_cast<double>(tolls_parts) / kTollParts;
 }
 
 struct Signals {
@@ -75,6 +84,7 @@ struct Needs {
   bool components = false;   // of evicted storages, joined and summed
   bool ancestors = false;    // exact sums over evicted ancestors
   bool descendants = false;  // and over evicted descendants
+  bool tolls = false;        // the sums over ancestors are of tolls, not of costs
   bool free_bytes = false;   // asks the pool about a block's neighbors
   bool scores = true;        // columns for the search by score
 
@@ -84,7 +94,9 @@ struct Needs {
     needs.scores = heuristic.select == DTR_SELECT_SCORE;
     const int32_t cost = needs.scores ? heuristic.cost : DTR_COST_NONE;
     needs.components = all || cost == DTR_COST_COMPONENT;
-    needs.ancestors = all || cost == DTR_COST_ANCESTORS || cost == DTR_COST_NEIGHBORHOOD;
+    needs.tolls = cost == DTR_COST_MARGINAL;
+    needs.ancestors =
+        all || needs.tolls || cost == DTR_COST_ANCESTORS || cost == DTR_COST_NEIGHBORHOOD;
     needs.descendants = all || cost == DTR_COST_NEIGHBORHOOD;
     needs.free_bytes = all || (needs.scores && heuristic.size == DTR_SIZE_BYTES_AND_FREE);
     return needs;

@@ -21,6 +21,8 @@
 // compute, as the DTR paper's thrashing does.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "engine.h"
 
@@ -31,6 +33,11 @@ namespace {
 constexpr uint32_t kMostYields = 4;
 
 }  // namespace
+
+void Engine::begin_request() {
+  yields_.clear();
+  begin_round();
+}
 
 // The locks of the op's inputs become holds, or cease to be.
 void Engine::hold_inputs(Frame& frame, bool held) {
@@ -63,44 +70,44 @@ uint64_t peak_of_parts(std::vector<std::pair<uint64_t, uint64_t>>& parts) {
 
 // The most bytes, besides its own, that are in use at once until an evicted storage is back.
 // Constants do not count: they are there anyway.
-uint64_t Engine::peak_beside(Storage* wanted) {
-  const auto known = [this](const Storage* storage) { return storage->peak_round == rounds_; };
+uint64_t Engine::peak_beside(const Storage* wanted) {
   std::vector<std::pair<uint64_t, uint64_t>> parts;
-  peaks_.assign(1, wanted);
-  while (!peaks_.empty()) {
-    Storage* storage = peaks_.back();
-    const size_t before = peaks_.size();
-    if (!known(storage) && storage->parent)
-      for (const Edge& edge : storage->parent->edges)
-        if (edge.input->state != State::resident && !known(edge.input))
-          peaks_.push_back(edge.input);
-    if (peaks_.size() > before) continue;
-    peaks_.pop_back();
-    if (known(storage)) continue;
+  peaks_pending_.assign(1, wanted);
+  while (!peaks_pending_.empty()) {
+    const Storage* storage = peaks_pending_.back();
+    if (peaks_.count(storage->id)) {
+      peaks_pending_.pop_back();
+      continue;
+    }
+    const size_t before = peaks_pending_.size();
     parts.clear();
     uint64_t running = 0;  // bytes while its op runs
     if (storage->parent) {
       for (const Edge& edge : storage->parent->edges) {
         const Storage* input = edge.input;
-        if (input->state != State::resident)
-          parts.push_back({input->peak_bytes - input->size_bytes, input->size_bytes});
         if (input->parent) running += input->size_bytes;
+        if (input->state == State::resident) continue;
+        const auto known = peaks_.find(input->id);
+        if (known == peaks_.end())
+          peaks_pending_.push_back(input);
+        else
+          parts.push_back({known->second - input->size_bytes, input->size_bytes});
       }
       for (const Output& output : storage->parent->outputs)
         if (output.storage) running += output.storage->size_bytes;
     }
-    storage->peak_bytes = std::max({peak_of_parts(parts), running, storage->size_bytes});
-    storage->peak_round = rounds_;
+    if (peaks_pending_.size() > before) continue;  // those first
+    peaks_pending_.pop_back();
+    peaks_[storage->id] = std::max({peak_of_parts(parts), running, storage->size_bytes});
   }
-  return wanted->peak_bytes - wanted->size_bytes;
+  return peaks_[wanted->id] - wanted->size_bytes;
 }
 
 // Sorts storages that are all needed, the first to be brought back first.
 void Engine::order_by_peak(std::vector<Storage*>& wanted) {
   if (wanted.size() < 2 || options_.waiting == DTR_WAITING_HOLDS) return;
-  std::stable_sort(wanted.begin(), wanted.end(), [this](Storage* a, Storage* b) {
-    return peak_beside(a) > peak_beside(b);
-  });
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [this](Storage* a, Storage* b) { return peak_beside(a) > peak_beside(b); });
 }
 
 // The next input to be brought back for an op; null if all are there.
@@ -120,24 +127,22 @@ Storage* Engine::next_missing(const Op* op) {
 Storage* Engine::choose_held(Device& device, const Moment& moment) {
   if (options_.waiting == DTR_WAITING_HOLDS) return nullptr;
   Storage* best = nullptr;
-  double least = 0;
+  std::tuple<uint32_t, double, uint64_t> least;
   for (size_t i = 0; i < device.candidates.size(); ++i) {
     Storage* storage = device.candidates.at(i);
     if (storage->locks == 0 || storage->locks > storage->holds || storage->pins > 0) continue;
     if (static_cast<double>(storage->size_bytes) < moment.smallest_bytes) continue;
-    if (storage->yield_request != requests_) storage->yields = 0;
-    storage->yield_request = requests_;
-    if (storage->yields >= kMostYields) continue;
+    const auto known = yields_.find(storage->id);
+    const uint32_t yields = known == yields_.end() ? 0 : known->second;
+    if (yields >= kMostYields) continue;
     const double staleness =
         at_least_1(static_cast<double>(moment.now_ns - storage->last_access_ns));
     const double value = at_least_1(static_cast<double>(cost_of(storage))) /
                          (static_cast<double>(storage->size_bytes) * std::sqrt(staleness));
-    if (best && (storage->yields > best->yields ||
-                 (storage->yields == best->yields &&
-                  (value > least || (value == least && storage->id > best->id)))))
-      continue;
+    const auto rank = std::make_tuple(yields, value, storage->id);
+    if (best && rank > least) continue;
     best = storage;
-    least = value;
+    least = rank;
   }
   return best;
 }
@@ -146,7 +151,7 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
 bool Engine::yield_held(Device& device, Deferred& deferred) {
   const Moment moment = moment_of(device);
   while (Storage* held = choose_held(device, moment)) {
-    ++held->yields;  // also if it is not to be had just now
+    ++yields_[held->id];  // also if it is not to be had just now
     if (!evict(held, deferred)) continue;
     ++stats_.yields;
     return true;

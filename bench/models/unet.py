@@ -47,10 +47,12 @@ class UNet(nn.Module):
 class UNetJob(Job):
     """Three levels on 32x32 images, predicting a map of pixels, RMSprop."""
 
+    SIDE = 32
+
     def build(self) -> None:
         self.model = self.add_module("unet", UNet([8, 16, 32]))
         self.optimizers["rmsprop"] = torch.optim.RMSprop(self.model.parameters(), lr=1e-3)
-        self.x = self.randn(self.batch(6), 3, 32, 32)
+        self.x = self.randn(self.batch(6), 3, self.SIDE, self.SIDE)
 
     def train(self, i: int) -> Tensor:
         self.optimizers["rmsprop"].zero_grad()

@@ -142,7 +142,7 @@ def _draw_deallocs(rows: Sequence[Sequence[Any]]) -> Figure:
     figure.supxlabel("budget / peak")
     figure.supylabel("compute / compute without a budget")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=6, frameon=False)
     return figure
 
 

@@ -142,9 +142,14 @@ COLORS = {4: "#d55e00", 8: "#e69f00", 16: "#009e73", 32: "#0072b2"}
 def draw(document: Document) -> Mapping[str, Figure]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 9.5), layout="constrained")
-    panels = figure.subplots(3, 3, sharex=True, sharey=True)
-    for axes, heuristic in zip(panels.flat, HEURISTICS, strict=True):
+    shown = list(dict.fromkeys(row[2] for row in document["runs"]))
+    columns = 5
+    high = -(-len(shown) // columns)
+    figure = Figure(figsize=(3 * columns, 1.2 + 3.1 * high), layout="constrained")
+    panels = figure.subplots(high, columns, sharex=True, sharey=True)
+    for axes in panels.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes, heuristic in zip(panels.flat, shown, strict=False):
         _panel(axes, [row for row in document["runs"] if row[2] == heuristic])
         axes.set_title(heuristic, fontsize=10)
     for axes in panels[:, 0]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEURISTICS = ("dtr-full", "dtr-eqclass", "estar", "msps", "dtr-local", "lru")
+HEURISTICS = ("marginal", "dtr-full", "dtr-eqclass", "estar", "msps", "dtr-local", "lru")
 SETTINGS = (
     ("simrd", "eager", HEURISTICS),
     ("simrd", "banish", ("dtr-full", "lru")),
@@ -102,6 +102,7 @@ def draw(document: Document) -> Mapping[str, Figure]:
 
 
 LINES: Sequence[tuple[str, str, str, dict[str, Any]]] = (
+    ("simrd", "marginal", "marginal (ours)", {"marker": ".", "lw": 2}),
     ("simrd", "dtr-full", "dtr-full", {"marker": "."}),
     ("simrd", "dtr-eqclass", "dtr-eqclass", {"marker": ".", "ls": "--"}),
     ("simrd", "estar", "estar", {"marker": "."}),

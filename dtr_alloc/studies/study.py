@@ -53,7 +53,10 @@ class Study:
     draw: Callable[[Document], Mapping[str, Figure]]
 
 
-NAMES: tuple[str, ...] = ("linear", "memory", "adversary", "sweep", "ablation", "schedule")
+NAMES: tuple[str, ...] = (
+    *("linear", "memory", "adversary", "sweep", "ablation"),
+    *("optimum", "schedule", "floor", "profile", "large"),
+)
 """The studies, each a module of this package, in the order in which the docs show them."""
 
 

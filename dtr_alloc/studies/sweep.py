@@ -25,6 +25,9 @@ THRASHING = 2.0
 """As in the paper: more compute than this times the compute without a budget is of no use."""
 GIVEN_UP = 10.0
 """A run is ended there. Below it we know whether it would run out of memory."""
+FURTHER_DEALLOC = "lazy"
+"""The default heuristic also runs with this policy for the dead; all run with ``eager``, as in the
+paper."""
 STEP = 5
 """Of the ratios, in percent; from 10 percent on."""
 
@@ -32,14 +35,17 @@ STEP = 5
 def compute(options: Options) -> Document:
     ratios = [percent / 100 for percent in range(10, 101, 20 if options.smoke else STEP)]
     rules = [Rule(preset.name, preset) for preset in heuristics.PRESETS.values()]
+    assert rules[-1].name == heuristics.DEFAULT
     published = published_logs(options)
     plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)
-    rows = [
-        ["published", *_found(row), row["ratio"]]
-        for row in simulate.Study(plan, _named(published), options.jobs)
-    ]
-    for name, program in job_logs(("mlp",) if options.smoke else JOBS).items():
-        rows += _job(name, program, plan, ratios, options.jobs)
+    lazy = replace(plan, rules=rules[-1:], deallocs=[FURTHER_DEALLOC])
+    jobs = job_logs(("mlp",) if options.smoke else JOBS)
+    rows: list[list[Any]] = []
+    for each in (plan, lazy):
+        runs = simulate.Study(each, _named(published), options.jobs)
+        rows += [["published", *_found(row), row["ratio"]] for row in runs]
+        for name, program in jobs.items():
+            rows += _job(name, program, each, ratios, options.jobs)
     return {
         "columns": ["logs", "log", "heuristic", "status", "slowdown", "ratio"],
         "rows": rows,
@@ -71,7 +77,8 @@ def _found(row: Mapping[str, Any]) -> list[Any]:
     status = row["status"]
     if status == "ok" and slowdown > THRASHING:
         status = "thrash"
-    return [row["log"], row["heuristic"], status, round(slowdown, 5)]
+    dealloc = "" if row["dealloc"] == "eager" else f", {row['dealloc']}"
+    return [row["log"], row["heuristic"] + dealloc, status, round(slowdown, 5)]
 
 
 def _lines(rows: Sequence[Sequence[Any]]) -> Mapping[tuple[str, ...], list[Sequence[Any]]]:
@@ -118,30 +125,32 @@ def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
     panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
     for panel in panels.flat[len(names) :]:
         panel.set_axis_off()
-    for panel, name in zip(panels.flat, names, strict=False):
-        for (_, log, heuristic), line in lines.items():
-            if log != name:
+    for panel, log in zip(panels.flat, names, strict=False):
+        for (_, of, heuristic), line in lines.items():
+            if of != log:
                 continue
-            ours = heuristic == "marginal"
+            name, _, dealloc = heuristic.partition(", ")
+            ours = name == heuristics.DEFAULT
             style: dict[str, Any] = {"lw": 2.2 if ours else 1, "zorder": 3 if ours else 2}
             known = [row for row in line if row[3] == "ok"]
             panel.plot(
                 [row[5] for row in known],
                 [row[4] for row in known],
-                color=COLORS[heuristic],
-                marker="." if not ours else "o",
+                color=COLORS[name],
+                ls=":" if ours and not dealloc else "-",
+                marker=".",
                 ms=4,
                 label=heuristic,
                 **style,
             )
-        panel.set_title(name)
+        panel.set_title(log)
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylim(0.98, THRASHING)
     panels[0, 0].set_xlim(0.08, 1.02)
     figure.supxlabel(_BUDGETS[logs])
     figure.supylabel("compute / compute without a budget")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=6, frameon=False)
     return figure
 
 

@@ -10,7 +10,7 @@
 namespace {
 
 void check(const dtr_replay_options& options) {
-  if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_IGNORE)
+  if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_LAZY)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
                                "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
 }
@@ -44,8 +44,9 @@ int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* 
     options.budget_bytes = budget_bytes;
     options.max_recompute = -1;
     check(options);
-    if (dealloc == DTR_DEALLOC_BANISH)
-      throw dtr::InvalidArgument("dealloc of a schedule is banish; allowed: eager, ignore");
+    if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
+      throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
+                                 "; allowed: 0 (eager), 2 (ignore)");
     auto replay = std::make_unique<dtr::Replay>();
     dtr::Given given(evictions, count);
     dtr::simrd::Machine(options, *replay, &given).run(program, numbers);

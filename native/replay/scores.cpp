@@ -79,7 +79,6 @@ int64_t Machine::component_cost(uint32_t storage) {
 }
 
 double Machine::marginal_cost(uint32_t at) {
-  if (storages_[at].references == 0 && storages_[at].askers == 0) return 0;
   int64_t tolls = 0;
   const uint32_t walk = ++walks_;
   pending_.assign(1, at);
@@ -96,7 +95,7 @@ double Machine::marginal_cost(uint32_t at) {
       pending_.push_back(above);
     }
   }
-  return static_cast<double>(graph_.nodes[at].cost) + static_cast<double>(tolls) / kTollParts;
+  return with_tolls(graph_.nodes[at].cost, tolls);
 }
 
 template <typename Cost>
@@ -134,10 +133,11 @@ uint32_t Machine::choose() {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
     if (counts_askers_) {
-      // Its own cost alone may say that another is better; but nobody asks for some.
-      const bool wanted = storages_[at].references > 0 || storages_[at].askers > 0;
-      if (wanted && score(at, cost, newest) > least) return kInfinity;
-      const double value = score(at, marginal_cost(at), newest);
+      double value = score(at, cost, newest);
+      if (storages_[at].references == 0 && storages_[at].askers == 0)
+        value *= kIdle;
+      else if (value <= least)  // else another is better whatever the tolls
+        value = score(at, marginal_cost(at), newest);
       least = std::min(least, value);
       return value;
     }

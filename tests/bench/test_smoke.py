@@ -32,6 +32,14 @@ def test_smallest_budget() -> None:
         assert row["smallest_fraction"] <= 0.5
 
 
+def test_job_sweep() -> None:
+    """One job at two budgets under two policies, bits compared."""
+    document = run("bench.job_sweep")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    assert len(document["results"]) == 4
+    assert {row["outcome"] for row in document["results"]} == {"same bits"}
+
+
 def test_soak() -> None:
     """A few hundred steps; what is watched is reported per window."""
     document = run("bench.soak", "--device", "cpu")
@@ -60,6 +68,29 @@ def test_bookkeeping() -> None:
     for row in document["results"]:
         assert row["outcome"] == "trains"
         assert 0 < row["search_share"] < row["bookkeeping_share"] < 1
+
+
+def test_breakdown() -> None:
+    """The parts of a step, without a limit and at half the activation memory."""
+    document = run("bench.breakdown")
+    assert document.keys() >= ENVIRONMENT | {"results", "parts", "noop_mode"}
+    free, half = document["results"]
+    for row in (free, half):
+        assert row["outcome"] == "trains"
+        assert sum(row["parts"].values()) == pytest.approx(row["watched_ratio"])
+    assert free["parts"]["again"] == free["parts"]["search"] == 0
+    assert half["parts"]["again"] > 0
+    assert half["parts"]["search"] > 0
+
+
+def test_large_inputs() -> None:
+    """A job trains twice the input that it can hold, and stays below the wall."""
+    document = run("bench.large_inputs")
+    assert document.keys() >= ENVIRONMENT | {"results", "wall_bytes", "slack"}
+    (row,) = document["results"]
+    assert row["size"] == 2 * row["plain_size"]
+    assert row["plain_beyond"] == "hits the wall"
+    assert row["peak_resident_bytes"] <= document["wall_bytes"]
 
 
 def test_simulator() -> None:

@@ -386,7 +386,7 @@ SETTINGS = settings(
 )
 
 
-DEALLOCS = ["eager", "banish", "ignore"]
+DEALLOCS = ["eager", "banish", "ignore", "lazy"]
 
 
 @pytest.mark.parametrize("policy", DEALLOCS)

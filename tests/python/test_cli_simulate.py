@@ -141,8 +141,11 @@ def test_help_has_every_option():
         (["--heuristic", "best"], "--heuristic: unknown heuristic 'best'; allowed: dtr-full"),
         (["--heuristic", "c=mine"], "--heuristic: c is 'mine'; allowed: none, local"),
         (["--heuristic", "DTR", "--semantics", "runtime"], "'DTR' is a name of simrd's"),
-        (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore"),
-        (["--dealloc", "banish"], "heuristic 'dtr-eqclass' with dealloc 'banish'"),
+        (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore, lazy"),
+        (
+            ["--heuristic", "dtr-eqclass", "--dealloc", "banish"],
+            "heuristic 'dtr-eqclass' with dealloc 'banish'",
+        ),
         (["--seed", "x"], "--seed: seed 'x'; allowed"),
         (["--space", "heap"], "--space heap needs --semantics runtime"),
         (["--space", "disk"], "'disk' is not one of"),

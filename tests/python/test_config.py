@@ -148,7 +148,7 @@ def test_other_peoples_variables_are_not_read():
     [
         ("DTR_ALLOC_BUDGET", "much", "60%"),
         ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
-        ("DTR_ALLOC_HEURISTIC", "best", "dtr-eqclass"),
+        ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
         ("DTR_ALLOC_DEALLOC", "never", "eager"),
         ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
         ("DTR_ALLOC_HISTORY", "0", "at least 1"),
@@ -270,7 +270,7 @@ def test_every_field_can_be_given_in_each_way():
     written = {
         "budget": "60%",
         "device": "cpu",
-        "heuristic": "dtr-eqclass",
+        "heuristic": "marginal",
         "dealloc": "eager",
         "min_evict": "1%",
         "sampling": "sqrt",

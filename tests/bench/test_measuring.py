@@ -1,0 +1,90 @@
+"""What the benches' figures rest on: means, searches and the parts of a step. Needs PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import pytest
+import torch
+
+from bench.breakdown import calm
+from bench.overhead import Counting
+from bench.timeline import PARTS, watched_session
+from bench.walled import INPUTS, build, largest
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the benches do it: two threads that wait for each other take seconds on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("edge", [8, 11, 16, 31, 32, 100])
+def test_the_largest_size_is_found_to_the_resolution(edge: int) -> None:
+    tried = []
+
+    def trains(size: int) -> bool:
+        tried.append(size)
+        return size <= edge
+
+    found = largest(trains, 8, 1, 1 / 8, 2**30)
+    assert found <= edge <= max(found + 1, found * 9 / 8)
+    assert len(tried) == len(set(tried))
+
+
+def test_sizes_that_are_tried_are_multiples_of_the_unit() -> None:
+    tried: list[int] = []
+    largest(lambda size: bool(tried.append(size)) or size < 77, 16, 4, 0.01, 2**30)
+    assert all(size % 4 == 0 for size in tried)
+
+
+def test_the_mean_of_the_calm_half_leaves_out_steps_that_waited_and_its_parts_add_up() -> None:
+    steps = [
+        {"total": total, "a": total - 1.0, "b": 1.0, "waited": waited}
+        for total, waited in ((2.0, 0.1), (3.0, 0.7), (6.0, 0.2), (900.0, 0.9))
+    ]
+    assert calm(steps) == {"total": 4.0, "a": 3.0, "b": 1.0, "waited": pytest.approx(0.15)}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_on_a_batch_of_two_a_job_runs_the_operators_of_any_batch(name: str) -> None:
+    def operators(size: int, tiny: bool) -> int:
+        job = build(name, size, tiny=tiny)
+        with Counting() as mode:
+            job.step(0)
+        return mode.count
+
+    assert operators(8, tiny=True) == operators(8, tiny=False)
+
+
+def test_the_parts_of_a_watched_step_add_up_to_its_time() -> None:
+    x = torch.randn(256, 256)
+    with watched_session(budget="1MiB", device="cpu") as timeline:
+        kept = [x]
+        timeline.begin()
+        begin = perf_counter()
+        for _ in range(8):
+            kept.append(torch.tanh(kept[-1]))
+        for y in kept:
+            y.sum()
+        seconds = perf_counter() - begin
+        parts = timeline.end()
+        del kept, y
+    assert parts.keys() == PARTS.keys() | {"watching"}
+    assert all(part >= 0 for part in parts.values())
+    assert sum(parts.values()) == pytest.approx(seconds, rel=0.05, abs=1e-4)
+    assert min(parts[part] for part in ("operators", "again", "replay", "search")) > 0
+
+
+def test_without_a_limit_nothing_runs_again() -> None:
+    with watched_session(budget="unlimited", device="cpu") as timeline:
+        timeline.begin()
+        torch.ones(64, 64).tanh().sum()
+        parts = timeline.end()
+    assert parts["again"] == parts["replay"] == parts["search"] == 0
+    assert parts["operators"] > 0
+    assert parts["recorder"] > 0

@@ -1,0 +1,139 @@
+"""What goes first and what yields where memory is short. They need the native build, no PyTorch."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from programs import Model
+
+from dtr_alloc import oplog, simulate
+from dtr_alloc.studies.log import Log
+
+LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
+WORDS = 4096 // 8  # a page
+HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")
+
+
+def replay(log, budget, heuristic="dtr-eqclass", **options):
+    options |= {"semantics": "runtime", "decisions": True, "outputs": False}
+    program = log.program if isinstance(log, Log) else log
+    run = simulate.replay(program, heuristic, budget, **options)
+    Model(program).follow(run.decisions)
+    return run
+
+
+class TestGhosts:
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_a_ghost_that_nothing_asks_for_goes_before_the_living(self, make_toy, asked):
+        """By the score alone the larger storage, which lives, would go first."""
+        toy = make_toy(pages=8, heuristic="largest")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z, w = toy.one("g", y, words=2 * WORDS), toy.one("h", y)
+        y.release()
+        assert toy.evict(z)
+        assert toy.evict(w)
+        if not asked:
+            w.release()
+        toy.materialize(z)  # through y
+        toy.verify()
+        toy.unseen(5 * WORDS).release()
+        assert toy.resident(z) is not asked
+        toy.materialize(z)
+        assert toy.replays == (["f", "g", "g"] if asked else ["f", "g"])
+        toy.verify()
+        for tensor in (x, z, w):
+            tensor.release()
+
+    def test_asking_reaches_through_what_is_dead_and_evicted(self, make_toy):
+        """x, y, z, of which only z lives and is evicted: it asks for all that it begins with."""
+        toy = make_toy(pages=8, heuristic="largest")
+        x = toy.unseen(WORDS)
+        first = toy.one("f", x)
+        second, other = toy.one("g", first), toy.one("o", first, words=2 * WORDS)
+        z = toy.one("h", second)
+        for tensor in (other, z):
+            assert toy.evict(tensor)
+        first.release()
+        second.release()
+        toy.materialize(other)  # first is a ghost, and asked for by z through second
+        toy.verify()
+        toy.unseen(5 * WORDS).release()
+        assert not toy.resident(other)
+        toy.materialize(z)
+        assert toy.replays == ["f", "o", "g", "h"]
+        toy.verify()
+        for tensor in (x, other, z):
+            tensor.release()
+
+    def test_at_once_gives_their_memory_back_unasked(self):
+        log = Log()
+        log.constant("x", 100)
+        log.call("x", {"y": 100})
+        log.call("y", {"z": 100})
+        log.release("y")
+        log.call("x", {"large": 900})
+        log.release("large")
+        log.call("z", {"end": 100})
+        ends = {ghosts: replay(log, 1000, ghosts=ghosts).end_bytes for ghosts in simulate.GHOSTS}
+        assert ends == {"first": 400, "at-once": 300, "discounted": 400}
+
+
+def two_inputs(a_temporary, b_temporary):
+    """An operator reads a and b, both of 400 bytes and evicted, through a temporary each."""
+    log = Log()
+    log.constant("x", 100)
+    for name, temporary in (("a", a_temporary), ("b", b_temporary)):
+        log.call("x", {f"t{name}": temporary})
+        log.call(f"t{name}", {name: 400})
+        log.release(f"t{name}")
+        log.call("x", {"large": 1400})
+        log.release("large")
+    return log
+
+
+class TestWaiting:
+    def test_the_input_that_needs_most_memory_is_brought_back_first(self):
+        """With the other in hand it would not fit."""
+        log = two_inputs(500, 1000)
+        log.call("a b", {"end": 100})
+        assert replay(log, 1600, waiting="holds").status == "oom"
+        run = replay(log, 1600)
+        assert (run.status, run.yields) == ("ok", 0)
+
+    def test_an_input_of_the_op_yields_and_comes_back(self):
+        """a is there and b is not, which needs its temporary's memory besides."""
+        log = two_inputs(100, 1000)
+        log.call("a", {"c": 100})
+        log.release("c")
+        log.call("a b", {"end": 100})
+        run = replay(log, 1600, waiting="holds")
+        assert run.status == "oom"
+        assert run.waiting_bytes == 400
+        run = replay(log, 1600)
+        assert (run.status, run.yields) == ("ok", 1)
+
+    def test_what_cannot_be_brought_back_together_is_out_of_memory_after_a_few_tries(self):
+        log = two_inputs(1000, 1000)
+        log.call("a b", {"end": 100})
+        assert replay(log, 2000).status == "ok"
+        run = replay(log, 1800)
+        assert run.status == "oom"
+        assert 1 <= run.yields <= 8
+
+    @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
+    def test_the_smallest_budget_that_runs_is_no_larger_than_where_waiting_holds(self, path):
+        """And every replay on the way reads nothing that is evicted."""
+        program = oplog.compile_log(path)
+        base = simulate.baseline(program, "runtime")
+        floors = {}
+        for waiting, heuristic in itertools.product(simulate.WAITING, HEURISTICS):
+            floors[waiting, heuristic] = 100
+            for percent in range(100, 0, -4):
+                options = {"waiting": waiting, "max_recompute": 9 * base.compute}
+                run = replay(program, base.peak_bytes * percent // 100, heuristic, **options)
+                assert run.status in ("ok", "oom", "thrash")
+                if run.status == "ok":
+                    floors[waiting, heuristic] = percent
+        for heuristic in HEURISTICS:
+            assert floors["yields", heuristic] <= floors["holds", heuristic]
