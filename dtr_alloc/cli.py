@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dtr_alloc import _autoload, config, heuristics, report
 
@@ -371,7 +372,16 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
 @click.option(
     "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
 )
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    metavar="FILE",
+    help="Replay the schedules in FILE (dtr-alloc schedule), each with its own budget, instead.",
+)
+@click.pass_context
 def simulate(
+    context: click.Context,
     logs: tuple[str, ...],
     budgets: tuple[str, ...],
     heuristics: tuple[str, ...],
@@ -379,6 +389,7 @@ def simulate(
     seeds: tuple[str, ...],
     json_path: str | None,
     plot_path: str | None,
+    schedules: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Replays op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
@@ -387,8 +398,15 @@ def simulate(
     they are). Every option that takes a LIST may be given more than once. Running out of memory
     and thrashing are results, not failures.
     """
-    from dtr_alloc import simulate_command
+    from dtr_alloc import schedule_command, simulate_command
 
+    if schedules:
+        given = ParameterSource.DEFAULT
+        for name in context.params.keys() - {"logs", "json_path", "schedules"}:
+            if context.get_parameter_source(name) is not given:
+                raise click.UsageError(f"--schedule says what --{name.rstrip('s')} would say")
+        schedule_command.replay(logs=logs, paths=schedules, json_path=json_path)
+        return
     simulate_command.run(
         logs=logs,
         budgets=budgets,
@@ -399,6 +417,45 @@ def simulate(
         plot_path=plot_path,
         **options,
     )
+
+
+@commands.command(short_help="Look for the best evictions, with the whole log known.")
+@click.argument("log", metavar="LOG")
+@_list_option("--budget", "0.5", "As for simulate.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the schedules are written (.gz, .bz2, .xz are compressed).",
+)
+@click.option(
+    "--iterations",
+    "steps",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Steps of local search. The same number and seed give the same schedule.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="S",
+    help="End local search after so long, for each budget (default: no limit).",
+)
+def schedule(log: str, budgets: tuple[str, ...], **options: Any) -> None:
+    """Looks for evictions that keep the LOG within each budget at little recomputing.
+
+    All that the log will do is known, so this is no policy: it says how far the policies are
+    from what can be done. What it finds is never worse than a preset. `dtr-alloc simulate LOG
+    --schedule FILE` replays it.
+    """
+    from dtr_alloc import schedule_command
+
+    schedule_command.find(log=log, budgets=budgets, **options)
 
 
 @commands.command(short_help="Run the studies that the docs show.")

@@ -183,7 +183,7 @@ def _zstd() -> Any:
     raise ImportError
 
 
-def _open(path: str, mode: str) -> Any:
+def open_file(path: str, mode: str) -> Any:
     """The unbuffered bytes behind a name, whose suffix says how they are compressed."""
     suffix = os.path.splitext(path)[1]
     if suffix == ".gz":
@@ -221,7 +221,7 @@ class Reader:
         if self.path == "-":
             yield from self._instructions(sys.stdin.buffer)
             return
-        with _open(self.path, "rb") as file:
+        with open_file(self.path, "rb") as file:
             yield from self._instructions(io.BufferedReader(file, _CHUNK_BYTES))
 
     def _instructions(self, file: IO[bytes]) -> Iterator[Instruction]:
@@ -314,7 +314,7 @@ class Writer:
         self.path = os.fspath(path)
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._file = _open(self.path, "wb")
+        self._file = open_file(self.path, "wb")
         self.write(START)
 
     def write(self, instruction: Instruction) -> None:

@@ -229,13 +229,18 @@ def replay(
         )
     seconds = time.perf_counter() - begin
     check(status)
+    return run_of(out[0], decisions, seconds)
+
+
+def run_of(handle: Any, with_decisions: bool, seconds: float = 0.0) -> Run:
+    """The outcome behind a dtr_replay of the core, which is destroyed."""
     try:
-        return _run_of(out[0], seconds, decisions)
+        return _outcome(handle, seconds, with_decisions)
     finally:
-        lib.dtr_replay_destroy(out[0])
+        lib.dtr_replay_destroy(handle)
 
 
-def _run_of(handle: Any, seconds: float, with_decisions: bool) -> Run:
+def _outcome(handle: Any, seconds: float, with_decisions: bool) -> Run:
     result = ffi.new("dtr_replay_result *")
     lib.dtr_replay_get_result(handle, result)
     counters: dict[str, Any] = record(result, _COUNTERS)

@@ -41,14 +41,14 @@ def run(
         raise click.UsageError("--space heap needs --semantics runtime: simrd has no addresses")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
-    policies = _each_once("--dealloc", deallocs, _deallocs)
+    policies = each_once("--dealloc", deallocs, _deallocs)
     plan = simulate.Plan(
-        limits=_each_once("--budget", budgets, simulate.parse_limits),
+        limits=each_once("--budget", budgets, simulate.parse_limits),
         rules=_given(
             "--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics, policies)
         ),
         deallocs=policies,
-        seeds=_each_once("--seed", seeds, simulate.parse_seeds),
+        seeds=each_once("--seed", seeds, simulate.parse_seeds),
         semantics=semantics,
         space=space,
         thrash=thrash,
@@ -56,11 +56,11 @@ def run(
     _given("the combination", plan.check)
     if plot_path is not None:
         _check_plot(plot_path)
-    study = simulate.Study(plan, _compiled(logs), jobs or cores())
+    study = simulate.Study(plan, compiled(logs), jobs or cores())
 
     rows = []
     errors = Console(stderr=True)
-    with _results_file(json_path) as file, _progress(errors, len(study.setups)) as advance:
+    with results_file(json_path) as file, _progress(errors, len(study.setups)) as advance:
         try:
             for row in study:
                 rows.append(row)
@@ -90,7 +90,7 @@ def _given(option: str, parse: Callable[[], _T]) -> _T:
         raise click.UsageError(f"{option}: {error}") from None
 
 
-def _each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterable[_T]]) -> list[_T]:
+def each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterable[_T]]) -> list[_T]:
     return _given(
         option, lambda: list(dict.fromkeys(itertools.chain.from_iterable(map(parse, texts))))
     )
@@ -115,7 +115,7 @@ def _check_plot(path: str) -> None:
         raise click.UsageError(f"--plot: {path!r}; allowed endings: {', '.join(sorted(kinds))}")
 
 
-def _compiled(logs: Sequence[str]) -> list[Program]:
+def compiled(logs: Sequence[str]) -> list[Program]:
     programs = []
     for log in logs:
         try:
@@ -134,7 +134,7 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def _results_file(path: str | None) -> Iterator[IO[str] | None]:
+def results_file(path: str | None) -> Iterator[IO[str] | None]:
     if path is None or path == "-":
         yield None if path is None else sys.stdout
         return

@@ -623,6 +623,16 @@ int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* progr
  * simulated addresses, mapped in the host driver's unit. */
 enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1 };
 
+/* Replays a program with the semantics of simrd, evicting for room what a list says
+ * (native/replay/given.h): count pairs of numbers, after how many executions (first and repeated
+ * ones) and which storage, by its first tensor as in the decisions. What the program releases is
+ * evicted at once under DTR_DEALLOC_EAGER, and stays until the list says so under
+ * DTR_DEALLOC_IGNORE. Fails and returns as dtr_replay_simrd; DTR_INVALID also if the list has
+ * what cannot be evicted, or leaves too little room. */
+int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                         uint64_t numbers, const int64_t* evictions, uint64_t count,
+                         dtr_replay** out);
+
 typedef struct dtr_runtime_options {
   dtr_replay_options replay; /* newest_staleness must be 0 */
   int32_t space;             /* DTR_SPACE_... */
@@ -652,6 +662,37 @@ void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
  * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
  * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
 const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length);
+
+/* ---- Schedules: what to evict, with the whole log known (native/schedule/) ----- */
+
+/* What a search found: a list of evictions for dtr_replay_given. */
+typedef struct dtr_schedule dtr_schedule;
+
+typedef struct dtr_search_options {
+  uint64_t budget_bytes;
+  uint64_t seed;
+  uint64_t steps; /* of local search, after the sweep over scores */
+  double seconds; /* no further step of local search begins after these; 0: no limit */
+} dtr_search_options;
+
+typedef struct dtr_schedule_result {
+  int32_t found;      /* 0: no list was found that keeps the program within the budget */
+  int32_t dealloc;    /* what the list is for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
+  int64_t remat_cost; /* of the schedule */
+  int64_t swept_cost; /* of the best of the sweep */
+  uint64_t steps;     /* of local search that were made */
+  uint64_t evictions; /* how many pairs the list has */
+} dtr_schedule_result;
+
+/* Looks for evictions that cost little recomputing. The same options with seconds 0 give the same
+ * list. Returns DTR_INVALID for a program that is malformed. *out belongs to the caller; NULL on
+ * failure. */
+int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* program,
+                            uint64_t numbers, dtr_schedule** out);
+void dtr_schedule_destroy(dtr_schedule* schedule);
+void dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
+/* The list, as many pairs as the result says. Lives as long as the schedule. */
+const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule);
 
 /* CFFI END */
 

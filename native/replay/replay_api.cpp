@@ -33,6 +33,27 @@ int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* progr
   });
 }
 
+int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                         uint64_t numbers, const int64_t* evictions, uint64_t count,
+                         dtr_replay** out) {
+  *out = nullptr;
+  return dtr::guard([&] {
+    dtr_replay_options options{};
+    options.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
+    options.dealloc = dealloc;
+    options.budget_bytes = budget_bytes;
+    options.max_recompute = -1;
+    check(options);
+    if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
+      throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
+                                 "; allowed: 0 (eager), 2 (ignore)");
+    auto replay = std::make_unique<dtr::Replay>();
+    dtr::Given given(evictions, count);
+    dtr::simrd::Machine(options, *replay, &given).run(program, numbers);
+    *out = reinterpret_cast<dtr_replay*>(replay.release());
+  });
+}
+
 int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
                            uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
                            uint64_t operators, dtr_replay** out) {

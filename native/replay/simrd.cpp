@@ -19,8 +19,12 @@ void add(T& sum, T amount, const char* what) {
 
 }  // namespace
 
-Machine::Machine(const dtr_replay_options& options, Replay& replay)
-    : options_(options), replay_(replay), result_(replay.result), random_(options.heuristic.seed) {
+Machine::Machine(const dtr_replay_options& options, Replay& replay, Given* given)
+    : options_(options),
+      replay_(replay),
+      result_(replay.result),
+      given_(given),
+      random_(options.heuristic.seed) {
   const dtr_heuristic& heuristic = options.heuristic;
   const bool scored = heuristic.select == DTR_SELECT_SCORE;
   const bool neighborhood =
@@ -141,6 +145,7 @@ void Machine::run(const int64_t* program, uint64_t numbers) {
           break;
       }
     finish();
+    if (given_ != nullptr) given_->check_end(result_.model_ops + result_.remat_ops);
   } catch (const Stop& stop) {
     result_.status = stop.status;
   }
@@ -519,6 +524,7 @@ void Machine::unlock(uint32_t at) {
 }
 
 void Machine::make_room(uint64_t bytes) {
+  if (given_ != nullptr) return evict_given(bytes);
   if (memory_ + bytes <= options_.budget_bytes) return;
   const int64_t begin = now_ns();
   while (memory_ + bytes > options_.budget_bytes) {
@@ -526,6 +532,27 @@ void Machine::make_room(uint64_t bytes) {
     evict(choose(), true);
   }
   result_.search_ns += static_cast<uint64_t>(now_ns() - begin);
+}
+
+void Machine::evict_given(uint64_t bytes) {
+  const uint64_t executions = result_.model_ops + result_.remat_ops;
+  for (int64_t root = given_->next(executions); root >= 0; root = given_->next(executions)) {
+    const auto tensor = static_cast<uint64_t>(root);
+    if (tensor >= tensors_.size() || storages_[tensors_[tensor].storage].root != tensor)
+      given_->refuse("is none; allowed: the first tensor of a storage that exists by then");
+    const uint32_t at = tensors_[tensor].storage;
+    if (storages_[at].pinned) given_->refuse("is pinned; allowed: what is no constant or output");
+    if (!graph_.material[at]) given_->refuse("is not resident");
+    if (storages_[at].locks > 0) given_->refuse("is in use by an op or a rematerialization");
+    evict(at, true);
+  }
+  if (memory_ + bytes > options_.budget_bytes)
+    throw InvalidArgument("schedule: after " + std::to_string(executions) + " executions " +
+                          std::to_string(bytes) + " bytes are needed beside " +
+                          std::to_string(memory_) +
+                          " in use, and nothing more is evicted; the "
+                          "budget is " +
+                          std::to_string(options_.budget_bytes));
 }
 
 void Machine::evict(uint32_t at, bool forced) {

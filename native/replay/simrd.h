@@ -20,6 +20,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "given.h"
 #include "mersenne.h"
 #include "pool.h"
 #include "program.h"
@@ -110,7 +111,8 @@ class Components {
 class Machine {
  public:
   // Throws InvalidArgument for options that simrd has no meaning for.
-  Machine(const dtr_replay_options& options, Replay& replay);
+  // given: what is evicted for room, instead of what the heuristic would choose; may be null.
+  Machine(const dtr_replay_options& options, Replay& replay, Given* given = nullptr);
   // Runs the program; its outcome is in the replay. Throws InvalidArgument if it is malformed.
   void run(const int64_t* program, uint64_t numbers);
 
@@ -154,6 +156,7 @@ class Machine {
   void evict(uint32_t storage, bool forced);
   void try_banish(uint32_t storage);
   void make_room(uint64_t bytes);
+  void evict_given(uint64_t bytes);
   void enter_pool(uint32_t storage);
   void update_asking(uint32_t storage);
   void stop_asking(uint32_t storage);
@@ -175,6 +178,7 @@ class Machine {
   const dtr_replay_options options_;
   Replay& replay_;
   dtr_replay_result& result_;
+  Given* const given_;
   bool caches_regions_ = false;      // e*, as cached by simrd
   bool walks_neighborhood_ = false;  // e*, walked for each score
   bool keeps_components_ = false;

@@ -1,0 +1,476 @@
+#include "player.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace dtr::schedule {
+
+namespace {
+
+constexpr double kDeadFirst = 40;  // as a logarithm: more than scores differ
+
+// log2, within 1e-3: scores are compared, not reported.
+double quick_log2(double x) {
+  if (!(x > 0)) return -1000;
+  uint64_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const double exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
+  bits = (bits & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
+  double m;
+  std::memcpy(&m, &bits, sizeof m);
+  m -= 1;
+  return exponent + m + m * (1 - m) * (0.422865 - 0.15921963 * m);
+}
+
+}  // namespace
+
+Player::Player(const Plan& plan) : plan_(plan) {
+  for (const Storage& storage : plan.storages)
+    log_size_.push_back(quick_log2(static_cast<double>(storage.size_bytes)));
+  mark_.resize(plan.storages.size());
+  op_mark_.resize(plan.ops.size());
+}
+
+void Player::reset() {
+  const size_t storages = plan_.storages.size();
+  outcome_.status = Status::ok;
+  outcome_.remat_cost = 0;
+  outcome_.remat_ops = outcome_.peak_bytes = 0;
+  outcome_.executions = 0;
+  outcome_.evictions.clear();
+  outcome_.remats.assign(storages, 0);
+  defined_.assign(plan_.tensors.size(), 0);
+  state_.assign(storages, kUnborn);
+  locks_.assign(storages, 0);
+  references_.assign(storages, 0);
+  pinned_.assign(storages, 0);
+  cost_.assign(storages, 0);
+  access_.assign(storages, 0);
+  pool_.clear();
+  pool_bytes_.clear();
+  at_.assign(storages, kNone);
+  use_at_.assign(storages, 0);
+  next_use_.assign(storages, kNone);
+  use_.assign(storages, Use::unknown);
+  numerator_.assign(storages, 0);
+  numerator_known_.assign(storages, 0);
+  needed_.assign(storages, 0);
+  stack_.clear();
+  missing_.clear();
+  memory_ = 0;
+  clock_ = 1;
+  position_ = 0;
+}
+
+const Outcome& Player::run(uint64_t budget_bytes, const Score& score,
+                           const std::vector<float>* weights, int64_t most_remat_cost) {
+  reset();
+  score_ = score;
+  outcome_.keeps = score.keep > 0;
+  weights_ = weights;
+  budget_ = budget_bytes;
+  most_ = most_remat_cost;
+  try {
+    for (const Event& event : plan_.events) switch (event.kind) {
+        case Event::kConstant:
+        case Event::kRun: {
+          const Op& op = plan_.ops[event.id];
+          for (uint32_t t = op.first_output; t < op.first_output + op.outputs; ++t) {
+            const uint32_t storage = plan_.tensors[t].storage;
+            ++references_[storage];
+            if (t == op.first_output || plan_.tensors[t - 1].storage != storage)
+              cost_[storage] += op.cost;
+            numerator_known_[storage] = 0;
+          }
+          materialize(op.first_output, false);
+          for (uint32_t t = op.first_output; t < op.first_output + op.outputs; ++t)
+            access_[plan_.tensors[t].storage] = clock_;
+          if (event.kind == Event::kConstant) {
+            const uint32_t storage = plan_.tensors[op.first_output].storage;
+            lock(storage);
+            pinned_[storage] = 1;
+          } else {
+            for (uint32_t i = op.inputs; i < plan_.inputs_end(event.id); ++i)
+              use_[plan_.tensors[plan_.inputs[i]].storage] = Use::unknown;
+            ++position_;
+          }
+          break;
+        }
+        case Event::kGet:
+          ++references_[plan_.tensors[event.id].storage];
+          break;
+        case Event::kRelease: {
+          const uint32_t storage = plan_.tensors[event.id].storage;
+          if (--references_[storage] == 0 && score_.keep == 0 && state_[storage] == kResident &&
+              !pinned_[storage])
+            evict(storage);
+          break;
+        }
+      }
+    for (const uint32_t tensor : plan_.outputs) {
+      if (!defined_[tensor]) materialize(tensor, true);
+      const uint32_t storage = plan_.tensors[tensor].storage;
+      if (pinned_[storage]) continue;
+      lock(storage);
+      pinned_[storage] = 1;
+    }
+  } catch (const Stop& stop) {
+    outcome_.status = stop.status;
+  }
+  return outcome_;
+}
+
+void Player::materialize(uint32_t wanted, bool again) {
+  begin_step(wanted, again);
+  while (!stack_.empty()) {
+    Step& step = stack_.back();
+    if (step.next_missing == missing_.size()) {
+      const Step ready = step;
+      missing_.resize(ready.missing);
+      execute(ready);
+      stack_.pop_back();
+      continue;
+    }
+    const uint32_t input = missing_[step.next_missing];
+    if (defined_[input]) {
+      lock(plan_.tensors[input].storage);
+      ++step.next_missing;
+    } else {
+      begin_step(input, true);
+    }
+  }
+}
+
+void Player::begin_step(uint32_t tensor, bool again) {
+  const uint32_t op = plan_.tensors[tensor].op;
+  const uint32_t begin = plan_.ops[op].inputs, end = plan_.inputs_end(op);
+  const size_t first = missing_.size();
+  for (uint32_t i = begin; i < end; ++i) {
+    const uint32_t input = plan_.inputs[i];
+    access_[plan_.tensors[input].storage] = clock_;
+    if (defined_[input])
+      lock(plan_.tensors[input].storage);
+    else
+      missing_.push_back(input);
+  }
+  stack_.push_back({tensor, again, first, first});
+}
+
+void Player::execute(const Step& step) {
+  const uint32_t id = plan_.tensors[step.tensor].op;
+  const Op& op = plan_.ops[id];
+  make_room(op.total_bytes);
+  clock_ += op.cost;
+  memory_ += op.total_bytes;
+  outcome_.peak_bytes = std::max(outcome_.peak_bytes, memory_);
+  const uint32_t end = op.first_output + op.outputs;
+  for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
+    if (defined_[tensor]) {
+      memory_ -= plan_.tensors[tensor].size_bytes;
+      continue;
+    }
+    defined_[tensor] = 1;
+    const uint32_t storage = plan_.tensors[tensor].storage;
+    if (state_[storage] != kResident) revive(storage);
+  }
+  ++outcome_.executions;
+  if (step.again) {
+    outcome_.remat_cost += op.cost;
+    ++outcome_.remat_ops;
+    ++outcome_.remats[plan_.tensors[step.tensor].storage];
+  }
+  for (uint32_t i = op.inputs; i < plan_.inputs_end(id); ++i)
+    unlock(plan_.tensors[plan_.inputs[i]].storage);
+  if (outcome_.remat_cost > most_) throw Stop{Status::too_costly};
+}
+
+void Player::make_room(uint64_t bytes) {
+  if (memory_ + bytes <= budget_) return;
+  const size_t first = outcome_.evictions.size();
+  std::vector<std::vector<uint32_t>> undone;  // tensors that each eviction made undefined
+  while (memory_ + bytes > budget_) {
+    const uint64_t missing = memory_ + bytes - budget_;
+    uint32_t storage = choose(static_cast<uint64_t>(score_.part * static_cast<double>(missing)));
+    if (storage == kNone) storage = choose(0);
+    if (storage == kNone) throw Stop{Status::out_of_memory};
+    outcome_.evictions.push_back({outcome_.executions, storage});
+    undone.emplace_back();
+    for (const uint32_t tensor : plan_.storages[storage].tensors)
+      if (defined_[tensor]) undone.back().push_back(tensor);
+    evict(storage);
+  }
+  if (score_.prune == 0) return;
+  // What was chosen early may prove needless.
+  for (size_t i = 0; i + 1 < undone.size();) {
+    const auto at = outcome_.evictions.begin() + static_cast<std::ptrdiff_t>(first + i);
+    const uint32_t storage = at->storage;
+    if (memory_ + plan_.storages[storage].size_bytes + bytes > budget_) {
+      ++i;
+      continue;
+    }
+    memory_ += plan_.storages[storage].size_bytes;
+    revive(storage);
+    for (const uint32_t tensor : undone[i]) defined_[tensor] = 1;
+    undone.erase(undone.begin() + static_cast<std::ptrdiff_t>(i));
+    outcome_.evictions.erase(at);
+  }
+}
+
+void Player::evict(uint32_t storage) {
+  state_[storage] = kEvicted;
+  memory_ -= plan_.storages[storage].size_bytes;
+  leave(storage);
+  for (const uint32_t tensor : plan_.storages[storage].tensors) defined_[tensor] = 0;
+  needed_[storage] = next_use(storage) != kNone;
+  forget_ancestors_below(storage);
+  forget_use_above(storage);
+}
+
+void Player::revive(uint32_t storage) {
+  const bool again = state_[storage] == kEvicted;
+  state_[storage] = kResident;
+  numerator_known_[storage] = 0;
+  enter(storage);
+  if (!again) return;
+  forget_ancestors_below(storage);
+  forget_use_above(storage);
+}
+
+void Player::lock(uint32_t storage) {
+  if (locks_[storage]++ == 0) leave(storage);
+}
+
+void Player::unlock(uint32_t storage) {
+  if (--locks_[storage] == 0) enter(storage);
+}
+
+void Player::enter(uint32_t storage) {
+  // Nothing is gained by evicting what has no bytes.
+  if (at_[storage] != kNone || plan_.storages[storage].size_bytes == 0) return;
+  at_[storage] = static_cast<uint32_t>(pool_.size());
+  pool_.push_back(storage);
+  pool_bytes_.push_back(plan_.storages[storage].size_bytes);
+}
+
+void Player::leave(uint32_t storage) {
+  const uint32_t at = at_[storage];
+  if (at == kNone) return;
+  pool_[at] = pool_.back();
+  at_[pool_[at]] = at;
+  pool_.pop_back();
+  pool_bytes_[at] = pool_bytes_.back();
+  pool_bytes_.pop_back();
+  at_[storage] = kNone;
+}
+
+// ---- what is known of the future ----
+
+// The next position of the program that reads it, from the present one on.
+uint32_t Player::direct_use(uint32_t storage) {
+  const std::vector<uint32_t>& uses = plan_.storages[storage].uses;
+  uint32_t& at = use_at_[storage];
+  while (at < uses.size() && uses[at] < position_) ++at;
+  return at < uses.size() ? uses[at] : kNone;
+}
+
+bool Player::knows_use(uint32_t storage) const {
+  if (use_[storage] == Use::being_found) return true;
+  return use_[storage] == Use::known &&
+         (next_use_[storage] == kNone || next_use_[storage] >= position_);
+}
+
+// The same, also by what is evicted and will have to be computed again. Views of several storages
+// can make circles: what is met again counts as what is known of it so far.
+uint32_t Player::next_use(uint32_t wanted) {
+  const auto open = [&](uint32_t storage) {
+    next_use_[storage] = direct_use(storage);
+    use_[storage] = Use::being_found;
+    uses_.push_back({storage, 0});
+  };
+  if (knows_use(wanted)) return next_use_[wanted];
+  open(wanted);
+  while (!uses_.empty()) {
+    const uint32_t at = uses_.back().storage;
+    const std::vector<uint32_t>& children = plan_.storages[at].children;
+    if (uses_.back().next_child == children.size()) {
+      use_[at] = Use::known;
+      uses_.pop_back();
+      if (!uses_.empty()) {
+        uint32_t& above = next_use_[uses_.back().storage];
+        above = std::min(above, next_use_[at]);
+      }
+      continue;
+    }
+    const uint32_t child = children[uses_.back().next_child++];
+    if (state_[child] != kEvicted) continue;
+    if (knows_use(child))
+      next_use_[at] = std::min(next_use_[at], next_use_[child]);
+    else
+      open(child);
+  }
+  return next_use_[wanted];
+}
+
+void Player::forget_ancestors_below(uint32_t storage) {
+  ++marks_;
+  walk_.assign(1, storage);
+  while (!walk_.empty()) {
+    const uint32_t at = walk_.back();
+    walk_.pop_back();
+    for (const uint32_t child : plan_.storages[at].children) {
+      if (state_[child] == kUnborn || mark_[child] == marks_) continue;
+      mark_[child] = marks_;
+      numerator_known_[child] = 0;
+      if (state_[child] == kEvicted) walk_.push_back(child);
+    }
+  }
+}
+
+// What is above a storage that came or went: its next use may have changed, and its evicted
+// descendants. Where an evicted one becomes needed, or is no longer, what is below it is told.
+void Player::forget_use_above(uint32_t storage) {
+  ++marks_;
+  walk_.assign(1, storage);
+  changed_.clear();
+  while (!walk_.empty()) {
+    const uint32_t at = walk_.back();
+    walk_.pop_back();
+    for (const uint32_t parent : plan_.storages[at].parents) {
+      if (mark_[parent] == marks_) continue;
+      mark_[parent] = marks_;
+      use_[parent] = Use::unknown;
+      if (score_.descendants > 0) numerator_known_[parent] = 0;
+      if (state_[parent] != kEvicted) continue;
+      walk_.push_back(parent);
+      changed_.push_back(parent);
+    }
+  }
+  if (score_.pending == score_.ancestors) return;
+  for (const uint32_t at : changed_) {
+    const bool needed = next_use(at) != kNone;
+    if (needed == needed_[at]) continue;
+    needed_[at] = needed;
+    forget_ancestors_below(at);
+  }
+}
+
+double Player::scaled(uint32_t storage, double cost) const {
+  return (weights_ != nullptr ? (*weights_)[storage] : 0) + (cost > 0 ? quick_log2(cost) : 0) -
+         score_.size * log_size_[storage];
+}
+
+double Player::own_numerator(uint32_t storage) const {
+  return scaled(storage, score_.own * static_cast<double>(cost_[storage]));
+}
+
+// Gives up, and keeps nothing, once the cost is above `most`.
+double Player::numerator(uint32_t storage, double most) {
+  if (numerator_known_[storage]) return numerator_[storage];
+  double sum = score_.own * static_cast<double>(cost_[storage]);
+  if (score_.ancestors > 0 || score_.pending > 0) {
+    ++marks_;
+    mark_[storage] = marks_;
+    op_mark_[plan_.tensors[plan_.storages[storage].root].op] = marks_;
+    std::vector<uint32_t>& walk = numerator_walk_;
+    walk.assign(1, storage);
+    while (!walk.empty()) {
+      if (sum > most) return 0;
+      const uint32_t at = walk.back();
+      walk.pop_back();
+      for (const uint32_t parent : plan_.storages[at].parents) {
+        if (mark_[parent] == marks_ || state_[parent] != kEvicted) continue;
+        mark_[parent] = marks_;
+        walk.push_back(parent);
+        const uint32_t op = plan_.tensors[plan_.storages[parent].root].op;
+        int64_t cost = cost_[parent];
+        if (op_mark_[op] == marks_) cost -= plan_.ops[op].cost;
+        op_mark_[op] = marks_;
+        const double factor = score_.pending != score_.ancestors && needed_[parent]
+                                  ? score_.pending
+                                  : score_.ancestors;
+        sum += factor * static_cast<double>(cost);
+      }
+    }
+  }
+  if (score_.descendants > 0) {
+    ++marks_;
+    std::vector<uint32_t>& walk = numerator_walk_;
+    walk.assign(1, storage);
+    while (!walk.empty()) {
+      if (sum > most) return 0;
+      const uint32_t at = walk.back();
+      walk.pop_back();
+      for (const uint32_t child : plan_.storages[at].children) {
+        if (mark_[child] == marks_ || state_[child] != kEvicted) continue;
+        mark_[child] = marks_;
+        if (next_use(child) == kNone) continue;
+        walk.push_back(child);
+        sum += score_.descendants * static_cast<double>(cost_[child]);
+      }
+    }
+  }
+  numerator_[storage] = scaled(storage, sum);
+  numerator_known_[storage] = true;
+  return numerator_[storage];
+}
+
+// Of what nothing needs: whether it goes before all else. A small storage that makes a large one
+// cheap to compute again may be worth its bytes.
+bool Player::goes_first(uint32_t storage) {
+  if (score_.spare == 0) return true;
+  const double large = score_.spare * static_cast<double>(plan_.storages[storage].size_bytes);
+  const std::vector<uint32_t>& children = plan_.storages[storage].children;
+  return std::none_of(children.begin(), children.end(), [&](uint32_t child) {
+    return state_[child] == kResident &&
+           static_cast<double>(plan_.storages[child].size_bytes) >= large &&
+           next_use(child) != kNone;
+  });
+}
+
+uint32_t Player::choose(uint64_t least_bytes) {
+  const double now = static_cast<double>(plan_.cost_before[position_]);
+  const double total = static_cast<double>(plan_.cost_before.back());
+  uint32_t best = kNone;
+  double least = std::numeric_limits<double>::infinity();
+  const auto offer = [&](uint32_t storage, double value) {
+    if (value > least || (value == least && storage > best)) return;
+    least = value;
+    best = storage;
+  };
+  // A score without ancestors is a bound of the score with them; those whose ancestors are to be
+  // summed anew come last, and only if their bound may win.
+  late_.clear();
+  for (size_t i = 0; i < pool_.size(); ++i) {
+    if (pool_bytes_[i] < least_bytes) continue;
+    const uint32_t storage = pool_[i];
+    double rest = 0;
+    const uint32_t next = next_use(storage);
+    if (next == kNone && goes_first(storage)) rest -= kDeadFirst;
+    if (score_.distance > 0) {
+      const double until =
+          next == kNone ? 2 * total : static_cast<double>(plan_.cost_before[next]) - now;
+      rest -= score_.distance * quick_log2(std::max(until, 1.0));
+    }
+    if (score_.staleness > 0)
+      rest -= score_.staleness *
+              quick_log2(std::max(static_cast<double>(clock_ - access_[storage]), 1.0));
+    if (numerator_known_[storage])
+      offer(storage, numerator_[storage] + rest);
+    else
+      late_.push_back({own_numerator(storage) + rest, rest, storage});
+  }
+  std::sort(late_.begin(), late_.end(),
+            [](const Late& a, const Late& b) { return a.bound < b.bound; });
+  for (const Late& late : late_) {
+    if (late.bound > least) break;
+    // Beyond so much cost it cannot win.
+    const double most = std::exp2(std::min(least - late.rest - scaled(late.storage, 1), 1000.0));
+    const double value = numerator(late.storage, most * 1.01);
+    if (numerator_known_[late.storage]) offer(late.storage, value + late.rest);
+  }
+  return best;
+}
+
+}  // namespace dtr::schedule
