@@ -97,7 +97,7 @@ def commands() -> None:
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
 @click.option(
-    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, banish, ignore."
+    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, lazy, banish, ignore."
 )
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")

@@ -51,8 +51,11 @@ void check(const dtr_engine_options& options) {
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
   dtr::Dealloc dealloc;
-  if (!dtr::dealloc_from_name(options.dealloc, &dealloc))
-    invalid("dealloc", std::string("'") + options.dealloc + "'", "eager, banish, ignore");
+  if (dtr::dealloc_from_name(options.dealloc, &dealloc)) return;
+  std::string allowed;
+  for (const char* name : dtr::kDeallocNames)
+    allowed += (allowed.empty() ? "" : ", ") + std::string(name);
+  invalid("dealloc", std::string("'") + options.dealloc + "'", allowed);
 }
 
 }  // namespace
