@@ -55,7 +55,7 @@ void check(const dtr_engine_options& options) {
   std::string allowed;
   for (const char* name : dtr::kDeallocNames)
     allowed += (allowed.empty() ? "" : ", ") + std::string(name);
-  invalid("dealloc", std::string("'") + options.dealloc + "'", allowed);
+  invalid("dealloc", std::string("'") + options.dealloc + "'", allowed.c_str());
 }
 
 }  // namespace
