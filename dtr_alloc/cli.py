@@ -498,8 +498,10 @@ def reproduce(
             click.echo(f"{name:<14}{study.load(name).title}")
         return
     for name in names:
-        if name not in study.NAMES:
-            raise click.UsageError(f"there is no study {name!r}; allowed: {', '.join(study.NAMES)}")
+        try:
+            study.load(name)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
     options = Options(smoke=smoke, logs=logs, jobs=jobs or cores())
     reproduce_command.run(names, folder=out, redraw=redraw, options=options)
 

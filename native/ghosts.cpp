@@ -63,8 +63,7 @@ void Engine::release_ghosts(Deferred& deferred) {
     // From the end: the last candidate fills the gap.
     for (size_t i = device->candidates.size(); i-- > 0;) {
       Storage* storage = device->candidates.at(i);
-      if (!storage->live && storage->askers == 0 && storage->locks == 0 && storage->pins == 0)
-        evict(storage, deferred);
+      if (is_idle(storage) && storage->locks == 0 && storage->pins == 0) evict(storage, deferred);
     }
 }
 

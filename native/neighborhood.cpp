@@ -224,7 +224,7 @@ void Engine::rebuild_neighborhoods() {
   }
   for_counted([&](Storage* storage) {
     storage->below = storage->above = Known::maybe;
-    count_dependents(storage);
+    if (needs_.tolls) count_dependents(storage);
   });
   for (const Device* device : devices_)
     for (size_t i = 0; i < device->candidates.size(); ++i)

@@ -16,7 +16,8 @@ from dtr_alloc import heuristics, simulate
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulate import Limit, Plan, parse_heuristic
 from dtr_alloc.studies.palette import COLORS
-from dtr_alloc.studies.published import published_logs
+from dtr_alloc.studies.panels import panel_grid
+from dtr_alloc.studies.published import THRASHING, published_logs
 from dtr_alloc.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
@@ -28,14 +29,10 @@ EXPONENTS = ("0", "0.25", "0.5", "1")
 RATIOS = (0.3, 0.5, 0.7)
 """Of the peak: where the parts are compared."""
 DEALLOCS = ("eager", "banish", "ignore")
-THRASHING = 2.0
 
 
 def compute(options: Options) -> Document:
-    programs = published_logs(options)
-    for name, program in programs.items():
-        program.path = name
-    logs = list(programs.values())
+    logs = list(published_logs(options).values())
     return {
         "part_columns": ["log", "c", "m", "s", "ratio", "status", "slowdown"],
         "parts": list(_parts(logs, options.jobs)),
@@ -118,15 +115,10 @@ def _draw_parts(rows: Sequence[Sequence[Any]]) -> Figure:
 
 
 def _draw_deallocs(rows: Sequence[Sequence[Any]]) -> Figure:
-    from matplotlib.figure import Figure
-
     logs = list(dict.fromkeys(row[0] for row in rows))
-    columns = min(4, len(logs))
-    high = -(-len(logs) // columns)
-    figure = Figure(figsize=(0.8 + 3.4 * columns, 1 + 2.9 * high), layout="constrained")
-    panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
+    figure, panels = panel_grid(len(logs), panel=(3.4, 2.9), margin=(0.8, 1))
     styles = {"eager": "-", "banish": "--", "ignore": ":"}
-    for panel, log in zip(panels.flat, logs, strict=True):
+    for panel, log in zip(panels.flat, logs, strict=False):
         for heuristic, dealloc in itertools.product(("dtr-full", "marginal"), DEALLOCS):
             line = [row for row in rows if row[:3] == [log, dealloc, heuristic] and row[4] == "ok"]
             panel.plot(

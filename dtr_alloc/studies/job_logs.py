@@ -19,7 +19,7 @@ JOBS = (
 
 
 def job_logs(names: Sequence[str] = JOBS) -> dict[str, Program]:
-    """The second step of each job, by its name, from a process of its own.
+    """The second step of each job, by its name (its label, too), from a process of its own.
 
     Raises Unavailable without a checkout, RuntimeError for a job that fails.
     """
@@ -32,4 +32,5 @@ def job_logs(names: Sequence[str] = JOBS) -> dict[str, Program]:
             if process.returncode:
                 raise RuntimeError(f"the job {name!r} could not be recorded:\n{errors[-2000:]}")
             programs[name] = compile_log(str(path))
+            programs[name].path = name
     return programs

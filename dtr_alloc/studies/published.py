@@ -13,10 +13,15 @@ NAMES = (
     *("resnet32", "densenet121", "inceptionv4", "unet"),
     *("transformer", "lstm", "treelstm", "unroll_gan"),
 )
+THRASHING = 2.0
+"""As in the paper: more compute than this times the compute without a budget is of no use."""
 
 
 def published_logs(options: Options) -> dict[str, Program]:
-    """The logs by name; for a smoke run two small ones. Raises Unavailable."""
+    """The logs by name, which is their label, too; for a smoke run two small ones.
+
+    Raises Unavailable.
+    """
     names = ("resnet32", "unet") if options.smoke else NAMES
     if options.logs is None:
         raise Unavailable("needs --logs FOLDER, with the logs that the DTR paper published")
@@ -28,4 +33,5 @@ def published_logs(options: Options) -> dict[str, Program]:
                 f"--logs {options.logs} has {len(paths)} files {name}.log*; allowed: one"
             )
         found[name] = compile_log(str(paths[0]))
+        found[name].path = name
     return found

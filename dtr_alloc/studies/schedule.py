@@ -13,7 +13,8 @@ from dtr_alloc.oplog import Program
 from dtr_alloc.simulate import Rule
 from dtr_alloc.studies.job_logs import job_logs
 from dtr_alloc.studies.palette import COLORS
-from dtr_alloc.studies.published import published_logs
+from dtr_alloc.studies.panels import panel_grid
+from dtr_alloc.studies.published import THRASHING, published_logs
 from dtr_alloc.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 RATIOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 JOBS = ("unet", "transformer", "lstm", "densenet")
-THRASHING = 2.0
-"""As in the paper: more compute than this times the compute without a budget is of no use."""
 SHOWN = ("dtr-full", "dtr-eqclass")
 STEPS_TIMES_OPS_SQUARED = 1_000_000_000
 """Of local search, for each log and budget: a step's time grows about as the square of the log."""
@@ -102,18 +101,11 @@ _LINES = (
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
-    from matplotlib.figure import Figure
-
     rows = [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
     panels_of: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         panels_of.setdefault((row["logs"], row["log"]), []).append(row)
-    columns = min(4, len(panels_of))
-    high = -(-len(panels_of) // columns)
-    figure = Figure(figsize=(0.8 + 3.3 * columns, 1.0 + 2.6 * high), layout="constrained")
-    panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
-    for panel in panels.flat[len(panels_of) :]:
-        panel.set_axis_off()
+    figure, panels = panel_grid(len(panels_of), panel=(3.3, 2.6), margin=(0.8, 1.0))
     for panel, ((logs, name), of_log) in zip(panels.flat, panels_of.items(), strict=False):
         for key, label, color, marker, style in _LINES:
             _line(panel, of_log, key, label=label, color=color, marker=marker, ls=style)

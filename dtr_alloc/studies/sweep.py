@@ -15,14 +15,13 @@ from dtr_alloc.oplog import Program
 from dtr_alloc.simulate import Limit, Plan, Rule
 from dtr_alloc.studies.job_logs import JOBS, job_logs
 from dtr_alloc.studies.palette import COLORS
-from dtr_alloc.studies.published import published_logs
+from dtr_alloc.studies.panels import panel_grid
+from dtr_alloc.studies.published import THRASHING, published_logs
 from dtr_alloc.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-THRASHING = 2.0
-"""As in the paper: more compute than this times the compute without a budget is of no use."""
 GIVEN_UP = 10.0
 """A run is ended there. Below it we know whether it would run out of memory."""
 FURTHER_DEALLOC = "lazy"
@@ -42,10 +41,10 @@ def compute(options: Options) -> Document:
     jobs = job_logs(("mlp",) if options.smoke else JOBS)
     rows: list[list[Any]] = []
     for each in (plan, lazy):
-        runs = simulate.Study(each, _named(published), options.jobs)
+        runs = simulate.Study(each, list(published.values()), options.jobs)
         rows += [["published", *_found(row), row["ratio"]] for row in runs]
-        for name, program in jobs.items():
-            rows += _job(name, program, each, ratios, options.jobs)
+        for program in jobs.values():
+            rows += _job(program, each, ratios, options.jobs)
     return {
         "columns": ["logs", "log", "heuristic", "status", "slowdown", "ratio"],
         "rows": rows,
@@ -54,21 +53,13 @@ def compute(options: Options) -> Document:
     }
 
 
-def _named(programs: Mapping[str, Program]) -> list[Program]:
-    for name, program in programs.items():
-        program.path = name
-    return list(programs.values())
-
-
-def _job(
-    name: str, program: Program, plan: Plan, ratios: Sequence[float], jobs: int
-) -> Iterator[list[Any]]:
+def _job(program: Program, plan: Plan, ratios: Sequence[float], jobs: int) -> Iterator[list[Any]]:
     run = simulate.replay(program, "lru", semantics="runtime", outputs=False)
     idle, peak = run.end_bytes, run.peak_bytes
     budgets = {idle + int(ratio * (peak - idle)): ratio for ratio in ratios}
     limits = [Limit(size_bytes=budget) for budget in budgets]
     own = replace(plan, limits=limits, semantics="runtime")
-    for row in simulate.Study(own, _named({name: program}), jobs):
+    for row in simulate.Study(own, [program], jobs):
         yield ["jobs", *_found(row), budgets[row["budget_bytes"]]]
 
 
@@ -115,16 +106,9 @@ _BUDGETS = {
 
 
 def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
-    from matplotlib.figure import Figure
-
     lines = {key: line for key, line in _lines(rows).items() if key[0] == logs}
     names = list(dict.fromkeys(name for _, name, _ in lines))
-    columns = min(4, len(names))
-    high = -(-len(names) // columns)
-    figure = Figure(figsize=(0.8 + 3.6 * columns, 1.2 + 2.9 * high), layout="constrained")
-    panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
-    for panel in panels.flat[len(names) :]:
-        panel.set_axis_off()
+    figure, panels = panel_grid(len(names), panel=(3.6, 2.9), margin=(0.8, 1.2))
     for panel, log in zip(panels.flat, names, strict=False):
         for (_, of, heuristic), line in lines.items():
             if of != log:
