@@ -281,7 +281,7 @@ uint32_t Machine::compute(int64_t cost) {
   if (counts_askers_)
     for (const Result& result : results_)
       if (result.alias >= 0)
-        stop_asking(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage);
+        update_asking(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage, true);
   if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
   add_edges(id);
   if (counts_askers_)
@@ -621,32 +621,24 @@ void Machine::try_banish(uint32_t at) {
   replay_.decide('B', storage.root);
 }
 
-// After its content, its references or its askers have changed: whether it asks (score.h). Views
-// can make circles of storages that ask for one another for good.
-void Machine::update_asking(uint32_t at) {
-  pending_.assign(1, at);
+// After its content, its references or its askers have changed: whether it asks (score.h). With
+// relinked it does not until the next call, because its inputs are about to change. Views can make
+// circles of storages that ask for one another for good.
+void Machine::update_asking(uint32_t changed, bool relinked) {
+  pending_.assign(1, changed);
   while (!pending_.empty()) {
-    Storage& storage = storages_[pending_.back()];
-    const std::vector<uint32_t>& inputs = graph_.nodes[pending_.back()].next[kAncestors];
-    const bool asks =
-        !graph_.material[pending_.back()] && (storage.references > 0 || storage.askers > 0);
+    const uint32_t at = pending_.back();
     pending_.pop_back();
+    Storage& storage = storages_[at];
+    const std::vector<uint32_t>& inputs = graph_.nodes[at].next[kAncestors];
+    const bool asks = !(relinked && at == changed) && !graph_.material[at] &&
+                      (storage.references > 0 || storage.askers > 0);
     if (asks == storage.asks) continue;
     storage.asks = asks;
     for (const uint32_t input : inputs) {
       storages_[input].askers += asks ? 1 : -1;
       pending_.push_back(input);
     }
-  }
-}
-
-// Its inputs are about to change: update_asking() follows.
-void Machine::stop_asking(uint32_t at) {
-  if (!storages_[at].asks) return;
-  storages_[at].asks = false;
-  for (const uint32_t input : graph_.nodes[at].next[kAncestors]) {
-    --storages_[input].askers;
-    update_asking(input);
   }
 }
 

@@ -158,8 +158,7 @@ class Machine {
   void make_room(uint64_t bytes);
   void evict_given(uint64_t bytes);
   void enter_pool(uint32_t storage);
-  void update_asking(uint32_t storage);
-  void stop_asking(uint32_t storage);
+  void update_asking(uint32_t storage, bool relinked = false);
   void stamp(uint32_t storage);
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_REPLAY_CONTRADICTION};
