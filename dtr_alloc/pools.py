@@ -102,6 +102,11 @@ def of_process(device_type: str, config: Config) -> Pools:
         return _pools
 
 
+def existing() -> Pools | None:
+    """The process's pools, or None if nothing has needed them yet."""
+    return _pools
+
+
 def check_fits(device_type: str, config: Config) -> None:
     """Raises StateError if the process has pools that were made otherwise."""
     if _pools is not None and _pools.device_type != device_type:
