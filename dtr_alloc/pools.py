@@ -10,8 +10,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, written
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+
+FIXED = ("chunk",)
+"""The fields of Config that the pools are made with."""
 
 _lock = threading.Lock()
 _pools: Pools | None = None
@@ -20,9 +23,10 @@ _pools: Pools | None = None
 class Pools:
     """One pool per device, in the order of the device's numbers. Budgets are of each device."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, config: Config) -> None:
         self.device_type = device_type
-        self.handles = _create(device_type)
+        self.config = config
+        self.handles = _create(device_type, config)
 
     def set_budget(self, budget: Budget) -> None:
         """Each pool gets the budget; all keep theirs if one cannot do with it.
@@ -98,7 +102,7 @@ def of_process(device_type: str, config: Config) -> Pools:
     with _lock:
         check_fits(device_type, config)
         if _pools is None:
-            _pools = Pools(device_type)
+            _pools = Pools(device_type, config)
         return _pools
 
 
@@ -109,11 +113,20 @@ def existing() -> Pools | None:
 
 def check_fits(device_type: str, config: Config) -> None:
     """Raises StateError if the process has pools that were made otherwise."""
-    if _pools is not None and _pools.device_type != device_type:
+    if _pools is None:
+        return
+    if _pools.device_type != device_type:
         raise StateError(
             f"this process has managed device {_pools.device_type!r}, and cannot change to "
             f"{device_type!r}"
         )
+    for field in FIXED:
+        made, wished = getattr(_pools.config, field), getattr(config, field)
+        if wished not in (made, getattr(Config(), field)):
+            raise StateError(
+                f"this process's heap was made with {field} {written(field, made)}, and cannot "
+                f"change to {written(field, wished)}"
+            )
 
 
 def count_cuda_devices() -> int:
@@ -123,12 +136,13 @@ def count_cuda_devices() -> int:
     return int(count[0])
 
 
-def _create(device_type: str) -> list[Any]:
+def _create(device_type: str, config: Config) -> list[Any]:
     count = count_cuda_devices() if device_type == "cuda" else 1
     options = ffi.new("dtr_pool_options *")
     driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
     options.driver = driver
     options.budget_bytes = UNLIMITED_BYTES
+    options.chunk_bytes = config.chunk
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")
     try:

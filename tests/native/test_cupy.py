@@ -311,6 +311,28 @@ def test_a_budget_is_needed_and_comes_from_the_environment_too(cupy, monkeypatch
     assert pools.existing().budget_bytes() == [2**28]
 
 
+def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "4MiB")
+    ours.enable("64MiB")
+    held = cupy.cuda.alloc(100)
+    (stats,) = pools.existing().stats()
+    assert (stats["chunk_bytes"], stats["reserved_bytes"]) == (4 * MIB, 4 * MIB)
+    ours.disable()
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "2MiB")
+    with pytest.raises(StateError, match="made with chunk 4194304, and cannot change to 2097152"):
+        ours.enable("64MiB")
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "auto")
+    ours.enable("64MiB")
+    del held
+
+
+def test_a_unit_that_the_driver_does_not_have_is_an_error(cupy, monkeypatch):
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "3MiB")
+    with pytest.raises(ValueError, match="3145728"):
+        ours.enable("64MiB")
+    assert pools.existing() is None
+
+
 def test_the_cpu_has_no_memory_for_cupy(cupy, monkeypatch):
     monkeypatch.setenv("DTR_ALLOC_DEVICE", "cpu")
     with pytest.raises(ConfigError, match="DTR_ALLOC_DEVICE is 'cpu'; allowed: cuda"):
