@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, costs, escapes, pools, report
+from dtr_alloc import _autoload, costs, escapes, pools, refusals, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
@@ -75,7 +75,8 @@ class Runtime:
     def default_generator(self, device: torch.device | None) -> torch.Generator:
         """The generator that a random operator draws from if it was given none."""
         if device is not None and device.type == "cuda":
-            return torch.cuda.default_generators[device.index or 0]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            return torch.cuda.default_generators[index]
         return torch.default_generator
 
     def drain(self) -> None:
@@ -138,6 +139,7 @@ class Runtime:
         self.main = self.new_recorder()
         if self.device_type == "cuda":
             self.bridge.install_cuda()
+            refusals.install("cuda")
         else:
             self.bridge.install_cpu(True)
         escapes.install(self)

@@ -280,6 +280,14 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // The base's answers throw, and the host asks before it does anything else.
   bool isHistoryEnabled() override { return false; }
 
+  // Switching it off is no request for it.
+  void recordHistory(bool enabled, caching::CreateContextFn, size_t, caching::RecordContext, bool,
+                     const std::vector<std::string>&) override {
+    TORCH_CHECK(!enabled,
+                "dtr_alloc: memory history (torch.cuda.memory._record_memory_history) is not "
+                "recorded under a budget; torch.cuda.memory_snapshot() shows the present state");
+  }
+
   // An observer may take the GIL: it is called with no lock held.
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -302,13 +310,28 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
                 "budget: their memory must stay where it is");
   }
 
+  // The driver exports no memory that is mapped as ours is, and who reads a tensor in another
+  // process cannot be made to wait for its content (dtr_alloc/refusals.py).
+  caching::ShareableHandle shareIpcHandle(void*) override { refuse_sharing(); }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override { refuse_sharing(); }
+
   std::string name() override { return "dtr_alloc"; }
+
+  // Usable from the start. PyTorch swaps no allocator that says so, before the first use of the
+  // device as well, when it would take another one in our place without a word.
+  bool initialized() override { return true; }
 
  private:
   struct Limit {
     uint64_t before = 0;  // the budget, had the job not set a fraction
     uint64_t narrowed = 0;
   };
+
+  [[noreturn]] static void refuse_sharing() {
+    C10_THROW_ERROR(Error,
+                    "dtr_alloc: tensors on the GPU cannot be shared with other processes under a "
+                    "budget; send CPU tensors (tensor.cpu())");
+  }
 
   void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream) {
     dtr_pool* pool = pool_of(device);
