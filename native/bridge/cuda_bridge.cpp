@@ -212,7 +212,6 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // ---- statistics ----
 
   // Only the totals: the heap has no small and large pool. An evicted tensor counts as freed.
-  // The pool keeps peaks of bytes; those of counts, and of unused bytes, are the present values.
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const dtr_pool_stats now = stats_of(pool_of(device));
     dtr_pool_stats from{};
@@ -238,7 +237,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     fill(stats.reserved_bytes, now.reserved_bytes, now.peak_reserved_bytes,
          now.mapped_chunks * now.chunk_bytes, from.mapped_chunks * now.chunk_bytes,
          from.reserved_bytes);
-    fill(stats.allocation, now.live_blocks, now.live_blocks, now.allocations, from.allocations,
+    fill(stats.allocation, now.live_blocks, now.peak_live_blocks, now.allocations, from.allocations,
          from.live_blocks);
     stats.active = stats.allocation;
     fill(stats.segment, now.reserved_bytes / now.chunk_bytes,
@@ -246,7 +245,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
          from.reserved_bytes / now.chunk_bytes);
     const uint64_t unused = now.reserved_bytes - std::min(now.reserved_bytes, now.allocated_bytes);
     stats.inactive_split_bytes[total].current = static_cast<int64_t>(unused);
-    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(unused);
+    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(now.peak_unused_bytes);
     stats.num_alloc_retries = static_cast<int64_t>(now.remaps - from.remaps);
     stats.num_ooms = static_cast<int64_t>(now.out_of_memory_errors - from.out_of_memory_errors);
     stats.num_device_alloc = static_cast<int64_t>(now.mapped_chunks - from.mapped_chunks);
