@@ -12,8 +12,10 @@ themselves are never evicted, because nothing knows how to compute them again.
   a heap for all threads cannot keep apart: an error, as is memory taken while a graph is captured.
 
 Works without torch; with it, in any order: a later ``dtr_alloc.enable()`` takes the same pools, and
-its budget counts from then on. No other thread may be taking memory at that moment. Upstream: cupy/cuda/memory.pyx of CuPy 14 (set_allocator, UnownedMemory,
-OutOfMemoryError), cupy/cuda/stream.pyx (get_current_stream).
+its budget counts from then on. No other thread may be taking memory at that moment.
+
+Upstream: cupy/cuda/memory.pyx of CuPy 14 (set_allocator, UnownedMemory, OutOfMemoryError),
+cupy/cuda/stream.pyx (get_current_stream).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The process's pools, over the stand-in for libcuda: needs the native build and g++, no torch."""
 
+import math
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from native_pool import MIB, check, ffi, lib
 
 from dtr_alloc import pools
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, load_config
 from dtr_alloc.core import StateError
 
 GIB = 1 << 30
@@ -76,6 +77,41 @@ def test_counters_add_up_and_sizes_of_a_device_do_not(two_devices):
     assert two_devices.total_stats()["peak_allocated_bytes"] == 8 * MIB
     two_devices.reset_peak()
     assert two_devices.total_stats()["peak_allocated_bytes"] == 0
+
+
+@pytest.mark.usefixtures("no_pools")
+@pytest.mark.parametrize(("keep", "stays"), [("all", 8), ("0", 0), ("3MiB", 3)])
+def test_free_memory_stays_as_far_as_it_may(keep, stays):
+    made = pools.of_process("cpu", load_config({}, keep=keep, chunk="1MiB"))
+    for address in [take(made.handles[0], 1 * MIB) for _ in range(8)]:
+        check(lib.dtr_pool_free(made.handles[0], address))
+    assert made.total_stats()["reserved_bytes"] == stays * MIB
+
+
+@pytest.mark.usefixtures("no_pools")
+def test_freed_memory_reads_as_nan_where_asked_for():
+    made = pools.of_process("cpu", load_config({}, poison=True))
+    address = take(made.handles[0], 4096)
+    content = ffi.cast("float *", address)
+    content[5] = 1.0
+    check(lib.dtr_pool_free(made.handles[0], address))
+    assert math.isnan(content[5])
+
+
+@pytest.mark.usefixtures("no_pools")
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"chunk": "1MiB"}, {"chunk": "2MiB"}, "chunk 1048576, and cannot change to 2097152"),
+        ({}, {"keep": "1GiB"}, "keep all, and cannot change to 1073741824"),
+        ({}, {"poison": True}, "poison False, and cannot change to True"),
+    ],
+)
+def test_what_the_heap_was_made_with_stays_and_the_default_goes_with_it(first, second, message):
+    made = pools.of_process("cpu", load_config({}, **first))
+    with pytest.raises(StateError, match=message):
+        pools.of_process("cpu", load_config({}, **second))
+    assert pools.of_process("cpu", load_config({})) is made
 
 
 @pytest.mark.usefixtures("no_pools")
