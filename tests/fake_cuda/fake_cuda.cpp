@@ -48,7 +48,7 @@ struct Operation {
   uint64_t sequence;
   Address begin = 0, end = 0;                   // of a kernel
   uint64_t wait_stream = 0, wait_sequence = 0;  // of a wait: it ends when that operation has
-  bool is_wait = false;
+  bool is_wait = false, writes = true;
 };
 
 struct Stream {
@@ -67,6 +67,7 @@ struct Mapping {
   uint64_t size;
   Address handle;
   bool access;
+  int device;
 };
 
 struct State {
@@ -80,6 +81,8 @@ struct State {
   uint64_t next_handle = 1, physical = 0, waits = 0;
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
+  std::map<Address, int> handle_devices;
+  std::set<uint64_t> capturing;
   std::map<Address, Mapping> mappings;
   std::map<uint64_t, Stream> streams;
   std::set<Event*> events;
@@ -146,14 +149,16 @@ bool accessible(Address begin, Address end) {
   return true;
 }
 
-// Queues work on [begin, end) and checks that nothing unfinished elsewhere may run beside it.
-void launch(uint64_t id, Address begin, Address end) {
+// Queues work on [begin, end) and checks that nothing unfinished elsewhere may run beside it;
+// two that only read may.
+void launch(uint64_t id, Address begin, Address end, bool writes = true) {
   Stream& stream = state->streams[id];
   if (!accessible(begin, end)) violation("work uses memory that is not mapped with access");
   for (auto& [other, others] : state->streams) {
     if (other == id) continue;
     for (const Operation& operation : others.queue) {
       bool overlaps = operation.begin < end && begin < operation.end;
+      if (!writes && !operation.writes) continue;
       if (overlaps && stream.clock[other] < operation.sequence) {
         violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
                   std::to_string(other));
@@ -163,7 +168,15 @@ void launch(uint64_t id, Address begin, Address end) {
   Operation& operation = enqueue(stream);
   operation.begin = begin;
   operation.end = end;
+  operation.writes = writes;
   if (!state->hold) run_all();
+}
+
+// What the allocator queues on a stream that captures a graph would become a part of the graph.
+void refuse_capture(uint64_t id, const char* call) {
+  if (state->capturing.count(id) != 0) {
+    violation(std::string(call) + " on stream " + std::to_string(id) + ", which captures a graph");
+  }
 }
 
 bool known(Event* event, const char* call) {
@@ -305,6 +318,7 @@ EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
   state->physical += size;
   *handle = state->next_handle++;
   state->handles[*handle] = size;
+  state->handle_devices[*handle] = prop->location.id;
   return 0;
 }
 
@@ -317,6 +331,7 @@ EXPORT int cuMemRelease(Address handle) {
   }
   state->physical -= found->second;
   state->handles.erase(found);
+  state->handle_devices.erase(handle);
   return 0;
 }
 
@@ -339,7 +354,7 @@ EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
     --next;
     if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
   }
-  state->mappings[address] = {size, handle, false};
+  state->mappings[address] = {size, handle, false, state->handle_devices[handle]};
   return 0;
 }
 
@@ -405,6 +420,7 @@ EXPORT int cuEventRecord(Event* event, void* id) {
   CALL_WITH_CONTEXT("cuEventRecord");
   if (!known(event, "cuEventRecord")) return kInvalidValue;
   uint64_t number = reinterpret_cast<uint64_t>(id);
+  refuse_capture(number, "cuEventRecord");
   Stream& stream = state->streams[number];
   uint64_t sequence = enqueue(stream).sequence;
   stream.clock[number] = sequence;
@@ -430,6 +446,7 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
   CALL_WITH_CONTEXT("cuStreamWaitEvent");
   if (!known(event, "cuStreamWaitEvent")) return kInvalidValue;
   ++state->waits;
+  refuse_capture(reinterpret_cast<uint64_t>(id), "cuStreamWaitEvent");
   Stream& stream = state->streams[reinterpret_cast<uint64_t>(id)];
   Operation& operation = enqueue(stream);
   operation.is_wait = true;
@@ -444,6 +461,7 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
 
 EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemsetD8Async");
+  refuse_capture(reinterpret_cast<uint64_t>(stream), "cuMemsetD8Async");
   launch(reinterpret_cast<uint64_t>(stream), address, address + size);
   memset(reinterpret_cast<void*>(address), value, size);
   return 0;
@@ -451,7 +469,8 @@ EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, vo
 
 EXPORT int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemcpyDtoDAsync");
-  launch(reinterpret_cast<uint64_t>(stream), from, from + size);
+  refuse_capture(reinterpret_cast<uint64_t>(stream), "cuMemcpyDtoDAsync");
+  launch(reinterpret_cast<uint64_t>(stream), from, from + size, false);
   launch(reinterpret_cast<uint64_t>(stream), to, to + size);
   memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
   return 0;
@@ -488,6 +507,28 @@ EXPORT void fake_cuda_hold(int on) {
 EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
   std::lock_guard<std::mutex> lock(mutex);
   launch(stream, address, address + size);
+}
+// The same, for work that only reads the range.
+EXPORT void fake_cuda_read(uint64_t stream, Address address, uint64_t size) {
+  std::lock_guard<std::mutex> lock(mutex);
+  launch(stream, address, address + size, false);
+}
+// From now on a stream captures a graph, or does not.
+EXPORT void fake_cuda_capture(uint64_t stream, int on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (on != 0) {
+    state->capturing.insert(stream);
+  } else {
+    state->capturing.erase(stream);
+  }
+}
+// The device whose memory is mapped at an address, or -1.
+EXPORT int fake_cuda_device_of(Address address) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto next = state->mappings.upper_bound(address);
+  if (next == state->mappings.begin()) return -1;
+  --next;
+  return address < next->first + next->second.size ? next->second.device : -1;
 }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.
 EXPORT int fake_cuda_step(uint64_t stream) {
