@@ -13,6 +13,7 @@
 //
 // CUDA_EMULATOR_DEVICES   how many devices (1)
 // CUDA_EMULATOR_MEMORY    bytes of memory that they share (1 GiB)
+// CUDA_EMULATOR_CHUNK     bytes of the smallest piece that can be mapped (2 MiB, as on devices)
 // CUDA_EMULATOR_HOLD      1: queued work stays unfinished until somebody waits for it (0)
 
 #include <cuda.h>
@@ -37,6 +38,7 @@
 // Of the stand-in for the driver.
 extern "C" {
 void fake_cuda_set_memory(uint64_t total);
+void fake_cuda_set_granularity(uint64_t bytes);
 void fake_cuda_set_devices(int devices);
 void fake_cuda_hold(int on);
 void fake_cuda_launch(uint64_t stream, unsigned long long address, uint64_t size);
@@ -87,6 +89,7 @@ struct State {
     devices = static_cast<int>(number("CUDA_EMULATOR_DEVICES", 1));
     fake_cuda_set_devices(devices);
     fake_cuda_set_memory(number("CUDA_EMULATOR_MEMORY", uint64_t{1} << 30));
+    fake_cuda_set_granularity(number("CUDA_EMULATOR_CHUNK", 2 << 20));
     fake_cuda_hold(static_cast<int>(number("CUDA_EMULATOR_HOLD", 0)));
   }
 

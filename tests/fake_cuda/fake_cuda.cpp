@@ -26,7 +26,6 @@ using Address = unsigned long long;
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
-constexpr uint64_t kGranularity = 2 << 20;
 
 struct Location {
   int type, id;
@@ -71,7 +70,7 @@ struct Mapping {
 };
 
 struct State {
-  uint64_t total = uint64_t{1} << 30;
+  uint64_t total = uint64_t{1} << 30, granularity = 2 << 20;
   int devices = 1, vmm = 1;
   bool initialized = false, hold = false;
   int retained = 0;
@@ -279,13 +278,13 @@ EXPORT int cuCtxSetCurrent(void* context) {
 
 EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
   CALL("cuMemGetAllocationGranularity");
-  *granularity = kGranularity;
+  *granularity = state->granularity;
   return 0;
 }
 
 EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
   CALL_WITH_CONTEXT("cuMemAddressReserve");
-  if (size % kGranularity != 0) return violation("a reservation of no multiple of granularity");
+  if (size % state->granularity != 0) return violation("a reservation of no multiple of granularity");
   void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
@@ -311,7 +310,7 @@ EXPORT int cuMemAddressFree(Address address, size_t size) {
 EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
                        unsigned long long) {
   CALL_WITH_CONTEXT("cuMemCreate");
-  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % kGranularity != 0) {
+  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0) {
     return violation("cuMemCreate with wrong arguments");
   }
   if (state->physical + size > state->total) return kOutOfMemory;
@@ -486,6 +485,7 @@ EXPORT void fake_cuda_reset() {
 }
 
 EXPORT void fake_cuda_set_memory(uint64_t total) { state->total = total; }
+EXPORT void fake_cuda_set_granularity(uint64_t bytes) { state->granularity = bytes; }
 EXPORT void fake_cuda_set_devices(int devices) { state->devices = devices; }
 EXPORT void fake_cuda_set_vmm(int supported) { state->vmm = supported; }
 
