@@ -90,7 +90,7 @@ struct State {
     fake_cuda_set_devices(devices);
     fake_cuda_set_memory(number("CUDA_EMULATOR_MEMORY", uint64_t{1} << 30));
     fake_cuda_set_granularity(number("CUDA_EMULATOR_CHUNK", 2 << 20));
-    fake_cuda_hold(static_cast<int>(number("CUDA_EMULATOR_HOLD", 0)));
+    fake_cuda_hold(number("CUDA_EMULATOR_HOLD", 0) != 0 ? 2 : 0);
   }
 
   std::mutex mutex;
