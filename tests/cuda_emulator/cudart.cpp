@@ -142,7 +142,23 @@ void refuse(const std::string& what) {
 }
 
 // The runtime makes the primary context current on a thread at its first call.
-void enter() {
+class Entered {
+ public:
+  Entered() {
+    make_current();
+    // What the runtime does by itself breaks no capture; what dtr_alloc does is looked at.
+    cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~Entered() { cuThreadExchangeStreamCaptureMode(&mode_); }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  static void make_current();
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+void Entered::make_current() {
   {
     std::lock_guard<std::mutex> lock(state().mutex);
     if (!state().context) {
@@ -169,7 +185,7 @@ std::shared_ptr<Capture> capture_of(cudaStream_t stream) {
 }
 
 cudaError_t wait_for(cudaStream_t stream) {
-  enter();
+  const Entered entered;
   if (auto capture = capture_of(stream)) {
     capture->broken = true;
     return result(cudaErrorStreamCaptureUnsupported);
@@ -201,7 +217,7 @@ void use(cudaStream_t stream, const void* address, size_t size, bool writes) {
 
 // Does work now, or makes it a node of the graph that the stream captures.
 cudaError_t queue(cudaStream_t stream, std::function<void(cudaStream_t)> work) {
-  enter();
+  const Entered entered;
   if (auto capture = capture_of(stream)) {
     capture->graph->nodes.push_back(std::move(work));
   } else {
@@ -300,7 +316,7 @@ EXPORT cudaError_t cudaGetDevice(int* device) {
 EXPORT cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= state().devices) return result(cudaErrorInvalidDevice);
   current_device = device;
-  enter();
+  const Entered entered;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int device) {
@@ -308,7 +324,7 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int device) {
   *of = {};
   snprintf(of->name, sizeof of->name, "emulated device %d", device);
   of->uuid.bytes[0] = static_cast<char>(device);
-  enter();
+  const Entered entered;
   size_t total = 0;
   cuDeviceTotalMem(&total, device);
   of->totalGlobalMem = total;
@@ -361,14 +377,14 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
   COUNT();
-  enter();
+  const Entered entered;
   for (cudaStream_t stream : all_streams()) {
     if (cudaError_t error = wait_for(stream)) return error;
   }
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  enter();
+  const Entered entered;
   cuDeviceTotalMem(total, current_device);
   *free = *total - fake_cuda_physical_bytes();
   return cudaSuccess;
@@ -380,7 +396,7 @@ EXPORT cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 EXPORT cudaError_t cudaMalloc(void** address, size_t size) {
   COUNT();
-  enter();
+  const Entered entered;
   *address = nullptr;
   if (size == 0) return cudaSuccess;
   CUmemAllocationProp prop{};
@@ -404,7 +420,7 @@ EXPORT cudaError_t cudaMalloc(void** address, size_t size) {
 // Waits for the device, as the real one does.
 EXPORT cudaError_t cudaFree(void* address) {
   COUNT();
-  enter();
+  const Entered entered;
   if (!address) return cudaSuccess;
   Allocation gone{};
   {
@@ -546,7 +562,7 @@ EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return wait_for(stream);
 }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  enter();
+  const Entered entered;
   if (capture_of(stream)) return result(cudaErrorStreamCaptureUnsupported);
   CUevent event = nullptr;
   CUresult error = cuEventCreate(&event, 2);
@@ -573,7 +589,7 @@ EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   COUNT();
-  enter();
+  const Entered entered;
   auto made = std::make_unique<Event>();
   if (CUresult error = cuEventCreate(&made->event, flags)) return result(error);
   *event = reinterpret_cast<cudaEvent_t>(made.release());
@@ -583,7 +599,7 @@ EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, 0);
 }
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-  enter();
+  const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   CUresult error = cuEventDestroy(event->event);
   delete event;
@@ -591,7 +607,7 @@ EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 }
 EXPORT cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
   COUNT();
-  enter();
+  const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   event->recorded_at = std::chrono::steady_clock::now();
   event->capture = capture_of(stream);
@@ -602,7 +618,7 @@ EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stre
   return cudaEventRecord(event, stream);
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  enter();
+  const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->capture) {
     event->capture->broken = true;
@@ -612,7 +628,7 @@ EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   COUNT();
-  enter();
+  const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->capture) {
     event->capture->broken = true;
@@ -629,7 +645,7 @@ EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
 // A stream that waits for work of a capture becomes a part of it.
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
   COUNT();
-  enter();
+  const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->capture) {
     std::lock_guard<std::mutex> lock(state().mutex);
@@ -695,9 +711,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptu
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  std::swap(*mode, current);
-  return cudaSuccess;
+  return result(cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode*>(mode)));
 }
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                                  unsigned long long) {
@@ -707,7 +721,7 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cu
 }
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   COUNT();
-  enter();
+  const Entered entered;
   const std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable);
   for (const auto& node : graph->nodes) node(stream);
   return cudaSuccess;
@@ -794,7 +808,7 @@ EXPORT int cuda_emulator_refuse(const char* function) {
 
 // A kernel's stand-in reads and writes ranges of device memory on a stream.
 EXPORT void cuda_emulator_use(void* stream, const void* address, uint64_t size, int writes) {
-  enter();
+  const Entered entered;
   use(static_cast<cudaStream_t>(stream), address, size, writes != 0);
 }
 // Whether a stream captures; then the caller does nothing now, and node(token, stream) is called
