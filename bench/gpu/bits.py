@@ -40,6 +40,8 @@ class Bits:
     def __init__(self, way: str, device: str) -> None:
         # Read by cuBLAS when it is first used.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        if device == "cpu":
+            torch.set_num_threads(1)
         self._budgeted, self._device = way == "dtr_alloc", device
         self._profiles: dict[str, Profile] = {}
         if self._budgeted:

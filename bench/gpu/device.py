@@ -137,3 +137,13 @@ def best_seconds(device: str, work: Any, repeats: int) -> float:
 def now() -> str:
     """The present minute, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+
+
+if __name__ == "__main__":
+    # In a process of its own, because whoever asks may not want to initialize CUDA.
+    import json
+    import sys
+
+    from bench.results import environment
+
+    print(json.dumps(environment(sys.argv[1], seed=0) | facts(sys.argv[1]) | {"date": now()}))

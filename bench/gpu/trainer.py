@@ -47,7 +47,9 @@ class Trainer:
         if way == "allocator":
             dtr_alloc.disable()
         torch.manual_seed(0)
-        if device == "cuda":
+        if device == "cpu":
+            torch.set_num_threads(1)
+        else:
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
 
