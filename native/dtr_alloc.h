@@ -490,6 +490,10 @@ void dtr_op_abort(dtr_frame* frame, int32_t started);
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame* frame);
 
+/* The device index of what the step that was described last makes, -1 for the only one:
+ * where a tensor without an edge belongs if no argument has one. */
+int32_t dtr_frame_device(dtr_frame* frame);
+
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
  * storages that were evicted. Returns -status on failure. */
