@@ -107,6 +107,8 @@ class Runtime:
         self._set_captures(self._captures + 1)
         try:
             self.replayer.bring_back_all(self.recorder().frame)
+            for index in range(len(self.pools.handles)):
+                torch.cuda.synchronize(index)
         except BaseException as error:
             self.end_capture()
             if isinstance(error, torch.OutOfMemoryError):

@@ -388,8 +388,9 @@ void dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
- * nothing is computed again (native/freeze.cpp). Bring back what is evicted after the 1 and
- * before the capture: dtr_remat_want_any. DTR_STATE for a 0 too many. Any thread. */
+ * nothing is computed again (native/freeze.cpp). After the 1 and before the capture, bring
+ * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
+ * too many. Any thread. */
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
 /* Forgets all records and returns the memory that only the engine holds.
