@@ -519,7 +519,9 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
 int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
- * given away; the storage becomes a constant for good and is watched for changes. */
+ * given away; the storage becomes a constant for good and is watched for changes, if it is
+ * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
+ * what is computed from it from now on is not computed again. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
 int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */

@@ -248,7 +248,7 @@ class Engine {
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
   bool hand_is_resident(void* handle);
-  void hand_pin(const void* tensor, bool escaped);
+  void hand_pin(const void* tensor, int32_t escaped);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
 

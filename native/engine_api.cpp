@@ -245,7 +245,7 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
 }
 
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped != 0); });
+  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped); });
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {

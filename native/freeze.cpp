@@ -9,7 +9,9 @@
 //      has to wait for another's (O2). What is dead may go: no op can be given it.
 //  F2  What an op touches meanwhile is *captured*: a constant for good. What depended on it
 //      until then is settled, and what is computed from it later is not computed again,
-//      because a replay of the graph may have changed it in between.
+//      because a replay of the graph may have changed it in between. The same holds for
+//      memory on a device that is shared with others (DLPack): nothing tells of their writes,
+//      as the checksum does on the CPU.
 #include <limits>
 
 #include "engine.h"
