@@ -152,7 +152,7 @@ def test_a_new_version_of_a_shared_buffer_waits_too(make_toy, fake_cuda):
 
 def test_one_stream_waits_for_nothing(make_toy, fake_cuda):
     """Evictions and rematerializations on a single stream need no wait at all."""
-    toy = make_toy(4, streams=(A,))
+    toy = make_toy(4, streams=())
     with toy.on(A):
         source = toy.unseen(LARGE)
         made = [source]
