@@ -84,7 +84,10 @@ def on_cpu(tensor: Tensor) -> Tensor:
     extent = _extent(tensor)
     if extent == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    memory = (ctypes.c_char * extent).from_address(_address(tensor))
+    address = _address(tensor)
+    if address == 0:
+        raise RuntimeError(f"a kernel got an evicted tensor of shape {tuple(tensor.shape)}")
+    memory = (ctypes.c_char * extent).from_address(address)
     flat = torch.frombuffer(memory, dtype=tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride())
 
