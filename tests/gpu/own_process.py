@@ -59,10 +59,14 @@ def unknown_settings(settings: dict[str, Any]) -> list[str]:
 
 def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     """Runs it in a new process; fails and skips as that says."""
-    file = Path(sys.modules[body.__module__].__file__ or "")
+    import bench
+    import dtr_alloc
+
+    file = sys.modules[body.__module__].__file__
     command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
-    root = Path(__file__).parents[2]
-    paths = [str(root), str(file.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # The same packages as here, however this process found them.
+    paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
     kept = ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
     clean |= {key: os.environ[key] for key in kept if key in os.environ}
