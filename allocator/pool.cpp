@@ -67,6 +67,22 @@ uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, ui
   return small;
 }
 
+uint64_t chosen_keep(const PoolOptions& options, uint64_t chunk) {
+  return options.keep_bytes == 0 || options.keep_bytes == kNoLimit ? kNoLimit
+                                                                   : options.keep_bytes / chunk;
+}
+
+bool chosen_poison(const PoolOptions& options, const Driver& driver) {
+  if (options.poison == 0) return false;
+  if (options.poison != 1 || !driver.has_contents()) {
+    throw InvalidArgument("poison is " + std::to_string(options.poison) + "; allowed: 0" +
+                          (driver.has_contents()
+                               ? ", or 1"
+                               : ", as driver '" + driver.traits().name + "' has no contents"));
+  }
+  return true;
+}
+
 uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
   return reserve - round_up(reserve / kSmallShare, chunk);
 }
@@ -74,7 +90,7 @@ uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
 }  // namespace
 
 Pool::Pool(const PoolOptions& options)
-    : driver_(make_driver(options.driver, options.device)),
+    : AnyPool(make_driver(options.driver, options.device)),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_),
@@ -83,7 +99,11 @@ Pool::Pool(const PoolOptions& options)
       slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
              chosen_small(options, driver_->traits(), chunk_)),
       streams_(*driver_),
+      arenas_(streams_),
+      keep_chunks_(chosen_keep(options, chunk_)),
+      poison_(chosen_poison(options, *driver_)),
       budget_(options.budget_bytes) {
+  if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
   span_ = reservation_.size();
   counts_.total_bytes = driver_->traits().total_bytes;
@@ -96,7 +116,14 @@ void Pool::close() {
     throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                      size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
   }
+  work_.close();
+  arenas_.close_all();
   settle_all();
+  if (streams_.withholds()) {
+    throw StateError(
+        "a stream of the pool's device is being captured into a graph; end the "
+        "capture before the pool is destroyed");
+  }
   streams_.settle_old_work();
   chunks_.give_back(chunks_.idle());
   streams_.close();
@@ -104,6 +131,10 @@ void Pool::close() {
 }
 
 uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
+  return place(size_bytes, stream, kNoArena);
+}
+
+uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
   for (bool last = false;;) {
@@ -113,15 +144,24 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
       uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
       bool possible = size_bytes <= most && round_up(size_bytes, kGrain) <= most;
       uint64_t offset = Slabs::kNone;
-      if (possible) offset = try_allocate(size_bytes, stream, last);
-      if (offset != Slabs::kNone) return reservation_.base() + offset;
+      if (possible) {
+        offset = try_allocate(size_bytes, stream, arena, last);
+        if (offset == Slabs::kNone && settle_arenas()) {
+          offset = try_allocate(size_bytes, stream, arena, last);
+        }
+      }
+      if (offset != Slabs::kNone) {
+        give_back_excess();
+        return reservation_.base() + offset;
+      }
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
         throw OutOfMemory(out_of_memory_message(size_bytes, stream));
       }
     }
     // A small request lacks a chunk for a slab, whatever its own size.
-    uint64_t needed = slabs_.is_small(size_bytes) ? chunk_ : round_up(size_bytes, kGrain);
+    bool small = arena == kNoArena && slabs_.is_small(size_bytes);
+    uint64_t needed = small ? chunk_ : round_up(size_bytes, kGrain);
     last = !ask_room(needed, stream, &idle_answers);
   }
 }
@@ -134,6 +174,9 @@ std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
                      size_text(largest_free());
   if (streams_.pending_count() != 0) {
     text += ", blocks waiting for other streams " + std::to_string(streams_.pending_count());
+  }
+  if (uint64_t withheld = withheld_bytes(); withheld != 0) {
+    text += ", free but kept for graphs and memory pools " + size_text(withheld);
   }
   if (!refusal_.empty()) {
     text += "; the driver refused memory within the budget: " + refusal_;
@@ -149,23 +192,34 @@ void Pool::free(uint64_t address) {
   if (address == 0) return;
   Lock lock(mutex_);
   Place place = in_use_at(address, "free");
-  if (streams_.has_uses(place.start)) {
+  const Owner owner = place.owner;
+  place.owner = home_of_freed(place);
+  if (poison_ && !arenas_.owns(owner)) poison(place);
+  if (streams_.has_uses(place.start) && !streams_.withheld(place.owner)) {
     streams_.retire(place.start, place.owner);
     if (place.block != nullptr) place.block->state = BlockState::kPending;
   } else {
     release(place);
+    streams_.forget_uses(place.start);
+  }
+  if (arenas_.owns(owner)) {
+    arenas_.gave(owner);
+    if (!arenas_.is_open(owner)) arenas_.forget_done();
   }
   counts_.allocated_bytes -= place.size;
   counts_.requested_bytes -= place.requested;
   --counts_.live_blocks;
   ++counts_.frees;
+  note_unused();
+  give_back_excess();
 }
 
 void Pool::record_stream(uint64_t address, uint64_t stream) {
   Lock lock(mutex_);
   Place place = in_use_at(address, "record_stream");
+  if (place.owner != kIdle && streams_.stream_of(place.owner) == stream) return;
   Owner user = streams_.owner_of(stream);
-  if (user != place.owner) streams_.record_use(place.start, user);
+  if (user != kIdle) streams_.record_use(place.start, user);
 }
 
 void Pool::give_back_above(uint64_t budget_bytes) {
@@ -174,6 +228,7 @@ void Pool::give_back_above(uint64_t budget_bytes) {
   if (above() == 0) return;
   poll();
   if (chunks_.idle() < above()) release_empty_slabs();
+  if (chunks_.idle() < above()) settle_arenas();
   streams_.settle_old_work();
   chunks_.give_back(above());
 }
@@ -248,6 +303,7 @@ PoolStats Pool::stats() {
   stats.largest_free_bytes = largest_free();
   stats.mapped_chunks = chunks_.maps();
   stats.unmapped_chunks = chunks_.unmaps();
+  stats.host_waits = driver_->host_waits();
   return stats;
 }
 
@@ -255,6 +311,9 @@ void Pool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
   counts_.peak_requested_bytes = counts_.requested_bytes;
+  counts_.peak_live_blocks = counts_.live_blocks;
+  counts_.peak_unused_bytes = 0;
+  note_unused();
   chunks_.reset_peak();
 }
 
@@ -268,10 +327,12 @@ uint64_t Pool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
   const auto in_use = [](const Block* block) {
     return block != nullptr && block->state == BlockState::kInUse;
   };
-  const auto is_free = [](const Block* block) {
-    return block != nullptr && block->state == BlockState::kFree;
+  const auto is_free = [&](const Block* block) {
+    return block != nullptr && block->state == BlockState::kFree &&
+           !streams_.withheld(block->owner);
   };
   large_.for_each_free([&](const Block* block) {
+    if (!is_free(block)) return;
     // A run of blocks that several streams freed counts as one, from either end.
     uint64_t bytes = 0;
     if (in_use(block->previous)) {

@@ -56,6 +56,12 @@ typedef struct dtr_pool_options {
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
   uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */
   uint64_t small_bytes;   /* requests up to this many bytes come from slabs; 0: default */
+  uint64_t keep_bytes;    /* mapped bytes under no block that stay mapped when blocks are freed;
+                             what is above goes back to the driver once the work on it is done.
+                             0 and UINT64_MAX: all stay, until they are trimmed or needed
+                             elsewhere; 1: none */
+  int32_t poison;         /* 1: the bytes of freed blocks become 0xFF (NaN), in stream order; not
+                             in arenas. For debugging, on drivers whose memory has contents */
 } dtr_pool_options;
 
 typedef struct dtr_pool_stats {
@@ -78,6 +84,10 @@ typedef struct dtr_pool_stats {
   uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
   uint64_t ever_requested_bytes; /* the same, as asked for */
   uint64_t chunk_bytes;          /* the unit of mapping */
+  uint64_t host_waits; /* calls of the pool's that made the host wait for the device, since
+                          creation. Unmapping may wait inside the driver: see unmapped_chunks */
+  uint64_t peak_live_blocks;
+  uint64_t peak_unused_bytes; /* mapped, and in no block in use */
 } dtr_pool_stats;
 
 /* One block of a snapshot, in address order. */
@@ -118,6 +128,21 @@ int32_t dtr_pool_free(dtr_pool* pool, void* address);
  * before that work is done. Any thread. */
 int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream);
 
+/* Arenas: memory whose addresses stay its own (CUDA graphs, torch.cuda.MemPool). What is freed
+ * in an arena serves only that arena, on the same stream, until the arena is closed; a block that
+ * other streams were recorded to use serves nobody until then. No event is recorded and no
+ * other stream's memory is taken, so the stream may be being captured. An arena takes nothing
+ * until something is allocated in it. Open it before the capture begins: it may wait for work
+ * of the device (DTR_STATE if the only stream so far is captured already). Any thread. */
+int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena);
+/* As dtr_pool_allocate; DTR_INVALID for an arena that is not open. */
+int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                uint64_t stream, void** out);
+/* The arena's free blocks are everybody's once all work of the device is done, which is waited
+ * for when memory is short and by dtr_pool_trim, if no stream is being captured then. Blocks in
+ * use go on, and are plain blocks once freed. */
+int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena);
+
 /* Changes the budget. Lowering asks for room and gives chunks back until the
  * mapped bytes fit; DTR_OUT_OF_MEMORY, and the old budget stays, if they do not. */
 int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes);
@@ -148,6 +173,47 @@ uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
+
+/* ---- Work on a pool's device. On a driver without streams (host, simulated, counted) all work
+ * is done at once, in the order of calls, whatever the stream. Any thread. */
+
+/* Work queued on stream from now on starts after all that is now queued on after. The caller
+ * does not wait. */
+int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after);
+
+/* Timers: event pairs around work on a stream. *timer is 0 where the driver has no streams, and
+ * while hundreds of timers are open: time that work by the clock. Not on a stream that is being
+ * captured. */
+int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer);
+/* The work ends here, on the same stream. Timer 0 is allowed. */
+int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer);
+/* For a timer that was begun and will not be ended. Others are let be. */
+void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
+/* Writes up to capacity timers that ended and whose work is done, with what it took (-1: the
+ * driver would not say). Each is written once. Never waits. Returns how many it wrote. */
+uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t capacity);
+
+/* Host memory that the device can copy from and to while the host goes on (pinned on CUDA). It
+ * counts for no budget. DTR_STATE from dtr_pool_destroy while any is in use. Simulated and
+ * counted pools give addresses without memory, and copy nothing. */
+int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out);
+/* Copies that use it must be done (dtr_pool_synchronize). NULL is allowed. */
+int32_t dtr_pool_host_free(dtr_pool* pool, void* host);
+
+/* Copies a block's bytes in stream order. The caller does not wait: host, and on the way back
+ * the block too, may be used by others only behind the stream. DTR_INVALID for a range that is
+ * not in the pool, or not in one piece of its host memory. */
+int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address, uint64_t size_bytes,
+                          uint64_t stream);
+int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64_t size_bytes,
+                         uint64_t stream);
+
+/* Waits on the host for the stream's work so far, without a lock. */
+int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
+
+/* A stream of the pool's own, for copies beside the job's work: it waits for no other stream
+ * unless told to (dtr_pool_order). 0 where there are no streams. Always the same. */
+int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
 /* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
 void dtr_pool_hold(dtr_pool* pool);
@@ -267,7 +333,7 @@ typedef struct dtr_engine_stats {
   uint64_t evictions; /* storages evicted, to make room or by hand */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
-  uint64_t recompute_ns;
+  uint64_t recompute_ns; /* what that took; where work is queued, what it should take */
   uint64_t search_ns; /* choosing what to evict, without evicting it */
   uint64_t searches;
   uint64_t live_storages; /* records */
@@ -319,6 +385,13 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
  * the child nobody else could let go of them. Between the two, no other call. */
 void dtr_engine_hold(dtr_engine* engine);
 void dtr_engine_let_go(dtr_engine* engine);
+
+/* A graph is being captured from now on (1), or no more (0; as often): no live storage is
+ * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
+ * nothing is computed again (native/freeze.cpp). After the 1 and before the capture, bring
+ * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
+ * too many. Any thread. */
+int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
@@ -522,6 +595,8 @@ typedef struct dtr_sim_tensor dtr_sim_tensor;
 int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out);
 /* DTR_STATE while tensors exist, or storages that the engine refers to. */
 int32_t dtr_sim_destroy(dtr_sim* sim);
+/* The stream of this thread's work from now on, on all devices but the CPU; 0 at first. */
+void dtr_sim_use_stream(uint64_t stream);
 
 /* A tensor over new memory of undefined content, for work on stream; may evict. strides
  * NULL: contiguous; else a dense order of the dimensions. scalar_type is a number of

@@ -34,9 +34,9 @@ void require(const void* argument, const char* name) {
 std::unique_ptr<dtr::AnyPool> dtr_pool::make(const dtr_pool_options& options) {
   if (options.driver == std::string("counted"))
     return std::make_unique<dtr::CountedPool>(options.budget_bytes);
-  return std::make_unique<dtr::Pool>(dtr::PoolOptions{options.driver, options.device,
-                                                      options.budget_bytes, options.reserve_bytes,
-                                                      options.chunk_bytes, options.small_bytes});
+  return std::make_unique<dtr::Pool>(dtr::PoolOptions{
+      options.driver, options.device, options.budget_bytes, options.reserve_bytes,
+      options.chunk_bytes, options.small_bytes, options.keep_bytes, options.poison});
 }
 
 DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
@@ -81,6 +81,27 @@ DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_
   return dtr::guard([&] { pool->pool.record_stream(number(address), stream); });
 }
 
+DTR_EXPORT int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
+  return dtr::guard([&] {
+    require(arena, "arena");
+    *arena = 0;
+    *arena = pool->pool.arena_open();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                           uint64_t stream, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.arena_allocate(arena, size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
+  return dtr::guard([&] { pool->pool.arena_close(arena); });
+}
+
 DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
   return dtr::guard([&] { pool->pool.set_budget(budget_bytes); });
 }
@@ -115,6 +136,63 @@ DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) { return pool->pool.un
 
 DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
   return pool->pool.contains(number(address)) ? 1 : 0;
+}
+
+DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
+  return dtr::guard([&] { pool->pool.order(stream, after); });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
+  return dtr::guard([&] {
+    require(timer, "timer");
+    *timer = 0;
+    *timer = pool->pool.time_begin(stream);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
+  return dtr::guard([&] { pool->pool.time_end(timer); });
+}
+
+DTR_EXPORT void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) { pool->pool.time_drop(timer); }
+
+DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns,
+                                   uint64_t capacity) {
+  return pool->pool.times(timers, ns, capacity);
+}
+
+DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.host_allocate(size_bytes));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
+  return dtr::guard([&] { pool->pool.host_free(number(host)); });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
+                                     uint64_t size_bytes, uint64_t stream) {
+  return dtr::guard(
+      [&] { pool->pool.copy_out(number(host), number(address), size_bytes, stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
+                                    uint64_t size_bytes, uint64_t stream) {
+  return dtr::guard([&] { pool->pool.copy_in(number(address), number(host), size_bytes, stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
+  return dtr::guard([&] { pool->pool.synchronize(stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
+  return dtr::guard([&] {
+    require(stream, "stream");
+    *stream = pool->pool.side_stream();
+  });
 }
 
 DTR_EXPORT void dtr_pool_hold(dtr_pool* pool) { pool->pool.hold(); }

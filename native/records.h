@@ -29,6 +29,7 @@
 //      back, of a step that waits for another, or, on an output that is there already, of the
 //      step that makes it anew. Who holds looks again whether it is resident.
 //  R12 Who asks for what: G1 and G2 of ghosts.cpp.
+//  R13 What streams wait for: O1 and O2 of order.cpp.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +37,9 @@
 #include <vector>
 
 namespace dtr {
+
+// No stream: on the CPU, or not known.
+constexpr uint64_t kNoStream = UINT64_MAX;
 
 struct Op;
 struct Storage;
@@ -107,8 +111,12 @@ struct Storage {
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+  bool captured = false;           // a graph may read or overwrite it at any time (freeze.cpp)
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
+  uint64_t used_on = kNoStream;    // the pool knows that this stream uses the block (O1)
+  uint64_t remade_on = kNoStream;  // where the content was rematerialized (O2)
+  uint64_t ordered_on = kNoStream; // this stream is ordered behind that
 };
 
 // What an op does with the storage of one of its tensor arguments.

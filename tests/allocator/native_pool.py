@@ -59,9 +59,20 @@ class Block(NamedTuple):
 class NativePool:
     """A dtr_pool; use it in a with statement, which checks it and gives it back."""
 
-    def __init__(self, driver="host", budget=NO_LIMIT, reserve=0, chunk=0, small=0, device=0):
+    def __init__(
+        self,
+        driver="host",
+        budget=NO_LIMIT,
+        reserve=0,
+        chunk=0,
+        small=0,
+        device=0,
+        keep=0,
+        poison=0,
+    ):
         name = ffi.new("char[]", driver.encode())
-        options = ffi.new("dtr_pool_options *", [name, device, budget, reserve, chunk, small])
+        fields = [name, device, budget, reserve, chunk, small, keep, poison]
+        options = ffi.new("dtr_pool_options *", fields)
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
         self.handle = out[0]
@@ -121,6 +132,60 @@ class NativePool:
 
     def contains(self, address: int) -> bool:
         return lib.dtr_pool_contains(self.handle, ffi.cast("void *", address)) == 1
+
+    def arena_open(self) -> int:
+        arena = ffi.new("uint64_t *")
+        check(lib.dtr_pool_arena_open(self.handle, arena))
+        return arena[0]
+
+    def arena_allocate(self, arena: int, size: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_arena_allocate(self.handle, arena, size, stream, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def arena_close(self, arena: int) -> None:
+        check(lib.dtr_pool_arena_close(self.handle, arena))
+
+    def order(self, stream: int, after: int) -> None:
+        check(lib.dtr_pool_order(self.handle, stream, after))
+
+    def time_begin(self, stream: int) -> int:
+        timer = ffi.new("uint64_t *")
+        check(lib.dtr_pool_time_begin(self.handle, stream, timer))
+        return timer[0]
+
+    def time_end(self, timer: int) -> None:
+        check(lib.dtr_pool_time_end(self.handle, timer))
+
+    def time_drop(self, timer: int) -> None:
+        lib.dtr_pool_time_drop(self.handle, timer)
+
+    def times(self, capacity: int = 1000) -> dict[int, int]:
+        timers, ns = ffi.new("uint64_t[]", capacity), ffi.new("int64_t[]", capacity)
+        count = lib.dtr_pool_times(self.handle, timers, ns, capacity)
+        return {timers[i]: ns[i] for i in range(count)}
+
+    def host_allocate(self, size: int) -> int:
+        check(lib.dtr_pool_host_allocate(self.handle, size, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def host_free(self, host: int) -> None:
+        check(lib.dtr_pool_host_free(self.handle, ffi.cast("void *", host)))
+
+    def copy_out(self, host: int, address: int, size: int, stream: int = 0) -> None:
+        to, source = ffi.cast("void *", host), ffi.cast("void *", address)
+        check(lib.dtr_pool_copy_out(self.handle, to, source, size, stream))
+
+    def copy_in(self, address: int, host: int, size: int, stream: int = 0) -> None:
+        to, source = ffi.cast("void *", address), ffi.cast("void *", host)
+        check(lib.dtr_pool_copy_in(self.handle, to, source, size, stream))
+
+    def synchronize(self, stream: int) -> None:
+        check(lib.dtr_pool_synchronize(self.handle, stream))
+
+    def side_stream(self) -> int:
+        stream = ffi.new("uint64_t *")
+        check(lib.dtr_pool_side_stream(self.handle, stream))
+        return stream[0]
 
     def stats(self):
         stats = ffi.new("dtr_pool_stats *")

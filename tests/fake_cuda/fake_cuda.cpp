@@ -5,13 +5,21 @@
 // what unfinished work uses, access before access rights, calls without the context, work that
 // overlaps unfinished work of another stream without an event in between.
 //
-// Time: while fake_cuda_hold(1) is on, work on a stream finishes only by fake_cuda_step(), in the
-// order of its stream but in any order between streams. Otherwise it finishes at once.
+// Time: while fake_cuda_hold(1) is on, work on a stream is done only by fake_cuda_step(), in the
+// order of its stream but in any order between streams; fills and copies have their effect then.
+// Otherwise it is done at once. Work on a range takes fake_cuda_set_work_ns() of a virtual time,
+// which timed events read.
+//
+// Captures: from fake_cuda_capture(stream, 1) to (stream, 0) work on a stream is not run, and what
+// would break a capture is a violation: a call in a mode that is not relaxed, a wait for an event
+// from outside of it or from the host, and waiting for the stream or the device.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -26,7 +34,7 @@ using Address = unsigned long long;
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
-constexpr uint64_t kGranularity = 2 << 20;
+constexpr int kCaptureUnsupported = 900, kCapturedEvent = 907, kRelaxed = 2;
 
 struct Location {
   int type, id;
@@ -44,9 +52,21 @@ struct AccessDesc {
 
 using Clock = std::map<uint64_t, uint64_t>;  // stream -> the last of its operations that is ordered
 
+struct Event;
+
+struct Range {
+  Address begin = 0, end = 0;
+  bool writes = true;
+  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+  // Two that only read do not disturb each other.
+  bool disturbs(const Range& other) const { return overlaps(other) && (writes || other.writes); }
+};
+
 struct Operation {
   uint64_t sequence;
-  Address begin = 0, end = 0;                   // of a kernel
+  Range uses[2];  // by a kernel, fill or copy
+  std::function<void()> effect;
+  Event* event = nullptr;                       // that this records
   uint64_t wait_stream = 0, wait_sequence = 0;  // of a wait: it ends when that operation has
   bool is_wait = false;
 };
@@ -55,31 +75,41 @@ struct Stream {
   uint64_t last = 0, done = 0;
   std::deque<Operation> queue;
   Clock clock;
+  uint64_t now_ns = 0;  // when the work that is done was done
+  bool capturing = false;
 };
 
 struct Event {
   uint64_t stream = 0, sequence = 0;
   bool recorded = false;
   Clock clock;
+  bool timed = false;
+  uint64_t at_ns = 0;
+  bool captured = false;
 };
 
 struct Mapping {
   uint64_t size;
   Address handle;
   bool access;
+  int device;
 };
 
 struct State {
-  uint64_t total = uint64_t{1} << 30;
+  uint64_t total = uint64_t{1} << 30, granularity = 2 << 20;
   int devices = 1, vmm = 1;
-  bool initialized = false, hold = false;
+  bool initialized = false, hold = false, effects_at_once = false;
   int retained = 0;
   uint64_t calls = 0, fail_at = 0;
   int fail_with = kUnknown;
   std::string failed_call;
   uint64_t next_handle = 1, physical = 0, waits = 0;
+  uint64_t next_stream = 0x10000, work_ns = 1000;
+  std::set<uint64_t> created_streams;
+  std::map<Address, uint64_t> host;  // pinned
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
+  std::map<Address, int> handle_devices;
   std::map<Address, Mapping> mappings;
   std::map<uint64_t, Stream> streams;
   std::set<Event*> events;
@@ -90,6 +120,7 @@ std::mutex mutex;
 State* state = new State;
 int primary;  // its address is the context
 thread_local void* current = nullptr;
+thread_local int capture_mode = 0;
 
 int violation(const std::string& text) {
   state->violations.push_back(text);
@@ -111,8 +142,18 @@ bool runnable(const Operation& operation) {
 
 bool step(Stream& stream) {
   if (stream.queue.empty() || !runnable(stream.queue.front())) return false;
-  stream.done = stream.queue.front().sequence;
+  const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
+  stream.done = operation.sequence;
+  if (operation.is_wait) {
+    stream.now_ns = std::max(stream.now_ns, state->streams[operation.wait_stream].now_ns);
+  }
+  if (operation.uses[0].end != 0) stream.now_ns += state->work_ns;
+  if (operation.effect) operation.effect();
+  if (operation.event != nullptr && state->events.count(operation.event) != 0 &&
+      operation.event->sequence == operation.sequence) {
+    operation.event->at_ns = stream.now_ns;
+  }
   return true;
 }
 
@@ -135,7 +176,14 @@ bool complete(const Event& event) {
   return !event.recorded || state->streams[event.stream].done >= event.sequence;
 }
 
-bool accessible(Address begin, Address end) {
+bool is_pinned(const Range& range) {
+  auto next = state->host.upper_bound(range.begin);
+  return next != state->host.begin() &&
+         range.end <= std::prev(next)->first + std::prev(next)->second;
+}
+
+bool accessible(Range range) {
+  Address begin = range.begin, end = range.end;
   while (begin < end) {
     auto next = state->mappings.upper_bound(begin);
     if (next == state->mappings.begin()) return false;
@@ -146,24 +194,79 @@ bool accessible(Address begin, Address end) {
   return true;
 }
 
-// Queues work on [begin, end) and checks that nothing unfinished elsewhere may run beside it.
-void launch(uint64_t id, Address begin, Address end) {
+// Queues work on ranges and checks that nothing unfinished elsewhere may run beside it.
+void launch(uint64_t id, Range first, Range second = {}, std::function<void()> effect = {}) {
   Stream& stream = state->streams[id];
-  if (!accessible(begin, end)) violation("work uses memory that is not mapped with access");
+  for (const Range& range : {first, second}) {
+    if (!is_pinned(range) && !accessible(range)) {
+      violation("work uses memory that is neither pinned nor mapped with access");
+    }
+  }
   for (auto& [other, others] : state->streams) {
     if (other == id) continue;
     for (const Operation& operation : others.queue) {
-      bool overlaps = operation.begin < end && begin < operation.end;
+      bool overlaps = false;
+      for (const Range& used : operation.uses) {
+        overlaps = overlaps || used.disturbs(first) || used.disturbs(second);
+      }
       if (overlaps && stream.clock[other] < operation.sequence) {
         violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
                   std::to_string(other));
       }
     }
   }
+  if (stream.capturing) return;
   Operation& operation = enqueue(stream);
-  operation.begin = begin;
-  operation.end = end;
+  operation.uses[0] = first;
+  operation.uses[1] = second;
+  if (state->effects_at_once && effect) {
+    effect();
+  } else {
+    operation.effect = std::move(effect);
+  }
   if (!state->hold) run_all();
+}
+
+Range range_of(Address begin, uint64_t size) { return {begin, begin + size}; }
+Range range_of(const void* begin, uint64_t size) {
+  return range_of(reinterpret_cast<Address>(begin), size);
+}
+uint64_t number_of(void* stream) { return reinterpret_cast<uint64_t>(stream); }
+
+// A copy in stream order.
+void launch_copy(void* stream, Range to, Range from) {
+  from.writes = false;
+  launch(number_of(stream), to, from, [to, from] {
+    memcpy(reinterpret_cast<void*>(to.begin), reinterpret_cast<void*>(from.begin),
+           to.end - to.begin);
+  });
+}
+
+// Whether unfinished work of any stream uses a range; says so as a violation.
+bool busy(const char* call, Range range) {
+  for (const auto& [id, stream] : state->streams) {
+    for (const Operation& operation : stream.queue) {
+      if (operation.uses[0].overlaps(range) || operation.uses[1].overlaps(range)) {
+        violation(std::string(call) + " of memory that unfinished work of stream " +
+                  std::to_string(id) + " uses");
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool any_capture() {
+  for (const auto& [id, stream] : state->streams) {
+    if (stream.capturing) return true;
+  }
+  return false;
+}
+
+bool captured(Event* event, const char* call) {
+  if (!event->captured) return false;
+  violation(std::string(call) + " of an event that a capture recorded");
+  return true;
 }
 
 bool known(Event* event, const char* call) {
@@ -182,6 +285,10 @@ bool known(Event* event, const char* call) {
   if (current != &primary || state->retained == 0) {             \
     violation(std::string(name) + " without a current context"); \
     return kInvalidContext;                                      \
+  }                                                              \
+  if (capture_mode != kRelaxed && any_capture()) {               \
+    violation(std::string(name) + " breaks a capture");          \
+    return kCaptureUnsupported;                                  \
   }
 
 EXPORT int cuInit(unsigned) {
@@ -266,13 +373,13 @@ EXPORT int cuCtxSetCurrent(void* context) {
 
 EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
   CALL("cuMemGetAllocationGranularity");
-  *granularity = kGranularity;
+  *granularity = state->granularity;
   return 0;
 }
 
 EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
   CALL_WITH_CONTEXT("cuMemAddressReserve");
-  if (size % kGranularity != 0) return violation("a reservation of no multiple of granularity");
+  if (size % state->granularity != 0) return violation("a reservation of no multiple of granularity");
   void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
@@ -298,13 +405,14 @@ EXPORT int cuMemAddressFree(Address address, size_t size) {
 EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
                        unsigned long long) {
   CALL_WITH_CONTEXT("cuMemCreate");
-  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % kGranularity != 0) {
+  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0) {
     return violation("cuMemCreate with wrong arguments");
   }
   if (state->physical + size > state->total) return kOutOfMemory;
   state->physical += size;
   *handle = state->next_handle++;
   state->handles[*handle] = size;
+  state->handle_devices[*handle] = prop->location.id;
   return 0;
 }
 
@@ -317,6 +425,7 @@ EXPORT int cuMemRelease(Address handle) {
   }
   state->physical -= found->second;
   state->handles.erase(found);
+  state->handle_devices.erase(handle);
   return 0;
 }
 
@@ -339,7 +448,7 @@ EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
     --next;
     if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
   }
-  state->mappings[address] = {size, handle, false};
+  state->mappings[address] = {size, handle, false, state->handle_devices[handle]};
   return 0;
 }
 
@@ -368,14 +477,7 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
     at += found->second.size;
   }
   if (at != address + size) return violation("cuMemUnmap of a part of a mapping");
-  for (const auto& [id, stream] : state->streams) {
-    for (const Operation& operation : stream.queue) {
-      if (operation.begin < address + size && address < operation.end) {
-        return violation("cuMemUnmap of memory that unfinished work of stream " +
-                         std::to_string(id) + " uses");
-      }
-    }
-  }
+  if (busy("cuMemUnmap", range_of(address, size))) return kInvalidValue;
   for (at = address; at < address + size;) {
     auto found = state->mappings.find(at);
     at += found->second.size;
@@ -386,9 +488,10 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
   return 0;
 }
 
-EXPORT int cuEventCreate(Event** event, unsigned) {
+EXPORT int cuEventCreate(Event** event, unsigned flags) {
   CALL_WITH_CONTEXT("cuEventCreate");
   *event = new Event;
+  (*event)->timed = (flags & 2) == 0;
   state->events.insert(*event);
   return 0;
 }
@@ -406,9 +509,14 @@ EXPORT int cuEventRecord(Event* event, void* id) {
   if (!known(event, "cuEventRecord")) return kInvalidValue;
   uint64_t number = reinterpret_cast<uint64_t>(id);
   Stream& stream = state->streams[number];
-  uint64_t sequence = enqueue(stream).sequence;
-  stream.clock[number] = sequence;
-  *event = {number, sequence, true, stream.clock};
+  if (stream.capturing) {
+    event->captured = true;
+    return 0;
+  }
+  Operation& operation = enqueue(stream);
+  operation.event = event;
+  stream.clock[number] = operation.sequence;
+  *event = {number, operation.sequence, true, stream.clock, event->timed, 0, false};
   if (!state->hold) run_all();
   return 0;
 }
@@ -416,12 +524,14 @@ EXPORT int cuEventRecord(Event* event, void* id) {
 EXPORT int cuEventQuery(Event* event) {
   CALL_WITH_CONTEXT("cuEventQuery");
   if (!known(event, "cuEventQuery")) return kInvalidValue;
+  if (captured(event, "cuEventQuery")) return kCapturedEvent;
   return complete(*event) ? 0 : kNotReady;
 }
 
 EXPORT int cuEventSynchronize(Event* event) {
   CALL_WITH_CONTEXT("cuEventSynchronize");
   if (!known(event, "cuEventSynchronize")) return kInvalidValue;
+  if (captured(event, "cuEventSynchronize")) return kCapturedEvent;
   if (!complete(*event)) run_all();
   return 0;
 }
@@ -430,7 +540,15 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
   CALL_WITH_CONTEXT("cuStreamWaitEvent");
   if (!known(event, "cuStreamWaitEvent")) return kInvalidValue;
   ++state->waits;
-  Stream& stream = state->streams[reinterpret_cast<uint64_t>(id)];
+  Stream& stream = state->streams[number_of(id)];
+  if (event->captured) {
+    stream.capturing = true;  // the stream joins the capture
+    return 0;
+  }
+  if (stream.capturing) {
+    violation("cuStreamWaitEvent: a captured stream waits for an event from outside");
+    return kCaptureUnsupported;
+  }
   Operation& operation = enqueue(stream);
   operation.is_wait = true;
   operation.wait_stream = event->stream;
@@ -444,16 +562,103 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
 
 EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemsetD8Async");
-  launch(reinterpret_cast<uint64_t>(stream), address, address + size);
-  memset(reinterpret_cast<void*>(address), value, size);
+  launch(number_of(stream), range_of(address, size), {},
+         [address, value, size] { memset(reinterpret_cast<void*>(address), value, size); });
+  return 0;
+}
+
+EXPORT int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
+  CALL_WITH_CONTEXT("cuEventElapsedTime");
+  if (!known(begin, "cuEventElapsedTime") || !known(end, "cuEventElapsedTime")) {
+    return kInvalidValue;
+  }
+  if (!begin->timed || !end->timed || !begin->recorded || !end->recorded) {
+    return violation("cuEventElapsedTime of events that are not timed or not recorded");
+  }
+  if (!complete(*begin) || !complete(*end)) return kNotReady;
+  *milliseconds = static_cast<float>(end->at_ns - begin->at_ns) / 1e6F;
+  return 0;
+}
+
+EXPORT int cuStreamCreate(void** stream, unsigned) {
+  CALL_WITH_CONTEXT("cuStreamCreate");
+  *stream = reinterpret_cast<void*>(state->next_stream);
+  state->created_streams.insert(state->next_stream);
+  state->next_stream += 16;
+  return 0;
+}
+
+EXPORT int cuStreamDestroy_v2(void* stream) {
+  CALL_WITH_CONTEXT("cuStreamDestroy");
+  if (state->created_streams.erase(number_of(stream)) == 0) {
+    return violation("cuStreamDestroy of a stream that was not created");
+  }
+  return 0;
+}
+
+EXPORT int cuStreamSynchronize(void* stream) {
+  CALL_WITH_CONTEXT("cuStreamSynchronize");
+  if (state->streams[number_of(stream)].capturing) {
+    violation("cuStreamSynchronize of a captured stream");
+    return kCaptureUnsupported;
+  }
+  if (!state->streams[number_of(stream)].queue.empty()) run_all();
+  return 0;
+}
+
+EXPORT int cuStreamIsCapturing(void* stream, int* status) {
+  CALL_WITH_CONTEXT("cuStreamIsCapturing");
+  *status = state->streams[number_of(stream)].capturing ? 1 : 0;
+  return 0;
+}
+
+EXPORT int cuCtxSynchronize() {
+  CALL_WITH_CONTEXT("cuCtxSynchronize");
+  if (any_capture()) return kCaptureUnsupported;
+  run_all();
+  return 0;
+}
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
+  CALL("cuThreadExchangeStreamCaptureMode");
+  std::swap(*mode, capture_mode);
+  return 0;
+}
+
+EXPORT int cuMemHostAlloc(void** host, size_t size, unsigned) {
+  CALL_WITH_CONTEXT("cuMemHostAlloc");
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *host = base;
+  state->host[reinterpret_cast<Address>(base)] = size;
+  return 0;
+}
+
+EXPORT int cuMemFreeHost(void* host) {
+  CALL_WITH_CONTEXT("cuMemFreeHost");
+  auto found = state->host.find(reinterpret_cast<Address>(host));
+  if (found == state->host.end()) return violation("cuMemFreeHost of unknown memory");
+  if (busy("cuMemFreeHost", range_of(found->first, found->second))) return kInvalidValue;
+  munmap(host, found->second);
+  state->host.erase(found);
+  return 0;
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemcpyDtoHAsync");
+  launch_copy(stream, range_of(to, size), range_of(from, size));
+  return 0;
+}
+
+EXPORT int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemcpyHtoDAsync");
+  launch_copy(stream, range_of(to, size), range_of(from, size));
   return 0;
 }
 
 EXPORT int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemcpyDtoDAsync");
-  launch(reinterpret_cast<uint64_t>(stream), from, from + size);
-  launch(reinterpret_cast<uint64_t>(stream), to, to + size);
-  memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
+  launch_copy(stream, range_of(to, size), range_of(from, size));
   return 0;
 }
 
@@ -467,6 +672,7 @@ EXPORT void fake_cuda_reset() {
 }
 
 EXPORT void fake_cuda_set_memory(uint64_t total) { state->total = total; }
+EXPORT void fake_cuda_set_granularity(uint64_t bytes) { state->granularity = bytes; }
 EXPORT void fake_cuda_set_devices(int devices) { state->devices = devices; }
 EXPORT void fake_cuda_set_vmm(int supported) { state->vmm = supported; }
 
@@ -479,16 +685,39 @@ EXPORT void fake_cuda_fail_call(uint64_t n, int error) {
 EXPORT const char* fake_cuda_failed_call() { return state->failed_call.c_str(); }
 EXPORT uint64_t fake_cuda_calls() { return state->calls; }
 
+// 2: what fills and copies do is done at once, and only counts as unfinished. For kernels that run
+// when they are launched.
 EXPORT void fake_cuda_hold(int on) {
   std::lock_guard<std::mutex> lock(mutex);
   state->hold = on != 0;
+  state->effects_at_once = on == 2;
   if (!state->hold) run_all();
 }
 // Queues work on a stream that uses a range.
 EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
   std::lock_guard<std::mutex> lock(mutex);
-  launch(stream, address, address + size);
+  launch(stream, range_of(address, size));
 }
+EXPORT void fake_cuda_capture(uint64_t stream, int on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  state->streams[stream].capturing = on != 0;
+}
+// The same, for work that only reads the range.
+EXPORT void fake_cuda_read(uint64_t stream, Address address, uint64_t size) {
+  std::lock_guard<std::mutex> lock(mutex);
+  Range range = range_of(address, size);
+  range.writes = false;
+  launch(stream, range);
+}
+// The device whose memory is mapped at an address, or -1.
+EXPORT int fake_cuda_device_of(Address address) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto next = state->mappings.upper_bound(address);
+  if (next == state->mappings.begin()) return -1;
+  --next;
+  return address < next->first + next->second.size ? next->second.device : -1;
+}
+EXPORT void fake_cuda_set_work_ns(uint64_t ns) { state->work_ns = ns; }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.
 EXPORT int fake_cuda_step(uint64_t stream) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -503,8 +732,10 @@ EXPORT uint64_t fake_cuda_physical_bytes() { return state->physical; }
 EXPORT const char* fake_cuda_violation(uint64_t i) {
   return i < state->violations.size() ? state->violations[i].c_str() : nullptr;
 }
-// How many reservations, handles, mappings, events and contexts have not been given back.
+// How many reservations, handles, mappings, events, streams, pinned blocks and contexts have not
+// been given back.
 EXPORT uint64_t fake_cuda_leaks() {
   return state->reservations.size() + state->handles.size() + state->mappings.size() +
-         state->events.size() + static_cast<uint64_t>(state->retained);
+         state->events.size() + state->created_streams.size() + state->host.size() +
+         static_cast<uint64_t>(state->retained);
 }
