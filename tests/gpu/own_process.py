@@ -1,7 +1,8 @@
 """A test whose body runs in a process of its own, where dtr_alloc is enabled before CUDA starts.
 
 PyTorch cannot change its CUDA allocator once it is in use, so no two such tests can share one. On
-the CPU (the dry run) the body runs in this process, in a session.
+the CPU (the dry run) the body runs in this process, in a session, unless it is about settings,
+some of which a process has once, too.
 
     python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
 """
@@ -37,10 +38,10 @@ def own_process(
             missing = unknown_settings(settings)
             if missing:
                 pytest.skip(f"dtr_alloc has no setting {', '.join(missing)} here")
-            if DEVICE != "cpu":
-                run_elsewhere(body, arguments)
-            elif cuda_only is not None:
+            if DEVICE == "cpu" and cuda_only is not None:
                 pytest.skip(f"the CPU has no {cuda_only}")
+            if DEVICE != "cpu" or settings:
+                run_elsewhere(body, arguments)
             else:
                 run_here(body, arguments, budget, settings)
 

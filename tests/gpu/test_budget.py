@@ -111,7 +111,7 @@ def test_verifying_every_rematerialization_finds_no_difference():
     assert dtr_alloc.stats()["rematerializations"] > 0
 
 
-@own_process(swap="1GiB")
+@own_process(swap="1GiB", cuda_only="memory of its own")
 def test_constants_that_do_not_fit_go_to_the_host_and_come_back():
     inputs = [torch.randn(4 * MIB) for _ in range(6)]
     dtr_alloc.set_budget(unused_but(72 * MIB))
