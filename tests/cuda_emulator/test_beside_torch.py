@@ -141,3 +141,24 @@ for act in (
         budget="unlimited",
     )
     assert run.output.splitlines() == ["dtr_alloc True", "dtr_alloc", "dtr_alloc"]
+
+
+def test_each_device_has_a_share_of_its_memory_and_its_own_random_numbers(machine):
+    run = machine.run(
+        """
+import torch, dtr_alloc
+torch.cuda.manual_seed_all(1)
+torch.cuda.set_device(1)
+first = torch.rand(50000, device="cuda")
+expected = first.cpu()
+assert first.device.index == 1 and dtr_alloc.evict(first)
+torch.rand(10, device="cuda:0")
+print(torch.equal(first.cpu(), expected))
+print([torch.cuda.get_per_process_memory_fraction(i) for i in (0, 1)])
+""",
+        budget="60%",
+        devices=2,
+    )
+    same, fractions = run.output.splitlines()
+    assert same == "True"
+    assert all(abs(float(part) - 0.6) < 1e-6 for part in fractions.strip("[]").split(","))
