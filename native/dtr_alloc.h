@@ -45,16 +45,20 @@ const char* dtr_last_error(void);
 /* ---- Pool: a budgeted heap on one device (allocator/) ------------------- */
 
 /* One pool is one device's memory: an address range reserved once, into which
- * physical memory is mapped by chunks, never more of it than the budget. */
+ * physical memory is mapped by chunks, never more of it than the budget. (Segments, where the
+ * device cannot map: several ranges, each mapped whole.) */
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
   const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
-                             what follows the budget counts for nothing */
+                             what follows the budget counts for nothing. "cuda-segments": as "cuda"
+                             is on a device without virtual memory management: memory comes in
+                             segments (cuMemAlloc), and nothing moves between them */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
-  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
-  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */
+  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default. Segments: 0 */
+  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default.
+                             The least size of a segment, a multiple of 2 MiB; 0: 20 MiB */
   uint64_t small_bytes;   /* requests up to this many bytes come from slabs; 0: default */
   uint64_t keep_bytes;    /* mapped bytes under no block that stay mapped when blocks are freed;
                              what is above goes back to the driver once the work on it is done.
@@ -171,7 +175,8 @@ int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, ui
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
-/* 1 if address lies in the pool's reservation. Any thread, no lock. */
+/* 1 if address lies in the pool's reservation (in one of its segments). Any thread; no lock but,
+ * for segments, the pool's. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
 
 /* ---- Work on a pool's device. On a driver without streams (host, simulated, counted) all work
@@ -489,6 +494,10 @@ void dtr_op_abort(dtr_frame* frame, int32_t started);
  * where use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value; a
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame* frame);
+
+/* The device index of what the step that was described last makes, -1 for the only one:
+ * where a tensor without an edge belongs if no argument has one. */
+int32_t dtr_frame_device(dtr_frame* frame);
 
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the

@@ -170,6 +170,7 @@ struct Frame {
   bool inputs_held = false;             // the locks of `inputs` are holds (R11)
   bool requested = false;               // the op's request has begun
   bool step_open = false;
+  int8_t step_device = -1;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
 };

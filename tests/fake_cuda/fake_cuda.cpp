@@ -35,6 +35,7 @@ using Address = unsigned long long;
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
 constexpr int kCaptureUnsupported = 900, kCapturedEvent = 907, kRelaxed = 2;
+constexpr uint64_t kAlignment = 2 << 20;  // of cuMemAlloc
 
 struct Location {
   int type, id;
@@ -106,7 +107,8 @@ struct State {
   uint64_t next_handle = 1, physical = 0, waits = 0;
   uint64_t next_stream = 0x10000, work_ns = 1000;
   std::set<uint64_t> created_streams;
-  std::map<Address, uint64_t> host;  // pinned
+  std::map<Address, uint64_t> host;      // pinned
+  std::map<Address, void*> allocations;  // and where they are mapped here
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
   std::map<Address, int> handle_devices;
@@ -371,6 +373,32 @@ EXPORT int cuCtxSetCurrent(void* context) {
   return 0;
 }
 
+EXPORT int cuMemAlloc_v2(Address* address, size_t size) {
+  CALL_WITH_CONTEXT("cuMemAlloc");
+  if (state->physical + size > state->total) return kOutOfMemory;
+  void* base = mmap(nullptr, size + kAlignment, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *address = (reinterpret_cast<Address>(base) + kAlignment - 1) / kAlignment * kAlignment;
+  state->physical += size;
+  state->allocations[*address] = base;
+  state->mappings[*address] = {size, 0, true};
+  return 0;
+}
+
+EXPORT int cuMemFree_v2(Address address) {
+  CALL_WITH_CONTEXT("cuMemFree");
+  auto found = state->allocations.find(address);
+  if (found == state->allocations.end()) return violation("cuMemFree of unknown memory");
+  const uint64_t size = state->mappings.at(address).size;
+  if (busy("cuMemFree", range_of(address, size))) return kInvalidValue;
+  munmap(found->second, size + kAlignment);
+  state->allocations.erase(found);
+  state->mappings.erase(address);
+  state->physical -= size;
+  return 0;
+}
+
 EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
   CALL("cuMemGetAllocationGranularity");
   *granularity = state->granularity;
@@ -379,7 +407,8 @@ EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationPr
 
 EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
   CALL_WITH_CONTEXT("cuMemAddressReserve");
-  if (size % state->granularity != 0) return violation("a reservation of no multiple of granularity");
+  if (size % state->granularity != 0)
+    return violation("a reservation of no multiple of granularity");
   void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
