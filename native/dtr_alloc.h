@@ -401,8 +401,9 @@ void dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
- * nothing is computed again (native/freeze.cpp). Bring back what is evicted after the 1 and
- * before the capture: dtr_remat_want_any. DTR_STATE for a 0 too many. Any thread. */
+ * nothing is computed again (native/freeze.cpp). After the 1 and before the capture, bring
+ * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
+ * too many. Any thread. */
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
 /* Forgets all records and returns the memory that only the engine holds.
@@ -502,6 +503,10 @@ void dtr_op_abort(dtr_frame* frame, int32_t started);
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame* frame);
 
+/* The device index of what the step that was described last makes, -1 for the only one:
+ * where a tensor without an edge belongs if no argument has one. */
+int32_t dtr_frame_device(dtr_frame* frame);
+
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
  * storages that were evicted. Returns -status on failure. */
@@ -522,7 +527,9 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
 int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
- * given away; the storage becomes a constant for good and is watched for changes. */
+ * given away; the storage becomes a constant for good and is watched for changes, if it is
+ * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
+ * what is computed from it from now on is not computed again. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
 int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */

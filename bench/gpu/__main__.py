@@ -17,7 +17,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,10 +165,8 @@ class Run:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Ends a part and all that it started: they are a process group of their own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def describe(row: Row) -> str:
@@ -195,18 +195,18 @@ def numbers(row: Row) -> str:
 
 
 def show(run: Run, console: Console) -> None:
-    """All rows but the passed tests, and the state of every part."""
+    """All rows but those of tests that passed or were skipped, and the state of every part."""
     table = Table(title="make gpu")
     for column in ("part", "what", "found", "goal"):
         table.add_column(column, overflow="fold")
     words = {True: "met", False: "missed", None: ""}
     for part, found in run.found.items():
         told = f"{found.status}, {found.seconds:.0f} s of {found.limit_seconds:.0f}"
-        passed = sum(row.get("outcome") == "passed" for row in found.rows)
-        told += f", {passed} passed" if passed else ""
+        outcomes = Counter(row["outcome"] for row in found.rows if "test" in row)
+        told += "".join(f", {count} {outcome}" for outcome, count in outcomes.items())
         table.add_row(part.name, "", told, "", style="bold")
         for row in found.rows:
-            if row.get("outcome") != "passed":
+            if "test" not in row or "error" in row:
                 table.add_row("", describe(row), numbers(row), words[met(row)])
     console.print(table)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ def rows(options: Options) -> Iterator[Row]:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=options.device == "cuda")
         ways: dict[str, Callable[[], object]] = {
             "move": mover(options, b, a),
-            "out to the host": lambda host=host, a=a: host.copy_(a, non_blocking=True),
-            "in from the host": lambda host=host, b=b: b.copy_(host, non_blocking=True),
+            "out to the host": partial(host.copy_, a, non_blocking=True),
+            "in from the host": partial(b.copy_, host, non_blocking=True),
         }
         for way, copy in ways.items():
             seconds = best_seconds(options.device, copy, repeats)

@@ -67,7 +67,8 @@ def record(job: str, options: Options) -> list[Step]:
                     found.append((event.start_time_ns, of.ptr, of.alloc_size))
             walk(event.children)
 
-    results = profiled.profiler.kineto_results  # type: ignore[union-attr]
+    assert profiled.profiler is not None
+    results = profiled.profiler.kineto_results
     walk(results.experimental_event_tree())
     found.sort(key=lambda entry: entry[0])
     return as_steps([(address, size) for _, address, size in found])
@@ -111,7 +112,7 @@ class Loop:
     def nanoseconds(self, allocator: CAllocator, steps: Sequence[Step]) -> int:
         """Of one replay. Raises RuntimeError if an allocation failed."""
         count = 1 + max(step.slot for step in steps)
-        c_steps = (CStep * len(steps))(*steps)
+        c_steps = (CStep * len(steps))(*(CStep(*step) for step in steps))
         slots = (ctypes.c_void_p * count)()
         took = int(
             self._replay(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.gpu.part import Options, Row, Wrong, run
-from bench.gpu.shapes import SHAPES
+from bench.gpu.shapes import jobs
 from bench.gpu.trainers import profiled, start
 
 FRACTION = 0.5
@@ -21,7 +21,7 @@ SLACK_BYTES = 64 << 20
 
 def rows(options: Options) -> Iterator[Row]:
     above = []
-    for job in SHAPES:
+    for job in jobs(tiny="gpt2_medium" if options.tiny else None):
         try:
             row = measure(job, options)
         except RuntimeError as error:

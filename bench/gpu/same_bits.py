@@ -102,9 +102,7 @@ def compare(job: str, pair: Pair, options: Options) -> Iterator[Row]:
 def differing(reference: dict[str, str], other: dict[str, str]) -> list[str]:
     """The names whose hashes differ, or that only one side has."""
     return sorted(
-        name
-        for name in reference.keys() | other.keys()
-        if reference.get(name) != other.get(name)
+        name for name in reference.keys() | other.keys() if reference.get(name) != other.get(name)
     )
 
 

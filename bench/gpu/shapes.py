@@ -6,6 +6,8 @@ does not wait for the device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,6 +65,13 @@ class BottleneckNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+def channels_last(module: nn.Module) -> nn.Module:
+    """The module, with its parameters of four dimensions in this layout."""
+    to: Any = module.to  # whose annotations do not know the argument
+    moved: nn.Module = to(memory_format=torch.channels_last)
+    return moved
+
+
 class ShapedJob(Job):
     """A job whose data are drawn on its device, once."""
 
@@ -84,8 +93,8 @@ class ResNet50(ShapedJob):
     BLOCKS: tuple[int, ...] = (3, 4, 6, 3)
 
     def build(self) -> None:
-        model = BottleneckNet(self.WIDTH, self.BLOCKS, self.CLASSES)
-        self.model = self.add_module("resnet50", model.to(memory_format=torch.channels_last))
+        model = channels_last(BottleneckNet(self.WIDTH, self.BLOCKS, self.CLASSES))
+        self.model = self.add_module("resnet50", model)
         self.optimizers["sgd"] = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4
         )
@@ -136,11 +145,10 @@ class LargeUNet(ShapedJob):
     """Five levels from 64 to 1024 channels on 256x256 images, RMSprop."""
 
     BATCH, SIDE = 12, 256
-    WIDTHS = (64, 128, 256, 512, 1024)
+    WIDTHS: tuple[int, ...] = (64, 128, 256, 512, 1024)
 
     def build(self) -> None:
-        model = UNet(list(self.WIDTHS)).to(memory_format=torch.channels_last)
-        self.model = self.add_module("unet", model)
+        self.model = self.add_module("unet", channels_last(UNet(list(self.WIDTHS))))
         self.optimizers["rmsprop"] = torch.optim.RMSprop(self.model.parameters(), lr=1e-4)
         self.x = self.images(self.SIDE)
         self.y = (self.x.sum(1, keepdim=True) > 0).float()
@@ -165,3 +173,8 @@ SHAPES: dict[str, tuple[type[ShapedJob], type[ShapedJob]]] = {
     "unet": (LargeUNet, TinyUNet),
 }
 """By name: the real shape, and the tiny one."""
+
+
+def jobs(tiny: str | None) -> list[str]:
+    """The names of all; of one alone, where sizes are tiny anyway."""
+    return list(SHAPES) if tiny is None else [tiny]

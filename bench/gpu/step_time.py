@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.gpu.part import Options, Row, run
 from bench.gpu.remote import Remote
-from bench.gpu.shapes import SHAPES
+from bench.gpu.shapes import jobs
 from bench.gpu.trainers import profiled, start
 
 UNBOUND_GOAL = 1.01
@@ -56,7 +56,7 @@ class Turns:
 
 
 def rows(options: Options) -> Iterator[Row]:
-    for job in SHAPES:
+    for job in jobs(tiny="resnet50" if options.tiny else None):
         try:
             yield from measure(job, options)
         except RuntimeError as error:  # one job that fails leaves the others
@@ -88,9 +88,10 @@ def measure(job: str, options: Options) -> Iterator[Row]:
         trainers.pop("allocator").close()
         shape = profiled(trainers["dtr_alloc"])
         for fraction, goal in BUDGET_GOALS.items():
-            row = {"job": job, "budget_fraction": fraction, "way": "dtr_alloc"}
-            row |= {"budget_bytes": shape.budget(fraction), "activation_bytes": shape.activation_bytes}
-            yield row | _under(row["budget_bytes"], trainers, rounds, block, goal)
+            budget = shape.budget(fraction)
+            row: Row = {"job": job, "budget_fraction": fraction, "way": "dtr_alloc"}
+            row |= {"budget_bytes": budget, "activation_bytes": shape.activation_bytes}
+            yield row | _under(budget, trainers, rounds, block, goal)
 
 
 def _under(

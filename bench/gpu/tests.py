@@ -33,20 +33,28 @@ class Rows:
         name = report.nodeid.removeprefix("tests/gpu/")
         row: Row = {"test": name, "outcome": report.outcome, "seconds": report.duration}
         if report.outcome == "skipped":
-            row["skipped"] = str(report.longrepr[-1] if report.longrepr else "")
+            reason = str(report.longrepr[-1] if report.longrepr else "")
+            row["skipped"] = reason.removeprefix("Skipped: ")
         if report.outcome == "failed":
             row["error"] = report.longreprtext[-2500:]
         self.queue.put(row)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.queue.put({"test": report.nodeid, "error": report.longreprtext[-2500:]})
+            row = {"test": report.nodeid, "outcome": "not collected"}
+            self.queue.put(row | {"error": report.longreprtext[-2500:]})
+
+    def broken(self, error: str) -> None:
+        """pytest itself failed."""
+        self.queue.put({"test": "pytest", "outcome": "broken", "error": error})
 
 
 def rows(options: Options) -> Iterator[Row]:
     os.environ["GPU_TESTS_DEVICE"] = options.device
     rows = Rows()
-    arguments = [str(ROOT / "tests/gpu"), "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    # Every test limits its own process; a limit by signals needs the main thread.
+    arguments = [str(ROOT / "tests/gpu"), "-q", "-p", "no:cacheprovider", "-p", "no:timeout"]
+    arguments += [f"--rootdir={ROOT}"]
     if options.device == "cuda" and importlib.util.find_spec("xdist") is not None:
         arguments += ["-n", str(min(AT_ONCE, os.cpu_count() or 1))]
 
@@ -54,9 +62,9 @@ def rows(options: Options) -> Iterator[Row]:
         try:
             status = pytest.main(arguments, plugins=[rows])
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-                rows.queue.put({"test": "pytest", "error": f"exit status {int(status)}"})
+                rows.broken(f"exit status {int(status)}")
         except BaseException as error:
-            rows.queue.put({"test": "pytest", "error": repr(error)})
+            rows.broken(repr(error))
         finally:
             rows.queue.put(None)
 

@@ -102,7 +102,7 @@ class Trainer:
         except Thrashing as error:
             return self._broken_off("thrashes", str(error))
         after = self._counters()
-        answer = {"outcome": "trains", "seconds": seconds, "host_seconds": host}
+        answer: dict[str, Any] = {"outcome": "trains", "seconds": seconds, "host_seconds": host}
         if before:
             names = ("evictions", "rematerializations", "recompute_seconds", "recorded_ops")
             answer |= {

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.gpu.part import Options, Row, run
-from bench.gpu.shapes import SHAPES
+from bench.gpu.shapes import jobs
 from bench.gpu.trainers import profiled, start
 
 
 def rows(options: Options) -> Iterator[Row]:
-    for job in SHAPES:
+    for job in jobs(tiny="unet" if options.tiny else None):
         try:
             yield from measure(job, options)
         except RuntimeError as error:

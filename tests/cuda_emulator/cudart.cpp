@@ -543,8 +543,7 @@ EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   wait_for(stream);
   std::lock_guard<std::mutex> lock(state().mutex);
-  return state().streams.erase(stream) != 0 ? cudaSuccess
-                                            : result(cudaErrorInvalidResourceHandle);
+  return state().streams.erase(stream) != 0 ? cudaSuccess : result(cudaErrorInvalidResourceHandle);
 }
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
@@ -637,8 +636,8 @@ EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   return result(cuEventSynchronize(event->event));
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  const auto taken = reinterpret_cast<Event*>(to)->recorded_at -
-                     reinterpret_cast<Event*>(from)->recorded_at;
+  const auto taken =
+      reinterpret_cast<Event*>(to)->recorded_at - reinterpret_cast<Event*>(from)->recorded_at;
   *milliseconds = std::chrono::duration<float, std::milli>(taken).count();
   return cudaSuccess;
 }
@@ -666,8 +665,7 @@ EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
   if (!queue_of(stream)) return result(cudaErrorStreamCaptureUnsupported);
   auto capture = std::make_shared<Capture>();
   std::lock_guard<std::mutex> lock(state().mutex);
-  if (!state().captures.emplace(stream, capture).second)
-    return result(cudaErrorIllegalState);
+  if (!state().captures.emplace(stream, capture).second) return result(cudaErrorIllegalState);
   capture->id = ++state().captures_begun;
   capture->origin = stream;
   capture->streams.insert(stream);
@@ -782,9 +780,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, const void*) {
   of->binaryVersion = of->ptxVersion = 80;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
-  return cudaSuccess;
-}
+EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*,
                                                                           int, size_t, unsigned) {
   *blocks = 1;

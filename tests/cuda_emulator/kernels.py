@@ -84,7 +84,10 @@ def on_cpu(tensor: Tensor) -> Tensor:
     extent = _extent(tensor)
     if extent == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    memory = (ctypes.c_char * extent).from_address(_address(tensor))
+    address = _address(tensor)
+    if address == 0:
+        raise RuntimeError(f"a kernel got an evicted tensor of shape {tuple(tensor.shape)}")
+    memory = (ctypes.c_char * extent).from_address(address)
     flat = torch.frombuffer(memory, dtype=tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride())
 
@@ -247,41 +250,50 @@ class Kernel:
     ) -> Any:
         """The operator's result on CUDA; notes which new tensors get which values."""
 
-        def new(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                out = torch.empty_strided(
-                    *_dense(value), dtype=value.dtype, device=f"cuda:{torch._C._cuda_getDevice()}"
-                )
-                outputs.append((out, value))
-                use.add(out, True)
-                return out
-            if isinstance(value, list | tuple):
-                return type(value)(map(new, value))
-            return value
-
         if not self.returned:
             return None
         values = result if len(self.returned) > 1 else (result,)
         answer = []
         for index, name in enumerate(self.returned):
-            answer.append(named[name] if name is not None else new(values[index]))
+            if name is not None:
+                answer.append(named[name])
+            else:
+                answer.append(_new(values[index], outputs, use))
         return tuple(answer) if len(answer) > 1 else answer[0]
+
+
+# Functions of the module, not nested ones: a nested function that calls itself is a reference
+# cycle, and would hold tensors until the garbage collector comes by.
+
+
+def _new(value: Any, outputs: list[tuple[Tensor, Tensor]], use: Use) -> Any:
+    """A result on CUDA, without its values."""
+    if isinstance(value, Tensor):
+        device = torch._C._cuda_getDevice()
+        out = torch.empty_strided(*_dense(value), dtype=value.dtype, device=f"cuda:{device}")
+        outputs.append((out, value))
+        use.add(out, True)
+        return out
+    if isinstance(value, list | tuple):
+        return type(value)([_new(part, outputs, use) for part in value])
+    return value
+
+
+def _collect(value: Any, out: list[Tensor]) -> None:
+    """The tensors of a result, in order."""
+    if isinstance(value, Tensor):
+        out.append(value)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _collect(part, out)
 
 
 def _flatten(result: Any, returned: list[str | None], out: list[Tensor]) -> None:
     """The tensors of a result that are no arguments, in order."""
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Tensor):
-            out.append(value)
-        elif isinstance(value, list | tuple):
-            for part in value:
-                walk(part)
-
     values = result if len(returned) > 1 else (result,)
     for name, value in zip(returned, values, strict=False):
         if name is None:
-            walk(value)
+            _collect(value, out)
 
 
 def _dense(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -3,9 +3,9 @@
 
 extern "C" int cuda_emulator_refuse(const char* function);
 
-#define NOT_EMULATED(name)                                                \
-  extern "C" __attribute__((visibility("default"))) int name() {          \
-    return cuda_emulator_refuse(#name);                                   \
+#define NOT_EMULATED(name)                                       \
+  extern "C" __attribute__((visibility("default"))) int name() { \
+    return cuda_emulator_refuse(#name);                          \
   }
 
 NOT_EMULATED(cudaDeviceGetDefaultMemPool)

@@ -1,7 +1,8 @@
 """A test whose body runs in a process of its own, where dtr_alloc is enabled before CUDA starts.
 
 PyTorch cannot change its CUDA allocator once it is in use, so no two such tests can share one. On
-the CPU (the dry run) the body runs in this process, in a session.
+the CPU (the dry run) the body runs in this process, in a session, unless it is about settings,
+some of which a process has once, too.
 
     python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
 """
@@ -37,10 +38,10 @@ def own_process(
             missing = unknown_settings(settings)
             if missing:
                 pytest.skip(f"dtr_alloc has no setting {', '.join(missing)} here")
-            if DEVICE != "cpu":
-                run_elsewhere(body, arguments)
-            elif cuda_only is not None:
+            if DEVICE == "cpu" and cuda_only is not None:
                 pytest.skip(f"the CPU has no {cuda_only}")
+            if DEVICE != "cpu" or settings:
+                run_elsewhere(body, arguments)
             else:
                 run_here(body, arguments, budget, settings)
 
@@ -59,10 +60,14 @@ def unknown_settings(settings: dict[str, Any]) -> list[str]:
 
 def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     """Runs it in a new process; fails and skips as that says."""
-    file = Path(sys.modules[body.__module__].__file__ or "")
+    import bench
+    import dtr_alloc
+
+    file = sys.modules[body.__module__].__file__
     command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
-    root = Path(__file__).parents[2]
-    paths = [str(root), str(file.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # The same packages as here, however this process found them.
+    paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
     kept = ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
     clean |= {key: os.environ[key] for key in kept if key in os.environ}

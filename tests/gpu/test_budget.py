@@ -10,11 +10,11 @@ import dtr_alloc
 from bench.gpu.bits import hashes
 from bench.measure import Profile
 
-SIDE = 1024
+SIDE = 256 if DEVICE == "cpu" else 1024
 
 
 class Chain(nn.Module):
-    """Linear layers of 4 MiB with dropout; an activation of a batch of 1024 takes 4 MiB."""
+    """Linear layers with dropout, of 4 MiB on a GPU; so is an activation of a batch of SIDE."""
 
     def __init__(self, depth):
         super().__init__()
@@ -77,18 +77,19 @@ def test_a_step_that_cannot_fit_raises_and_a_smaller_one_trains():
     before = dtr_alloc.stats()["out_of_memory_errors"]
     for _ in range(3):
         with pytest.raises(torch.OutOfMemoryError):
-            trained(batch=32 * SIDE, depth=2)
+            # The input takes 40 MiB, and so does what the first layer makes of it.
+            trained(batch=40 * MIB // (4 * SIDE), depth=2)
         trained(batch=64, depth=2)
     assert dtr_alloc.stats()["out_of_memory_errors"] >= before + 3
 
 
 @own_process(poison=True)
 def test_freed_memory_is_filled_with_nans():
-    made = torch.ones(MIB, device=DEVICE)
-    address = made.data_ptr()
+    made = [torch.ones(MIB, device=DEVICE) for _ in range(8)]
+    addresses = [tensor.data_ptr() for tensor in made]
     del made
     found = torch.empty(MIB, device=DEVICE)
-    assert found.data_ptr() == address, "best fit gives the same block"
+    assert min(addresses) <= found.data_ptr() <= max(addresses), "it is one of those blocks"
     assert bool(found.isnan().all())
 
 
@@ -110,7 +111,7 @@ def test_verifying_every_rematerialization_finds_no_difference():
     assert dtr_alloc.stats()["rematerializations"] > 0
 
 
-@own_process(swap="1GiB")
+@own_process(swap="1GiB", cuda_only="memory of its own")
 def test_constants_that_do_not_fit_go_to_the_host_and_come_back():
     inputs = [torch.randn(4 * MIB) for _ in range(6)]
     dtr_alloc.set_budget(unused_but(72 * MIB))

@@ -1158,6 +1158,23 @@ class TestBehindTheEnginesBack:
         toy.verify()
         release(x, y)
 
+    def test_from_device_memory_that_others_share_nothing_is_computed_again(self, make_toy):
+        """Nothing tells that they wrote. What reads it is a constant; what reads that is not."""
+        toy = make_toy(device=(1, 0))
+        x = toy.unseen(WORDS)
+        before = toy.one("f", x)
+        check(lib.dtr_pin(toy.engine, x.pointer, 2))
+        after = toy.one("g", x)
+        later = toy.one("h", after)
+        toy.write(x, b"12345678")
+        assert not toy.evict(before)
+        assert not toy.evict(after)
+        assert toy.evict(later)
+        toy.materialize(later)
+        assert all(tensor.is_right() for tensor in (before, after, later))
+        toy.verify()
+        release(x, before, after, later)
+
     def test_an_operator_that_reads_the_change_settles_what_it_can(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
