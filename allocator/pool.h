@@ -90,7 +90,7 @@ class Pool final : public AnyPool {
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
   uint64_t largest_hole();
-  uint64_t withheld_bytes() const;  // free, and serve only arenas
+  uint64_t withheld_bytes() const;  // free, and serve only arenas or nobody yet
   // No block is in use, and no arena keeps any.
   bool is_empty() const { return counts_.live_blocks == 0 && withheld_bytes() == 0; }
   // Nor does any work use the memory, as far as can be known without waiting.

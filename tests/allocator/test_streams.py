@@ -230,6 +230,45 @@ def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
     assert states(pool)[kept] == IN_USE
 
 
+def test_the_last_search_waits_for_streams_that_complete_in_any_order(pool, fake_cuda):
+    """Room is asked for before anything is waited for, and then all that is free is found."""
+    streams = (A, B, C)
+    blocks = [pool.allocate(2 * CHUNK, stream) for stream in streams]
+    for block, stream, user in zip(blocks, streams, (B, C, A), strict=True):
+        fake_cuda.launch(stream, block, CHUNK)
+        pool.order(user, stream)
+        fake_cuda.launch(user, block, CHUNK)
+        pool.record_stream(block, user)
+        pool.free(block)
+    for _ in range(3):
+        fake_cuda.step(C)
+    waits = []
+    pool.set_room(lambda size, stream: bool(waits.append(pool.stats().host_waits)))
+    pool.allocate(8 * CHUNK, A)
+    assert waits == [0]
+    assert pool.stats().host_waits > 0
+    assert [fake_cuda.unfinished(stream) for stream in streams] == [0, 0, 0]
+
+
+def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
+    """A step that fits is served by order and events alone, however late the device is."""
+
+    def step():
+        blocks = [pool.allocate(CHUNK, stream) for stream in (A, B, A)]
+        small = [pool.allocate(100, stream) for stream in (A, B)]
+        for block, stream in zip(blocks, (A, B, A), strict=True):
+            fake_cuda.launch(stream, block, CHUNK)
+        for block in [*blocks, *small]:
+            pool.free(block)
+        for stream in (A, B):
+            fake_cuda.step(stream)
+
+    for _ in range(30):
+        step()
+    assert pool.stats().host_waits == 0
+    assert pool.stats().unmapped_chunks == 0
+
+
 def test_host_memory_has_no_streams(fake_cuda):
     """There every block is reusable at once, whatever the stream number."""
     with NativePool("host", budget=8 * CHUNK) as pool:
