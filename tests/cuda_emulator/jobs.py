@@ -1,6 +1,7 @@
 """Small training jobs on "cuda" for the emulator: ``python jobs.py MODEL [STEPS]``.
 
-Each prints its losses and a digest of the trained state and of the state of the CUDA generator, so that two runs can be compared bit by bit.
+Each prints its losses and a digest of the trained state and of the state of the CUDA generator,
+so that two runs can be compared bit by bit.
 """
 
 from __future__ import annotations
