@@ -136,6 +136,26 @@ def test_the_same_bits_under_every_budget(machine, name):
         assert run.stats["rematerializations"] > 0
 
 
+RECORDED = """
+import torch
+import dtr_alloc
+side = torch.cuda.Stream()
+x = torch.randn(1 << 16, device="cuda")
+y = x * 2
+expected = y.cpu()
+y.record_stream(side)
+assert dtr_alloc.evict(y)
+y.record_stream(side)
+assert dtr_alloc.is_resident(y)
+assert dtr_alloc.evict(y)
+assert torch.equal(y.cpu(), expected)
+"""
+
+
+def test_a_tensor_with_a_recorded_stream_can_be_evicted(machine):
+    machine.run(RECORDED, budget="8MiB")
+
+
 def test_the_stand_in_reports_work_that_could_run_beside_what_it_needs(machine):
     """Without this the tests above would prove nothing."""
     careless = TWO_STREAMS.replace("    main.wait_stream(two)\n", "")
