@@ -5,6 +5,8 @@ Queued work stays unfinished until somebody waits for it, so whatever may overla
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 LAYERS = """
@@ -134,6 +136,16 @@ def test_the_same_bits_under_every_budget(machine, name):
         assert run.output == expected.output
         assert run.stats["evictions"] > 0
         assert run.stats["rematerializations"] > 0
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_random_job_over_four_streams_computes_the_same_bits_in_half_its_memory(machine, seed):
+    fuzz = Path(__file__).parent / "fuzz.py"
+    expected = machine.run(fuzz, seed, 200)
+    run = machine.run(fuzz, seed, 200, budget="2MiB")
+    assert run.output == expected.output
+    assert run.stats["evictions"] > 0
+    assert run.report["peak_bytes"] < 0.6 * expected.report["peak_bytes"]
 
 
 RECORDED = """
