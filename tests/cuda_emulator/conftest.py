@@ -127,11 +127,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cxx = bridge.compiler()
     assert cxx, "no C++ compiler"
     # The driver's part first: the other's begin() calls it.
-    sources = [
-        ROOT / "tests/fake_cuda/fake_cuda.cpp",
-        HERE / "cudart.cpp",
-        HERE / "not_emulated.cpp",
-    ]
+    sources = [ROOT / "tests/fake_cuda/fake_cuda.cpp", HERE / "cudart.cpp", HERE / "not_emulated.cpp"]
     line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
     line += [f"-I{path}" for path in bridge._cuda_headers()]
     line += [*map(str, sources), "-o", str(output), "-Wl,-soname,libcuda.so.1"]

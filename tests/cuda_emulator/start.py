@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kernels
 import torch
+
+import kernels
 
 
 def _texts(function: Any) -> list[str]:
