@@ -13,7 +13,7 @@ CXX ?= g++
 CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check format sanitize cuda-bridge-check gpu bench soak clean
+.PHONY: demo test check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -75,6 +75,22 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	for python in $(CUDA_TORCH_PYTHONS); do \
 	  PYTHONPATH=$(CUDA_CHECK)/tree DTR_ALLOC_CACHE=$(CUDA_CHECK)/cache "$$python" -W ignore \
 	    tests/cuda_bridge/check.py $(abspath $^) native/bridge/selftest/cuda_selftest.cpp || status=1; \
+	done; exit $$status
+
+# Whole jobs on "cuda" under CUDA builds of torch, on a machine without a GPU, over stand-ins for
+# CUDA's driver, runtime and kernels (tests/cuda_emulator/README.md). Those pythons need pytest,
+# and what dtr_alloc depends on; the core is that of the virtual environment.
+EMULATED := build/cuda-emulated
+cuda-emulated: $(VENV)/core
+	@test -n "$(CUDA_TORCH_PYTHONS)" || \
+	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
+	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
+	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
+	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
+	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
+	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
+	    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) tests/cuda_emulator \
+	    || status=1; \
 	done; exit $$status
 
 $(CUDA_CHECK)/core.so: $(CORE)
