@@ -38,7 +38,7 @@ def test_what_was_drawn_is_drawn_again():
             assert_replays(lambda draw=draw: draw(x))
         except (AssertionError, RuntimeError) as error:
             wrong[name] = str(error)[:300]
-    assert not wrong
+    assert not wrong, wrong
 
 
 @own_process()
@@ -66,6 +66,7 @@ def test_a_generator_of_the_jobs_own_is_found_again():
 
 @own_process(cuda_only="graph-safe generators")
 def test_a_generator_whose_state_was_exchanged_replays_from_the_old_one():
+    torch.cuda.init()
     default = torch.cuda.default_generators[0]
     torch.manual_seed(5)
     x = torch.ones(1 << 20, device=DEVICE)
