@@ -223,6 +223,7 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
     if (!storage->parent) storage->lost = true;
     become_evicted(storage);
   }
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
@@ -262,8 +263,8 @@ void Engine::unlink(Edge& edge) {
 }
 
 void Engine::update_candidate(Storage* storage) {
-  const bool wanted =
-      storage->state == State::resident && storage->parent && storage->managed;  // R6
+  const bool wanted = storage->state == State::resident && storage->managed &&
+                      (storage->parent || is_swappable(storage));  // R6
   if (wanted && storage->candidate < 0) {
     Device& device = device_of(storage);
     device.candidates.add(storage);
@@ -335,7 +336,13 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
   drop_output(storage, deferred);
   update_candidate(storage);
-  if (!storage->live && storage->managed) keep_constant(storage);
+  if (storage->candidate >= 0) {
+    // It goes on as a constant: what was known of its cost is of another kind.
+    storage->ancestors_known = storage->descendants_known = false;
+    reset_bounds(device_of(storage), storage);
+  }
+  if (!storage->live && storage->managed && storage->state == State::resident)
+    keep_constant(storage);
   ++stats_.settled;
 }
 
@@ -359,16 +366,9 @@ void Engine::remove(Storage* first, Deferred& deferred) {
       continue;
     const bool resident = storage->state == State::resident;
     void* address = storage->address;
-    if (resident) {
-      if (storage->managed) by_address_.erase(address);
-      if (storage->kept >= 0) {
-        stats_.kept_constant_bytes -= storage->size_bytes;
-        kept_constants_.back()->kept = storage->kept;
-        kept_constants_[storage->kept] = kept_constants_.back();
-        kept_constants_.pop_back();
-        storage->kept = -1;
-      }
-    }
+    if (resident && storage->managed) by_address_.erase(address);
+    let_go_of_constant(storage);
+    if (storage->host) drop_host_copy(storage);
     storage->state = State::freed;
     storage->address = nullptr;
     if (storage->to_banish) forget_banishing(storage);
@@ -443,6 +443,7 @@ void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
   if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
   maybe_remove(storage, deferred);
 }
@@ -489,6 +490,7 @@ void Engine::reset() {
     if (storage->managed) by_address_.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
+    update_candidate(storage);
     --stats_.live_storages;
     storages_.put(storage);
   }
@@ -562,7 +564,7 @@ uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacit
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);
-      op_ids[count] = static_cast<int64_t>(storage->parent->id);
+      op_ids[count] = storage->parent ? static_cast<int64_t>(storage->parent->id) : 0;
       size_bytes[count] = storage->size_bytes;
     }
   return count;

@@ -101,7 +101,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   external_check(&storage, desc, deferred);
   if (input.constant) {
     storage->constant_for_good = true;
-    if (storage->state == State::resident) forget_parent(storage, deferred);
+    if (has_content(storage)) forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
     uint64_t counted = 0;
