@@ -1,6 +1,10 @@
 #include "any_pool.h"
 
 #include <mutex>
+#include <string>
+#include <utility>
+
+#include "errors.h"
 
 namespace dtr {
 
@@ -12,6 +16,8 @@ using Lock = std::lock_guard<PoolMutex>;
 constexpr int kIdleAnswers = 64;
 
 }  // namespace
+
+AnyPool::AnyPool(std::unique_ptr<Driver> driver) : driver_(std::move(driver)), work_(*driver_) {}
 
 void AnyPool::set_room(RoomFn room, void* context) {
   Lock lock(mutex_);
@@ -30,6 +36,69 @@ bool AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
   Lock lock(mutex_);
   *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
   return *idle_answers < kIdleAnswers;
+}
+
+void AnyPool::require_inside(const char* call, uint64_t address, uint64_t size_bytes) const {
+  if (address - first_ <= span_ && size_bytes <= span_ - (address - first_)) return;
+  throw InvalidArgument(std::string(call) + ": address " + address_text(address) + " with " +
+                        size_text(size_bytes) +
+                        " is not in this pool; allowed: a range in a block in use");
+}
+
+void AnyPool::order(uint64_t stream, uint64_t after) {
+  Lock lock(mutex_);
+  work_.order(stream, after);
+}
+
+uint64_t AnyPool::time_begin(uint64_t stream) {
+  Lock lock(mutex_);
+  return work_.timers().begin(stream);
+}
+
+void AnyPool::time_end(uint64_t timer) {
+  Lock lock(mutex_);
+  work_.timers().end(timer);
+}
+
+void AnyPool::time_drop(uint64_t timer) {
+  Lock lock(mutex_);
+  work_.timers().drop(timer);
+}
+
+uint64_t AnyPool::times(uint64_t* timers, int64_t* ns, uint64_t capacity) {
+  Lock lock(mutex_);
+  return work_.timers().read(timers, ns, capacity);
+}
+
+uint64_t AnyPool::host_allocate(uint64_t size_bytes) {
+  Lock lock(mutex_);
+  return work_.host_allocate(size_bytes);
+}
+
+void AnyPool::host_free(uint64_t host) {
+  if (host == 0) return;
+  Lock lock(mutex_);
+  work_.host_free(host);
+}
+
+void AnyPool::copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) {
+  Lock lock(mutex_);
+  require_inside("copy_out", address, size_bytes);
+  work_.copy_out(host, address, size_bytes, stream);
+}
+
+void AnyPool::copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) {
+  Lock lock(mutex_);
+  require_inside("copy_in", address, size_bytes);
+  work_.copy_in(address, host, size_bytes, stream);
+}
+
+// Others may allocate and free meanwhile.
+void AnyPool::synchronize(uint64_t stream) { work_.synchronize(stream); }
+
+uint64_t AnyPool::side_stream() {
+  Lock lock(mutex_);
+  return work_.side_stream();
 }
 
 }  // namespace dtr

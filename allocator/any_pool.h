@@ -4,10 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "block.h"
+#include "device_work.h"
+#include "driver.h"
 #include "locks.h"
 
 namespace dtr {
@@ -34,6 +37,9 @@ struct PoolStats {
   uint64_t ever_allocated_bytes;
   uint64_t ever_requested_bytes;
   uint64_t chunk_bytes;
+  uint64_t host_waits;
+  uint64_t peak_live_blocks;
+  uint64_t peak_unused_bytes;
 };
 
 struct BlockInfo {
@@ -56,7 +62,7 @@ class AnyPool {
   // Frees something and returns 1, or returns 0. Called with no lock held.
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
-  AnyPool() = default;
+  explicit AnyPool(std::unique_ptr<Driver> driver);
   AnyPool(const AnyPool&) = delete;
   AnyPool& operator=(const AnyPool&) = delete;
   virtual ~AnyPool() = default;
@@ -86,6 +92,19 @@ class AnyPool {
   // Empty, or the broken rule.
   virtual std::string check_invariants() = 0;
 
+  // Work on the device; see device_work.h.
+  void order(uint64_t stream, uint64_t after);
+  uint64_t time_begin(uint64_t stream);
+  void time_end(uint64_t timer);
+  void time_drop(uint64_t timer);
+  uint64_t times(uint64_t* timers, int64_t* ns, uint64_t capacity);
+  uint64_t host_allocate(uint64_t size_bytes);
+  void host_free(uint64_t host);
+  void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream);
+  void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream);
+  void synchronize(uint64_t stream);
+  uint64_t side_stream();
+
   // Around fork: in the child nobody else could let go of the lock.
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
@@ -95,7 +114,11 @@ class AnyPool {
   // have freed something and no block was freed; 0 before the first time.
   bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
 
+  void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
+
   PoolMutex mutex_;
+  std::unique_ptr<Driver> driver_;
+  DeviceWork work_;     // destroyed before the driver
   uint64_t first_ = 0;  // all addresses ever handed out are in [first_, first_ + span_)
   uint64_t span_ = 0;
   PoolStats counts_{};

@@ -23,7 +23,8 @@ std::atomic<uint64_t> counted_ranges{0};
 
 }  // namespace
 
-CountedPool::CountedPool(uint64_t budget_bytes) : budget_(budget_bytes) {
+CountedPool::CountedPool(uint64_t budget_bytes)
+    : AnyPool(make_simulated_driver()), budget_(budget_bytes) {
   if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
   first_ = kFirstRange + counted_ranges.fetch_add(1) % kCountedRanges * kCountedRangeBytes;
   span_ = kCountedRangeBytes;
@@ -37,6 +38,7 @@ void CountedPool::close() {
     throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                      size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
   }
+  work_.close();
 }
 
 uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
@@ -56,6 +58,7 @@ uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
             std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
         counts_.ever_allocated_bytes += size_bytes;
         ++counts_.live_blocks;
+        counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
         ++counts_.allocations;
         return address;
       }
@@ -150,6 +153,7 @@ PoolStats CountedPool::stats() {
 void CountedPool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
+  counts_.peak_live_blocks = counts_.live_blocks;
 }
 
 std::vector<BlockInfo> CountedPool::snapshot() {

@@ -24,7 +24,11 @@ constexpr CuResult kCudaSuccess = 0;
 constexpr CuResult kCudaOutOfMemory = 2;
 constexpr CuResult kCudaNotReady = 600;
 constexpr int kAttributeVirtualMemory = 102;  // ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+constexpr unsigned kEventDefault = 0;
 constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kHostPortable = 1;  // pinned for all contexts
+constexpr int kCaptureModeRelaxed = 2;
 constexpr int kGranularityRecommended = 1;
 
 struct CuMemLocation {
@@ -78,6 +82,15 @@ struct CuMemAccessDesc {
   X(event_query, cuEventQuery, (CuEvent))                                                         \
   X(event_synchronize, cuEventSynchronize, (CuEvent))                                             \
   X(stream_wait_event, cuStreamWaitEvent, (CuStream, CuEvent, unsigned flags))                    \
+  X(event_elapsed, cuEventElapsedTime, (float* milliseconds, CuEvent begin, CuEvent end))         \
+  X(stream_create, cuStreamCreate, (CuStream*, unsigned flags))                                   \
+  X(stream_destroy, cuStreamDestroy_v2, (CuStream))                                               \
+  X(stream_synchronize, cuStreamSynchronize, (CuStream))                                          \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                        \
+  X(host_allocate, cuMemHostAlloc, (void** host, size_t size, unsigned flags))                    \
+  X(host_free, cuMemFreeHost, (void* host))                                                       \
+  X(copy_out_async, cuMemcpyDtoHAsync_v2, (void* to, CuAddress from, size_t size, CuStream))      \
+  X(copy_in_async, cuMemcpyHtoDAsync_v2, (CuAddress to, const void* from, size_t size, CuStream)) \
   X(memset_async, cuMemsetD8Async, (CuAddress, unsigned char value, size_t size, CuStream))       \
   X(copy_async, cuMemcpyDtoDAsync_v2, (CuAddress to, CuAddress from, size_t size, CuStream))
 

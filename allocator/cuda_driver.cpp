@@ -33,17 +33,26 @@ class PrimaryContext {
   CuContext context_ = nullptr;
 };
 
-// Makes a context current on this thread for a scope.
+// Makes a context current on this thread for a scope, and lets the thread call what a stream
+// capture of the process would forbid: nothing that we call becomes part of a capture, unless it
+// is queued on a stream that is being captured.
 class CurrentContext {
  public:
   CurrentContext(const CudaApi& cuda, CuContext context) : cuda_(cuda) {
-    cuda_.check(cuda_.context_get(&before_), "cuCtxGetCurrent");
-    if (before_ == context) return;
-    cuda_.check(cuda_.context_set(context), "cuCtxSetCurrent");
-    changed_ = true;
+    cuda_.check(cuda_.exchange_capture_mode(&capture_mode_), "cuThreadExchangeStreamCaptureMode");
+    try {
+      cuda_.check(cuda_.context_get(&before_), "cuCtxGetCurrent");
+      if (before_ == context) return;
+      cuda_.check(cuda_.context_set(context), "cuCtxSetCurrent");
+      changed_ = true;
+    } catch (...) {
+      cuda_.exchange_capture_mode(&capture_mode_);
+      throw;
+    }
   }
   ~CurrentContext() {
     if (changed_) cuda_.context_set(before_);
+    cuda_.exchange_capture_mode(&capture_mode_);
   }
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
@@ -52,6 +61,7 @@ class CurrentContext {
   const CudaApi& cuda_;
   CuContext before_ = nullptr;
   bool changed_ = false;
+  int capture_mode_ = kCaptureModeRelaxed;  // inside the scope: the one to go back to
 };
 
 // Physical memory that could not be released stays here and serves the next chunk.
@@ -226,10 +236,11 @@ class CudaDriver final : public Driver {
 
   bool has_streams() const override { return true; }
 
-  Event create_event() override {
+  Event create_event(bool timed) override {
     CurrentContext current(cuda_, context_.get());
     CuEvent event = nullptr;
-    cuda_.check(cuda_.event_create(&event, kEventDisableTiming), "cuEventCreate");
+    unsigned flags = timed ? kEventDefault : kEventDisableTiming;
+    cuda_.check(cuda_.event_create(&event, flags), "cuEventCreate");
     return event;
   }
 
@@ -253,12 +264,64 @@ class CudaDriver final : public Driver {
 
   void synchronize_event(Event event) override {
     CurrentContext current(cuda_, context_.get());
+    ++host_waits_;
     cuda_.check(cuda_.event_synchronize(event), "cuEventSynchronize");
   }
 
   void stream_wait_event(uint64_t stream, Event event) override {
     CurrentContext current(cuda_, context_.get());
     cuda_.check(cuda_.stream_wait_event(stream_of(stream), event, 0), "cuStreamWaitEvent");
+  }
+
+  int64_t elapsed_ns(Event begin, Event end) override {
+    CurrentContext current(cuda_, context_.get());
+    float milliseconds = 0;
+    cuda_.check(cuda_.event_elapsed(&milliseconds, begin, end), "cuEventElapsedTime");
+    return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  }
+
+  uint64_t create_stream() override {
+    CurrentContext current(cuda_, context_.get());
+    CuStream stream = nullptr;
+    cuda_.check(cuda_.stream_create(&stream, kStreamNonBlocking), "cuStreamCreate");
+    return reinterpret_cast<uint64_t>(stream);
+  }
+
+  void destroy_stream(uint64_t stream) override {
+    CurrentContext current(cuda_, context_.get());
+    cuda_.check(cuda_.stream_destroy(stream_of(stream)), "cuStreamDestroy");
+  }
+
+  void synchronize_stream(uint64_t stream) override {
+    CurrentContext current(cuda_, context_.get());
+    ++host_waits_;
+    cuda_.check(cuda_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
+  }
+
+  uint64_t allocate_host(uint64_t size_bytes) override {
+    CurrentContext current(cuda_, context_.get());
+    void* host = nullptr;
+    cuda_.check(cuda_.host_allocate(&host, size_bytes, kHostPortable), "cuMemHostAlloc");
+    return reinterpret_cast<uint64_t>(host);
+  }
+
+  void free_host(uint64_t host, uint64_t) override {
+    CurrentContext current(cuda_, context_.get());
+    cuda_.check(cuda_.host_free(reinterpret_cast<void*>(host)), "cuMemFreeHost");
+  }
+
+  void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) override {
+    CurrentContext current(cuda_, context_.get());
+    cuda_.check(
+        cuda_.copy_out_async(reinterpret_cast<void*>(host), address, size_bytes, stream_of(stream)),
+        "cuMemcpyDtoHAsync");
+  }
+
+  void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) override {
+    CurrentContext current(cuda_, context_.get());
+    cuda_.check(cuda_.copy_in_async(address, reinterpret_cast<const void*>(host), size_bytes,
+                                    stream_of(stream)),
+                "cuMemcpyHtoDAsync");
   }
 
   bool has_contents() const override { return true; }

@@ -14,12 +14,16 @@ namespace {
 
 }  // namespace
 
-Driver::Event Driver::create_event() { missing("create_event"); }
+Driver::Event Driver::create_event(bool) { missing("create_event"); }
 void Driver::destroy_event(Event) { missing("destroy_event"); }
 void Driver::record_event(Event, uint64_t) { missing("record_event"); }
 bool Driver::event_complete(Event) { missing("event_complete"); }
 void Driver::synchronize_event(Event) { missing("synchronize_event"); }
 void Driver::stream_wait_event(uint64_t, Event) { missing("stream_wait_event"); }
+int64_t Driver::elapsed_ns(Event, Event) { missing("elapsed_ns"); }
+uint64_t Driver::create_stream() { missing("create_stream"); }
+void Driver::destroy_stream(uint64_t) { missing("destroy_stream"); }
+void Driver::synchronize_stream(uint64_t) { missing("synchronize_stream"); }
 void Driver::fill(uint64_t, uint8_t, uint64_t, uint64_t) { missing("fill"); }
 void Driver::copy(uint64_t, uint64_t, uint64_t, uint64_t) { missing("copy"); }
 

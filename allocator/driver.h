@@ -5,12 +5,14 @@
 //     offset and size are multiples of the chunk that was given to reserve().
 //   - map() gets ranges that are wholly unmapped, unmap() ranges that are wholly mapped.
 //   - No work that is still running on a stream uses a range given to unmap().
-//   - One caller at a time per driver object (the pool's lock). Any thread.
+//   - One caller at a time per driver object (the pool's lock), but for synchronize_stream, which
+//     may run beside any other verb. Any thread.
 //   - A verb that throws (DriverError) has done nothing: no half of a range stays mapped.
 // Memory that is not mapped must not be touched; nothing above the driver ever reads or writes
 // the managed memory, mapped or not, so a driver may hand out addresses without memory behind.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -46,7 +48,8 @@ class Driver {
   // ---- Optional: streams. A driver without them runs all work at once, in the order of calls;
   // then none of these is called and memory can be reused as soon as it is freed.
   virtual bool has_streams() const { return false; }
-  virtual Event create_event();
+  // A timed event can be given to elapsed_ns.
+  virtual Event create_event(bool timed = false);
   virtual void destroy_event(Event event);
   // The event completes when all work now on the stream has. An event may be recorded again.
   virtual void record_event(Event event, uint64_t stream);
@@ -54,12 +57,32 @@ class Driver {
   virtual void synchronize_event(Event event);
   // Work queued on the stream from now on starts after the event; the caller does not wait.
   virtual void stream_wait_event(uint64_t stream, Event event);
+  // Between two timed events that are complete.
+  virtual int64_t elapsed_ns(Event begin, Event end);
+  // A stream that waits for no other unless told to.
+  virtual uint64_t create_stream();
+  virtual void destroy_stream(uint64_t stream);
+  // Waits on the host for the work that is now on the stream.
+  virtual void synchronize_stream(uint64_t stream);
 
   // ---- Optional: contents, for moving blocks. In stream order where there are streams.
   virtual bool has_contents() const { return false; }
   virtual void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream);
   // The ranges may overlap only on drivers without streams.
   virtual void copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream);
+
+  // ---- Host memory, and copies between it and the device, in stream order. The caller keeps
+  // host memory until the work that uses it is done.
+  virtual uint64_t allocate_host(uint64_t size_bytes) = 0;
+  virtual void free_host(uint64_t host, uint64_t size_bytes) = 0;
+  virtual void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) = 0;
+  virtual void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) = 0;
+
+  // How many calls made the host wait for the device. Any thread.
+  uint64_t host_waits() const { return host_waits_; }
+
+ protected:
+  std::atomic<uint64_t> host_waits_{0};
 };
 
 std::unique_ptr<Driver> make_host_driver();

@@ -61,6 +61,25 @@ class HostDriver final : public Driver {
     ::memmove(pointer(to), pointer(from), size_bytes);
   }
 
+  uint64_t allocate_host(uint64_t size_bytes) override {
+    void* host =
+        ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (host == MAP_FAILED) fail("mmap", size_bytes);
+    return reinterpret_cast<uint64_t>(host);
+  }
+
+  void free_host(uint64_t host, uint64_t size_bytes) override {
+    if (::munmap(pointer(host), size_bytes) != 0) fail("munmap", size_bytes);
+  }
+
+  void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t) override {
+    ::memcpy(pointer(host), pointer(address), size_bytes);
+  }
+
+  void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t) override {
+    ::memcpy(pointer(address), pointer(host), size_bytes);
+  }
+
  private:
   static void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 

@@ -74,7 +74,7 @@ uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
 }  // namespace
 
 Pool::Pool(const PoolOptions& options)
-    : driver_(make_driver(options.driver, options.device)),
+    : AnyPool(make_driver(options.driver, options.device)),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_),
@@ -96,6 +96,7 @@ void Pool::close() {
     throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                      size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
   }
+  work_.close();
   settle_all();
   streams_.settle_old_work();
   chunks_.give_back(chunks_.idle());
@@ -159,6 +160,7 @@ void Pool::free(uint64_t address) {
   counts_.requested_bytes -= place.requested;
   --counts_.live_blocks;
   ++counts_.frees;
+  note_unused();
 }
 
 void Pool::record_stream(uint64_t address, uint64_t stream) {
@@ -248,6 +250,7 @@ PoolStats Pool::stats() {
   stats.largest_free_bytes = largest_free();
   stats.mapped_chunks = chunks_.maps();
   stats.unmapped_chunks = chunks_.unmaps();
+  stats.host_waits = driver_->host_waits();
   return stats;
 }
 
@@ -255,6 +258,9 @@ void Pool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
   counts_.peak_requested_bytes = counts_.requested_bytes;
+  counts_.peak_live_blocks = counts_.live_blocks;
+  counts_.peak_unused_bytes = 0;
+  note_unused();
   chunks_.reset_peak();
 }
 

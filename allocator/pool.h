@@ -103,11 +103,11 @@ class Pool final : public AnyPool {
   std::string check_counts() const;
 
   std::string out_of_memory_message(uint64_t size, uint64_t stream);
+  void note_unused();
   uint64_t largest_free();
   uint64_t limit_chunks() const;
   void give_back_above(uint64_t budget_bytes);
 
-  std::unique_ptr<Driver> driver_;
   uint64_t chunk_;
   Reservation reservation_;
   // Destroyed in reverse: streams first, so that events outlive nothing that needs them.

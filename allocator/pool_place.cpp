@@ -96,8 +96,16 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
   counts_.ever_allocated_bytes += rounded;
   counts_.ever_requested_bytes += size;
   ++counts_.live_blocks;
+  counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
   ++counts_.allocations;
+  note_unused();
   return offset;
+}
+
+// Blocks are whole in mapped chunks, so that no more is allocated than mapped.
+void Pool::note_unused() {
+  const uint64_t unused = chunks_.mapped_bytes() - counts_.allocated_bytes;
+  counts_.peak_unused_bytes = std::max(counts_.peak_unused_bytes, unused);
 }
 
 uint64_t Pool::try_small(uint64_t size, uint64_t stream, Owner owner, bool last) {

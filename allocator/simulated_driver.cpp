@@ -13,7 +13,12 @@ constexpr uint64_t kBase = uint64_t{1} << 56;
 constexpr uint64_t kRangeBytes = uint64_t{1} << 44;
 constexpr uint64_t kRanges = 2048;  // one is used again after so many
 
+// Of host memory: the addresses follow one another, and none is used again.
+constexpr uint64_t kHostBase = uint64_t{1} << 58;
+constexpr uint64_t kHostUnit = 4096;
+
 std::atomic<uint64_t> ranges{0};
+std::atomic<uint64_t> host_units{0};
 
 class SimulatedDriver final : public Driver {
  public:
@@ -24,6 +29,13 @@ class SimulatedDriver final : public Driver {
   void release(uint64_t, uint64_t) override {}
   void map(uint64_t, uint64_t) override {}
   void unmap(uint64_t, uint64_t) override {}
+  // There are no contents to copy.
+  uint64_t allocate_host(uint64_t size_bytes) override {
+    return kHostBase + host_units.fetch_add(size_bytes / kHostUnit + 1) * kHostUnit;
+  }
+  void free_host(uint64_t, uint64_t) override {}
+  void copy_out(uint64_t, uint64_t, uint64_t, uint64_t) override {}
+  void copy_in(uint64_t, uint64_t, uint64_t, uint64_t) override {}
 
  private:
   DriverTraits traits_{"simulated", 64, 4096, 64 << 10, uint64_t{1} << 40, 0};

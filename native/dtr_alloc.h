@@ -78,6 +78,10 @@ typedef struct dtr_pool_stats {
   uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
   uint64_t ever_requested_bytes; /* the same, as asked for */
   uint64_t chunk_bytes;          /* the unit of mapping */
+  uint64_t host_waits; /* calls of the pool's that made the host wait for the device, since
+                          creation. Unmapping may wait inside the driver: see unmapped_chunks */
+  uint64_t peak_live_blocks;
+  uint64_t peak_unused_bytes; /* mapped, and in no block in use */
 } dtr_pool_stats;
 
 /* One block of a snapshot, in address order. */
@@ -148,6 +152,47 @@ uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
 /* 1 if address lies in the pool's reservation. Any thread, no lock. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
+
+/* ---- Work on a pool's device. On a driver without streams (host, simulated, counted) all work
+ * is done at once, in the order of calls, whatever the stream. Any thread. */
+
+/* Work queued on stream from now on starts after all that is now queued on after. The caller
+ * does not wait. */
+int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after);
+
+/* Timers: event pairs around work on a stream. *timer is 0 where the driver has no streams, and
+ * while hundreds of timers are open: time that work by the clock. Not on a stream that is being
+ * captured. */
+int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer);
+/* The work ends here, on the same stream. Timer 0 is allowed. */
+int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer);
+/* For a timer that was begun and will not be ended. Others are let be. */
+void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
+/* Writes up to capacity timers that ended and whose work is done, with what it took (-1: the
+ * driver would not say). Each is written once. Never waits. Returns how many it wrote. */
+uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t capacity);
+
+/* Host memory that the device can copy from and to while the host goes on (pinned on CUDA). It
+ * counts for no budget. DTR_STATE from dtr_pool_destroy while any is in use. Simulated and
+ * counted pools give addresses without memory, and copy nothing. */
+int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out);
+/* Copies that use it must be done (dtr_pool_synchronize). NULL is allowed. */
+int32_t dtr_pool_host_free(dtr_pool* pool, void* host);
+
+/* Copies a block's bytes in stream order. The caller does not wait: host, and on the way back
+ * the block too, may be used by others only behind the stream. DTR_INVALID for a range that is
+ * not in the pool, or not in one piece of its host memory. */
+int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address, uint64_t size_bytes,
+                          uint64_t stream);
+int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64_t size_bytes,
+                         uint64_t stream);
+
+/* Waits on the host for the stream's work so far, without a lock. */
+int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
+
+/* A stream of the pool's own, for copies beside the job's work: it waits for no other stream
+ * unless told to (dtr_pool_order). 0 where there are no streams. Always the same. */
+int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
 /* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
 void dtr_pool_hold(dtr_pool* pool);

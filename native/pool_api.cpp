@@ -117,6 +117,63 @@ DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) 
   return pool->pool.contains(number(address)) ? 1 : 0;
 }
 
+DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
+  return dtr::guard([&] { pool->pool.order(stream, after); });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
+  return dtr::guard([&] {
+    require(timer, "timer");
+    *timer = 0;
+    *timer = pool->pool.time_begin(stream);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
+  return dtr::guard([&] { pool->pool.time_end(timer); });
+}
+
+DTR_EXPORT void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) { pool->pool.time_drop(timer); }
+
+DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns,
+                                   uint64_t capacity) {
+  return pool->pool.times(timers, ns, capacity);
+}
+
+DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.host_allocate(size_bytes));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
+  return dtr::guard([&] { pool->pool.host_free(number(host)); });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
+                                     uint64_t size_bytes, uint64_t stream) {
+  return dtr::guard(
+      [&] { pool->pool.copy_out(number(host), number(address), size_bytes, stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
+                                    uint64_t size_bytes, uint64_t stream) {
+  return dtr::guard([&] { pool->pool.copy_in(number(address), number(host), size_bytes, stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
+  return dtr::guard([&] { pool->pool.synchronize(stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
+  return dtr::guard([&] {
+    require(stream, "stream");
+    *stream = pool->pool.side_stream();
+  });
+}
+
 DTR_EXPORT void dtr_pool_hold(dtr_pool* pool) { pool->pool.hold(); }
 
 DTR_EXPORT void dtr_pool_let_go(dtr_pool* pool) { pool->pool.let_go(); }

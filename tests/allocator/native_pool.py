@@ -122,6 +122,48 @@ class NativePool:
     def contains(self, address: int) -> bool:
         return lib.dtr_pool_contains(self.handle, ffi.cast("void *", address)) == 1
 
+    def order(self, stream: int, after: int) -> None:
+        check(lib.dtr_pool_order(self.handle, stream, after))
+
+    def time_begin(self, stream: int) -> int:
+        timer = ffi.new("uint64_t *")
+        check(lib.dtr_pool_time_begin(self.handle, stream, timer))
+        return timer[0]
+
+    def time_end(self, timer: int) -> None:
+        check(lib.dtr_pool_time_end(self.handle, timer))
+
+    def time_drop(self, timer: int) -> None:
+        lib.dtr_pool_time_drop(self.handle, timer)
+
+    def times(self, capacity: int = 1000) -> dict[int, int]:
+        timers, ns = ffi.new("uint64_t[]", capacity), ffi.new("int64_t[]", capacity)
+        count = lib.dtr_pool_times(self.handle, timers, ns, capacity)
+        return {timers[i]: ns[i] for i in range(count)}
+
+    def host_allocate(self, size: int) -> int:
+        check(lib.dtr_pool_host_allocate(self.handle, size, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def host_free(self, host: int) -> None:
+        check(lib.dtr_pool_host_free(self.handle, ffi.cast("void *", host)))
+
+    def copy_out(self, host: int, address: int, size: int, stream: int = 0) -> None:
+        to, source = ffi.cast("void *", host), ffi.cast("void *", address)
+        check(lib.dtr_pool_copy_out(self.handle, to, source, size, stream))
+
+    def copy_in(self, address: int, host: int, size: int, stream: int = 0) -> None:
+        to, source = ffi.cast("void *", address), ffi.cast("void *", host)
+        check(lib.dtr_pool_copy_in(self.handle, to, source, size, stream))
+
+    def synchronize(self, stream: int) -> None:
+        check(lib.dtr_pool_synchronize(self.handle, stream))
+
+    def side_stream(self) -> int:
+        stream = ffi.new("uint64_t *")
+        check(lib.dtr_pool_side_stream(self.handle, stream))
+        return stream[0]
+
     def stats(self):
         stats = ffi.new("dtr_pool_stats *")
         lib.dtr_pool_get_stats(self.handle, stats)

@@ -5,13 +5,17 @@
 // what unfinished work uses, access before access rights, calls without the context, work that
 // overlaps unfinished work of another stream without an event in between.
 //
-// Time: while fake_cuda_hold(1) is on, work on a stream finishes only by fake_cuda_step(), in the
-// order of its stream but in any order between streams. Otherwise it finishes at once.
+// Time: while fake_cuda_hold(1) is on, work on a stream is done only by fake_cuda_step(), in the
+// order of its stream but in any order between streams; fills and copies have their effect then.
+// Otherwise it is done at once. Work on a range takes fake_cuda_set_work_ns() of a virtual time,
+// which timed events read.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -44,9 +48,18 @@ struct AccessDesc {
 
 using Clock = std::map<uint64_t, uint64_t>;  // stream -> the last of its operations that is ordered
 
+struct Event;
+
+struct Range {
+  Address begin = 0, end = 0;
+  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
 struct Operation {
   uint64_t sequence;
-  Address begin = 0, end = 0;                   // of a kernel
+  Range uses[2];  // by a kernel, fill or copy
+  std::function<void()> effect;
+  Event* event = nullptr;                       // that this records
   uint64_t wait_stream = 0, wait_sequence = 0;  // of a wait: it ends when that operation has
   bool is_wait = false;
 };
@@ -55,12 +68,15 @@ struct Stream {
   uint64_t last = 0, done = 0;
   std::deque<Operation> queue;
   Clock clock;
+  uint64_t now_ns = 0;  // when the work that is done was done
 };
 
 struct Event {
   uint64_t stream = 0, sequence = 0;
   bool recorded = false;
   Clock clock;
+  bool timed = false;
+  uint64_t at_ns = 0;
 };
 
 struct Mapping {
@@ -78,6 +94,9 @@ struct State {
   int fail_with = kUnknown;
   std::string failed_call;
   uint64_t next_handle = 1, physical = 0, waits = 0;
+  uint64_t next_stream = 0x10000, work_ns = 1000;
+  std::set<uint64_t> created_streams;
+  std::map<Address, uint64_t> host;  // pinned
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
   std::map<Address, Mapping> mappings;
@@ -90,6 +109,7 @@ std::mutex mutex;
 State* state = new State;
 int primary;  // its address is the context
 thread_local void* current = nullptr;
+thread_local int capture_mode = 0;
 
 int violation(const std::string& text) {
   state->violations.push_back(text);
@@ -111,8 +131,18 @@ bool runnable(const Operation& operation) {
 
 bool step(Stream& stream) {
   if (stream.queue.empty() || !runnable(stream.queue.front())) return false;
-  stream.done = stream.queue.front().sequence;
+  const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
+  stream.done = operation.sequence;
+  if (operation.is_wait) {
+    stream.now_ns = std::max(stream.now_ns, state->streams[operation.wait_stream].now_ns);
+  }
+  if (operation.uses[0].end != 0) stream.now_ns += state->work_ns;
+  if (operation.effect) operation.effect();
+  if (operation.event != nullptr && state->events.count(operation.event) != 0 &&
+      operation.event->sequence == operation.sequence) {
+    operation.event->at_ns = stream.now_ns;
+  }
   return true;
 }
 
@@ -135,7 +165,14 @@ bool complete(const Event& event) {
   return !event.recorded || state->streams[event.stream].done >= event.sequence;
 }
 
-bool accessible(Address begin, Address end) {
+bool is_pinned(const Range& range) {
+  auto next = state->host.upper_bound(range.begin);
+  return next != state->host.begin() &&
+         range.end <= std::prev(next)->first + std::prev(next)->second;
+}
+
+bool accessible(Range range) {
+  Address begin = range.begin, end = range.end;
   while (begin < end) {
     auto next = state->mappings.upper_bound(begin);
     if (next == state->mappings.begin()) return false;
@@ -146,14 +183,21 @@ bool accessible(Address begin, Address end) {
   return true;
 }
 
-// Queues work on [begin, end) and checks that nothing unfinished elsewhere may run beside it.
-void launch(uint64_t id, Address begin, Address end) {
+// Queues work on ranges and checks that nothing unfinished elsewhere may run beside it.
+void launch(uint64_t id, Range first, Range second = {}, std::function<void()> effect = {}) {
   Stream& stream = state->streams[id];
-  if (!accessible(begin, end)) violation("work uses memory that is not mapped with access");
+  for (const Range& range : {first, second}) {
+    if (!is_pinned(range) && !accessible(range)) {
+      violation("work uses memory that is neither pinned nor mapped with access");
+    }
+  }
   for (auto& [other, others] : state->streams) {
     if (other == id) continue;
     for (const Operation& operation : others.queue) {
-      bool overlaps = operation.begin < end && begin < operation.end;
+      bool overlaps = false;
+      for (const Range& used : operation.uses) {
+        overlaps = overlaps || used.overlaps(first) || used.overlaps(second);
+      }
       if (overlaps && stream.clock[other] < operation.sequence) {
         violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
                   std::to_string(other));
@@ -161,9 +205,38 @@ void launch(uint64_t id, Address begin, Address end) {
     }
   }
   Operation& operation = enqueue(stream);
-  operation.begin = begin;
-  operation.end = end;
+  operation.uses[0] = first;
+  operation.uses[1] = second;
+  operation.effect = std::move(effect);
   if (!state->hold) run_all();
+}
+
+Range range_of(Address begin, uint64_t size) { return {begin, begin + size}; }
+Range range_of(const void* begin, uint64_t size) {
+  return range_of(reinterpret_cast<Address>(begin), size);
+}
+uint64_t number_of(void* stream) { return reinterpret_cast<uint64_t>(stream); }
+
+// A copy in stream order.
+void launch_copy(void* stream, Range to, Range from) {
+  launch(number_of(stream), to, from, [to, from] {
+    memcpy(reinterpret_cast<void*>(to.begin), reinterpret_cast<void*>(from.begin),
+           to.end - to.begin);
+  });
+}
+
+// Whether unfinished work of any stream uses a range; says so as a violation.
+bool busy(const char* call, Range range) {
+  for (const auto& [id, stream] : state->streams) {
+    for (const Operation& operation : stream.queue) {
+      if (operation.uses[0].overlaps(range) || operation.uses[1].overlaps(range)) {
+        violation(std::string(call) + " of memory that unfinished work of stream " +
+                  std::to_string(id) + " uses");
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 bool known(Event* event, const char* call) {
@@ -368,14 +441,7 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
     at += found->second.size;
   }
   if (at != address + size) return violation("cuMemUnmap of a part of a mapping");
-  for (const auto& [id, stream] : state->streams) {
-    for (const Operation& operation : stream.queue) {
-      if (operation.begin < address + size && address < operation.end) {
-        return violation("cuMemUnmap of memory that unfinished work of stream " +
-                         std::to_string(id) + " uses");
-      }
-    }
-  }
+  if (busy("cuMemUnmap", range_of(address, size))) return kInvalidValue;
   for (at = address; at < address + size;) {
     auto found = state->mappings.find(at);
     at += found->second.size;
@@ -386,9 +452,10 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
   return 0;
 }
 
-EXPORT int cuEventCreate(Event** event, unsigned) {
+EXPORT int cuEventCreate(Event** event, unsigned flags) {
   CALL_WITH_CONTEXT("cuEventCreate");
   *event = new Event;
+  (*event)->timed = (flags & 2) == 0;
   state->events.insert(*event);
   return 0;
 }
@@ -406,9 +473,10 @@ EXPORT int cuEventRecord(Event* event, void* id) {
   if (!known(event, "cuEventRecord")) return kInvalidValue;
   uint64_t number = reinterpret_cast<uint64_t>(id);
   Stream& stream = state->streams[number];
-  uint64_t sequence = enqueue(stream).sequence;
-  stream.clock[number] = sequence;
-  *event = {number, sequence, true, stream.clock};
+  Operation& operation = enqueue(stream);
+  operation.event = event;
+  stream.clock[number] = operation.sequence;
+  *event = {number, operation.sequence, true, stream.clock, event->timed, 0};
   if (!state->hold) run_all();
   return 0;
 }
@@ -444,16 +512,86 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
 
 EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemsetD8Async");
-  launch(reinterpret_cast<uint64_t>(stream), address, address + size);
-  memset(reinterpret_cast<void*>(address), value, size);
+  launch(number_of(stream), range_of(address, size), {},
+         [address, value, size] { memset(reinterpret_cast<void*>(address), value, size); });
+  return 0;
+}
+
+EXPORT int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
+  CALL_WITH_CONTEXT("cuEventElapsedTime");
+  if (!known(begin, "cuEventElapsedTime") || !known(end, "cuEventElapsedTime")) {
+    return kInvalidValue;
+  }
+  if (!begin->timed || !end->timed || !begin->recorded || !end->recorded) {
+    return violation("cuEventElapsedTime of events that are not timed or not recorded");
+  }
+  if (!complete(*begin) || !complete(*end)) return kNotReady;
+  *milliseconds = static_cast<float>(end->at_ns - begin->at_ns) / 1e6F;
+  return 0;
+}
+
+EXPORT int cuStreamCreate(void** stream, unsigned) {
+  CALL_WITH_CONTEXT("cuStreamCreate");
+  *stream = reinterpret_cast<void*>(state->next_stream);
+  state->created_streams.insert(state->next_stream);
+  state->next_stream += 16;
+  return 0;
+}
+
+EXPORT int cuStreamDestroy_v2(void* stream) {
+  CALL_WITH_CONTEXT("cuStreamDestroy");
+  if (state->created_streams.erase(number_of(stream)) == 0) {
+    return violation("cuStreamDestroy of a stream that was not created");
+  }
+  return 0;
+}
+
+EXPORT int cuStreamSynchronize(void* stream) {
+  CALL_WITH_CONTEXT("cuStreamSynchronize");
+  if (!state->streams[number_of(stream)].queue.empty()) run_all();
+  return 0;
+}
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
+  CALL("cuThreadExchangeStreamCaptureMode");
+  std::swap(*mode, capture_mode);
+  return 0;
+}
+
+EXPORT int cuMemHostAlloc(void** host, size_t size, unsigned) {
+  CALL_WITH_CONTEXT("cuMemHostAlloc");
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *host = base;
+  state->host[reinterpret_cast<Address>(base)] = size;
+  return 0;
+}
+
+EXPORT int cuMemFreeHost(void* host) {
+  CALL_WITH_CONTEXT("cuMemFreeHost");
+  auto found = state->host.find(reinterpret_cast<Address>(host));
+  if (found == state->host.end()) return violation("cuMemFreeHost of unknown memory");
+  if (busy("cuMemFreeHost", range_of(found->first, found->second))) return kInvalidValue;
+  munmap(host, found->second);
+  state->host.erase(found);
+  return 0;
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemcpyDtoHAsync");
+  launch_copy(stream, range_of(to, size), range_of(from, size));
+  return 0;
+}
+
+EXPORT int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemcpyHtoDAsync");
+  launch_copy(stream, range_of(to, size), range_of(from, size));
   return 0;
 }
 
 EXPORT int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void* stream) {
   CALL_WITH_CONTEXT("cuMemcpyDtoDAsync");
-  launch(reinterpret_cast<uint64_t>(stream), from, from + size);
-  launch(reinterpret_cast<uint64_t>(stream), to, to + size);
-  memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
+  launch_copy(stream, range_of(to, size), range_of(from, size));
   return 0;
 }
 
@@ -487,8 +625,9 @@ EXPORT void fake_cuda_hold(int on) {
 // Queues work on a stream that uses a range.
 EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
   std::lock_guard<std::mutex> lock(mutex);
-  launch(stream, address, address + size);
+  launch(stream, range_of(address, size));
 }
+EXPORT void fake_cuda_set_work_ns(uint64_t ns) { state->work_ns = ns; }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.
 EXPORT int fake_cuda_step(uint64_t stream) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -503,8 +642,10 @@ EXPORT uint64_t fake_cuda_physical_bytes() { return state->physical; }
 EXPORT const char* fake_cuda_violation(uint64_t i) {
   return i < state->violations.size() ? state->violations[i].c_str() : nullptr;
 }
-// How many reservations, handles, mappings, events and contexts have not been given back.
+// How many reservations, handles, mappings, events, streams, pinned blocks and contexts have not
+// been given back.
 EXPORT uint64_t fake_cuda_leaks() {
   return state->reservations.size() + state->handles.size() + state->mappings.size() +
-         state->events.size() + static_cast<uint64_t>(state->retained);
+         state->events.size() + state->created_streams.size() + state->host.size() +
+         static_cast<uint64_t>(state->retained);
 }
