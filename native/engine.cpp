@@ -41,6 +41,7 @@ Deferred::~Deferred() {
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
   strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
   weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
+  copies_.for_each([&](HostCopy* copy) { give_back(copy); });
   blocks_.for_each([&](const Block& block) {
     dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
   });
@@ -69,6 +70,7 @@ void core_evicted_died(void* engine, void* context) {
 Engine::Engine(const dtr_engine_options& options)
     : options_(options), needs_(Needs::of(options.heuristic)), random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
+  host_.set_cap(options.swap_bytes);
   core_ = {DTR_BRIDGE_ABI_VERSION,
            this,
            &core_allocate,
@@ -95,6 +97,10 @@ Engine::Engine(const dtr_engine_options& options)
 }
 
 Engine::~Engine() {
+  {
+    Deferred deferred(*this);
+    release_host_memory(true, deferred);
+  }
   for (Device* device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
     delete device;
@@ -102,6 +108,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const dtr_engine_options& options) {
+  Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
@@ -111,6 +118,7 @@ void Engine::configure(const dtr_engine_options& options) {
   needs_ = Needs::of(options.heuristic);
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
+  configure_swap(deferred);
   reset_all_bounds();
 }
 
@@ -128,7 +136,14 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   if (pool_of(device_type, device_index))
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
-  auto* device = new Device{device_type, device_index, pool, this, {}, 0};
+  auto* device = new Device{device_type,
+                            device_index,
+                            pool,
+                            this,
+                            {},
+                            0,
+                            bandwidth_of(options_.swap_out_bytes_per_s, device_type),
+                            bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
   devices_.push_back(device);
   reset_all_bounds();
   dtr_pool_set_room(
@@ -206,6 +221,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
     storage->live = true;
     framework_->retain_weak(desc.handle);
     by_address_.insert(desc.data, storage);
+    if (is_swapping()) update_candidate(storage);
   } else {
     storage->external = true;
     storage->constant_for_good = true;
@@ -494,6 +510,7 @@ void Engine::reset() {
     --stats_.live_storages;
     storages_.put(storage);
   }
+  release_host_memory(true, deferred);
 }
 
 // ---- counters ----
@@ -585,13 +602,18 @@ void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting
 
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  std::string swapped;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
+    if (is_swapping())
+      swapped = "; swapped to host memory " + std::to_string(host_.in_use_bytes()) + " of " +
+                std::to_string(host_.cap_bytes()) + " bytes";
     by_address_.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
-      else if (!storage->parent)
+      else if (!storage->parent &&
+               !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
         constants += storage->size_bytes;
       else if (storage->pins > 0)
         pinned += storage->size_bytes;
@@ -612,7 +634,7 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
          " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
-         ", unseen by the recorder " + bytes(untracked) +
+         ", unseen by the recorder " + bytes(untracked) + swapped +
          ". This point of the job needs a budget of at least " +
          bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
          "; raise the budget or shrink the batch.";

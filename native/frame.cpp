@@ -373,6 +373,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);
+    } else if (is_swapping()) {
+      update_candidate(storage);
     }
   }
   if (op && op->recorded_outputs == 0) {

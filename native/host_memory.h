@@ -23,6 +23,9 @@ struct HostCopy {
   bool moving = false;       // a thread copies, without the mutex
 };
 
+// Gives a buffer's memory back, and forgets it. Not under the engine's mutex: it waits for copies.
+void give_back(HostCopy* copy);
+
 class HostMemory {
  public:
   void set_cap(uint64_t bytes) { cap_bytes_ = bytes; }

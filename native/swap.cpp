@@ -33,15 +33,13 @@ constexpr uint64_t kTimedCopies = 4;
 // A content below this is not worth a page of host memory.
 constexpr uint64_t kLeastSwapBytes = 4096;
 
-void give_back(const std::vector<HostCopy*>& copies) {
-  for (HostCopy* copy : copies) {
-    dtr_pool_synchronize(copy->pool, copy->stream);
-    dtr_pool_host_free(copy->pool, copy->buffer);
-    delete copy;
-  }
-}
-
 }  // namespace
+
+void give_back(HostCopy* copy) {
+  dtr_pool_synchronize(copy->pool, copy->stream);
+  dtr_pool_host_free(copy->pool, copy->buffer);
+  delete copy;
+}
 
 Bandwidth Engine::bandwidth_of(double bytes_per_s, uint8_t device_type) {
   if (bytes_per_s > 0) return Bandwidth(bytes_per_s / kNsPerSecond, true);
@@ -67,7 +65,7 @@ double Engine::with_swap(const Storage* storage, double recompute_ns) const {
 
 // The same, whatever room there is: for bounds, which must hold when there is some again.
 double Engine::at_most_swap(const Storage* storage, double recompute_ns) const {
-  if (!is_swappable(storage)) return recompute_ns;
+  if (!is_swappable(storage) || options_.heuristic.cost == DTR_COST_NONE) return recompute_ns;
   return storage->parent ? std::min(recompute_ns, swap_ns(storage)) : swap_ns(storage);
 }
 
@@ -76,7 +74,8 @@ bool Engine::is_better_swapped(Storage* storage) {
   if (!is_swappable(storage)) return false;
   if (!storage->parent) return true;
   return !is_idle(storage) && host_.has_room(storage->size_bytes) &&
-         swap_ns(storage) < recompute_cost_ns(storage);
+         swap_ns(storage) < (needs_.scores ? recompute_cost_ns(storage)
+                                           : static_cast<double>(cost_of(storage)));
 }
 
 // Has the content copied to host memory and gives the storage's memory back. False, and nothing
@@ -112,8 +111,10 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   const uint64_t stream = stream_of_last_use(storage);
   const bool timed = device.type == 0 || device.way_out.readings() < kTimedCopies;
 
+  eviction_cause_ = Journal::Cause::gone;  // of what others do meanwhile
+
   lock.unlock();
-  give_back(surplus);
+  for (HostCopy* old : surplus) give_back(old);
   int64_t begin = 0, end = 0;
   int32_t status = DTR_OK;
   std::string text;

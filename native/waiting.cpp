@@ -148,11 +148,11 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
 }
 
 // Evicts what is only held. False if there is nothing.
-bool Engine::yield_held(Device& device, Deferred& deferred) {
+bool Engine::yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const Moment moment = moment_of(device);
   while (Storage* held = choose_held(device, moment)) {
     ++yields_[held->id];  // also if it is not to be had just now
-    if (!evict(held, deferred)) continue;
+    if (!evict(held, deferred, lock)) continue;
     ++stats_.yields;
     return true;
   }

@@ -52,6 +52,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     grain = 1
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
     dealloc = "eager"
+    swap = 0  # most bytes of host memory
     fake = None
 
     def __init__(self):
@@ -62,7 +63,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.pool = NativePool(
             self.driver, budget=self.budget * self.chunk, reserve=1024 * self.chunk
         )
-        self.toy = FailingToy(self.pool, device=self.device, grain=self.grain, dealloc=self.dealloc)
+        self.toy = FailingToy(
+            self.pool,
+            device=self.device,
+            grain=self.grain,
+            dealloc=self.dealloc,
+            swap_bytes=self.swap,
+        )
         self.tensors = []
         self.next_parameter = 0
         self.armed = False  # a driver call is going to fail
@@ -344,7 +351,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             assert self.toy.resident(tensor) != tensor.evicted
             if tensor.evicted:
                 assert not tensor.store.pins
-                assert not tensor.store.escaped
+                assert not tensor.store.escaped or self.swap
             else:
                 assert tensor.is_right()
         if self.fake:
@@ -362,6 +369,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         stats = self.toy.stats()
         assert (stats.live_storages, stats.live_ops, stats.evicted_storages) == (0, 0, 0)
         assert stats.kept_constant_bytes == 0
+        assert stats.host_bytes == 0
         self.toy.drain()
         assert self.toy.closures == {}
         assert self.pool.stats().live_blocks == 0
@@ -376,6 +384,21 @@ class EngineAgainstModel(RuleBasedStateMachine):
             if block.state == IN_USE:
                 self.pool.free(block.address)
         self.pool.destroy()
+
+
+class SwappingAgainstModel(EngineAgainstModel):
+    """With host memory to swap to."""
+
+    swap = 12 * 4096
+
+    @rule(
+        pages=st.sampled_from([0, 1, 4, 12, 1000]),
+        speed=st.sampled_from([0, 1e3, 1e9, 1e15]),
+    )
+    def swap_otherwise(self, pages, speed):
+        self.toy.configure(
+            swap_bytes=pages * self.chunk, swap_out_bytes_per_s=speed, swap_in_bytes_per_s=speed
+        )
 
 
 SETTINGS = settings(
@@ -394,6 +417,16 @@ def test_jobs_on_host_memory_agree_with_the_model(policy):
     """Any sequence of operators and interventions leaves contents, records and blocks right."""
 
     class OnHost(EngineAgainstModel):
+        dealloc = policy
+
+    run(OnHost, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("policy", DEALLOCS)
+def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
+    """The same where contents may go to host memory, of which there is now and then too little."""
+
+    class OnHost(SwappingAgainstModel):
         dealloc = policy
 
     run(OnHost, settings=SETTINGS)
