@@ -432,17 +432,34 @@ def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
     run(OnHost, settings=SETTINGS)
 
 
+class OnCuda:
+    """A machine's memory is that of the stand-in for libcuda."""
+
+    driver = "cuda"
+    device = (1, 0)
+    chunk = 2 << 20
+    grain = 1024
+    sizes = (1024, 8192, 65536, 262144, 300 * 1024)
+
+
 @pytest.mark.parametrize("policy", DEALLOCS)
 def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
     """The same on the stand-in for libcuda, whose calls fail at will."""
 
-    class OnCuda(EngineAgainstModel):
-        driver = "cuda"
-        device = (1, 0)
-        chunk = 2 << 20
-        grain = 1024
+    class Machine(OnCuda, EngineAgainstModel):
         dealloc = policy
-        sizes = (1024, 8192, 65536, 262144, 300 * 1024)
         fake = fake_cuda
 
-    run(OnCuda, settings=SETTINGS)
+    run(Machine, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("policy", DEALLOCS)
+def test_swapping_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
+    """Copies fail, too; then the content stays where it was."""
+
+    class Machine(OnCuda, SwappingAgainstModel):
+        dealloc = policy
+        fake = fake_cuda
+        swap = 12 * OnCuda.chunk
+
+    run(Machine, settings=SETTINGS)
