@@ -33,6 +33,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -277,7 +278,8 @@ class LoggingRecorder(Recorder):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         log = self._log
-        if log is None or not log.is_open or not is_plain(types):
+        elsewhere = get_ident() != self._thread
+        if elsewhere or log is None or not log.is_open or not is_plain(types):
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._since_drain += 1
         if self._since_drain >= _OPERATIONS_BETWEEN_DRAINS:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -143,6 +144,10 @@ _CODE_CAN_BE_MARKED = all(
 class Recorder(TorchDispatchMode):
     """The dispatch mode of one thread.
 
+    The threads that autograd has for devices inherit the mode of the thread that called
+    backward(), and several of them may run at once. An operator that comes by on such a thread is
+    handed to a recorder of that thread's own.
+
     Args:
         runtime: holds the engine, the closures and the replayer that all threads share.
     """
@@ -156,6 +161,9 @@ class Recorder(TorchDispatchMode):
         self.frame = ffi.gc(frame[0], lib.dtr_frame_destroy)
         self._buffer = lib.dtr_frame_buffer(self.frame, BUFFER_NUMBERS)
         self._capacity = BUFFER_NUMBERS
+        self._thread = get_ident()
+        self._elsewhere: dict[int, Recorder] = {}  # by thread
+        self._capturing = False
         self._rules: dict[int, Rule] = {}
 
     @classmethod
@@ -168,6 +176,8 @@ class Recorder(TorchDispatchMode):
         if types and not is_plain(types):
             # A subclass with a dispatch of its own unwraps first; we see its inner operators.
             return NotImplemented
+        if get_ident() != self._thread:
+            return self.of_this_thread().__torch_dispatch__(func, types, args, kwargs)
         rule = self._rules.get(id(func))
         if rule is None:
             rule = self.rule(func)
@@ -222,6 +232,8 @@ class Recorder(TorchDispatchMode):
                 marked = _ALL_TENSORS[count]
             else:
                 marked = tuple([TENSOR if _kinds[type(a)] >= 0 else a for a in args])
+            if kwargs and not count:
+                kwargs = _where_it_ran(kwargs, result)
             self._closures[op_id] = (func, marked, kwargs or _NO_KWARGS, random, grad_enabled())
         elif op_id < 0:
             check(-op_id)
@@ -231,8 +243,28 @@ class Recorder(TorchDispatchMode):
         """How this recorder treats an operator."""
         rule = self._rules.get(id(func))
         if rule is None:
-            rule = self._rules[id(func)] = rule_for(func)
+            rule = rule_for(func)
+            if self._capturing:
+                rule = replace(rule, replayable=False)
+            self._rules[id(func)] = rule
         return rule
+
+    def of_this_thread(self) -> Recorder:
+        """This recorder on its own thread; on another one that inherited it, that thread's."""
+        thread = get_ident()
+        if thread == self._thread:
+            return self
+        if thread not in self._elsewhere:
+            self._elsewhere[thread] = self._runtime.new_recorder()
+        return self._elsewhere[thread]
+
+    def capture(self, on: bool) -> None:
+        """While a graph is captured no operator may be run again: see native/freeze.cpp."""
+        self._capturing = on
+        if not isinstance(self._rules, _Retired):
+            self._rules = {}
+        for other in list(self._elsewhere.values()):
+            other.capture(on)
 
     def _general(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
         """The whole road: tensors by keyword, hidden state, missing and foreign inputs."""
@@ -331,6 +363,17 @@ class Recorder(TorchDispatchMode):
     def retire(self) -> None:
         """Lets every operator pass unrecorded from now on, on whatever thread this mode is."""
         self._rules = _Retired()
+        for other in list(self._elsewhere.values()):
+            other.retire()
+
+
+def _where_it_ran(kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    """The arguments of an operator that was told its device (``"cuda"``) and not which: where it
+    is run again, another one may be the current one."""
+    device = kwargs.get("device")
+    if device is None or device.index is not None or type(result) is not Tensor:
+        return kwargs
+    return {**kwargs, "device": result.device}
 
 
 def _marked(argument: Any) -> Any:

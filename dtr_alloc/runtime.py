@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, costs, escapes, report
+from dtr_alloc import _autoload, costs, escapes, graphs, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
@@ -71,6 +71,7 @@ class Runtime:
         self.log: Log | None = None
         self.main = Recorder(self)
         self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+        self._captures = 0
         self._default_run: Callable[[threading.Thread], None] | None = None
 
     def default_generator(self, device: torch.device | None) -> torch.Generator:
@@ -89,11 +90,41 @@ class Runtime:
 
     def new_recorder(self) -> Recorder:
         """For a thread that begins."""
-        return Recorder(self) if self.log is None else self.log.recorder(self)
+        made = Recorder(self) if self.log is None else self.log.recorder(self)
+        if self._captures:
+            made.capture(True)
+        return made
 
     def recorder(self) -> Recorder:
-        """The recorder of this thread; the main one where no other was entered."""
-        return recorder_of_thread() or self.main
+        """The recorder of this thread; where none was entered, one that the main one keeps."""
+        return recorder_of_thread() or self.main.of_this_thread()
+
+    def begin_capture(self) -> None:
+        """Until end_capture(), all that is live is resident and stays so. Raises
+        torch.OutOfMemoryError, and nothing has begun, if it does not fit."""
+        check(lib.dtr_engine_freeze(self.engine, True))
+        self._set_captures(self._captures + 1)
+        try:
+            self.replayer.bring_back_all(self.recorder().frame)
+        except BaseException as error:
+            self.end_capture()
+            if isinstance(error, torch.OutOfMemoryError):
+                error.add_note(
+                    "dtr_alloc: while a CUDA graph is captured nothing can be evicted, so all "
+                    "live tensors must fit into the budget; capture before they are made, or "
+                    "raise the budget"
+                )
+            raise
+
+    def end_capture(self) -> None:
+        """Once for each begin_capture()."""
+        self._set_captures(self._captures - 1)
+        check(lib.dtr_engine_freeze(self.engine, False))
+
+    def _set_captures(self, captures: int) -> None:
+        self._captures = captures
+        for recorder in [self.main, *self.thread_recorders]:
+            recorder.capture(captures > 0)
 
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
@@ -174,6 +205,8 @@ class Runtime:
         else:
             self.bridge.install_cpu(True)
         escapes.install(self)
+        if self.device_type == "cuda":
+            graphs.install(self)
         run = threading.Thread.run
         self._default_run = run
 
@@ -215,6 +248,7 @@ class Runtime:
         for recorder in list(self.thread_recorders):
             recorder.retire()
         escapes.uninstall()
+        graphs.uninstall()
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
         self.drain()

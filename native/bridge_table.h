@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 1
+#define DTR_BRIDGE_ABI_VERSION 2
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -44,7 +44,8 @@ enum {
   DTR_TENSOR_CONJ = 1, /* lazily conjugated view */
   DTR_TENSOR_NEG = 2,  /* lazily negated view */
   DTR_TENSOR_OPAQUE =
-      4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage */
+      4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage; or memory
+           of an arena, whose content may change unseen */
 };
 
 /* What the framework does for the engine. Functions marked (L) are called with
@@ -81,6 +82,9 @@ typedef struct dtr_framework {
   void* (*take)(void* handle);
   /* A new storage that owns address; returns a strong reference. */
   void* (*make)(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
+  /* (L) The stream on which this thread's work for a device is queued. NULL: there are no
+   * streams, all work is done when its call returns. */
+  uint64_t (*current_stream)(uint8_t device_type, int8_t device_index);
 } dtr_framework;
 
 /* What the core does for the framework. Every function may be called on any
@@ -89,9 +93,11 @@ typedef struct dtr_core {
   uint32_t abi_version;
   void* engine;
   /* Memory for a tensor. NULL if it cannot be had: then *message (never NULL)
-   * is why, valid until the next call on this thread, and *status a dtr_status. */
+   * is why, valid until the next call on this thread, and *status a dtr_status.
+   * arena: of dtr_pool_arena_open; 0: none. What comes from an arena is no memory of
+   * tensors that the engine may manage, but goes back in the same way. */
   void* (*allocate)(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                    uint64_t stream, int32_t* status, const char** message);
+                    uint64_t stream, uint64_t arena, int32_t* status, const char** message);
   /* The deleter of all memory that allocate gave. */
   void (*freed)(void* engine, void* address);
   /* The deleter of an evicted storage's empty pointer. */
@@ -109,6 +115,8 @@ typedef struct dtr_core {
   int32_t (*pool_contains)(const dtr_pool* pool, const void* address);
   void* (*pool_block_start)(dtr_pool* pool, const void* address);
   uint64_t (*pool_block_bytes)(dtr_pool* pool, const void* address);
+  int32_t (*pool_arena_open)(dtr_pool* pool, uint64_t* arena);
+  int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
   const char* (*last_error)(void);
 } dtr_core;
 

@@ -317,7 +317,7 @@ typedef struct dtr_engine_stats {
   uint64_t evictions; /* storages evicted, to make room or by hand */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
-  uint64_t recompute_ns;
+  uint64_t recompute_ns; /* what that took; where work is queued, what it should take */
   uint64_t search_ns; /* choosing what to evict, without evicting it */
   uint64_t searches;
   uint64_t live_storages; /* records */
@@ -373,6 +373,12 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
  * the child nobody else could let go of them. Between the two, no other call. */
 void dtr_engine_hold(dtr_engine* engine);
 void dtr_engine_let_go(dtr_engine* engine);
+
+/* A graph is being captured from now on (1), or no more (0; as often): no live storage is
+ * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
+ * nothing is computed again (native/freeze.cpp). Bring back what is evicted after the 1 and
+ * before the capture: dtr_remat_want_any. DTR_STATE for a 0 too many. Any thread. */
+int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
 /* Forgets all records and returns the memory that only the engine holds.
  * DTR_STATE while a live storage is evicted: rematerialize it first. */
@@ -576,6 +582,8 @@ typedef struct dtr_sim_tensor dtr_sim_tensor;
 int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out);
 /* DTR_STATE while tensors exist, or storages that the engine refers to. */
 int32_t dtr_sim_destroy(dtr_sim* sim);
+/* The stream of this thread's work from now on, on all devices but the CPU; 0 at first. */
+void dtr_sim_use_stream(uint64_t stream);
 
 /* A tensor over new memory of undefined content, for work on stream; may evict. strides
  * NULL: contiguous; else a dense order of the dimensions. scalar_type is a number of

@@ -50,9 +50,9 @@ Deferred::~Deferred() {
 namespace {
 
 void* core_allocate(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                    uint64_t stream, int32_t* status, const char** message) {
+                    uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
   return static_cast<Engine*>(engine)->allocate(device_type, device_index, size_bytes, stream,
-                                                status, message);
+                                                arena, status, message);
 }
 
 void core_freed(void* engine, void* address) {
@@ -93,6 +93,8 @@ Engine::Engine(const dtr_engine_options& options)
            &dtr_pool_contains,
            &dtr_pool_block_start,
            &dtr_pool_block_bytes,
+           &dtr_pool_arena_open,
+           &dtr_pool_arena_close,
            &dtr_last_error};
 }
 
@@ -142,6 +144,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             this,
                             {},
                             0,
+                            {},
                             bandwidth_of(options_.swap_out_bytes_per_s, device_type),
                             bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
   devices_.push_back(device);
@@ -170,13 +173,14 @@ dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
 }
 
 void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                       uint64_t stream, int32_t* status, const char** message) {
+                       uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
   thread_local std::string text;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
-  *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
+  *status = arena ? dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address)
+                  : dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) {
-    if (journal_.on()) journal_allocated(address, size_bytes);
+    if (journal_.on() && !arena) journal_allocated(address, size_bytes);
     return address;
   }
   text = dtr_last_error();

@@ -1,5 +1,5 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R13 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R14 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
@@ -20,7 +20,8 @@
 // (what the costs of candidates are made of), settle.cpp (before content is lost for
 // good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
-// memory is short), journal.cpp (op logs), invariants.cpp.
+// memory is short), order.cpp (streams), freeze.cpp (while a graph is captured),
+// journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -46,6 +47,7 @@
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
+#include "timing.h"
 
 namespace dtr {
 
@@ -161,6 +163,12 @@ struct Frame {
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
+  dtr_pool* queued_in = nullptr;  // of the device that queues its work; null: none is known
+  uint64_t queued_on = kNoStream;
+  bool timed = false;   // a timer is to start
+  uint64_t timer = 0;   // of that pool; 0: none runs
+  uint32_t unread = 0;  // ops since it last looked for timers that are done
+  Times times;          // what it found
   std::vector<RematStep> stack;
   std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
   std::vector<Storage*> step_outputs;   // records of the step in flight, held
@@ -199,7 +207,7 @@ class Engine {
   void add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool);
   dtr_pool* pool_of(uint8_t device_type, int8_t device_index) const;
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
-                 int32_t* status, const char** message);
+                 uint64_t arena, int32_t* status, const char** message);
   void freed(void* address);
   void evicted_died(Storage* storage);
   void hold();
@@ -218,6 +226,9 @@ class Engine {
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
   uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
+
+  // ---- freeze.cpp ----
+  void freeze(bool on);
 
   // ---- frame.cpp ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
@@ -301,6 +312,30 @@ class Engine {
   void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
+  int32_t begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
+                   Deferred& deferred);
+  void abandon(Frame& frame, bool started, Deferred& deferred);
+  void about_to_run(Frame& frame);
+  int64_t cost_of_call(Frame& frame, int64_t reading_ns);
+
+  // timing.cpp
+  Device* queue_of(const Frame& frame) const;
+  void decide_timing(Frame& frame);
+  void start_timer(Frame& frame);
+  void stop_timer(Frame& frame, bool wanted);
+  void learn(Frame& frame, uint64_t signature);
+
+  // order.cpp
+  bool has_streams(uint8_t device_type) const {
+    return device_type != 0 && framework_->current_stream;
+  }
+  uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
+  void order_use(Storage* storage);
+  void order_inputs(const Frame& frame);
+
+  // freeze.cpp
+  bool is_frozen(const Storage* storage) const { return frozen_ > 0 && storage->live; }
+  void capture_inputs(const Frame& frame, Deferred& deferred);
 
   // dealloc.cpp
   void keep_constant(Storage* storage);
@@ -397,9 +432,7 @@ class Engine {
   void swapped_died(Storage* storage, Deferred& deferred);
   void configure_swap(Deferred& deferred);
   void release_host_memory(bool all, Deferred& deferred);
-  // Until the engine knows of streams, all work is on the first.
-  uint64_t stream_of_last_use(const Storage*) const { return 0; }
-  uint64_t stream_of_thread(const Storage*) const { return 0; }
+  uint64_t stream_of_thread(const Storage* storage) const;
 
   // waiting.cpp
   void begin_request();
@@ -475,6 +508,8 @@ class Engine {
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
+  uint32_t frozen_ = 0;  // graphs that are being captured
+  TimedCalls timed_calls_;
 
   HostMemory host_;
   std::condition_variable_any moved_;  // a copy has ended
@@ -497,6 +532,7 @@ struct Engine::Device {
   Engine* engine;
   Candidates candidates;
   double largest_parked_bytes = 0;  // of those parked because they are small
+  PendingTimes pending_times = {};
   Bandwidth way_out;                // to host memory
   Bandwidth way_in;
 };

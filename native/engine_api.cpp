@@ -108,6 +108,10 @@ void dtr_engine_hold(dtr_engine* engine) { engine_of(engine)->hold(); }
 
 void dtr_engine_let_go(dtr_engine* engine) { engine_of(engine)->let_go(); }
 
+int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on) {
+  return dtr::guard([&] { engine_of(engine)->freeze(on != 0); });
+}
+
 int32_t dtr_engine_reset(dtr_engine* engine) {
   return dtr::guard([&] { engine_of(engine)->reset(); });
 }

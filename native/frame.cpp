@@ -99,6 +99,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     return;
   }
   external_check(&storage, desc, deferred);
+  if (storage->captured) frame.replayable = false;  // F2
   if (input.constant) {
     storage->constant_for_good = true;
     if (has_content(storage)) forget_parent(storage, deferred);
@@ -127,7 +128,33 @@ void Engine::find_shared(Frame& frame) {
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Deferred deferred(*this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  int32_t need = 0;
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    need = begin_op(frame, tensors, flags, op_key, deferred);
+    try {
+      if (!(need & DTR_NEED_WORK)) about_to_run(frame);
+    } catch (...) {
+      abandon(frame, false, deferred);
+      throw;
+    }
+  }
+  start_timer(frame);
+  return need;
+}
+
+// Everything is resident.
+void Engine::about_to_run(Frame& frame) {
+  order_inputs(frame);
+  decide_timing(frame);
+  // The op's cost is counted from here: looking at its inputs, and bringing them back, is
+  // not part of it.
+  frame.begin_ns = now_ns();
+  frame.room_ns_at_begin = room_ns_of_thread();
+}
+
+int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
+                         Deferred& deferred) {
   frame.op_key = op_key;
   frame.signature = Signature(op_key);
   frame.replayable = flags & DTR_OP_REPLAYABLE;
@@ -162,6 +189,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
     overwriting |= overwrites(input.use);
   }
+  if (frozen_ > 0) capture_inputs(frame, deferred);
   if (overwriting) find_shared(frame);
   for (Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
@@ -171,21 +199,18 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     ++input.storage->overwriters;
   }
   for (const Input& input : frame.inputs)
-    if (input.storage && overwrites(input.use) && !input.storage->parent &&
+    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent &&
         !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
       need |= DTR_NEED_WORK;
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
-  // The op's cost is counted from here: looking at its inputs is not part of it.
-  frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = room_ns_of_thread();
   return need;
 }
 
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  std::unique_lock<EngineMutex> lock(mutex_);
   if (!frame.requested) begin_request();
   frame.requested = true;
   begin_round();
@@ -201,16 +226,17 @@ int32_t Engine::op_prepare(Frame& frame) {
   for (const Input& input : frame.inputs)
     if (input.storage && input.constant) forget_parent(input.storage, deferred);
   for (const Input& input : frame.inputs)
-    if (input.storage && overwrites(input.use) && !input.storage->parent)
+    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent)
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
   hold_inputs(frame, !frame.stack.empty());
-  if (frame.log.open && frame.stack.empty()) journal_running(&frame);
-  // Once more: bringing inputs back is not part of it, either.
-  frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = room_ns_of_thread();
-  return !frame.stack.empty();
+  if (!frame.stack.empty()) return 1;
+  if (frame.log.open) journal_running(&frame);
+  about_to_run(frame);
+  lock.unlock();
+  start_timer(frame);
+  return 0;
 }
 
 // The record of the op that just ran, without outputs yet.
@@ -289,6 +315,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   fresh->pins = old->pins;
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
+  fresh->used_on = old->used_on;
   by_handle_.insert(desc.handle, fresh);
   by_address_.insert(desc.data, fresh);
   if (!constant) {
@@ -316,15 +343,33 @@ void Engine::describe_results(Frame& frame, uint32_t results) {
   }
 }
 
+// What a call is reckoned to cost: on the CPU a mean with its reading in it; where work is
+// queued, what was read of such calls before, as its own reading comes later.
+int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
+  const uint64_t signature = frame.signature.value();
+  uint64_t bytes = 0;
+  bool queued = frame.queued_in != nullptr;
+  for (const dtr_tensor_desc& result : frame.results) {
+    bytes += result.storage_bytes;
+    queued |= has_streams(result.device_type);
+  }
+  if (!queued) return costs_.add(signature, frame.op_key, reading_ns);
+  for (const Input& input : frame.inputs)
+    if (input.storage) bytes += input.storage->size_bytes;
+  return costs_.estimate(signature, bytes, 1);
+}
+
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   const int64_t reading_ns =
       now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  stop_timer(frame, cost_ns < 0);
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
-  if (cost_ns < 0) cost_ns = costs_.add(signature, frame.op_key, reading_ns);
+  learn(frame, signature);
+  if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
@@ -362,6 +407,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     }
     Storage* storage = new_storage(desc, true);
     storage->live = true;
+    storage->used_on = stream_of(desc.device_type, desc.device_index);
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
     by_address_.insert(desc.data, storage);
@@ -396,8 +442,14 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
+  stop_timer(frame, false);
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  abandon(frame, started, deferred);
+}
+
+void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
+  frame.timed = false;
   hold_inputs(frame, false);
   if (frame.log.open) journal_running(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {

@@ -61,14 +61,14 @@ void Engine::check_invariants() {
     require(resident == (storage->address != nullptr), "R4: address and state disagree",
             storage->id);
     const bool swapped = storage->state == State::swapped;
-    require(swapped == (storage->host != nullptr), "R13: host memory and state disagree",
+    require(swapped == (storage->host != nullptr), "R14: host memory and state disagree",
             storage->id);
     if (swapped) {
       host_bytes += storage->size_bytes;
       require(storage->managed && !storage->external && storage->pins == 0 &&
                   storage->size_bytes <= storage->host->bytes,
-              "R13: it may not be swapped out", storage->id);
-      require(storage->locks > 0 || !storage->host->moving, "R13: it moves, and is not locked",
+              "R14: it may not be swapped out", storage->id);
+      require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
               storage->id);
     }
     require(storage->counted == (!has_content(storage) && !storage->lost), "R4: counted and state disagree",
@@ -125,7 +125,7 @@ void Engine::check_invariants() {
     throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
                      " bytes, counted are " + std::to_string(stats_.kept_constant_bytes));
   if (host_bytes != stats_.host_bytes || host_bytes > host_.in_use_bytes())
-    throw StateError("R13: " + std::to_string(host_bytes) + " bytes are swapped out, counted are " +
+    throw StateError("R14: " + std::to_string(host_bytes) + " bytes are swapped out, counted are " +
                      std::to_string(stats_.host_bytes) + ", in use " +
                      std::to_string(host_.in_use_bytes()));
   if (to_banish != to_banish_)

@@ -5,7 +5,7 @@
 //  R1  A storage is one content of one buffer. Overwriting a buffer ends one
 //      storage and begins the next ("version"); the buffer changes hands, no byte moves.
 //  R2  A storage with a parent can be recomputed. One without is a constant: its content is
-//      never given up. It may be swapped out, where that is on (R13).
+//      never given up. It may be swapped out, where that is on (R14).
 //  R3  A child edge exists for every (op, input) whose op can still be replayed.
 //      An op exists while one of its outputs is recorded; an output is recorded
 //      while it is live, locked or has children. So records vanish by themselves.
@@ -29,7 +29,8 @@
 //      back, of a step that waits for another, or, on an output that is there already, of the
 //      step that makes it anew. Who holds looks again whether it is resident.
 //  R12 Who asks for what: G1 and G2 of ghosts.cpp.
-//  R13 Swapped out: the address is null, the content is in host memory, and it comes back from
+//  R13 What streams wait for: O1 and O2 of order.cpp.
+//  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
 //      there. To all others it is as good as resident: it counts for nobody's costs, and is no
 //      history to be recomputed. It is managed, not external and not pinned. (swap.cpp)
 #pragma once
@@ -40,6 +41,9 @@
 
 namespace dtr {
 
+// No stream: on the CPU, or not known.
+constexpr uint64_t kNoStream = UINT64_MAX;
+
 struct Op;
 struct Storage;
 struct ComponentNode;
@@ -47,7 +51,7 @@ struct HostCopy;
 
 enum class State : uint8_t {
   resident,     // the content is in memory
-  swapped,      // the content is in host memory (R13)
+  swapped,      // the content is in host memory (R14)
   evicted,      // the content is gone; the parent op can bring it back, unless lost
   recomputing,  // evicted, and a rematerialization in progress will bring it back
   freed         // the record itself is on its way out
@@ -76,7 +80,7 @@ struct Storage {
   Op* parent = nullptr;     // R2
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
-  HostCopy* host = nullptr;            // R13
+  HostCopy* host = nullptr;            // R14
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
   int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
   int64_t descendants_ns = 0;
@@ -113,8 +117,12 @@ struct Storage {
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+  bool captured = false;           // a graph may read or overwrite it at any time (freeze.cpp)
   uint32_t log_version = 0;        // how often what log_number stands for was overwritten
   uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
+  uint64_t used_on = kNoStream;    // the pool knows that this stream uses the block (O1)
+  uint64_t remade_on = kNoStream;  // where the content was rematerialized (O2)
+  uint64_t ordered_on = kNoStream; // this stream is ordered behind that
 };
 
 // Whether the content is there, at once or after a copy.

@@ -105,6 +105,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
+    order_use(input);
     if (input->external && input->device_type == 0 &&
         checksum(input->address, input->size_bytes) != input->checksum)
       throw StateError("storage " + std::to_string(input->id) + " (" +
@@ -168,6 +169,8 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
   }
   by_address_.insert(address, storage);
   ++storage->recomputes;
+  storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
+  storage->ordered_on = kNoStream;
   become_resident(storage, address);
 }
 
@@ -233,11 +236,15 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
     for (const Held& entry : held) strong |= entry.storage == storage && entry.strong;
     place(storage, address, strong, deferred);
   }
-  if (op->signature) costs_.add_again(op->signature, reading_ns);
   ++stats_.rematerializations;
   if (journal_.deciding()) journal_.ran_again(op);
-  stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -
-                                               (room_ns_of_thread() - frame.room_ns_at_step));
+  if (has_streams(frame.stack.back().target->device_type)) {
+    stats_.recompute_ns += static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
+  } else {
+    if (op->signature) costs_.add_again(op->signature, reading_ns);
+    stats_.recompute_ns += static_cast<uint64_t>(now_ns() - frame.step_begin_ns -
+                                                 (room_ns_of_thread() - frame.room_ns_at_step));
+  }
   drop_consumed(frame, deferred);
   frame.step_open = false;
   end_step(frame, deferred);

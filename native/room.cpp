@@ -51,9 +51,10 @@ Engine::Moment Engine::moment_of(Device& device) {
   return moment;
 }
 
-// Not locked by a running op, not pinned, not too small, and not without a place to go to.
+// Not locked by a running op, not pinned, not frozen, not too small, and not without a place to
+// go to.
 bool Engine::is_free_to_go(const Storage* storage, const Moment& moment) const {
-  return storage->locks == 0 && storage->pins == 0 &&
+  return storage->locks == 0 && storage->pins == 0 && !is_frozen(storage) &&
          static_cast<double>(storage->size_bytes) >= moment.smallest_bytes &&
          (storage->parent || host_.has_room(storage->size_bytes));
 }

@@ -145,10 +145,16 @@ void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t devic
   return nullptr;
 }
 
+// Of this thread, on every device but the CPU.
+thread_local uint64_t stream_in_use = 0;
+
+uint64_t current_stream(uint8_t, int8_t) { return stream_in_use; }
+
 const dtr_framework table = {
     DTR_BRIDGE_ABI_VERSION, &describe, &strong_count, &retain_weak, &release_weak, &retain_strong,
     &retain_strong,  // no GIL here
-    &release_strong,        &data,     &detach,       &attach,      &take,         &make};
+    &release_strong,        &data,     &detach,       &attach,      &take,         &make,
+    &current_stream};
 
 }  // namespace
 
@@ -186,7 +192,7 @@ void* SimulatedFramework::allocate(uint8_t device_type, int8_t device_index, uin
                           " has no pool; allowed: a device given to dtr_engine_add_pool");
   int32_t status = DTR_OK;
   const char* message = "";
-  void* address = core_->allocate(core_->engine, device_type, device_index, size_bytes, stream,
+  void* address = core_->allocate(core_->engine, device_type, device_index, size_bytes, stream, 0,
                                   &status, &message);
   if (status != DTR_OK) throw_status(status, message);
   return address;
@@ -316,6 +322,8 @@ DTR_EXPORT int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out) {
     *out = reinterpret_cast<dtr_sim*>(new dtr::SimulatedFramework(engine));
   });
 }
+
+DTR_EXPORT void dtr_sim_use_stream(uint64_t stream) { dtr::stream_in_use = stream; }
 
 DTR_EXPORT int32_t dtr_sim_destroy(dtr_sim* sim) {
   return dtr::guard([&] {

@@ -2,7 +2,7 @@
 //
 // A swap is one more way to evict. Its price is the time of both copies; the search for room
 // compares it with the price of recomputing, and what has no parent has no other. A storage that
-// was swapped out (R13) is brought back by remat_next() before it hands a closure out, so that a
+// was swapped out (R14) is brought back by remat_next() before it hands a closure out, so that a
 // framework needs to know nothing of it.
 //
 // Copies run without the engine's mutex. While one does, its buffer is `moving` and the storage is
@@ -46,8 +46,15 @@ Bandwidth Engine::bandwidth_of(double bytes_per_s, uint8_t device_type) {
   return Bandwidth(device_type == 0 ? kFileBytesPerNs : kLinkBytesPerNs, false);
 }
 
+// Where this thread queues work for the storage's device.
+uint64_t Engine::stream_of_thread(const Storage* storage) const {
+  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
+  return stream == kNoStream ? 0 : stream;
+}
+
 bool Engine::is_swappable(const Storage* storage) const {
-  return is_swapping() && !storage->external && storage->size_bytes >= kLeastSwapBytes;
+  return is_swapping() && !storage->external && !storage->captured &&
+         storage->size_bytes >= kLeastSwapBytes;
 }
 
 double Engine::swap_ns(const Storage* storage) const {
@@ -108,7 +115,8 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   update_candidate(storage);
   copy->moving = true;
   ++storage->locks;
-  const uint64_t stream = stream_of_last_use(storage);
+  const uint64_t stream =
+      storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
   const bool timed = device.type == 0 || device.way_out.readings() < kTimedCopies;
 
   eviction_cause_ = Journal::Cause::gone;  // of what others do meanwhile
@@ -218,6 +226,8 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   drop_host_copy(storage);
   stats_.swapped_in_bytes += bytes;
   if (storage->live) framework_->attach(storage->handle, address);
+  if (has_streams(storage->device_type)) storage->used_on = storage->remade_on = stream;  // O2
+  storage->ordered_on = kNoStream;
   by_address_.insert(address, storage);
   become_resident(storage, address);
   if (!storage->live && !storage->parent) keep_constant(storage);

@@ -2,7 +2,9 @@
 // and, for CUDA, cuda_bridge.cpp.
 //
 // All memory that the core gives to PyTorch has one deleter, free_block, whatever
-// the device: by it the engine tells a storage of ours from others.
+// the device: by it the engine tells a storage of ours from others. Memory of an arena
+// (CUDA graphs, torch.cuda.MemPool) has another one, free_of_arena: it must stay where it
+// is, and its content may change at any time, so an operator on it is not run again.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -18,12 +20,17 @@ namespace dtr_bridge {
 // Set once by dtr_bridge_connect, before anything else is called.
 extern const dtr_core* core;
 
-// The deleter of memory from allocate_block. Null is allowed.
+// The deleters of memory from allocate_block, without and with an arena. Null is allowed.
 void free_block(void* address);
+void free_of_arena(void* address);
+
+// The stream of this thread's work for a device; null where there are none.
+using CurrentStream = uint64_t (*)(uint8_t device_type, int8_t device_index);
+void set_current_stream(CurrentStream function);
 
 // Memory for work on a stream; null for zero bytes. Throws c10::OutOfMemoryError, which
 // Python sees as torch.OutOfMemoryError, or c10::Error for every other refusal. It never
 // returns null for a request: PyTorch would take that for memory.
-void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream);
+void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena = 0);
 
 }  // namespace dtr_bridge

@@ -20,7 +20,8 @@
 //   c10/core/Allocator.h       DataPtr with data == context ("simple"); SetAllocator
 //
 // Locks: the mutex here guards what a job may change at any time (observers, limits,
-// starting points of counters) and is never held while the core or an observer is called.
+// starting points of counters, private pools) and is never held while the core, an
+// observer or a filter is called.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -29,6 +30,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,6 +45,7 @@ namespace {
 using dtr_bridge::allocate_block;
 using dtr_bridge::core;
 using dtr_bridge::free_block;
+using dtr_bridge::free_of_arena;
 
 namespace pluggable = torch::cuda::CUDAPluggableAllocator;
 namespace caching = c10::cuda::CUDACachingAllocator;
@@ -87,6 +91,10 @@ void check(int32_t status) {
 
 uint64_t number(cudaStream_t stream) { return reinterpret_cast<uint64_t>(stream); }
 
+uint64_t current_stream(uint8_t, int8_t device) {
+  return number(c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
 c10::DeviceIndex current_device() {
   c10::DeviceIndex device = -1;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
@@ -99,7 +107,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   CudaAllocator()
       : CUDAPluggableAllocator(
             [this](size_t size, int device, cudaStream_t stream) {
-              return memory(size, static_cast<c10::DeviceIndex>(device), stream);
+              return memory(size, static_cast<c10::DeviceIndex>(device), stream, 0);
             },
             [](void* address, size_t, int, cudaStream_t) { free_block(address); }) {}
 
@@ -108,19 +116,24 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // Work on the current stream will use it. The caller may hold the GIL.
   c10::DataPtr allocate(size_t size) override {
     const c10::DeviceIndex device = current_device();
-    void* address = memory(size, device, c10::cuda::getCurrentCUDAStream(device));
-    return {address, address, &free_block, c10::Device(c10::DeviceType::CUDA, device)};
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
+    const uint64_t arena = arena_for(device, stream);
+    void* address = memory(size, device, stream, arena);
+    return {address, address, arena ? &free_of_arena : &free_block,
+            c10::Device(c10::DeviceType::CUDA, device)};
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
 
   void* raw_alloc(size_t size) override {
     const c10::DeviceIndex device = current_device();
-    return memory(size, device, c10::cuda::getCurrentCUDAStream(device));
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
+    return memory(size, device, stream, arena_for(device, stream));
   }
 
   void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
-    return memory(size, current_device(), stream);
+    const c10::DeviceIndex device = current_device();
+    return memory(size, device, stream, arena_for(device, stream));
   }
 
   // For addresses that a job passes in (torch.cuda.caching_allocator_delete): a wrong one
@@ -147,11 +160,12 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // has no block of ours to mark, as PyTorch's own allocator skips it.
   using CUDAPluggableAllocator::recordStream;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
-    if (!pointer.get() || pointer.get_deleter() != &free_block) return;
+    const c10::DeleterFnPtr deleter = pointer.get_deleter();
+    if (!pointer.get() || (deleter != &free_block && deleter != &free_of_arena)) return;
     core->record_stream(core->engine, pointer.get(), number(stream.stream()));
   }
 
-  // Gives what is free back to the driver. We have no private memory pools.
+  // Gives what is free back to the driver; what a private pool keeps stays its own.
   void emptyCache(c10::cuda::MempoolId_t) override {
     for (int device = 0; device < most_devices; ++device)
       if (dtr_pool* pool = find_pool(device)) check(core->pool_trim(pool, nullptr));
@@ -291,15 +305,72 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // nothing to tell.
   void attachOomRejectionObserver(caching::OutOfMemoryObserver) {}
 
-  // ---- what a budget cannot hold ----
+  // ---- private pools: of captured graphs, and torch.cuda.MemPool ----
+  //
+  // Their memory must stay where it is while a graph may be replayed: each is an arena of
+  // the device's heap, within the budget, and what is in it is never evicted. A pool is
+  // counted as PyTorch counts it: capture_begin and use_mem_pool begin, MemPool creates,
+  // and each releases once.
 
-  // A captured graph goes on using its blocks' addresses, which we would give to others. The
-  // base would accept silently; the exception ends the capture before it begins.
-  void beginAllocateToPool(c10::DeviceIndex, c10::cuda::MempoolId_t,
-                           std::function<bool(cudaStream_t)>) override {
+  void beginAllocateToPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                           std::function<bool(cudaStream_t)> filter) override {
+    const uint64_t arena = add_use(device, id);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    routes_.push_back({device, id, arena, std::move(filter)});
+    routed_ = true;
+  }
+
+  void endAllocateToPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) override {
+    Route ended;  // its filter is destroyed without the mutex
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto at = std::find_if(routes_.begin(), routes_.end(), [&](const Route& route) {
+      return route.device == device && route.id == id;
+    });
+    if (at == routes_.end()) return;
+    ended = std::move(*at);
+    routes_.erase(at);
+    routed_ = !routes_.empty();
+  }
+
+  void releasePool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) override {
+    uint64_t arena = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = private_pools_.find({device, id});
+      TORCH_CHECK(found != private_pools_.end(), "dtr_alloc: device cuda:",
+                  static_cast<int>(device), " has no private memory pool (", id.first, ", ",
+                  id.second, ")");
+      if (--found->second.uses > 0) return;
+      arena = found->second.arena;
+      private_pools_.erase(found);
+    }
+    check(core->pool_arena_close(pool_of(device), arena));
+  }
+
+  int getPoolUseCount(c10::DeviceIndex device, c10::cuda::MempoolId_t id) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = private_pools_.find({device, id});
+    return found == private_pools_.end() ? 0 : found->second.uses;
+  }
+
+  void createOrIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                          std::shared_ptr<caching::CUDAAllocator> other) override {
+    TORCH_CHECK(!other,
+                "dtr_alloc: torch.cuda.MemPool with an allocator of its own would take memory "
+                "beside the budget; allowed: torch.cuda.MemPool()");
+    add_use(device, id);
+  }
+
+  void setUseOnOOM(c10::DeviceIndex, c10::cuda::MempoolId_t, bool use_on_oom) override {
+    TORCH_CHECK(!use_on_oom,
+                "dtr_alloc: torch.cuda.MemPool(use_on_oom=True) is not supported: nobody but its "
+                "own gets memory of a private pool; allowed: False");
+  }
+
+  void setNoSplit(c10::DeviceIndex, c10::cuda::MempoolId_t) override {
     TORCH_CHECK(false,
-                "dtr_alloc: CUDA graph capture and torch.cuda.MemPool do not work under a "
-                "budget: their memory must stay where it is");
+                "dtr_alloc: torch.cuda.MemPool(no_split=True) is not supported: there are no "
+                "segments to split; allowed: False");
   }
 
   std::string name() override { return "dtr_alloc"; }
@@ -310,10 +381,57 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     uint64_t narrowed = 0;
   };
 
-  void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream) {
+  using PoolKey = std::pair<c10::DeviceIndex, c10::cuda::MempoolId_t>;
+  struct PrivatePool {
+    uint64_t arena = 0;
+    int uses = 0;
+  };
+  // While it stands, what the filter wants comes from the arena.
+  struct Route {
+    c10::DeviceIndex device = -1;
+    c10::cuda::MempoolId_t id{};
+    uint64_t arena = 0;
+    std::function<bool(cudaStream_t)> filter;
+  };
+
+  // One more user of a private pool, which is made for its first; returns its arena.
+  uint64_t add_use(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    // Held while the core is asked, so that two threads do not open two: nothing else is
+    // called under it, and the core calls nobody back.
+    const std::lock_guard<std::mutex> opening(opening_);
+    const PoolKey key{device, id};
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = private_pools_.find(key);
+      if (found != private_pools_.end()) {
+        ++found->second.uses;
+        return found->second.arena;
+      }
+    }
+    uint64_t arena = 0;
+    check(core->pool_arena_open(pool_of(device), &arena));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    private_pools_[key] = {arena, 1};
+    return arena;
+  }
+
+  // The arena that the stream's memory comes from now; 0: none, which is nearly always.
+  uint64_t arena_for(c10::DeviceIndex device, cudaStream_t stream) {
+    if (!routed_) return 0;
+    std::vector<Route> routes;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      routes = routes_;
+    }
+    for (const Route& route : routes)
+      if (route.device == device && route.filter(stream)) return route.arena;
+    return 0;
+  }
+
+  void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream, uint64_t arena) {
     dtr_pool* pool = pool_of(device);
     try {
-      return allocate_block({c10::DeviceType::CUDA, device}, size, number(stream));
+      return allocate_block({c10::DeviceType::CUDA, device}, size, number(stream), arena);
     } catch (const c10::OutOfMemoryError&) {
       std::vector<caching::OutOfMemoryObserver> observers;
       {
@@ -372,7 +490,11 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   }
 
   std::mutex mutex_;
+  std::mutex opening_;  // of arenas; taken before mutex_
   std::vector<caching::OutOfMemoryObserver> observers_;
+  std::map<PoolKey, PrivatePool> private_pools_;
+  std::vector<Route> routes_;
+  std::atomic<bool> routed_{false};  // whether there are any
   std::array<Limit, most_devices> limits_{};
   std::array<dtr_pool_stats, most_devices> counted_from_{};
 };
@@ -397,6 +519,7 @@ DTR_EXPORT const char* dtr_bridge_install_cuda() {
       return message.c_str();
     }
     auto allocator = std::make_shared<CudaAllocator>();
+    dtr_bridge::set_current_stream(&current_stream);
     // The route of torch.cuda.memory.change_current_allocator.
     pluggable::changeCurrentAllocator(allocator);
     // torch.accelerator.memory_* and c10's own storages ask the registry instead, which

@@ -24,12 +24,15 @@ const dtr_core* core = nullptr;
 
 void free_block(void* address) { core->freed(core->engine, address); }
 
-void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream) {
+void free_of_arena(void* address) { core->freed(core->engine, address); }
+
+void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
   int32_t status = DTR_OK;
   const char* message = nullptr;
   void* address =
       core->allocate(core->engine, static_cast<uint8_t>(device.type()),
-                     static_cast<int8_t>(device.index()), size_bytes, stream, &status, &message);
+                     static_cast<int8_t>(device.index()), size_bytes, stream, arena, &status,
+                     &message);
   // A null address with status OK is the answer to a request of zero bytes.
   if (!address && status != DTR_OK) {
     TORCH_CHECK_WITH(OutOfMemoryError, status != DTR_OUT_OF_MEMORY, message);
@@ -45,6 +48,7 @@ namespace {
 using dtr_bridge::allocate_block;
 using dtr_bridge::core;
 using dtr_bridge::free_block;
+using dtr_bridge::free_of_arena;
 
 // Two private members are needed: the flag that makes an access throw, which not
 // every version lets one clear, and the reference counts, because c10's own lock()
@@ -106,6 +110,7 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
               static_cast<uint64_t>(impl->numel()) * out->item_bytes == out->storage_bytes;
   if (impl->is_conj()) out->flags |= DTR_TENSOR_CONJ;
   if (impl->is_neg()) out->flags |= DTR_TENSOR_NEG;
+  if (pointer.get_deleter() == &free_of_arena) out->flags |= DTR_TENSOR_OPAQUE;
   if (impl->is_wrapped_number() || keys.has(c10::DispatchKey::Quantized) ||
       keys.has_any(
           c10::DispatchKeySet({c10::DispatchKey::NestedTensor, c10::DispatchKey::FuncTorchBatched,
@@ -210,7 +215,7 @@ void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t devic
   return storage.release();
 }
 
-const dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
+dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                                  &describe,
                                  &strong_count,
                                  &retain_weak,
@@ -222,9 +227,12 @@ const dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                                  &detach,
                                  &attach,
                                  &take,
-                                 &make};
+                                 &make,
+                                 nullptr};  // see set_current_stream
 
 }  // namespace
+
+void dtr_bridge::set_current_stream(CurrentStream function) { framework.current_stream = function; }
 
 // Hands the core's table in and the framework's out. Call once, before all else.
 DTR_EXPORT const dtr_framework* dtr_bridge_connect(const dtr_core* table) {

@@ -137,6 +137,7 @@ class Toy:
     ):
         self.pool = pool
         self.device = device
+        self.stream = 0
         self.grain = grain
         self._dealloc = ffi.new("char[]", dealloc.encode())
         self.closures: dict[int, Operator] = {}
@@ -194,7 +195,10 @@ class Toy:
     def _new(self, words: int, store: Store | None) -> Tensor:
         out = ffi.new("dtr_sim_tensor **")
         sizes = ffi.new("int64_t[]", [words])
-        check(lib.dtr_sim_make_tensor(self.sim, *self.device, 0, INT64, 1, sizes, ffi.NULL, out))
+        stream = self.stream
+        check(
+            lib.dtr_sim_make_tensor(self.sim, *self.device, stream, INT64, 1, sizes, ffi.NULL, out)
+        )
         return Tensor(self, out[0], store, 0, words)
 
     def view(self, base: Tensor, offset: int, words: int) -> Tensor:

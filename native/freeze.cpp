@@ -1,0 +1,42 @@
+// freeze.cpp: while a graph is captured (torch.cuda.CUDAGraph).
+//
+// A captured graph uses the addresses that it was given, and changes what lies there, at
+// times of which nobody tells us:
+//
+//  F1  While a capture is under way no live storage is evicted. (The caller has everything
+//      brought back first, so no captured op needs a rematerialization, whose work would
+//      become a part of the graph.) What is dead may go: no op can be given it.
+//  F2  What an op touches meanwhile is *captured*: a constant for good. What depended on it
+//      until then is settled, and what is computed from it later is not computed again,
+//      because a replay of the graph may have changed it in between.
+#include <limits>
+
+#include "engine.h"
+#include "error.h"
+
+namespace dtr {
+
+void Engine::freeze(bool on) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (on) {
+    ++frozen_;
+    return;
+  }
+  if (frozen_ == 0) throw StateError("nothing is frozen");
+  if (--frozen_ == 0) reset_all_bounds();  // searches have passed over what was frozen
+}
+
+// Of an op that begins; F2. What cannot be settled at once is left to op_prepare().
+void Engine::capture_inputs(const Frame& frame, Deferred& deferred) {
+  for (const Input& input : frame.inputs) {
+    Storage* storage = input.storage;
+    if (!storage || storage->captured || storage->state != State::resident) continue;
+    storage->captured = true;
+    storage->constant_for_good = true;
+    forget_parent(storage, deferred);
+    update_candidate(storage);
+    settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+  }
+}
+
+}  // namespace dtr

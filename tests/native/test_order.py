@@ -1,0 +1,250 @@
+"""Several streams use one storage, and the engine evicts and rematerializes in between.
+
+On the stand-in for libcuda (tests/fake_cuda), whose streams finish their work late: it reports a
+violation, and the fixture fails, if work on one stream overlaps unfinished work of another without
+an event in between. Needs the core and a C++ compiler.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from native_pool import MIB, NativePool, ffi, lib
+from toy import MEASURED, MUTATE, WORD, Toy
+
+from dtr_alloc import _core
+
+CHUNK = 2 * MIB
+A, B = 16, 32
+LARGE = CHUNK // WORD
+CUDA = (1, 0)
+
+
+class StreamToy(Toy):
+    """Operators run on the current stream, and the stand-in hears what memory they touch."""
+
+    def __init__(self, fake: Any, pool: NativePool, **options: Any):
+        super().__init__(pool, device=CUDA, grain=4096, **options)
+        self.fake = fake
+
+    @contextmanager
+    def on(self, stream: int):
+        before, self.stream = self.stream, stream
+        lib.dtr_sim_use_stream(stream)
+        yield
+        self.stream = before
+        lib.dtr_sim_use_stream(before)
+
+    def _execute(self, operator, tensors):
+        everything = super()._execute(operator, tensors)
+        for tensor in {t.pointer: t for t in [*tensors, *everything]}.values():
+            address = int(ffi.cast("uintptr_t", tensor.data))
+            self.fake.launch(self.stream, address, tensor.words * WORD)
+        return everything
+
+    def wait(self, stream: int, after: int) -> None:
+        """What a job does: stream.wait_stream(after)."""
+        assert lib.dtr_pool_order(self.pool.handle, stream, after) == lib.DTR_OK
+
+
+@pytest.fixture
+def make_toy(fake_cuda):
+    made = []
+
+    def make(chunks: int, **options: Any) -> StreamToy:
+        toy = StreamToy(fake_cuda, NativePool("cuda", budget=chunks * CHUNK), **options)
+        made.append(toy)
+        fake_cuda.hold(1)
+        return toy
+
+    yield make
+    fake_cuda.hold(0)
+    for toy in made:
+        toy.verify()
+        toy.drain()
+        assert toy.pool.stats().live_blocks == 0
+        toy.close()
+        toy.pool.destroy()
+    lib.dtr_sim_use_stream(0)
+
+
+def release(*tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+def test_an_evicted_block_waits_for_every_stream_that_used_it(make_toy, fake_cuda):
+    """O1: the job holds the tensor while stream B reads it, so it need not record the stream."""
+    toy = make_toy(4)
+    with toy.on(A):
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+    toy.wait(B, A)
+    with toy.on(B):
+        y = toy.one("y", x, words=LARGE)
+    assert fake_cuda.unfinished(B) > 0
+    assert toy.evict(x)
+    with toy.on(A):
+        # The only room that is left is where x was.
+        others = [toy.one("other", source, words=LARGE, parameter=i) for i in range(2)]
+        fake_cuda.finish(B)
+        assert toy.content(x) == x.expected()
+    release(source, x, y, *others)
+
+
+def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_toy, fake_cuda):
+    """O2: the job ordered B behind A's first making of x, and knows of no other."""
+    toy = make_toy(8)
+    with toy.on(A):
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+    toy.wait(B, A)
+    assert toy.evict(x)
+    with toy.on(A):
+        y = toy.one("y", x, words=LARGE)  # brings x back, on A
+    assert fake_cuda.unfinished(A) > 0
+    waits = fake_cuda.waits()
+    with toy.on(B):
+        z = toy.one("z", x, words=LARGE)
+        assert fake_cuda.waits() > waits
+        waits = fake_cuda.waits()
+        again = toy.one("z", x, words=LARGE, parameter=1)
+        assert fake_cuda.waits() == waits, "once is enough"
+    release(source, x, y, z, again)
+
+
+def test_an_input_of_a_replay_that_was_rematerialized_elsewhere_is_waited_for(make_toy):
+    """O2 for what a replay reads."""
+    toy = make_toy(8)
+    with toy.on(A):
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+        y = toy.one("y", x, words=LARGE)
+    toy.wait(B, A)
+    assert toy.evict(x)
+    with toy.on(A):
+        toy.materialize(x)
+    assert toy.evict(y)
+    with toy.on(B):
+        z = toy.one("z", y, words=LARGE)  # y is computed again from x, on B
+    release(source, x, y, z)
+
+
+def test_a_new_version_of_a_shared_buffer_waits_too(make_toy, fake_cuda):
+    """A buffer that B overwrote is evicted: A may not have it before B is done."""
+    toy = make_toy(4)
+    with toy.on(A):
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+    toy.wait(B, A)
+    with toy.on(B):
+        toy.run("add_", (x, MUTATE))
+    assert toy.evict(x)
+    with toy.on(A):
+        others = [toy.one("other", source, words=LARGE, parameter=i) for i in range(2)]
+    release(source, x, *others)
+
+
+def test_one_stream_waits_for_nothing(make_toy, fake_cuda):
+    """Evictions and rematerializations on a single stream need no wait at all."""
+    toy = make_toy(4)
+    with toy.on(A):
+        source = toy.unseen(LARGE)
+        made = [source]
+        for i in range(6):
+            made.append(toy.one("f", made[-1], words=LARGE, parameter=i))
+        for tensor in reversed(made):
+            assert toy.content(tensor) == tensor.expected()
+    assert toy.stats().rematerializations > 0
+    assert fake_cuda.waits() == 0
+    assert toy.pool.stats().host_waits == 0
+    release(*made)
+
+
+class MeasuredToy(StreamToy):
+    def cost(self, operator, tensors):
+        return MEASURED
+
+
+class TestTimes:
+    """What operators cost is read from events, some operators later, without waiting."""
+
+    def costs(self, toy):
+        entries = _core.ffi.new("dtr_cost[]", 64)
+        count = lib.dtr_engine_get_costs(toy.engine, entries, 64)
+        return {entries[i].op_key: entries[i] for i in range(count)}
+
+    def test_they_are_what_the_device_says(self, fake_cuda):
+        pool = NativePool("cuda", budget=64 * CHUNK)
+        toy = MeasuredToy(fake_cuda, pool)
+        with toy.on(A):
+            made = [toy.unseen(LARGE)]
+            made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
+        (known,) = self.costs(toy).values()
+        assert known.readings >= 8
+        assert toy.pool.stats().host_waits == 0
+        release(*made)
+        toy.drain()
+        toy.close()
+        pool.destroy()
+        lib.dtr_sim_use_stream(0)
+
+    def test_nothing_is_known_while_the_device_is_late(self, make_toy, fake_cuda):
+        """Until then an operator is reckoned to take as long as its bytes take to move."""
+        pool = NativePool("cuda", budget=64 * CHUNK)
+        toy = MeasuredToy(fake_cuda, pool)
+        fake_cuda.hold(1)
+        with toy.on(A):
+            made = [toy.unseen(LARGE)]
+            made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
+            assert self.costs(toy) == {}
+            assert toy.stats().total_cost_ns == 40 * round(2 * LARGE * WORD / 1000)
+            fake_cuda.hold(0)
+            made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(20)]
+        assert len(self.costs(toy)) == 1
+        release(*made)
+        toy.drain()
+        toy.close()
+        pool.destroy()
+        lib.dtr_sim_use_stream(0)
+
+
+class TestFreeze:
+    """While a graph is captured."""
+
+    def test_nothing_live_is_evicted(self, make_toy):
+        toy = make_toy(4)
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+        assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
+        assert not toy.evict(x)
+        y = toy.one("y", source, words=LARGE)
+        with pytest.raises(Exception, match="out of memory"):
+            toy.one("z", source, words=2 * LARGE)
+        assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_OK
+        z = toy.one("z", source, words=LARGE)
+        w = toy.one("w", source, words=LARGE)
+        assert not (toy.resident(x) and toy.resident(y))
+        release(source, x, y, z, w)
+
+    def test_what_an_operator_touched_is_never_evicted_nor_computed_from_again(self, make_toy):
+        toy = make_toy(8)
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+        before = toy.one("before", x, words=LARGE)
+        lib.dtr_engine_freeze(toy.engine, 1)
+        inside = toy.one("inside", x, words=LARGE, replayable=False)
+        lib.dtr_engine_freeze(toy.engine, 0)
+        after = toy.one("after", x, words=LARGE)
+        beyond = toy.one("beyond", after, words=LARGE)
+        for tensor in (x, before, inside, after):
+            assert not toy.evict(tensor)
+        assert toy.evict(beyond)
+        assert toy.content(beyond) == beyond.expected()
+        release(source, x, before, inside, after, beyond)
+
+    def test_it_ends_as_often_as_it_began(self, make_toy):
+        toy = make_toy(4)
+        assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_STATE
