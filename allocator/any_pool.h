@@ -74,6 +74,10 @@ class AnyPool {
   void set_room(RoomFn room, void* context);
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
   virtual void free(uint64_t address) = 0;
+  // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
+  virtual uint64_t arena_open() = 0;
+  virtual uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) = 0;
+  virtual void arena_close(uint64_t arena) = 0;
   virtual void record_stream(uint64_t address, uint64_t stream) = 0;
   virtual void set_budget(uint64_t budget_bytes) = 0;
   virtual uint64_t trim() = 0;

@@ -93,6 +93,32 @@ void CountedPool::free(uint64_t address) {
   ++counts_.frees;
 }
 
+void CountedPool::require_open(uint64_t arena) const {
+  if (arenas_.count(arena) != 0) return;
+  throw InvalidArgument("arena is " + std::to_string(arena) +
+                        "; allowed: an arena of this pool that is open");
+}
+
+uint64_t CountedPool::arena_open() {
+  Lock lock(mutex_);
+  arenas_.insert(last_arena_ + 1);
+  return ++last_arena_;
+}
+
+uint64_t CountedPool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) {
+  {
+    Lock lock(mutex_);
+    require_open(arena);
+  }
+  return allocate(size_bytes, stream);
+}
+
+void CountedPool::arena_close(uint64_t arena) {
+  Lock lock(mutex_);
+  require_open(arena);
+  arenas_.erase(arena);
+}
+
 void CountedPool::record_stream(uint64_t address, uint64_t) {
   Lock lock(mutex_);
   in_use_at(address, "record_stream");

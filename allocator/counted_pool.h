@@ -11,6 +11,7 @@
 // another. Who is asked for room, when, and when it is out of memory: as Pool.
 #pragma once
 
+#include <set>
 #include <unordered_map>
 
 #include "any_pool.h"
@@ -24,6 +25,10 @@ class CountedPool final : public AnyPool {
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
   void free(uint64_t address) override;
+  // No address is handed out twice, so any memory is an arena's own.
+  uint64_t arena_open() override;
+  uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
+  void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
   void set_budget(uint64_t budget_bytes) override;
   uint64_t trim() override { return 0; }
@@ -43,7 +48,11 @@ class CountedPool final : public AnyPool {
   };
   std::unordered_map<uint64_t, Counted>::iterator in_use_at(uint64_t address, const char* call);
 
+  void require_open(uint64_t arena) const;
+
   std::unordered_map<uint64_t, Counted> blocks_;
+  std::set<uint64_t> arenas_;
+  uint64_t last_arena_ = 0;
   uint64_t next_;
   uint64_t budget_;
 };

@@ -29,6 +29,8 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kHostPortable = 1;  // pinned for all contexts
 constexpr int kCaptureModeRelaxed = 2;
+constexpr CuResult kCudaFirstCaptureError = 900;  // ..._STREAM_CAPTURE_UNSUPPORTED and its like
+constexpr CuResult kCudaLastCaptureError = 908;
 constexpr int kGranularityRecommended = 1;
 
 struct CuMemLocation {
@@ -86,6 +88,8 @@ struct CuMemAccessDesc {
   X(stream_create, cuStreamCreate, (CuStream*, unsigned flags))                                   \
   X(stream_destroy, cuStreamDestroy_v2, (CuStream))                                               \
   X(stream_synchronize, cuStreamSynchronize, (CuStream))                                          \
+  X(stream_is_capturing, cuStreamIsCapturing, (CuStream, int* status))                            \
+  X(context_synchronize, cuCtxSynchronize, ())                                                    \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                        \
   X(host_allocate, cuMemHostAlloc, (void** host, size_t size, unsigned flags))                    \
   X(host_free, cuMemFreeHost, (void* host))                                                       \

@@ -298,6 +298,22 @@ class CudaDriver final : public Driver {
     cuda_.check(cuda_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
   }
 
+  bool capturing(uint64_t stream) override {
+    CurrentContext current(cuda_, context_.get());
+    int status = 0;
+    cuda_.check(cuda_.stream_is_capturing(stream_of(stream), &status), "cuStreamIsCapturing");
+    return status != 0;
+  }
+
+  bool synchronize_device() override {
+    CurrentContext current(cuda_, context_.get());
+    ++host_waits_;
+    CuResult result = cuda_.context_synchronize();
+    if (result >= kCudaFirstCaptureError && result <= kCudaLastCaptureError) return false;
+    cuda_.check(result, "cuCtxSynchronize");
+    return true;
+  }
+
   uint64_t allocate_host(uint64_t size_bytes) override {
     CurrentContext current(cuda_, context_.get());
     void* host = nullptr;

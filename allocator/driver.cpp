@@ -24,6 +24,8 @@ int64_t Driver::elapsed_ns(Event, Event) { missing("elapsed_ns"); }
 uint64_t Driver::create_stream() { missing("create_stream"); }
 void Driver::destroy_stream(uint64_t) { missing("destroy_stream"); }
 void Driver::synchronize_stream(uint64_t) { missing("synchronize_stream"); }
+bool Driver::capturing(uint64_t) { return false; }
+bool Driver::synchronize_device() { return true; }
 void Driver::fill(uint64_t, uint8_t, uint64_t, uint64_t) { missing("fill"); }
 void Driver::copy(uint64_t, uint64_t, uint64_t, uint64_t) { missing("copy"); }
 

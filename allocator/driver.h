@@ -64,6 +64,12 @@ class Driver {
   virtual void destroy_stream(uint64_t stream);
   // Waits on the host for the work that is now on the stream.
   virtual void synchronize_stream(uint64_t stream);
+  // Whether what is queued on the stream is captured into a graph instead of being run. Nothing
+  // may wait for an event recorded there, and the stream cannot wait for other events.
+  virtual bool capturing(uint64_t stream);
+  // Waits on the host for all work of the device; false, and nothing was waited for, if a stream
+  // that is being captured forbids it.
+  virtual bool synchronize_device();
 
   // ---- Optional: contents, for moving blocks. In stream order where there are streams.
   virtual bool has_contents() const { return false; }

@@ -195,15 +195,14 @@ Block* Heap::containing(uint64_t offset) const {
   return block != nullptr && offset < block->end() ? block : nullptr;
 }
 
-uint64_t Heap::largest_free(uint64_t absent) const {
-  uint64_t best = 0;
-  for (const auto& blocks : owners_) {
-    Block* hole = blocks->index.below(UINT64_MAX);
-    while (hole != nullptr && hole->size > best) {
-      uint64_t reach = chunks_.reach(hole->offset, hole->end(), absent);
-      best = std::max(best, (reach - hole->offset) / grain_ * grain_);
-      hole = blocks->index.below(hole->size, hole->offset);
-    }
+uint64_t Heap::largest_free_of(Owner owner, uint64_t absent, uint64_t above) const {
+  uint64_t best = above;
+  const FreeIndex& index = owners_[owner]->index;
+  Block* hole = index.below(UINT64_MAX);
+  while (hole != nullptr && hole->size > best) {
+    uint64_t reach = chunks_.reach(hole->offset, hole->end(), absent);
+    best = std::max(best, (reach - hole->offset) / grain_ * grain_);
+    hole = index.below(hole->size, hole->offset);
   }
   return best;
 }

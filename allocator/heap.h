@@ -19,6 +19,7 @@
 // O(log range). Nodes come from a free list: no allocation in the steady state.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -62,8 +63,16 @@ class Heap {
   Block* find(uint64_t offset) const;
   Block* containing(uint64_t offset) const;
 
-  // The largest size that take() could give now if `absent` more chunks may be mapped.
-  uint64_t largest_free(uint64_t absent) const;
+  // The largest size that take() could give now if `absent` more chunks may be mapped, from the
+  // blocks of the owners that may_take(owner) is true for.
+  template <typename F>
+  uint64_t largest_free(uint64_t absent, F&& may_take) const {
+    uint64_t best = 0;
+    for (Owner owner = 0; owner < owners(); ++owner) {
+      if (may_take(owner)) best = std::max(best, largest_free_of(owner, absent, best));
+    }
+    return best;
+  }
 
   // Every free block, by owner and size.
   template <typename F>
@@ -90,6 +99,7 @@ class Heap {
     Block* newest = nullptr;
   };
 
+  uint64_t largest_free_of(Owner owner, uint64_t absent, uint64_t above) const;
   OwnerBlocks& owned(Owner owner);
   Block* new_node();
   void drop_node(Block* block);

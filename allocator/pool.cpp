@@ -83,6 +83,7 @@ Pool::Pool(const PoolOptions& options)
       slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
              chosen_small(options, driver_->traits(), chunk_)),
       streams_(*driver_),
+      arenas_(streams_),
       budget_(options.budget_bytes) {
   first_ = reservation_.base();
   span_ = reservation_.size();
@@ -97,7 +98,13 @@ void Pool::close() {
                      size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
   }
   work_.close();
+  arenas_.close_all();
   settle_all();
+  if (streams_.withholds()) {
+    throw StateError(
+        "a stream of the pool's device is being captured into a graph; end the "
+        "capture before the pool is destroyed");
+  }
   streams_.settle_old_work();
   chunks_.give_back(chunks_.idle());
   streams_.close();
@@ -105,6 +112,10 @@ void Pool::close() {
 }
 
 uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
+  return place(size_bytes, stream, kNoArena);
+}
+
+uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
   for (bool last = false;;) {
@@ -114,7 +125,12 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
       uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
       bool possible = size_bytes <= most && round_up(size_bytes, kGrain) <= most;
       uint64_t offset = Slabs::kNone;
-      if (possible) offset = try_allocate(size_bytes, stream, last);
+      if (possible) {
+        offset = try_allocate(size_bytes, stream, arena, last);
+        if (offset == Slabs::kNone && settle_arenas()) {
+          offset = try_allocate(size_bytes, stream, arena, last);
+        }
+      }
       if (offset != Slabs::kNone) return reservation_.base() + offset;
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
@@ -122,7 +138,8 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
       }
     }
     // A small request lacks a chunk for a slab, whatever its own size.
-    uint64_t needed = slabs_.is_small(size_bytes) ? chunk_ : round_up(size_bytes, kGrain);
+    bool small = arena == kNoArena && slabs_.is_small(size_bytes);
+    uint64_t needed = small ? chunk_ : round_up(size_bytes, kGrain);
     last = !ask_room(needed, stream, &idle_answers);
   }
 }
@@ -135,6 +152,9 @@ std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
                      size_text(largest_free());
   if (streams_.pending_count() != 0) {
     text += ", blocks waiting for other streams " + std::to_string(streams_.pending_count());
+  }
+  if (uint64_t withheld = withheld_bytes(); withheld != 0) {
+    text += ", free but kept for graphs and memory pools " + size_text(withheld);
   }
   if (!refusal_.empty()) {
     text += "; the driver refused memory within the budget: " + refusal_;
@@ -150,11 +170,18 @@ void Pool::free(uint64_t address) {
   if (address == 0) return;
   Lock lock(mutex_);
   Place place = in_use_at(address, "free");
-  if (streams_.has_uses(place.start)) {
+  const Owner owner = place.owner;
+  place.owner = home_of_freed(place);
+  if (streams_.has_uses(place.start) && !streams_.withheld(place.owner)) {
     streams_.retire(place.start, place.owner);
     if (place.block != nullptr) place.block->state = BlockState::kPending;
   } else {
     release(place);
+    streams_.forget_uses(place.start);
+  }
+  if (arenas_.owns(owner)) {
+    arenas_.gave(owner);
+    if (!arenas_.is_open(owner)) arenas_.forget_done();
   }
   counts_.allocated_bytes -= place.size;
   counts_.requested_bytes -= place.requested;
@@ -166,8 +193,9 @@ void Pool::free(uint64_t address) {
 void Pool::record_stream(uint64_t address, uint64_t stream) {
   Lock lock(mutex_);
   Place place = in_use_at(address, "record_stream");
+  if (place.owner != kIdle && streams_.stream_of(place.owner) == stream) return;
   Owner user = streams_.owner_of(stream);
-  if (user != place.owner) streams_.record_use(place.start, user);
+  if (user != kIdle) streams_.record_use(place.start, user);
 }
 
 void Pool::give_back_above(uint64_t budget_bytes) {
@@ -176,6 +204,7 @@ void Pool::give_back_above(uint64_t budget_bytes) {
   if (above() == 0) return;
   poll();
   if (chunks_.idle() < above()) release_empty_slabs();
+  if (chunks_.idle() < above()) settle_arenas();
   streams_.settle_old_work();
   chunks_.give_back(above());
 }
@@ -274,10 +303,12 @@ uint64_t Pool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
   const auto in_use = [](const Block* block) {
     return block != nullptr && block->state == BlockState::kInUse;
   };
-  const auto is_free = [](const Block* block) {
-    return block != nullptr && block->state == BlockState::kFree;
+  const auto is_free = [&](const Block* block) {
+    return block != nullptr && block->state == BlockState::kFree &&
+           !streams_.withheld(block->owner);
   };
   large_.for_each_free([&](const Block* block) {
+    if (!is_free(block)) return;
     // A run of blocks that several streams freed counts as one, from either end.
     uint64_t bytes = 0;
     if (in_use(block->previous)) {

@@ -3,15 +3,19 @@
 // Rules, checked by check_invariants() with those of heap.h, chunks.h and slab.h:
 //   P1  Mapped bytes never exceed the budget.
 //   P2  Every counter of PoolStats equals what a walk over all blocks gives.
+//   P3  A block of an arena's owner is in the large heap; if it is free and the arena is open it
+//       is not settled; those in use are as many as the owner counts.
 //
 // How a request finds its place, in this order; each step only if the one before did not serve:
 //   1. the best fit among blocks that the stream may use at once, if the chunks that it lacks
 //      fit into the budget (the untouched top of the range is the largest block, so that holes
 //      with memory behind them come first);
 //   2. a block that another stream freed, behind a wait on the device;
+//      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
 //   3. remapping: idle chunks elsewhere are given back so that the lacking ones can be mapped.
 //      So fragmentation costs driver calls, not failure;
-//   4. the room callback, as long as it gives something;
+//   4. waiting for the device, if arenas were closed, and 1 to 3 once more; then the room
+//      callback, as long as it gives something;
 //   5. waiting for all streams, then 1 to 3 once more over every hole there is;
 //   6. out of memory.
 // A driver that refuses memory although the budget allows it (others use the card) is treated
@@ -25,6 +29,7 @@
 #include <vector>
 
 #include "any_pool.h"
+#include "arenas.h"
 #include "chunks.h"
 #include "driver.h"
 #include "heap.h"
@@ -53,6 +58,9 @@ class Pool final : public AnyPool {
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
   void free(uint64_t address) override;
+  uint64_t arena_open() override;
+  uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
+  void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
   void set_budget(uint64_t budget_bytes) override;
   uint64_t trim() override;
@@ -80,11 +88,15 @@ class Pool final : public AnyPool {
     bool in_use() const { return block != nullptr || slab != nullptr; }
   };
 
+  // allocate(), or for an arena; kNoArena: none.
+  static constexpr uint64_t kNoArena = 0;
+  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena);
+
   Place place_at(uint64_t offset) const;
   Place in_use_at(uint64_t address, const char* call) const;
 
   // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
-  uint64_t try_allocate(uint64_t size, uint64_t stream, bool last);
+  uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
@@ -97,10 +109,16 @@ class Pool final : public AnyPool {
   void release_slab(Slab* slab);
   bool release_empty_slabs();
 
+  // pool_arenas.cpp
+  bool settle_arenas();
+  Owner home_of_freed(const Place& place);
+  uint64_t withheld_bytes() const;
+
   // pool_check.cpp
   std::vector<BlockInfo> walk() const;
   std::string check_touched() const;
   std::string check_counts() const;
+  std::string check_arenas() const;
 
   std::string out_of_memory_message(uint64_t size, uint64_t stream);
   void note_unused();
@@ -116,6 +134,7 @@ class Pool final : public AnyPool {
   Heap small_;
   Slabs slabs_;
   Streams streams_;
+  Arenas arenas_;
 
   uint64_t budget_;
   uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants

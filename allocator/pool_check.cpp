@@ -56,7 +56,7 @@ std::vector<BlockInfo> Pool::walk() const {
 std::string Pool::check_invariants() {
   std::lock_guard<PoolMutex> lock(mutex_);
   for (const std::string& broken : {large_.check(), small_.check(), chunks_.check(), slabs_.check(),
-                                    check_touched(), check_counts()}) {
+                                    check_touched(), check_counts(), check_arenas()}) {
     if (!broken.empty()) return broken;
   }
   return "";
@@ -87,6 +87,26 @@ std::string Pool::check_touched() const {
   }
   if (covered + chunks_.idle() != chunks_.mapped()) {
     return "H6: a mapped chunk is neither idle nor touched by a block";
+  }
+  return "";
+}
+
+std::string Pool::check_arenas() const {
+  std::unordered_map<Owner, uint64_t> live;
+  for (const Block* block = small_.first(); block != nullptr; block = block->next) {
+    if (arenas_.owns(block->owner)) return "P3: an arena owns a block of the slabs' region";
+  }
+  for (const Block* block = large_.first(); block != nullptr; block = block->next) {
+    if (!arenas_.owns(block->owner)) continue;
+    if (block->state == BlockState::kInUse) ++live[block->owner];
+    if (block->state == BlockState::kFree && block->point <= streams_.completed(block->owner)) {
+      return "P3: a free block of an arena is settled, and the arena still owns it";
+    }
+  }
+  for (Owner owner = 1; owner < streams_.owners(); ++owner) {
+    if (arenas_.owns(owner) && arenas_.live(owner) != live[owner]) {
+      return "P3: the blocks in use of an arena's owner are miscounted";
+    }
   }
   return "";
 }

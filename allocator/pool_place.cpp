@@ -22,7 +22,7 @@ uint64_t Pool::limit_chunks() const { return std::min(budget_, lowering_) / chun
 uint64_t Pool::largest_free() {
   uint64_t limit = limit_chunks();
   uint64_t absent = limit > chunks_.mapped() ? limit - chunks_.mapped() : 0;
-  return large_.largest_free(absent);
+  return large_.largest_free(absent, [&](Owner owner) { return !streams_.withheld(owner); });
 }
 
 Pool::Place Pool::place_at(uint64_t offset) const {
@@ -64,8 +64,9 @@ Pool::Place Pool::in_use_at(uint64_t address, const char* call) const {
   throw InvalidArgument(text + "; allowed: the start of a block in use");
 }
 
-uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
-  Owner owner = streams_.owner_of(stream);
+uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last) {
+  const bool of_arena = arena != kNoArena;
+  Owner owner = of_arena ? arenas_.owner_of(arena, stream) : streams_.owner_of(stream);
   if (last) {
     settle_all();
   } else {
@@ -73,20 +74,22 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, bool last) {
   }
   uint64_t offset;
   uint64_t rounded;
-  if (slabs_.is_small(size)) {
+  const bool small = !of_arena && slabs_.is_small(size);
+  if (small) {
     offset = try_small(size, stream, owner, last);
     rounded = slabs_.round(size);
   } else {
     offset = Slabs::kNone;
     rounded = (size + kGrain - 1) / kGrain * kGrain;
   }
-  if (offset == Slabs::kNone && (!slabs_.is_small(size) || last)) {
+  if (offset == Slabs::kNone && (!small || last)) {
     // A small request that its own region cannot serve takes what the large heap has.
     rounded = (size + kGrain - 1) / kGrain * kGrain;
     Block* block = find_place(large_, rounded, stream, owner, last);
     if (block == nullptr) return Slabs::kNone;
     block->requested = size;
     offset = block->offset;
+    if (of_arena) arenas_.took(owner);
   }
   if (offset == Slabs::kNone) return Slabs::kNone;
   counts_.allocated_bytes += rounded;
@@ -147,8 +150,10 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
     hole = heap.next_fit(hole);
   }
   for (Owner other = 1; other < streams_.owners(); ++other) {
-    Block* hole = other == owner ? nullptr : heap.best_fit(other, size);
+    if (other == owner || streams_.withheld(other)) continue;
+    Block* hole = heap.best_fit(other, size);
     if (hole == nullptr) continue;
+    if (!streams_.may_wait(owner)) break;
     streams_.wait(owner, {other, hole->point});
     return heap.take(hole, size);
   }
@@ -213,6 +218,7 @@ void Pool::finish_waiting() {
 void Pool::settle_all() {
   finish_waiting();
   if (release_empty_slabs()) finish_waiting();
+  settle_arenas();
 }
 
 void Pool::release(const Place& place) {

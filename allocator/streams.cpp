@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
+
+#include "errors.h"
 
 namespace dtr {
 
@@ -47,29 +50,105 @@ void Streams::drop_old_work() {
 
 Owner Streams::owner_of(uint64_t stream) {
   if (!driver_.has_streams()) return kIdle;
-  if (!streams_.empty() && streams_.back().id == stream) return owners() - 1;
+  if (!streams_.empty() && !streams_.back().withheld && streams_.back().id == stream) {
+    return owners() - 1;
+  }
   auto known = owners_.find(stream);
   if (known != owners_.end()) return known->second;
 
   if (streams_.size() == 1 && freed_without_event_) {
     SpareEvent event(*this);
-    driver_.record_event(event.get(), streams_[0].id);
+    record(event.get(), streams_[0].id);
     drop_old_work();
     old_work_ = event.keep();
     freed_without_event_ = false;
   }
-  if (old_work_ != nullptr) driver_.stream_wait_event(stream, old_work_);
-  Owner owner = owners();
-  owners_.reserve(owner);
-  streams_.reserve(owner);
+  if (old_work_ != nullptr) {
+    if (driver_.capturing(stream)) {
+      settle_old_work();
+    } else {
+      driver_.stream_wait_event(stream, old_work_);
+    }
+  }
+  owners_.reserve(owners_.size() + 1);
+  Owner owner = add(stream);
   owners_.emplace(stream, owner);
-  streams_.emplace_back();
-  streams_.back().id = stream;
   return owner;
 }
 
+Owner Streams::add(uint64_t stream) {
+  streams_.emplace_back();
+  streams_.back().id = stream;
+  return owners() - 1;
+}
+
+Owner Streams::withhold(uint64_t stream) {
+  Owner owner;
+  if (dropped_.empty()) {
+    dropped_.reserve(streams_.size() + 1);  // drop() cannot fail
+    owner = add(stream);
+  } else {
+    owner = dropped_.back();
+    dropped_.pop_back();
+  }
+  Stream& made = streams_[owner - 1];
+  made.id = stream;
+  made.withheld = true;
+  made.dropped = false;
+  made.opened = made.completed = made.last;
+  return owner;
+}
+
+bool Streams::withholds() const {
+  for (const Stream& stream : streams_) {
+    if (stream.withheld && stream.completed < stream.opened) return true;
+  }
+  return captured_ != kIdle && streams_[captured_ - 1].completed < streams_[captured_ - 1].last;
+}
+
+bool Streams::device_done() {
+  if (driver_.has_streams()) {
+    // Only of streams that had to do with a capture, as others may not exist any more.
+    for (const Stream& stream : streams_) {
+      if (stream.withheld && !stream.dropped && driver_.capturing(stream.id)) return false;
+    }
+    if (!driver_.synchronize_device()) return false;
+  }
+  if (captured_ != kIdle) open_up(captured_);
+  for (Stream& stream : streams_) {
+    if (stream.withheld) stream.completed = stream.opened;
+  }
+  return true;
+}
+
+void Streams::make_idle_safe() {
+  if (always_marks_) return;
+  settle_old_work();
+  always_marks_ = true;
+}
+
+bool Streams::may_wait(Owner owner) const {
+  return owner != kIdle && !withheld(owner) && !driver_.capturing(stream_of(owner));
+}
+
+// For waiting on the event elsewhere, or on the host.
+void Streams::record(Driver::Event event, uint64_t stream) {
+  if (driver_.capturing(stream)) {
+    throw StateError("stream " + std::to_string(stream) +
+                     " is being captured into a graph: nothing can wait for its earlier work, so "
+                     "memory that was freed on it cannot serve another stream");
+  }
+  driver_.record_event(event, stream);
+}
+
 Fence Streams::mark(Owner owner) {
+  if (!streams_[owner - 1].withheld && driver_.capturing(streams_[owner - 1].id)) {
+    if (captured_ == kIdle) captured_ = withhold(streams_[owner - 1].id);
+    streams_[captured_ - 1].id = streams_[owner - 1].id;
+    owner = captured_;
+  }
   Stream& stream = streams_[owner - 1];
+  if (stream.withheld) return {owner, ++stream.last};
   SpareEvent event(*this);
   driver_.record_event(event.get(), stream.id);
   stream.events.emplace_back(stream.last + 1, event.get());
@@ -79,7 +158,7 @@ Fence Streams::mark(Owner owner) {
 
 Fence Streams::freed(Owner owner) {
   if (owner == kIdle) return {};
-  if (streams_.size() > 1) return mark(owner);
+  if (streams_.size() > 1 || always_marks_) return mark(owner);
   freed_without_event_ = true;
   return {};
 }
@@ -134,7 +213,7 @@ void Streams::synchronize() {
 void Streams::settle_old_work() {
   if (streams_.size() == 1 && freed_without_event_) {
     SpareEvent event(*this);
-    driver_.record_event(event.get(), streams_[0].id);
+    record(event.get(), streams_[0].id);
     driver_.synchronize_event(event.get());
     freed_without_event_ = false;
   }

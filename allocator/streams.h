@@ -15,7 +15,14 @@
 //   S3  Idle memory may be unmapped only after settle_old_work(): until then S1's old work,
 //       or the single stream's work, may still be running on it.
 //
-// A driver without streams has only kIdle, and nothing ever waits.
+//   S4  On a stream that is being captured into a graph no event is recorded and none is waited
+//       for: memory freed there is *withheld*.
+//
+// Withheld owners stand for no queue: no event ever completes their points. What they own serves
+// nobody else until everything on the device is known to be done (device_done). Arenas (arenas.h)
+// are made of them, and they take what a captured stream frees.
+//
+// A driver without streams has only kIdle and withheld owners, and nothing ever waits.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +59,35 @@ class Streams {
   // The owner that stands for a stream; a stream seen for the first time is registered (S1).
   Owner owner_of(uint64_t stream);
 
+  // The stream of an owner; of a withheld one, what withhold() was given.
+  uint64_t stream_of(Owner owner) const { return streams_[owner - 1].id; }
+
+  // An owner of this kind, one that was dropped if there is any.
+  Owner withhold(uint64_t stream);
+  bool withheld(Owner owner) const { return owner != kIdle && streams_[owner - 1].withheld; }
+  // All that was freed to it so far may be settled by the next device_done().
+  void open_up(Owner owner) { streams_[owner - 1].opened = streams_[owner - 1].last; }
+  // It owns nothing any more.
+  void drop(Owner owner) {
+    streams_[owner - 1].dropped = true;
+    dropped_.push_back(owner);
+  }
+  // Whether device_done() would complete any point; of an owner, whether any point is not.
+  bool withholds() const;
+  bool withholds(Owner owner) const {
+    return streams_[owner - 1].completed < streams_[owner - 1].last;
+  }
+  // Waits until the device is done and completes all points that are opened up; false if a stream
+  // that is being captured forbids it.
+  bool device_done();
+  // Idle memory is from now on safe for every stream, known here or not: old work is waited for,
+  // and every later one gets a point (S1). Throws StateError while the only stream is captured.
+  void make_idle_safe();
+
   // The fence of memory that the owner frees now.
   Fence freed(Owner owner);
+  // Whether work of the owner can be made to wait for another's.
+  bool may_wait(Owner owner) const;
   // Makes work on `owner` wait (on the device) for a fence that is not complete.
   void wait(Owner owner, Fence fence);
 
@@ -62,6 +96,7 @@ class Streams {
   bool has_uses(uint64_t offset) const {
     return !uses_.empty() && uses_.find(offset) != uses_.end();
   }
+  void forget_uses(uint64_t offset) { uses_.erase(offset); }
   // Marks points on all streams that use the range, freed by `home`, and makes it pending.
   void retire(uint64_t offset, Owner home);
   bool pending(uint64_t offset) const {
@@ -87,6 +122,9 @@ class Streams {
     uint64_t last = 0;                                      // the newest point
     uint64_t completed = 0;                                 // the newest point known to be complete
     std::deque<std::pair<uint64_t, Driver::Event>> events;  // of the points in between, in order
+    bool withheld = false;
+    bool dropped = false;
+    uint64_t opened = 0;  // of a withheld one: device_done() completes points up to here
   };
 
   // An event that returns to the spare ones unless kept.
@@ -113,6 +151,8 @@ class Streams {
     return fence.owner == kIdle || fence.point <= completed(fence.owner);
   }
   void drop_old_work();
+  Owner add(uint64_t stream);
+  void record(Driver::Event event, uint64_t stream);
 
   Driver& driver_;
   std::vector<Stream> streams_;  // owner i is streams_[i - 1]
@@ -121,6 +161,9 @@ class Streams {
   std::unordered_map<uint64_t, Retired> retired_;
   std::vector<Driver::Event> spare_;
   Driver::Event old_work_ = nullptr;
+  std::vector<Owner> dropped_;        // withheld owners for withhold() to use again
+  Owner captured_ = kIdle;            // the withheld owner of what captured streams free
+  bool always_marks_ = false;         // also while there is only one stream
   bool freed_without_event_ = false;  // by the only stream, since its work was last waited for
 };
 

@@ -21,6 +21,7 @@ void Timers::close() {
 
 uint64_t Timers::begin(uint64_t stream) {
   if (!driver_.has_streams() || open_.size() >= kMostOpen) return 0;
+  if (driver_.capturing(stream)) return 0;
   // Whatever fails, both events are spare or the timer's.
   spare_.reserve(spare_.size() + 2 * open_.size() + 2);
   while (spare_.size() < 2) spare_.push_back(driver_.create_event(true));

@@ -25,7 +25,7 @@ class Timers {
   void close();
 
   // A timer that starts at this point of the stream. 0: time the work by the clock, as the driver
-  // has no streams, or too many timers are open.
+  // has no streams, too many timers are open, or the stream is being captured.
   uint64_t begin(uint64_t stream);
   // The work ends at this point of the same stream. Timer 0 is allowed. Throws InvalidArgument
   // for a timer that is not running.

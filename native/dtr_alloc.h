@@ -122,6 +122,21 @@ int32_t dtr_pool_free(dtr_pool* pool, void* address);
  * before that work is done. Any thread. */
 int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream);
 
+/* Arenas: memory whose addresses stay its own (CUDA graphs, torch.cuda.MemPool). What is freed
+ * in an arena serves only that arena, on the same stream, until the arena is closed; a block that
+ * other streams were recorded to use serves nobody until then. No event is recorded and no
+ * other stream's memory is taken, so the stream may be being captured. An arena takes nothing
+ * until something is allocated in it. Open it before the capture begins: it may wait for work
+ * of the device (DTR_STATE if the only stream so far is captured already). Any thread. */
+int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena);
+/* As dtr_pool_allocate; DTR_INVALID for an arena that is not open. */
+int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                uint64_t stream, void** out);
+/* The arena's free blocks are everybody's once all work of the device is done, which is waited
+ * for when memory is short and by dtr_pool_trim, if no stream is being captured then. Blocks in
+ * use go on, and are plain blocks once freed. */
+int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena);
+
 /* Changes the budget. Lowering asks for room and gives chunks back until the
  * mapped bytes fit; DTR_OUT_OF_MEMORY, and the old budget stays, if they do not. */
 int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes);

@@ -81,6 +81,27 @@ DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_
   return dtr::guard([&] { pool->pool.record_stream(number(address), stream); });
 }
 
+DTR_EXPORT int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
+  return dtr::guard([&] {
+    require(arena, "arena");
+    *arena = 0;
+    *arena = pool->pool.arena_open();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                           uint64_t stream, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.arena_allocate(arena, size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
+  return dtr::guard([&] { pool->pool.arena_close(arena); });
+}
+
 DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
   return dtr::guard([&] { pool->pool.set_budget(budget_bytes); });
 }

@@ -12,7 +12,7 @@ struct Corruptor {
   // A pool with blocks, holes, an idle chunk and slabs with and without room.
   std::unique_ptr<Pool> pool =
       std::make_unique<Pool>(PoolOptions{"simulated", 0, 64 << 20, 0, 0, 0});
-  uint64_t first, second, small;
+  uint64_t first, second, small, arena;
 
   Corruptor() {
     first = pool->allocate(100000, 0);
@@ -22,6 +22,8 @@ struct Corruptor {
     for (int i = 1; i < 32; ++i) pool->allocate(2048, 0);
     pool->allocate(64, 0);
     pool->free(hole);
+    arena = pool->arena_open();
+    pool->arena_allocate(arena, 400000, 0);
   }
 
   Heap& heap() { return pool->large_; }
@@ -67,6 +69,7 @@ struct Corruptor {
   void budget_exceeded() { pool->budget_ = chunks().chunk_bytes(); }
   void bytes_miscounted() { pool->counts_.allocated_bytes += 64; }
   void blocks_miscounted() { ++pool->counts_.live_blocks; }
+  void arena_miscounted() { pool->arenas_.took(pool->arenas_.owner_of(arena, 0)); }
 };
 
 }  // namespace dtr
@@ -86,7 +89,7 @@ int main() {
       {"L1", &Corruptor::slab_miscounted},     {"L2", &Corruptor::slab_list_broken},
       {"L3", &Corruptor::slab_in_no_list},     {"L4", &Corruptor::empty_slabs_miscounted},
       {"P1", &Corruptor::budget_exceeded},     {"P2", &Corruptor::bytes_miscounted},
-      {"P2", &Corruptor::blocks_miscounted},
+      {"P2", &Corruptor::blocks_miscounted},   {"P3", &Corruptor::arena_miscounted},
   };
   for (const Case& entry : cases) {
     auto corruptor = std::make_unique<Corruptor>();

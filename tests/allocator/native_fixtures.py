@@ -42,6 +42,7 @@ class FakeCuda:
             void fake_cuda_hold(int on);
             void fake_cuda_launch(uint64_t stream, unsigned long long address, uint64_t size);
             void fake_cuda_set_work_ns(uint64_t ns);
+            void fake_cuda_capture(uint64_t stream, int on);
             int fake_cuda_step(uint64_t stream);
             uint64_t fake_cuda_unfinished(uint64_t stream);
             uint64_t fake_cuda_waits(void);

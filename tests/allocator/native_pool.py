@@ -122,6 +122,18 @@ class NativePool:
     def contains(self, address: int) -> bool:
         return lib.dtr_pool_contains(self.handle, ffi.cast("void *", address)) == 1
 
+    def arena_open(self) -> int:
+        arena = ffi.new("uint64_t *")
+        check(lib.dtr_pool_arena_open(self.handle, arena))
+        return arena[0]
+
+    def arena_allocate(self, arena: int, size: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_arena_allocate(self.handle, arena, size, stream, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def arena_close(self, arena: int) -> None:
+        check(lib.dtr_pool_arena_close(self.handle, arena))
+
     def order(self, stream: int, after: int) -> None:
         check(lib.dtr_pool_order(self.handle, stream, after))
 

@@ -107,11 +107,11 @@ def test_what_is_outside_of_the_pools_memory_is_not_copied(make_pool):
     """The device's side and the host's are both checked, and named."""
     with make_pool() as pool:
         block, host = pool.allocate(64 * KIB), pool.host_allocate(64 * KIB)
-        with pytest.raises(Invalid, match="host is .* allowed: a range in host memory"):
+        with pytest.raises(Invalid, match=r"host is .* allowed: a range in host memory"):
             pool.copy_out(host + 1, block, 64 * KIB)
-        with pytest.raises(Invalid, match="copy_in: address 0x1000 .* not in this pool"):
+        with pytest.raises(Invalid, match=r"copy_in: address 0x1000 .* not in this pool"):
             pool.copy_in(4096, host, 64 * KIB)
-        with pytest.raises(Invalid, match="host is .* allowed: the start of host memory"):
+        with pytest.raises(Invalid, match=r"host is .* allowed: the start of host memory"):
             pool.host_free(host + 64)
         with pytest.raises(Invalid, match="size_bytes is 0"):
             pool.host_allocate(0)
@@ -122,7 +122,7 @@ def test_host_memory_in_use_keeps_the_pool(make_pool):
     """As blocks in use do."""
     with make_pool() as pool:
         host = pool.host_allocate(64 * KIB)
-        with pytest.raises(WrongState, match="1 blocks of host memory in use, 64.0 KiB"):
+        with pytest.raises(WrongState, match=r"1 blocks of host memory in use, 64\.0 KiB"):
             pool.destroy()
         pool.host_free(host)
 

@@ -9,6 +9,10 @@
 // order of its stream but in any order between streams; fills and copies have their effect then.
 // Otherwise it is done at once. Work on a range takes fake_cuda_set_work_ns() of a virtual time,
 // which timed events read.
+//
+// Captures: from fake_cuda_capture(stream, 1) to (stream, 0) work on a stream is not run, and what
+// would break a capture is a violation: a call in a mode that is not relaxed, a wait for an event
+// from outside of it or from the host, and waiting for the stream or the device.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -30,6 +34,7 @@ using Address = unsigned long long;
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
+constexpr int kCaptureUnsupported = 900, kCapturedEvent = 907, kRelaxed = 2;
 constexpr uint64_t kGranularity = 2 << 20;
 
 struct Location {
@@ -69,6 +74,7 @@ struct Stream {
   std::deque<Operation> queue;
   Clock clock;
   uint64_t now_ns = 0;  // when the work that is done was done
+  bool capturing = false;
 };
 
 struct Event {
@@ -77,6 +83,7 @@ struct Event {
   Clock clock;
   bool timed = false;
   uint64_t at_ns = 0;
+  bool captured = false;
 };
 
 struct Mapping {
@@ -204,6 +211,7 @@ void launch(uint64_t id, Range first, Range second = {}, std::function<void()> e
       }
     }
   }
+  if (stream.capturing) return;
   Operation& operation = enqueue(stream);
   operation.uses[0] = first;
   operation.uses[1] = second;
@@ -239,6 +247,19 @@ bool busy(const char* call, Range range) {
   return false;
 }
 
+bool any_capture() {
+  for (const auto& [id, stream] : state->streams) {
+    if (stream.capturing) return true;
+  }
+  return false;
+}
+
+bool captured(Event* event, const char* call) {
+  if (!event->captured) return false;
+  violation(std::string(call) + " of an event that a capture recorded");
+  return true;
+}
+
 bool known(Event* event, const char* call) {
   if (state->events.count(event) != 0) return true;
   violation(std::string(call) + " of an event that does not exist");
@@ -255,6 +276,10 @@ bool known(Event* event, const char* call) {
   if (current != &primary || state->retained == 0) {             \
     violation(std::string(name) + " without a current context"); \
     return kInvalidContext;                                      \
+  }                                                              \
+  if (capture_mode != kRelaxed && any_capture()) {               \
+    violation(std::string(name) + " breaks a capture");          \
+    return kCaptureUnsupported;                                  \
   }
 
 EXPORT int cuInit(unsigned) {
@@ -473,10 +498,14 @@ EXPORT int cuEventRecord(Event* event, void* id) {
   if (!known(event, "cuEventRecord")) return kInvalidValue;
   uint64_t number = reinterpret_cast<uint64_t>(id);
   Stream& stream = state->streams[number];
+  if (stream.capturing) {
+    event->captured = true;
+    return 0;
+  }
   Operation& operation = enqueue(stream);
   operation.event = event;
   stream.clock[number] = operation.sequence;
-  *event = {number, operation.sequence, true, stream.clock, event->timed, 0};
+  *event = {number, operation.sequence, true, stream.clock, event->timed, 0, false};
   if (!state->hold) run_all();
   return 0;
 }
@@ -484,12 +513,14 @@ EXPORT int cuEventRecord(Event* event, void* id) {
 EXPORT int cuEventQuery(Event* event) {
   CALL_WITH_CONTEXT("cuEventQuery");
   if (!known(event, "cuEventQuery")) return kInvalidValue;
+  if (captured(event, "cuEventQuery")) return kCapturedEvent;
   return complete(*event) ? 0 : kNotReady;
 }
 
 EXPORT int cuEventSynchronize(Event* event) {
   CALL_WITH_CONTEXT("cuEventSynchronize");
   if (!known(event, "cuEventSynchronize")) return kInvalidValue;
+  if (captured(event, "cuEventSynchronize")) return kCapturedEvent;
   if (!complete(*event)) run_all();
   return 0;
 }
@@ -498,7 +529,15 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
   CALL_WITH_CONTEXT("cuStreamWaitEvent");
   if (!known(event, "cuStreamWaitEvent")) return kInvalidValue;
   ++state->waits;
-  Stream& stream = state->streams[reinterpret_cast<uint64_t>(id)];
+  Stream& stream = state->streams[number_of(id)];
+  if (event->captured) {
+    stream.capturing = true;  // the stream joins the capture
+    return 0;
+  }
+  if (stream.capturing) {
+    violation("cuStreamWaitEvent: a captured stream waits for an event from outside");
+    return kCaptureUnsupported;
+  }
   Operation& operation = enqueue(stream);
   operation.is_wait = true;
   operation.wait_stream = event->stream;
@@ -548,7 +587,24 @@ EXPORT int cuStreamDestroy_v2(void* stream) {
 
 EXPORT int cuStreamSynchronize(void* stream) {
   CALL_WITH_CONTEXT("cuStreamSynchronize");
+  if (state->streams[number_of(stream)].capturing) {
+    violation("cuStreamSynchronize of a captured stream");
+    return kCaptureUnsupported;
+  }
   if (!state->streams[number_of(stream)].queue.empty()) run_all();
+  return 0;
+}
+
+EXPORT int cuStreamIsCapturing(void* stream, int* status) {
+  CALL_WITH_CONTEXT("cuStreamIsCapturing");
+  *status = state->streams[number_of(stream)].capturing ? 1 : 0;
+  return 0;
+}
+
+EXPORT int cuCtxSynchronize() {
+  CALL_WITH_CONTEXT("cuCtxSynchronize");
+  if (any_capture()) return kCaptureUnsupported;
+  run_all();
   return 0;
 }
 
@@ -626,6 +682,10 @@ EXPORT void fake_cuda_hold(int on) {
 EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
   std::lock_guard<std::mutex> lock(mutex);
   launch(stream, range_of(address, size));
+}
+EXPORT void fake_cuda_capture(uint64_t stream, int on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  state->streams[stream].capturing = on != 0;
 }
 EXPORT void fake_cuda_set_work_ns(uint64_t ns) { state->work_ns = ns; }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.

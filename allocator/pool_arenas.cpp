@@ -1,0 +1,59 @@
+// A pool's arenas; see arenas.h.
+#include <mutex>
+
+#include "pool.h"
+
+namespace dtr {
+
+namespace {
+
+using Lock = std::lock_guard<PoolMutex>;
+
+}  // namespace
+
+uint64_t Pool::arena_open() {
+  Lock lock(mutex_);
+  // An arena takes idle memory for streams that cannot be made to wait for anything.
+  streams_.make_idle_safe();
+  return arenas_.open();
+}
+
+uint64_t Pool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) {
+  {
+    Lock lock(mutex_);
+    arenas_.require_open(arena);
+  }
+  return place(size_bytes, stream, arena);
+}
+
+void Pool::arena_close(uint64_t arena) {
+  Lock lock(mutex_);
+  arenas_.close(arena);
+  arenas_.forget_done();
+}
+
+// Whether it made the free blocks of closed arenas everybody's. Waits on the host.
+bool Pool::settle_arenas() {
+  if (!streams_.withholds() || !streams_.device_done()) return false;
+  release_settled();
+  arenas_.forget_done();
+  return true;
+}
+
+// A plain block once its arena is closed. What other streams use is set apart while it is open:
+// no event may say when they are done.
+Owner Pool::home_of_freed(const Place& place) {
+  if (!arenas_.owns(place.owner)) return place.owner;
+  if (!arenas_.is_open(place.owner)) return streams_.owner_of(streams_.stream_of(place.owner));
+  return streams_.has_uses(place.start) ? arenas_.apart_of(place.owner) : place.owner;
+}
+
+uint64_t Pool::withheld_bytes() const {
+  uint64_t bytes = 0;
+  large_.for_each_free([&](const Block* block) {
+    if (streams_.withheld(block->owner)) bytes += block->size;
+  });
+  return bytes;
+}
+
+}  // namespace dtr
