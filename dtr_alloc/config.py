@@ -68,6 +68,10 @@ SWITCH_WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 
+SIZE_WORDS = {"swap": ("off", 0), "chunk": ("auto", 0), "keep": ("all", UNLIMITED_BYTES)}
+"""Sizes, by field, that are written as a word."""
+SWITCHES = "1, true, yes, on, 0, false, no, off"
+
 
 class ConfigError(ValueError):
     """A setting is wrong. The message names where it stands, its value and what is allowed."""
@@ -297,6 +301,27 @@ class Config:
     """Whether a readable report is written when the process ends: to stderr (True) or to this
     file, with the same placeholders as in ``stats``."""
 
+    swap: int = 0
+    """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
+    (written ``off``): none are."""
+
+    chunk: int = 0
+    """The unit, in bytes, in which the heap gets memory from the driver and gives it back: a
+    multiple of the driver's own (2 MiB on CUDA); 0 (written ``auto``): the driver's default. Fixed
+    when a process gets its heap; the default goes with any that it has."""
+
+    keep: int = UNLIMITED_BYTES
+    """How much free memory stays with the process, in bytes, when more gets free: the rest goes
+    back to the driver. 2**64 - 1 (written ``all``): all of it. Fixed as ``chunk`` is."""
+
+    poison: bool = False
+    """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of
+    what is gone. Fixed as ``chunk`` is."""
+
+    verify: int = 0
+    """Of every so many rematerializations one is compared with a copy of what was evicted, to find
+    operators that do not repeat; 0: none."""
+
     log: Path | None = None
     """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says
     (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
@@ -314,12 +339,37 @@ def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
     return parse
 
 
-def _history(value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value, re.ASCII):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
-        raise ValueError("not a count")
-    return value
+def _count(least: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value, re.ASCII):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+            raise ValueError("not a count")
+        return value
+
+    return parse
+
+
+def _size_or_word(field: str, least: int = 0) -> Callable[[object], int]:
+    word, means = SIZE_WORDS[field]
+
+    def parse(value: object) -> int:
+        if isinstance(value, str) and value.strip().lower() == word:
+            return means
+        size_bytes = parse_size(value)
+        if size_bytes < least:
+            raise ValueError(f"less than {least} bytes")
+        return size_bytes
+
+    return parse
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in SWITCH_WORDS:
+        return SWITCH_WORDS[value.strip().lower()]
+    raise ValueError("not a switch")
 
 
 def _path(value: object) -> Path:
@@ -331,11 +381,10 @@ def _path(value: object) -> Path:
 
 
 def _report(value: object) -> bool | Path:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in SWITCH_WORDS:
-        return SWITCH_WORDS[value.strip().lower()]
-    return _path(value)
+    try:
+        return _switch(value)
+    except ValueError:
+        return _path(value)
 
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
@@ -346,18 +395,29 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
     "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
     "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
-    "history": (_history, lambda: "a whole number of records, at least 1"),
+    "history": (_count(1), lambda: "a whole number of records, at least 1"),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
+    "swap": (_size_or_word("swap"), lambda: f"{SIZE_FORMS}, or 'off'"),
+    "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
+    "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
+    "poison": (_switch, lambda: SWITCHES),
+    "verify": (_count(0), lambda: "a whole number of rematerializations, 0 for none"),
     "log": (_path, lambda: "a path"),
     "log_steps": (
         Steps.parse,
         lambda: "steps counted from 1, both ends included: 3, 3..5, 3.. or ..5",
     ),
-    "report": (_report, lambda: "1, true, yes, on (stderr), 0, false, no, off, or a path"),
+    "report": (_report, lambda: f"{SWITCHES}, or a path"),
 }
 
 FIELDS = tuple(field.name for field in fields(Config))
+
+
+def written(field: str, value: object) -> str:
+    """A field's value as a user would write it, where that is a word; else as it prints."""
+    word, means = SIZE_WORDS.get(field, ("", None))
+    return word if value == means and word else str(value)
 
 
 def variable(field: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from dtr_alloc._core import ffi, lib
@@ -32,15 +33,15 @@ def message() -> str:
 def check(status: int) -> None:
     """Raises what a status code means; does nothing for DTR_OK.
 
-    DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError, DTR_INVALID ValueError, DTR_DRIVER
-    DriverError, DTR_STATE StateError.
+    DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError (MemoryError in a process that has not imported
+    torch), DTR_INVALID ValueError, DTR_DRIVER DriverError, DTR_STATE StateError.
     """
     if status == lib.DTR_OK:
         return
     if status == lib.DTR_OUT_OF_MEMORY:
-        import torch
-
-        raise torch.OutOfMemoryError(message())
+        # Not imported here: that would run the entry points of every plug-in of torch.
+        torch = sys.modules.get("torch")
+        raise (MemoryError if torch is None else torch.OutOfMemoryError)(message())
     kinds: dict[int, type[Exception]] = {
         lib.DTR_INVALID: ValueError,
         lib.DTR_DRIVER: DriverError,

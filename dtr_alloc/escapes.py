@@ -112,6 +112,9 @@ def install(runtime: Any) -> None:
     for name in STORAGE_READS:
         guard_reader(UntypedStorage, name)
 
+    # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
+    _remove(Tensor, "__dlpack_c_exchange_api__")
+
     interface = Tensor.__dict__["__cuda_array_interface__"]
 
     def guarded_interface(tensor: Tensor) -> Any:
@@ -147,3 +150,10 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
     # What came from a base class is put back by removing ours.
     _undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
+
+
+def _remove(owner: Any, name: str) -> None:
+    own = vars(owner).get(name)
+    if own is not None:
+        delattr(owner, name)
+        _undo.append(lambda: setattr(owner, name, own))

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import _autoload, costs, escapes, graphs, report
+from dtr_alloc import _autoload, costs, escapes, graphs, pools, refusals, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
     SAMPLINGS,
-    UNLIMITED_BYTES,
     Budget,
     Config,
     ConfigError,
@@ -58,10 +57,10 @@ class Runtime:
         self.closures: dict[int, Closure] = {}
         self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
         self.bridge = Bridge(device_type)
-        self.pools = _create_pools(device_type)
+        self.pools = pools.of_process(device_type, config)
         self.scorer = scorer_of(config)
         self.engine = _create_engine(config, self.scorer)
-        for index, pool in enumerate(self.pools):
+        for index, pool in enumerate(self.pools.handles):
             place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
             check(lib.dtr_engine_add_pool(self.engine, *place, pool))
         table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
@@ -77,7 +76,8 @@ class Runtime:
     def default_generator(self, device: torch.device | None) -> torch.Generator:
         """The generator that a random operator draws from if it was given none."""
         if device is not None and device.type == "cuda":
-            return torch.cuda.default_generators[device.index or 0]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            return torch.cuda.default_generators[index]
         return torch.default_generator
 
     def drain(self) -> None:
@@ -128,40 +128,8 @@ class Runtime:
 
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
-        self.set_budget_bytes([budget.resolve(of["total_bytes"]) for of in self.stats_of_pools()])
+        self.pools.set_budget(budget)
         self.configure(Config(**{**vars(self.config), "budget": budget}))
-
-    def set_budget_bytes(self, budgets: list[int]) -> None:
-        before = [of["budget_bytes"] for of in self.stats_of_pools()]
-        try:
-            for pool, budget_bytes in zip(self.pools, budgets, strict=True):
-                check(lib.dtr_pool_set_budget(pool, budget_bytes))
-        except BaseException:
-            # Back to a budget that held a moment ago: what was evicted for the new one fits.
-            for pool, budget_bytes in zip(self.pools, before, strict=True):
-                lib.dtr_pool_set_budget(pool, budget_bytes)
-            raise
-
-    def stats_of_pools(self) -> list[dict[str, int]]:
-        """The counters of each device's pool."""
-        stats = ffi.new("dtr_pool_stats *")
-        found = []
-        for pool in self.pools:
-            lib.dtr_pool_get_stats(pool, stats)
-            found.append(record(stats, field_names("dtr_pool_stats")))
-        return found
-
-    def pool_stats(self) -> dict[str, int]:
-        """The counters of all pools together; what is a size of each device is that of one."""
-        pools = self.stats_of_pools()
-        total = {name: sum(of[name] for of in pools) for name in pools[0]}
-        for name in ("budget_bytes", "total_bytes", "largest_free_bytes", "chunk_bytes"):
-            total[name] = max(of[name] for of in pools)
-        return total
-
-    def reset_peak(self) -> None:
-        for pool in self.pools:
-            lib.dtr_pool_reset_peak(pool)
 
     def engine_stats(self) -> dict[str, int]:
         stats = ffi.new("dtr_engine_stats *")
@@ -202,6 +170,7 @@ class Runtime:
         self.main = self.new_recorder()
         if self.device_type == "cuda":
             self.bridge.install_cuda()
+            refusals.install("cuda")
         else:
             self.bridge.install_cpu(True)
         escapes.install(self)
@@ -231,14 +200,14 @@ class Runtime:
                 "disable: another dispatch mode was entered on this thread and not left, or "
                 "enable() was called on another thread"
             )
-        budgets = [of["budget_bytes"] for of in self.stats_of_pools()]
+        budgets = self.pools.budget_bytes()
         # The promise ends here: what was evicted needs its place again.
-        self.set_budget_bytes([UNLIMITED_BYTES] * len(self.pools))
+        self.pools.set_budget(Budget())
         try:
             self.replayer.bring_back_all(self.recorder().frame)
             check(lib.dtr_engine_reset(self.engine))
         except BaseException:
-            self.set_budget_bytes(budgets)
+            self.pools.set_budget_bytes(budgets)
             raise
         if self.log is not None:
             self.log.stop()
@@ -298,34 +267,6 @@ class Runtime:
         handle = self.handle(tensor)
         self.bring_back(handle)
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
-
-
-def _create_pools(device_type: str) -> list[Any]:
-    """One pool without a limit for each visible CUDA device, or one for the CPU."""
-    count = _cuda_devices() if device_type == "cuda" else 1
-    options = ffi.new("dtr_pool_options *")
-    driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
-    options.driver = driver
-    options.budget_bytes = UNLIMITED_BYTES
-    pools: list[Any] = []
-    created = ffi.new("dtr_pool **")
-    try:
-        for index in range(count):
-            options.device = index
-            check(lib.dtr_pool_create(options, created))
-            pools.append(created[0])
-    except BaseException:
-        for pool in pools:
-            lib.dtr_pool_destroy(pool)
-        raise
-    return pools
-
-
-def _cuda_devices() -> int:
-    """How many devices the CUDA driver shows. Raises DriverError if it has none, saying why."""
-    count = ffi.new("int32_t *")
-    check(lib.dtr_cuda_probe(ffi.NULL, count))
-    return int(count[0])
 
 
 def scorer_of(config: Config) -> Scorer | None:
@@ -393,7 +334,7 @@ def _choose_device(device: str) -> str:
 
 def _no_cuda_reason() -> str | None:
     try:
-        _cuda_devices()
+        pools.count_cuda_devices()
     except DriverError as error:
         return str(error)
     return None
@@ -416,7 +357,8 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
-            min_evict, sampling, history, costs, log, log_steps, stats, report.
+            min_evict, sampling, history, costs, swap, chunk, keep, poison, verify, log, log_steps,
+            stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -449,11 +391,7 @@ def _enable(config: Config) -> None:
         if _runtime is None and config.device != "cpu":
             _refuse_if_cuda_is_in_use()
         device_type = _choose_device(config.device)
-        if _runtime is not None and _runtime.device_type != device_type:
-            raise StateError(
-                f"this process has managed device {_runtime.device_type!r}, and cannot change "
-                f"to {device_type!r}"
-            )
+        pools.check_fits(device_type, config)
         # Read before anything is changed: it may be damaged.
         file = None if config.costs is None else costs.CostFile.read(config.costs, device_type)
         if _runtime is None:
@@ -462,7 +400,7 @@ def _enable(config: Config) -> None:
         else:
             _runtime.configure(config)
         _runtime.set_budget(config.budget)
-        _runtime.reset_peak()
+        _runtime.pools.reset_peak()
         _runtime.use_costs(file)
         _runtime.start()
         _active = True
@@ -534,7 +472,7 @@ def stats() -> dict[str, Any]:
     """
     if _runtime is None:
         raise StateError("dtr_alloc was not enabled in this process")
-    pool = _runtime.pool_stats()
+    pool = _runtime.pools.total_stats()
     engine = _runtime.engine_stats()
     seconds = {
         "recompute_seconds": engine.pop("recompute_ns") / 1e9,
@@ -556,26 +494,20 @@ def time_bookkeeping(on: bool) -> None:
 
 def reset_peak_stats() -> None:
     """Starts the peaks anew from the present values."""
-    _enabled().reset_peak()
+    _enabled().pools.reset_peak()
 
 
 def check_invariants() -> None:
     """Verifies the structures of heap and engine; raises StateError naming the broken rule."""
     if _runtime is None:
         return
-    for pool in _runtime.pools:
-        check(lib.dtr_pool_check_invariants(pool))
+    _runtime.pools.check_invariants()
     check(lib.dtr_engine_check_invariants(_runtime.engine))
 
 
 def trim() -> int:
     """Gives free memory back to the system; returns the bytes."""
-    returned = ffi.new("uint64_t *")
-    total = 0
-    for pool in _enabled().pools:
-        check(lib.dtr_pool_trim(pool, returned))
-        total += int(returned[0])
-    return total
+    return _enabled().pools.trim()
 
 
 def is_resident(tensor: Tensor) -> bool:

@@ -226,7 +226,6 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // ---- statistics ----
 
   // Only the totals: the heap has no small and large pool. An evicted tensor counts as freed.
-  // The pool keeps peaks of bytes; those of counts, and of unused bytes, are the present values.
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const dtr_pool_stats now = stats_of(pool_of(device));
     dtr_pool_stats from{};
@@ -252,7 +251,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     fill(stats.reserved_bytes, now.reserved_bytes, now.peak_reserved_bytes,
          now.mapped_chunks * now.chunk_bytes, from.mapped_chunks * now.chunk_bytes,
          from.reserved_bytes);
-    fill(stats.allocation, now.live_blocks, now.live_blocks, now.allocations, from.allocations,
+    fill(stats.allocation, now.live_blocks, now.peak_live_blocks, now.allocations, from.allocations,
          from.live_blocks);
     stats.active = stats.allocation;
     fill(stats.segment, now.reserved_bytes / now.chunk_bytes,
@@ -260,7 +259,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
          from.reserved_bytes / now.chunk_bytes);
     const uint64_t unused = now.reserved_bytes - std::min(now.reserved_bytes, now.allocated_bytes);
     stats.inactive_split_bytes[total].current = static_cast<int64_t>(unused);
-    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(unused);
+    stats.inactive_split_bytes[total].peak = static_cast<int64_t>(now.peak_unused_bytes);
     stats.num_alloc_retries = static_cast<int64_t>(now.remaps - from.remaps);
     stats.num_ooms = static_cast<int64_t>(now.out_of_memory_errors - from.out_of_memory_errors);
     stats.num_device_alloc = static_cast<int64_t>(now.mapped_chunks - from.mapped_chunks);
@@ -293,6 +292,14 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
 
   // The base's answers throw, and the host asks before it does anything else.
   bool isHistoryEnabled() override { return false; }
+
+  // Switching it off is no request for it.
+  void recordHistory(bool enabled, caching::CreateContextFn, size_t, caching::RecordContext, bool,
+                     const std::vector<std::string>&) override {
+    TORCH_CHECK(!enabled,
+                "dtr_alloc: memory history (torch.cuda.memory._record_memory_history) is not "
+                "recorded under a budget; torch.cuda.memory_snapshot() shows the present state");
+  }
 
   // An observer may take the GIL: it is called with no lock held.
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
@@ -337,9 +344,9 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = private_pools_.find({device, id});
-      TORCH_CHECK(found != private_pools_.end(), "dtr_alloc: device cuda:",
-                  static_cast<int>(device), " has no private memory pool (", id.first, ", ",
-                  id.second, ")");
+      TORCH_CHECK(found != private_pools_.end(),
+                  "dtr_alloc: device cuda:", static_cast<int>(device),
+                  " has no private memory pool (", id.first, ", ", id.second, ")");
       if (--found->second.uses > 0) return;
       arena = found->second.arena;
       private_pools_.erase(found);
@@ -373,13 +380,28 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
                 "segments to split; allowed: False");
   }
 
+  // The driver exports no memory that is mapped as ours is, and who reads a tensor in another
+  // process cannot be made to wait for its content (dtr_alloc/refusals.py).
+  caching::ShareableHandle shareIpcHandle(void*) override { refuse_sharing(); }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override { refuse_sharing(); }
+
   std::string name() override { return "dtr_alloc"; }
+
+  // Usable from the start. PyTorch swaps no allocator that says so, before the first use of the
+  // device as well, when it would take another one in our place without a word.
+  bool initialized() override { return true; }
 
  private:
   struct Limit {
     uint64_t before = 0;  // the budget, had the job not set a fraction
     uint64_t narrowed = 0;
   };
+
+  [[noreturn]] static void refuse_sharing() {
+    C10_THROW_ERROR(Error,
+                    "dtr_alloc: tensors on the GPU cannot be shared with other processes under a "
+                    "budget; send CPU tensors (tensor.cpu())");
+  }
 
   using PoolKey = std::pair<c10::DeviceIndex, c10::cuda::MempoolId_t>;
   struct PrivatePool {

@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -135,6 +136,11 @@ def ask_by_python() -> None:
     assert own._cuda_memoryStats(0)["reserved_bytes"]["all"]["current"] == 0
     snapshot = own._cuda_memorySnapshot((0, 0))
     assert snapshot["segments"] == [], snapshot["segments"]
+    assert own._cuda_getMemoryFraction(0) < 1
+    with mock.patch("torch.cuda.memory.is_initialized", return_value=True):
+        assert "Allocated memory" in torch.cuda.memory_summary(0)
+        assert torch.cuda.max_memory_allocated(0) == 0
+        assert torch.cuda.memory_stats(0)["allocation.all.peak"] == 0
 
 
 def run(core_path: str, fake_cuda: str, source: str) -> str:

@@ -153,6 +153,11 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
         ("DTR_ALLOC_HISTORY", "0", "at least 1"),
         ("DTR_ALLOC_STATS", " ", "a path"),
+        ("DTR_ALLOC_SWAP", "on", "or 'off'"),
+        ("DTR_ALLOC_CHUNK", "0", "or 'auto'"),
+        ("DTR_ALLOC_KEEP", "-1", "or 'all'"),
+        ("DTR_ALLOC_POISON", "2", "1, true, yes, on, 0"),
+        ("DTR_ALLOC_VERIFY", "-1", "0 for none"),
         ("DTR_ALLOC_LOG", " ", "a path"),
         *[
             ("DTR_ALLOC_LOG_STEPS", wrong, "3..5, 3.. or ..5")
@@ -278,12 +283,37 @@ def test_every_field_can_be_given_in_each_way():
         "costs": "c.json",
         "stats": "s.json",
         "report": "r.txt",
+        "swap": "4GiB",
+        "chunk": "4MiB",
+        "keep": "1GiB",
+        "poison": "1",
+        "verify": "100",
         "log": "job.log.xz",
         "log_steps": "3..5",
     }
     assert tuple(written) == FIELDS
     by_variable = load_config({f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()})
     assert by_variable == load_config({}, **written)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("swap", "off", 0),
+        ("swap", "0", 0),
+        ("swap", "16GiB", 2**34),
+        ("chunk", " AUTO ", 0),
+        ("chunk", 2**21, 2**21),
+        ("keep", "all", UNLIMITED_BYTES),
+        ("keep", "0", 0),
+        ("poison", "yes", True),
+        ("poison", False, False),
+        ("verify", "10", 10),
+        ("verify", 0, 0),
+    ],
+)
+def test_a_setting_may_be_a_number_or_the_word_for_one(field, text, value):
+    assert getattr(load_config({}, **{field: text}), field) == value
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits():

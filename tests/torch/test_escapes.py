@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from torch.utils import dlpack
 
 import dtr_alloc
+from dtr_alloc import pools
+from dtr_alloc.config import Config
+from dtr_alloc.core import check, ffi, lib
 
 Evict = Callable[[Tensor], Tensor]
 SHAPE = (6, 8)
@@ -283,6 +286,38 @@ def test_assigning_data_to_an_evicted_tensor_and_from_one():
         assert torch.equal(first, source() * 5)
         assert torch.equal(third, source() * 3)
         assert torch.equal(second, source() * 3)
+
+
+def test_memory_of_the_heap_that_torch_did_not_take_is_memory_of_others():
+    """As an array of CuPy's is, seen through DLPack: its address is in our heap, its owner is not
+    torch. It is never evicted or freed by us, and what is computed from it can be evicted."""
+    with checked_session():
+        pool = pools.of_process("cpu", Config()).handles[0]
+        out = ffi.new("void **")
+        check(lib.dtr_pool_allocate(pool, 4096, 0, out))
+        array = np.frombuffer(ffi.buffer(out[0], 4096), np.float32)
+        array[...] = 3
+        tensor = torch.from_dlpack(array)
+        assert tensor.data_ptr() == int(ffi.cast("uintptr_t", out[0]))
+        derived = evicted(tensor * 2)
+        assert not dtr_alloc.evict(tensor)
+        assert torch.equal(derived, torch.full((1024,), 6.0))
+        tensor.add_(1)
+        assert array[0] == 4
+        del tensor, derived
+        assert lib.dtr_pool_block_bytes(pool, out[0]) == 4096
+        assert array[5] == 4
+        check(lib.dtr_pool_free(pool, out[0]))
+
+
+def test_the_way_around_dlpack_is_closed_while_enabled():
+    """Libraries that find this table take addresses from it, and never call __dlpack__()."""
+    name = "__dlpack_c_exchange_api__"
+    before = getattr(Tensor, name, None)
+    with checked_session():
+        assert not hasattr(Tensor, name)
+        assert not hasattr(nn.Parameter, name)
+    assert getattr(Tensor, name, None) is before
 
 
 def test_constants_are_not_evicted():

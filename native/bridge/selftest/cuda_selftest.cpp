@@ -32,10 +32,20 @@ bool throws(const std::function<void()>& call, const std::string& part) {
 void run() {
   caching::CUDAAllocator* allocator = caching::get();
   EXPECT(allocator->name() == "dtr_alloc");
-  EXPECT(!allocator->initialized());
+  EXPECT(allocator->initialized());
   EXPECT(c10::GetAllocator(c10::DeviceType::CUDA) == allocator);
   EXPECT(allocator->isEnabled());
   EXPECT(!allocator->isHistoryEnabled());
+  const auto record_history = [&](bool on) {
+    allocator->recordHistory(on, nullptr, 1, caching::RecordContext::NEVER, true, {});
+  };
+  record_history(false);
+  EXPECT(throws<c10::Error>([&] { record_history(true); }, "memory history"));
+  EXPECT(throws<c10::Error>([&] { allocator->shareIpcHandle(nullptr); }, "other processes"));
+  EXPECT(throws<c10::Error>([&] { allocator->getIpcDevPtr(""); }, "other processes"));
+  EXPECT(throws<c10::Error>(
+      [&] { pluggable::changeCurrentAllocator(pluggable::getCurrentAllocator()); },
+      "already initialized"));
 
   // The base's malloc asks for no current device and calls our allocation.
   auto* own = static_cast<pluggable::CUDAPluggableAllocator*>(allocator);
@@ -99,6 +109,7 @@ void run() {
   allocator->recordStream(c10::DataPtr(nullptr, device),
                           c10::cuda::CUDAStream::unpack3(0, 0, c10::DeviceType::CUDA));
   EXPECT(stats().allocation[0].current == 0);
+  EXPECT(stats().allocation[0].peak == 2);
 
   EXPECT(throws<c10::Error>([&] { allocator->beginAllocateToPool(0, {1, 0}, nullptr); }, "graph"));
   allocator->endAllocateToPool(0, {1, 0});

@@ -1,0 +1,157 @@
+"""The process's pools: one for each visible CUDA device, or one for the CPU. Without torch.
+
+A process has one set of pools, made by whoever needs it first (the torch runtime or
+dtr_alloc.cupy) and shared by all. It lives as long as the process: memory that it gave out may be
+in use, and whoever comes next takes the same pools with another budget.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, written
+from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+
+FIXED = ("chunk",)
+"""The fields of Config that the pools are made with."""
+
+_lock = threading.Lock()
+_pools: Pools | None = None
+
+
+class Pools:
+    """One pool per device, in the order of the device's numbers. Budgets are of each device."""
+
+    def __init__(self, device_type: str, config: Config) -> None:
+        self.device_type = device_type
+        self.config = config
+        self.handles = _create(device_type, config)
+
+    def set_budget(self, budget: Budget) -> None:
+        """Each pool gets the budget; all keep theirs if one cannot do with it.
+
+        Raises what dtr_alloc.core.check does for DTR_OUT_OF_MEMORY if what cannot be evicted does
+        not fit, and ConfigError for a share of a device of unknown size.
+        """
+        self.set_budget_bytes([budget.resolve(of["total_bytes"]) for of in self.stats()])
+
+    def set_budget_bytes(self, budgets: list[int]) -> None:
+        """As set_budget, with a number of bytes for each pool; 2**64 - 1: no limit."""
+        before = self.budget_bytes()
+        try:
+            for pool, budget_bytes in zip(self.handles, budgets, strict=True):
+                check(lib.dtr_pool_set_budget(pool, budget_bytes))
+        except BaseException:
+            # Back to a budget that held a moment ago: what was evicted for the new one fits.
+            for pool, budget_bytes in zip(self.handles, before, strict=True):
+                lib.dtr_pool_set_budget(pool, budget_bytes)
+            raise
+
+    def budget_bytes(self) -> list[int]:
+        """The budget of each pool; 2**64 - 1: no limit."""
+        return [of["budget_bytes"] for of in self.stats()]
+
+    def stats(self) -> list[dict[str, int]]:
+        """The counters of each device's pool: the fields of dtr_pool_stats."""
+        stats = ffi.new("dtr_pool_stats *")
+        found = []
+        for pool in self.handles:
+            lib.dtr_pool_get_stats(pool, stats)
+            found.append(record(stats, field_names("dtr_pool_stats")))
+        return found
+
+    def total_stats(self) -> dict[str, int]:
+        """The counters of all pools together; what is a size of each device is that of one."""
+        pools = self.stats()
+        total = {name: sum(of[name] for of in pools) for name in pools[0]}
+        for name in ("budget_bytes", "total_bytes", "largest_free_bytes", "chunk_bytes"):
+            total[name] = max(of[name] for of in pools)
+        return total
+
+    def reset_peak(self) -> None:
+        """Starts the peaks anew from the present values."""
+        for pool in self.handles:
+            lib.dtr_pool_reset_peak(pool)
+
+    def trim(self) -> int:
+        """Gives free memory back to the driver; returns the bytes."""
+        returned = ffi.new("uint64_t *")
+        total = 0
+        for pool in self.handles:
+            check(lib.dtr_pool_trim(pool, returned))
+            total += int(returned[0])
+        return total
+
+    def check_invariants(self) -> None:
+        """Verifies the heaps; raises StateError naming the broken rule."""
+        for pool in self.handles:
+            check(lib.dtr_pool_check_invariants(pool))
+
+
+def of_process(device_type: str, config: Config) -> Pools:
+    """The process's pools, made now if there are none, without a limit.
+
+    Args:
+        device_type: ``"cuda"`` or ``"cpu"``.
+        config: what the pools are made with.
+
+    Raises as check_fits does, and DriverError as the driver does.
+    """
+    global _pools
+    with _lock:
+        check_fits(device_type, config)
+        if _pools is None:
+            _pools = Pools(device_type, config)
+        return _pools
+
+
+def existing() -> Pools | None:
+    """The process's pools, or None if nothing has needed them yet."""
+    return _pools
+
+
+def check_fits(device_type: str, config: Config) -> None:
+    """Raises StateError if the process has pools that were made otherwise."""
+    if _pools is None:
+        return
+    if _pools.device_type != device_type:
+        raise StateError(
+            f"this process has managed device {_pools.device_type!r}, and cannot change to "
+            f"{device_type!r}"
+        )
+    for field in FIXED:
+        made, wished = getattr(_pools.config, field), getattr(config, field)
+        if wished not in (made, getattr(Config(), field)):
+            raise StateError(
+                f"this process's heap was made with {field} {written(field, made)}, and cannot "
+                f"change to {written(field, wished)}"
+            )
+
+
+def count_cuda_devices() -> int:
+    """How many devices the CUDA driver shows. Raises DriverError if it has none, saying why."""
+    count = ffi.new("int32_t *")
+    check(lib.dtr_cuda_probe(ffi.NULL, count))
+    return int(count[0])
+
+
+def _create(device_type: str, config: Config) -> list[Any]:
+    count = count_cuda_devices() if device_type == "cuda" else 1
+    options = ffi.new("dtr_pool_options *")
+    driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
+    options.driver = driver
+    options.budget_bytes = UNLIMITED_BYTES
+    options.chunk_bytes = config.chunk
+    pools: list[Any] = []
+    created = ffi.new("dtr_pool **")
+    try:
+        for index in range(count):
+            options.device = index
+            check(lib.dtr_pool_create(options, created))
+            pools.append(created[0])
+    except BaseException:
+        for pool in pools:
+            lib.dtr_pool_destroy(pool)
+        raise
+    return pools

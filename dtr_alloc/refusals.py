@@ -1,0 +1,85 @@
+"""What a job cannot do once its CUDA memory is ours, where PyTorch itself would not say so.
+
+PyTorch cannot change its allocator once it is in use, so what is put in place here stays, like the
+allocator, until the process ends.
+
+- *Sharing tensors with other processes.* The driver does not export memory as ours is mapped, and
+  who reads a tensor elsewhere cannot be made to wait for its content. The allocator refuses the
+  last step (native/bridge/cuda_bridge.cpp); that is late for a queue, which pickles on a thread of
+  its own: there the error would end up on stderr and the receiver, such as a DataLoader, would wait
+  for ever. So it is sent in the tensor's place, and raised by who receives it. share_memory_(),
+  which does nothing on CUDA but to announce the same, is refused at once.
+- *Another allocator.* Before the first use of CUDA, PyTorch would take it without a word.
+
+Upstream: torch/multiprocessing/reductions.py (reduce_tensor, init_reductions), torch/storage.py
+(UntypedStorage.share_memory_), torch/cuda/memory.py (change_current_allocator);
+multiprocessing/queues.py names the thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.multiprocessing import reductions
+
+from dtr_alloc.core import StateError
+
+SHARING = (
+    "dtr_alloc: tensors on the GPU cannot be shared with other processes under a budget. Send CPU "
+    "tensors (tensor.cpu()) and copy them to the GPU where they arrive; a data set or collate_fn "
+    "returns CPU tensors, and DataLoader(pin_memory=True) makes the copy fast"
+)
+OTHER_ALLOCATOR = (
+    "dtr_alloc: the budget is held by PyTorch's CUDA allocator, which is dtr_alloc's now and "
+    "cannot be changed: run the job without DTR_ALLOC_BUDGET and dtr_alloc.enable(), or leave its "
+    "own allocator out"
+)
+_FEEDER = "QueueFeederThread"
+_installed = False
+
+
+def refuse_sharing(*_: Any) -> NoReturn:
+    """Raises StateError; what stands for a tensor in a queue calls it where it is unpickled."""
+    raise StateError(SHARING)
+
+
+def _refuse_other_allocator(*_: Any) -> NoReturn:
+    raise StateError(OTHER_ALLOCATOR)
+
+
+def install(device_type: str) -> None:
+    """Refuses, for tensors on devices of this type, what the top of this module lists. Does nothing
+    the second time."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    kinds: set[Any] = {*torch._tensor_classes, Tensor, torch.nn.Parameter}
+
+    def reduce(tensor: Tensor) -> Any:
+        if tensor.device.type != device_type:
+            return reductions.reduce_tensor(tensor)
+        if threading.current_thread().name == _FEEDER:
+            return refuse_sharing, ()
+        refuse_sharing()
+
+    for kind in kinds:
+        ForkingPickler.register(kind, reduce)
+
+    share = UntypedStorage.share_memory_
+
+    @functools.wraps(share)
+    def share_memory_(storage: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if storage.device.type == device_type:
+            refuse_sharing()
+        return share(storage, *args, **kwargs)
+
+    UntypedStorage.share_memory_ = share_memory_  # type: ignore[method-assign]
+    own: Any = torch._C
+    if hasattr(own, "_cuda_changeCurrentAllocator"):
+        own._cuda_changeCurrentAllocator = _refuse_other_allocator

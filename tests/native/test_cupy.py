@@ -1,0 +1,381 @@
+"""CuPy on the process's pools, over the stand-in for libcuda: needs the native build and g++.
+
+CuPy's part is played by a stand-in for the few calls that dtr_alloc.cupy makes, and, where CuPy is
+installed, by CuPy itself with a stand-in for what needs a device: its current device and stream.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import types
+import weakref
+
+import pytest
+from native_pool import IN_USE, MIB, NativePool, ffi, lib
+from toy import Toy
+
+from dtr_alloc import cupy as ours
+from dtr_alloc import pools
+from dtr_alloc.config import Budget, Config, ConfigError
+from dtr_alloc.core import StateError
+
+CHUNK = 2 * MIB
+A, B = 16, 32
+
+
+class Stream:
+    """What get_current_stream() returns."""
+
+    def __init__(self, ptr, capturing=False):
+        self.ptr = ptr
+        self.capturing = capturing
+
+    def is_capturing(self):
+        return self.capturing
+
+
+class Situation:
+    """The current device and stream, which both players ask for here."""
+
+    def __init__(self):
+        self.device = 0
+        self.stream = Stream(0)
+        self.gave_back = 0
+
+    def free_all_blocks(self):
+        self.gave_back += 1
+
+
+def stand_in():
+    """A module with the calls of CuPy 14 that dtr_alloc.cupy makes, as cupy/cuda/memory.pyx."""
+
+    class UnownedMemory:
+        def __init__(self, ptr, size, owner, device_id=-1):
+            self.ptr, self.size, self.device_id = ptr, size, device_id
+            self._owner = owner
+
+    class MemoryPointer:
+        def __init__(self, mem, offset):
+            assert mem.ptr != 0 or offset == 0
+            self.ptr, self.mem = mem.ptr + offset, mem
+
+        def __add__(self, offset):
+            return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+    class OutOfMemoryError(MemoryError):
+        def __init__(self, size, total, limit=0):
+            super().__init__(f"{size} {total} {limit}")
+
+    allocator = [lambda size: pytest.fail("CuPy's own allocator was asked")]
+    cuda = types.SimpleNamespace(
+        UnownedMemory=UnownedMemory,
+        MemoryPointer=MemoryPointer,
+        get_allocator=lambda: allocator[0],
+        set_allocator=lambda function: allocator.__setitem__(0, function),
+        alloc=lambda size: allocator[0](size),
+        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    )
+    module = types.ModuleType("cupy")
+    module.cuda = cuda
+    return module
+
+
+@pytest.fixture
+def situation():
+    return Situation()
+
+
+@pytest.fixture(params=["stand-in", "CuPy"])
+def cupy(request, fake_cuda, situation, monkeypatch):
+    """The module that `import cupy` gives; at the end the process has no pools, as before."""
+    if request.param == "CuPy":
+        module = pytest.importorskip("cupy", reason="CuPy is not installed here")
+    else:
+        module = stand_in()
+        monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(module.cuda, "get_device_id", lambda: situation.device, raising=False)
+    monkeypatch.setattr(module.cuda, "get_current_stream", lambda: situation.stream, raising=False)
+    monkeypatch.setattr(ours, "_streams", {})
+    monkeypatch.setattr(module, "get_default_memory_pool", lambda: situation, raising=False)
+    for name in [name for name in os.environ if name.startswith("DTR_ALLOC_")]:
+        monkeypatch.delenv(name)
+    yield module
+    if ours.is_enabled():
+        ours.disable()
+    fake_cuda.hold(0)
+    gc.collect()
+    made = pools.existing()
+    if made is not None:
+        made.check_invariants()
+        pools._pools = None
+        for handle in made.handles:
+            assert lib.dtr_pool_destroy(handle) == lib.DTR_OK
+
+
+def pool(index=0):
+    """The process's pool of a device, with the methods of the tests' pools."""
+    wrapped = NativePool.__new__(NativePool)
+    wrapped.handle, wrapped._room = pools.existing().handles[index], ffi.NULL
+    wrapped._out = ffi.new("void **")
+    return wrapped
+
+
+def in_use(index=0):
+    return {b.address: b.stream for b in pool(index).snapshot() if b.state == IN_USE}
+
+
+def test_memory_comes_from_the_heap_and_goes_back_with_the_last_array_over_it(cupy):
+    ours.enable("8MiB")
+    pointer = cupy.cuda.alloc(1000)
+    assert in_use() == {pointer.ptr: 0}
+    assert pools.existing().budget_bytes() == [8 * MIB]
+    assert (pointer.mem.size, pointer.mem.device_id) == (1000, 0)
+    view = pointer + 512
+    del pointer
+    assert len(in_use()) == 1
+    del view
+    assert in_use() == {}
+
+
+def test_what_cupys_own_pool_keeps_goes_back_to_the_device(cupy, situation):
+    ours.enable("8MiB")
+    assert situation.gave_back == 1
+
+
+def test_nothing_takes_no_memory(cupy, situation):
+    situation.device = 0
+    ours.enable("8MiB")
+    pointer = cupy.cuda.alloc(0)
+    assert (pointer.ptr, pointer.mem.device_id) == (0, 0)
+    assert in_use() == {}
+
+
+def test_memory_is_taken_and_given_back_on_the_current_stream(cupy, situation, fake_cuda):
+    """The stand-in for libcuda reports work on one stream that overlaps another's."""
+    fake_cuda.hold(1)
+    ours.enable(8 * MIB)
+    situation.stream = Stream(A)
+    first = cupy.cuda.alloc(6 * MIB)
+    assert in_use() == {first.ptr: A}
+    fake_cuda.launch(A, first.ptr, 6 * MIB)
+    address = first.ptr
+    del first
+    again = cupy.cuda.alloc(6 * MIB)
+    assert again.ptr == address
+    fake_cuda.launch(A, address, 6 * MIB)
+    assert fake_cuda.waits() == 0
+    del again
+    situation.stream = Stream(B)
+    other = cupy.cuda.alloc(6 * MIB)
+    fake_cuda.launch(B, other.ptr, 6 * MIB)
+    assert fake_cuda.unfinished(A) > 0
+
+
+def test_both_numbers_of_the_default_stream_are_one_stream(cupy, situation):
+    ours.enable("8MiB")
+    situation.stream = Stream(1)
+    pointer = cupy.cuda.alloc(64)
+    assert in_use() == {pointer.ptr: 0}
+
+
+def test_a_stream_is_kept_so_that_its_number_is_not_given_to_another(cupy, situation):
+    ours.enable("8MiB")
+    situation.stream = Stream(A)
+    stream = weakref.ref(situation.stream)
+    cupy.cuda.alloc(64)
+    situation.stream = Stream(0)
+    gc.collect()
+    assert stream() is not None
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [(Stream(2), "per-thread default stream"), (Stream(A, capturing=True), "captures a graph")],
+)
+def test_streams_that_the_heap_cannot_serve_are_errors(cupy, situation, stream, message):
+    ours.enable("8MiB")
+    situation.stream = stream
+    with pytest.raises(StateError, match=message):
+        cupy.cuda.alloc(64)
+    assert in_use() == {}
+
+
+def test_each_device_has_its_own_heap_and_budget(cupy, situation, fake_cuda):
+    fake_cuda.set_devices(2)
+    ours.enable("4MiB")
+    held = [cupy.cuda.alloc(3 * MIB)]
+    situation.device = 1
+    held += [cupy.cuda.alloc(3 * MIB)]
+    assert held[1].mem.device_id == 1
+    assert [list(in_use(i)) for i in (0, 1)] == [[held[0].ptr], [held[1].ptr]]
+
+
+def test_a_device_without_a_heap_is_an_error_that_says_so(cupy, situation):
+    ours.enable("8MiB")
+    situation.device = 3
+    with pytest.raises(StateError, match=r"device 3 has no heap: dtr_alloc found 1 device"):
+        cupy.cuda.alloc(64)
+
+
+def test_out_of_memory_is_cupys_own_error_with_our_message(cupy):
+    ours.enable("8MiB")
+    held = cupy.cuda.alloc(6 * MIB)
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
+        cupy.cuda.alloc(6 * MIB)
+    assert "dtr_alloc: out of memory: requested 6.0 MiB" in str(caught.value)
+    assert "budget 8.0 MiB" in str(caught.value)
+    assert list(in_use()) == [held.ptr]
+
+
+def test_arrays_in_reference_cycles_are_memory_too(cupy):
+    ours.enable("8MiB")
+    cycle = [cupy.cuda.alloc(6 * MIB)]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert cupy.cuda.alloc(6 * MIB).ptr
+    finally:
+        gc.enable()
+
+
+def test_an_allocation_that_does_not_fit_evicts_what_can_be_computed_again(cupy):
+    """The engine's room callback runs on the thread that allocates, which has the GIL released."""
+    ours.enable("8MiB")
+    toy = Toy(pool(), device=(1, 0), grain=512)
+    start = toy.unseen(128)
+    results = [toy.one("make", start, words=MIB // 8, parameter=i) for i in range(6)]
+    pointer = cupy.cuda.alloc(5 * MIB)
+    evicted = [tensor for tensor in results if tensor.evicted]
+    assert len(evicted) >= 3
+    assert pointer.ptr in in_use()
+    for tensor in [*results, start]:
+        tensor.release()
+    toy.close()
+
+
+def test_another_thread_may_let_go(cupy):
+    ours.enable("8MiB")
+    held = [cupy.cuda.alloc(100)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert in_use() == {}
+
+
+def test_cupy_gets_its_allocator_back_and_what_it_has_stays(cupy):
+    before = cupy.cuda.get_allocator()
+    ours.enable("8MiB")
+    held = cupy.cuda.alloc(100)
+    ours.disable()
+    assert cupy.cuda.get_allocator() == before
+    assert pools.existing().budget_bytes() == [2**64 - 1]
+    assert list(in_use()) == [held.ptr]
+    del held
+    assert in_use() == {}
+
+
+def test_it_is_enabled_once(cupy):
+    with pytest.raises(StateError, match="is not enabled"):
+        ours.disable()
+    ours.enable("8MiB")
+    with pytest.raises(StateError, match="is enabled already"):
+        ours.enable("8MiB")
+    ours.disable()
+    ours.enable("4MiB")
+    assert pools.existing().budget_bytes() == [4 * MIB]
+
+
+def test_a_budget_that_what_exists_does_not_fit_changes_nothing(cupy):
+    before = cupy.cuda.get_allocator()
+    ours.enable("8MiB")
+    held = cupy.cuda.alloc(6 * MIB)
+    ours.disable()
+    # RuntimeError: torch's error, in a process that has imported torch.
+    with pytest.raises((MemoryError, RuntimeError), match="budget"):
+        ours.enable("4MiB")
+    assert not ours.is_enabled()
+    assert cupy.cuda.get_allocator() == before
+    assert pools.existing().budget_bytes() == [2**64 - 1]
+    del held
+
+
+def test_a_budget_is_needed_and_comes_from_the_environment_too(cupy, monkeypatch):
+    with pytest.raises(ConfigError, match="DTR_ALLOC_BUDGET"):
+        ours.enable()
+    assert pools.existing() is None
+    monkeypatch.setenv("DTR_ALLOC_BUDGET", "25%")
+    ours.enable()
+    assert pools.existing().budget_bytes() == [2**28]
+
+
+def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "4MiB")
+    ours.enable("64MiB")
+    held = cupy.cuda.alloc(100)
+    (stats,) = pools.existing().stats()
+    assert (stats["chunk_bytes"], stats["reserved_bytes"]) == (4 * MIB, 4 * MIB)
+    ours.disable()
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "2MiB")
+    with pytest.raises(StateError, match="made with chunk 4194304, and cannot change to 2097152"):
+        ours.enable("64MiB")
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "auto")
+    ours.enable("64MiB")
+    del held
+
+
+def test_a_unit_that_the_driver_does_not_have_is_an_error(cupy, monkeypatch):
+    monkeypatch.setenv("DTR_ALLOC_CHUNK", "3MiB")
+    with pytest.raises(ValueError, match="3145728"):
+        ours.enable("64MiB")
+    assert pools.existing() is None
+
+
+def test_the_cpu_has_no_memory_for_cupy(cupy, monkeypatch):
+    monkeypatch.setenv("DTR_ALLOC_DEVICE", "cpu")
+    with pytest.raises(ConfigError, match="DTR_ALLOC_DEVICE is 'cpu'; allowed: cuda"):
+        ours.enable("8MiB")
+    assert pools.existing() is None
+
+
+class TestBesideTorch:
+    """What dtr_alloc.enable() has set holds for CuPy, too."""
+
+    @pytest.fixture
+    def runtime(self, monkeypatch):
+        runtime = types.SimpleNamespace(is_enabled=lambda: True)
+        monkeypatch.setitem(sys.modules, "dtr_alloc.runtime", runtime)
+        return runtime
+
+    @pytest.fixture
+    def shared(self, cupy, runtime):
+        shared = pools.of_process("cuda", Config())
+        shared.set_budget(Budget(8 * MIB))
+        return shared
+
+    def test_it_joins_the_budget_that_is_in_force(self, cupy, shared, monkeypatch):
+        monkeypatch.setenv("DTR_ALLOC_BUDGET", "2MiB")  # that of enable() wins
+        ours.enable()
+        assert pools.existing() is shared
+        assert shared.budget_bytes() == [8 * MIB]
+        ours.disable()
+        assert shared.budget_bytes() == [8 * MIB]
+
+    def test_there_is_one_budget(self, cupy, shared):
+        with pytest.raises(StateError, match=r"call dtr_alloc\.set_budget"):
+            ours.enable("4MiB")
+        ours.enable("8MiB")
+
+    def test_a_budget_of_the_cpu_is_not_for_cupy(self, cupy, shared, runtime):
+        shared.device_type = "cpu"
+        with pytest.raises(StateError, match="'cpu', and cannot change to 'cuda'"):
+            ours.enable()
+
+
+def test_without_cupy_it_says_so():
+    code = "import sys; sys.modules['cupy'] = None; import dtr_alloc.cupy as c; c.enable('1GiB')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ModuleNotFoundError" in result.stderr
+    assert "import of cupy halted" in result.stderr
