@@ -67,6 +67,22 @@ uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, ui
   return small;
 }
 
+uint64_t chosen_keep(const PoolOptions& options, uint64_t chunk) {
+  return options.keep_bytes == 0 || options.keep_bytes == kNoLimit ? kNoLimit
+                                                                   : options.keep_bytes / chunk;
+}
+
+bool chosen_poison(const PoolOptions& options, const Driver& driver) {
+  if (options.poison == 0) return false;
+  if (options.poison != 1 || !driver.has_contents()) {
+    throw InvalidArgument("poison is " + std::to_string(options.poison) + "; allowed: 0" +
+                          (driver.has_contents()
+                               ? ", or 1"
+                               : ", as driver '" + driver.traits().name + "' has no contents"));
+  }
+  return true;
+}
+
 uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
   return reserve - round_up(reserve / kSmallShare, chunk);
 }
@@ -84,7 +100,10 @@ Pool::Pool(const PoolOptions& options)
              chosen_small(options, driver_->traits(), chunk_)),
       streams_(*driver_),
       arenas_(streams_),
+      keep_chunks_(chosen_keep(options, chunk_)),
+      poison_(chosen_poison(options, *driver_)),
       budget_(options.budget_bytes) {
+  if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
   span_ = reservation_.size();
   counts_.total_bytes = driver_->traits().total_bytes;
@@ -131,7 +150,10 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
           offset = try_allocate(size_bytes, stream, arena, last);
         }
       }
-      if (offset != Slabs::kNone) return reservation_.base() + offset;
+      if (offset != Slabs::kNone) {
+        give_back_excess();
+        return reservation_.base() + offset;
+      }
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
         throw OutOfMemory(out_of_memory_message(size_bytes, stream));
@@ -172,6 +194,7 @@ void Pool::free(uint64_t address) {
   Place place = in_use_at(address, "free");
   const Owner owner = place.owner;
   place.owner = home_of_freed(place);
+  if (poison_ && !arenas_.owns(owner)) poison(place);
   if (streams_.has_uses(place.start) && !streams_.withheld(place.owner)) {
     streams_.retire(place.start, place.owner);
     if (place.block != nullptr) place.block->state = BlockState::kPending;
@@ -188,6 +211,7 @@ void Pool::free(uint64_t address) {
   --counts_.live_blocks;
   ++counts_.frees;
   note_unused();
+  give_back_excess();
 }
 
 void Pool::record_stream(uint64_t address, uint64_t stream) {

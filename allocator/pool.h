@@ -18,6 +18,9 @@
 //      callback, as long as it gives something;
 //   5. waiting for all streams, then 1 to 3 once more over every hole there is;
 //   6. out of memory.
+// With keep_bytes, idle chunks above it go back to the driver as soon as they are a batch, a
+// quarter of keep_bytes. That takes no waiting on the host, as every free records an event then.
+//
 // A driver that refuses memory although the budget allows it (others use the card) is treated
 // as a budget that is used up.
 #pragma once
@@ -48,6 +51,8 @@ struct PoolOptions {
   uint64_t reserve_bytes = 0;  // the zeros: defaults
   uint64_t chunk_bytes = 0;
   uint64_t small_bytes = 0;
+  uint64_t keep_bytes = 0;
+  int32_t poison = 0;
 };
 
 class Pool final : public AnyPool {
@@ -109,6 +114,9 @@ class Pool final : public AnyPool {
   void release_slab(Slab* slab);
   bool release_empty_slabs();
 
+  void poison(const Place& place);
+  void give_back_excess() noexcept;
+
   // pool_arenas.cpp
   bool settle_arenas();
   Owner home_of_freed(const Place& place);
@@ -136,6 +144,8 @@ class Pool final : public AnyPool {
   Streams streams_;
   Arenas arenas_;
 
+  uint64_t keep_chunks_;
+  bool poison_;
   uint64_t budget_;
   uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
   std::string refusal_;           // what the driver said when it last refused memory

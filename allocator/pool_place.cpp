@@ -236,6 +236,29 @@ void Pool::release(const Place& place) {
   }
 }
 
+// Before the block is free, on its own stream: behind all work that uses it, and before whatever
+// uses it next. A stream that is being captured would make it a part of its graph.
+void Pool::poison(const Place& place) {
+  uint64_t stream = 0;
+  if (place.owner != kIdle) {
+    if (!streams_.may_wait(place.owner) || !streams_.await_uses(place.start, place.owner)) return;
+    stream = streams_.stream_of(place.owner);
+  }
+  driver_->fill(reservation_.base() + place.start, 0xFF, place.size, stream);
+}
+
+// A driver that refuses is asked again at the next call.
+void Pool::give_back_excess() noexcept {
+  if (keep_chunks_ == kNoLimit) return;
+  try {
+    poll();
+    const uint64_t batch = std::max<uint64_t>(keep_chunks_ / 4, 1);
+    if (chunks_.idle() < keep_chunks_ + batch) return;
+    chunks_.give_back(chunks_.idle() - keep_chunks_);
+  } catch (const DriverError&) {
+  }
+}
+
 void Pool::release_slab(Slab* slab) {
   Fence fence = streams_.freed(slab->block->owner);
   small_.release(slabs_.remove(slab), fence.owner, fence.point);

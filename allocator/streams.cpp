@@ -184,6 +184,17 @@ void Streams::retire(uint64_t offset, Owner home) {
   uses_.erase(offset);
 }
 
+bool Streams::await_uses(uint64_t offset, Owner owner) {
+  auto found = uses_.find(offset);
+  if (found == uses_.end()) return true;
+  for (Owner user : found->second) {
+    if (!may_wait(user)) return false;
+  }
+  for (Owner user : found->second) wait(owner, mark(user));
+  uses_.erase(found);
+  return true;
+}
+
 bool Streams::poll() {
   bool any = false;
   for (Stream& stream : streams_) {

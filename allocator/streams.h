@@ -96,6 +96,9 @@ class Streams {
   bool has_uses(uint64_t offset) const {
     return !uses_.empty() && uses_.find(offset) != uses_.end();
   }
+  // Makes the owner's work from now on wait (on the device) for the uses of a range, and forgets
+  // them; false, and nothing was done, if a stream that is being captured forbids it.
+  bool await_uses(uint64_t offset, Owner owner);
   void forget_uses(uint64_t offset) { uses_.erase(offset); }
   // Marks points on all streams that use the range, freed by `home`, and makes it pending.
   void retire(uint64_t offset, Owner home);

@@ -56,6 +56,12 @@ typedef struct dtr_pool_options {
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
   uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */
   uint64_t small_bytes;   /* requests up to this many bytes come from slabs; 0: default */
+  uint64_t keep_bytes;    /* mapped bytes under no block that stay mapped when blocks are freed;
+                             what is above goes back to the driver once the work on it is done.
+                             0 and UINT64_MAX: all stay, until they are trimmed or needed
+                             elsewhere; 1: none */
+  int32_t poison;         /* 1: the bytes of freed blocks become 0xFF (NaN), in stream order; not
+                             in arenas. For debugging, on drivers whose memory has contents */
 } dtr_pool_options;
 
 typedef struct dtr_pool_stats {

@@ -34,9 +34,9 @@ void require(const void* argument, const char* name) {
 std::unique_ptr<dtr::AnyPool> dtr_pool::make(const dtr_pool_options& options) {
   if (options.driver == std::string("counted"))
     return std::make_unique<dtr::CountedPool>(options.budget_bytes);
-  return std::make_unique<dtr::Pool>(dtr::PoolOptions{options.driver, options.device,
-                                                      options.budget_bytes, options.reserve_bytes,
-                                                      options.chunk_bytes, options.small_bytes});
+  return std::make_unique<dtr::Pool>(dtr::PoolOptions{
+      options.driver, options.device, options.budget_bytes, options.reserve_bytes,
+      options.chunk_bytes, options.small_bytes, options.keep_bytes, options.poison});
 }
 
 DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }

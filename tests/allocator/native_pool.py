@@ -59,9 +59,20 @@ class Block(NamedTuple):
 class NativePool:
     """A dtr_pool; use it in a with statement, which checks it and gives it back."""
 
-    def __init__(self, driver="host", budget=NO_LIMIT, reserve=0, chunk=0, small=0, device=0):
+    def __init__(
+        self,
+        driver="host",
+        budget=NO_LIMIT,
+        reserve=0,
+        chunk=0,
+        small=0,
+        device=0,
+        keep=0,
+        poison=0,
+    ):
         name = ffi.new("char[]", driver.encode())
-        options = ffi.new("dtr_pool_options *", [name, device, budget, reserve, chunk, small])
+        fields = [name, device, budget, reserve, chunk, small, keep, poison]
+        options = ffi.new("dtr_pool_options *", fields)
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
         self.handle = out[0]

@@ -45,6 +45,8 @@ class PoolOptions(ctypes.Structure):
         ("reserve_bytes", ctypes.c_uint64),
         ("chunk_bytes", ctypes.c_uint64),
         ("small_bytes", ctypes.c_uint64),
+        ("keep_bytes", ctypes.c_uint64),
+        ("poison", ctypes.c_int32),
     ]
 
 

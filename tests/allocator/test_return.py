@@ -1,0 +1,88 @@
+"""When memory goes back to the driver by itself. Needs the native build; CUDA is the stand-in."""
+
+import pytest
+from native_pool import MIB, NativePool
+
+CHUNK = 2 * MIB
+A, B = 16, 32
+
+
+def test_memory_below_the_limit_stays_mapped(make_pool):
+    """Freed and asked for again in a loop, it costs no call to the driver."""
+    with make_pool(chunks=64, keep=1 << 30) as pool:
+        for _ in range(50):
+            for block in [pool.allocate(5 * pool.chunk) for _ in range(4)]:
+                pool.free(block)
+        assert pool.stats().mapped_chunks == 20
+        assert pool.stats().unmapped_chunks == 0
+
+
+def test_memory_above_the_limit_goes_back_in_batches(make_pool):
+    """Down to the limit, as soon as it is above by a quarter of it."""
+    with make_pool(chunks=64) as probe:
+        chunk = probe.chunk
+    with make_pool(chunks=64, keep=8 * chunk) as pool:
+        blocks = [pool.allocate(chunk) for _ in range(20)]
+        kept = []
+        for block in blocks:
+            pool.free(block)
+            kept.append((pool.stats().reserved_bytes // chunk) - (19 - len(kept)))
+        assert max(kept) <= 10
+        assert kept[:9] == list(range(1, 10))
+        assert 8 <= kept[-1] <= 9
+        pool.verify()
+
+
+def test_nothing_stays_if_the_limit_is_one_byte(make_pool):
+    """A block's chunks go back when it is freed; those that others touch stay."""
+    with make_pool(chunks=64, keep=1) as pool:
+        kept = pool.allocate(pool.chunk // 2)
+        pool.free(pool.allocate(8 * pool.chunk))
+        assert pool.stats().reserved_bytes == pool.chunk
+        pool.free(kept)
+        assert pool.stats().reserved_bytes == 0
+
+
+@pytest.mark.parametrize("keep", [0, 2**64 - 1])
+def test_all_stays_by_default(make_pool, keep):
+    """Until it is trimmed."""
+    with make_pool(chunks=64, keep=keep) as pool:
+        pool.free(pool.allocate(60 * pool.chunk))
+        assert pool.stats().reserved_bytes == 60 * pool.chunk
+        assert pool.trim() == 60 * pool.chunk
+
+
+def test_no_free_waits_for_the_device(fake_cuda):
+    """What unfinished work uses goes back at a later call, when it is done."""
+    fake_cuda.hold(1)
+    with NativePool("cuda", budget=8 * CHUNK, keep=1) as pool:
+        block = pool.allocate(4 * CHUNK, A)
+        fake_cuda.launch(A, block, CHUNK)
+        pool.free(block)
+        assert pool.stats().reserved_bytes == 4 * CHUNK
+        fake_cuda.finish(A)
+        other = pool.allocate(6 * CHUNK, A)
+        pool.free(other)
+        fake_cuda.finish(A)
+        pool.free(pool.allocate(100, A))
+        assert pool.stats().reserved_bytes == CHUNK
+        assert pool.stats().host_waits == 0
+        fake_cuda.hold(0)
+
+
+def test_a_driver_that_refuses_to_take_memory_back_is_asked_again(fake_cuda):
+    """A free has succeeded whatever the driver says."""
+    with NativePool("cuda", budget=8 * CHUNK, keep=1) as pool:
+        for n in range(1, 60):
+            block = pool.allocate(2 * CHUNK)
+            pool.allocate(100)
+            fake_cuda.fail_call(n, 999)
+            try:
+                pool.free(block)
+            except Exception:
+                fake_cuda.fail_call(0, 0)
+                pool.free(block)
+            fake_cuda.fail_call(0, 0)
+            pool.verify()
+        pool.free(pool.allocate(2 * CHUNK))
+        assert pool.stats().reserved_bytes == CHUNK
