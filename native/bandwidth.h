@@ -21,10 +21,11 @@ class Bandwidth {
   double ns_of(uint64_t bytes) const { return static_cast<double>(bytes) / stated_; }
   uint64_t readings() const { return readings_; }
   bool is_fixed() const { return fixed_; }
+  bool learns_from(uint64_t bytes) const { return !fixed_ && bytes >= kLeastBytes; }
 
   // One more copy. True: what is stated has changed.
   bool add(uint64_t bytes, int64_t ns) {
-    if (fixed_ || bytes < kLeastBytes || ns < 1) return false;
+    if (!learns_from(bytes) || ns < 1) return false;
     ++readings_;
     // Older copies count for less and less, so that the mean follows a machine that grows busier.
     bytes_ = bytes_ * kMemory + static_cast<double>(bytes);

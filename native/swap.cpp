@@ -33,6 +33,10 @@ constexpr uint64_t kTimedCopies = 4;
 // A content below this is not worth a page of host memory.
 constexpr uint64_t kLeastSwapBytes = 4096;
 
+bool is_timed(uint8_t device_type, const Bandwidth& way, uint64_t bytes) {
+  return way.learns_from(bytes) && (device_type == 0 || way.readings() < kTimedCopies);
+}
+
 }  // namespace
 
 void give_back(HostCopy* copy) {
@@ -117,7 +121,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   ++storage->locks;
   const uint64_t stream =
       storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
-  const bool timed = device.type == 0 || device.way_out.readings() < kTimedCopies;
+  const bool timed = is_timed(device.type, device.way_out, bytes);
 
   eviction_cause_ = Journal::Cause::gone;  // of what others do meanwhile
 
@@ -186,7 +190,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   if (handle) framework_->retain_weak(handle);
   copy->moving = true;
   const uint64_t stream = stream_of_thread(storage);
-  const bool timed = device.type == 0 || device.way_in.readings() < kTimedCopies;
+  const bool timed = is_timed(device.type, device.way_in, bytes);
 
   lock.unlock();
   void* address = nullptr;
