@@ -260,7 +260,7 @@ class TestOnCuda:
         )
         source = toy.unseen(LARGE)
         result = toy.one("f", source, words=LARGE)
-        for call in range(1, 4):
+        for call in range(1, 9):
             fake_cuda.fail_call(call, 999)
             if toy.evict(source):
                 break
