@@ -268,7 +268,7 @@ class TestOnCuda:
             if not done:
                 failed.add(fake_cuda.failed())
                 assert all_right(toy, source)
-                continue
+                assert toy.evict(source)
             fake_cuda.fail_call(call, 999)
             try:
                 toy.materialize(source)
