@@ -259,24 +259,29 @@ class TestOnCuda:
         source = toy.unseen(LARGE)
         result = toy.one("f", source, words=LARGE)
         failed = set()
-        for call in [*range(1, 8)] * 3:  # the first ones only allocate
-            fake_cuda.fail_call(call, 999)
-            done = toy.evict(source)
-            fake_cuda.fail_call(0, 0)
-            toy.verify()
-            assert toy.resident(source) != done
-            if not done:
-                failed.add(fake_cuda.failed())
-                assert all_right(toy, source)
-                assert toy.evict(source)
+
+        def failing(call, action):
             fake_cuda.fail_call(call, 999)
             try:
-                toy.materialize(source)
+                done = action(source)
             except DriverFailed:
-                failed.add(fake_cuda.failed())
-                toy.verify()
+                done = False
+            failed.add(fake_cuda.failed())
             fake_cuda.fail_call(0, 0)
+            toy.verify()
+            return done
+
+        call = 1
+        while not failing(call, toy.evict):  # the first ones get host memory
+            assert toy.resident(source)
             assert all_right(toy, source)
+            call += 1
+        for call in range(1, 8):
+            failing(call, toy.materialize)
+            assert all_right(toy, source)
+            failing(call, toy.evict)
+            assert all_right(toy, source)
+            assert toy.evict(source)
         assert {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"} <= failed
         assert all_right(toy, source, result)
         release(source, result)
