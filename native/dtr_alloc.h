@@ -332,6 +332,9 @@ typedef struct dtr_engine_options {
   uint64_t swap_bytes;
   double swap_out_bytes_per_s; /* how fast copies to host memory are; 0: as measured */
   double swap_in_bytes_per_s;  /* and back */
+  /* Each verify-th eviction of a live content keeps a copy of it, and the bytes are compared when
+   * they come back: a difference fails the rematerialization with DTR_STATE. 0: none does. */
+  uint64_t verify;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -363,6 +366,7 @@ typedef struct dtr_engine_stats {
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
   uint64_t host_bytes;          /* of contents that are in host memory now */
+  uint64_t verified;            /* rematerialized contents that were compared */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices

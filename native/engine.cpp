@@ -320,6 +320,7 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
+  forget_expected(storage, deferred);
   if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
@@ -389,6 +390,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     if (resident && storage->managed) by_address_.erase(address);
     let_go_of_constant(storage);
     if (storage->host) drop_host_copy(storage);
+    forget_expected(storage, deferred);
     storage->state = State::freed;
     storage->address = nullptr;
     if (storage->to_banish) forget_banishing(storage);

@@ -16,7 +16,7 @@
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), costs.cpp (what ops cost), room.cpp (choosing and evicting), swap.cpp (contents that
-// go to host memory), neighborhood.cpp
+// go to host memory), verify.cpp (whether the same comes back), neighborhood.cpp
 // (what the costs of candidates are made of), settle.cpp (before content is lost for
 // good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
@@ -434,6 +434,11 @@ class Engine {
   void release_host_memory(bool all, Deferred& deferred);
   uint64_t stream_of_thread(const Storage* storage) const;
 
+  // verify.cpp
+  void keep_expected(Storage* storage);
+  void forget_expected(Storage* storage, Deferred& deferred);
+  void compare(const Storage* storage, const Op* op, const void* address);
+
   // waiting.cpp
   void begin_request();
   void begin_round() { peaks_.clear(); }
@@ -514,6 +519,7 @@ class Engine {
   HostMemory host_;
   std::condition_variable_any moved_;  // a copy has ended
   bool parked_for_host_ = false;       // some constants are parked for lack of host memory
+  uint64_t verify_turn_ = 0;           // evictions since one's content was kept (verify.cpp)
 
   Journal journal_;
   Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now

@@ -71,6 +71,8 @@ void Engine::check_invariants() {
       require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
               storage->id);
     }
+    require(!storage->expected || (!resident && storage->parent),
+            "R2: a copy is kept of what cannot be recomputed", storage->id);
     require(storage->counted == (!has_content(storage) && !storage->lost), "R4: counted and state disagree",
             storage->id);
     require((storage->component != nullptr) == (storage->counted && needs_.components),

@@ -81,6 +81,7 @@ struct Storage {
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
   HostCopy* host = nullptr;            // R14
+  HostCopy* expected = nullptr;        // evicted: what must come back (verify.cpp)
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
   int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
   int64_t descendants_ns = 0;

@@ -167,6 +167,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
         framework_->make(address, storage->size_bytes, storage->device_type, storage->device_index);
     by_handle_.insert(storage->handle, storage);
   }
+  forget_expected(storage, deferred);
   by_address_.insert(address, storage);
   ++storage->recomputes;
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
@@ -221,6 +222,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
       throw StateError("op " + std::to_string(op->id) + " gave " +
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +
                        std::to_string(storage->size_bytes) + " the first time");
+    compare(storage, op, desc.data);
     // The replay may have consumed an old version: its memory changes hands.
     Storage* consumed = by_handle_.find(desc.handle);
     void* address = framework_->take(desc.handle);

@@ -345,7 +345,11 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(storage->handle);
-    if (!framework_->detach(storage->handle, storage)) return false;
+    keep_expected(storage);
+    if (!framework_->detach(storage->handle, storage)) {
+      forget_expected(storage, deferred);
+      return false;
+    }
     deferred.free_block(*storage, address);
   } else if (storage->handle) {
     lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block

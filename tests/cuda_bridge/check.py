@@ -81,6 +81,7 @@ class EngineOptions(ctypes.Structure):
         ("swap_bytes", ctypes.c_uint64),
         ("swap_out_bytes_per_s", ctypes.c_double),
         ("swap_in_bytes_per_s", ctypes.c_double),
+        ("verify", ctypes.c_uint64),
     ]
 
 
