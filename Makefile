@@ -13,7 +13,7 @@ CXX ?= g++
 CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check format sanitize cuda-bridge-check bench soak clean
+.PHONY: demo test check format sanitize cuda-bridge-check gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -84,6 +84,29 @@ $(CUDA_CHECK)/core.so: $(CORE)
 $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
+
+# What only a GPU can show (docs/gpu.md), on a machine with one and without internet:
+#   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=420] [PARTS="same_bits ..."]
+# GPU_PYTHON has PyTorch; it is used as it is, with what WHEELS holds beside it (cffi and
+# pycparser, where it lacks them). `make gpu DRY_RUN=1` does the same on the CPU, in tiny sizes.
+GPU := build/gpu
+GPU_PYTHON ?= $(if $(DRY_RUN),$(abspath $(PY)),python3)
+OUT ?= $(GPU)/results
+LIMIT ?= 420
+PARTS ?=
+gpu: export DTR_ALLOC_CACHE := $(abspath $(GPU)/cache)
+gpu: export PYTHONPATH := $(abspath $(GPU)/tree):$(abspath $(GPU)/site):$(PYTHONPATH)
+gpu: export BENCH_COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
+gpu: $(if $(DRY_RUN),$(if $(filter $(abspath $(PY)),$(GPU_PYTHON)),$(VENV)/packages))
+	@test -n "$(DRY_RUN)" || $(GPU_PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || \
+	  { echo "make gpu: $(GPU_PYTHON) has no PyTorch that finds a CUDA device here; make gpu DRY_RUN=1 goes through everything else"; exit 2; }
+	@mkdir -p $(GPU)/site $(OUT)
+	@test -z "$(WHEELS)" || $(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-cache-dir --upgrade \
+	  --target $(GPU)/site $(WHEELS)/*.whl
+	@$(GPU_PYTHON) bench/gpu/build.py $(GPU)/tree $(if $(DRY_RUN),cpu,cuda)
+	@out="$$(realpath $(OUT))" && cd $(GPU)/tree && \
+	  $(GPU_PYTHON) -W ignore -m bench.gpu --out "$$out" --seconds $(LIMIT) \
+	  $(addprefix --part ,$(PARTS)) $(if $(DRY_RUN),--dry-run)
 
 bench: $(VENV)/core
 	$(PY) -m bench.overhead --json -

@@ -17,7 +17,7 @@ constexpr int kIdleAnswers = 64;
 
 }  // namespace
 
-AnyPool::AnyPool(std::unique_ptr<Driver> driver) : driver_(std::move(driver)), work_(*driver_) {}
+AnyPool::AnyPool(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), work_(*driver_) {}
 
 void AnyPool::set_room(RoomFn room, void* context) {
   Lock lock(mutex_);
@@ -38,8 +38,12 @@ bool AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
   return *idle_answers < kIdleAnswers;
 }
 
+bool AnyPool::spans(uint64_t address, uint64_t size_bytes) const {
+  return address - first_ < span_ && size_bytes <= span_ - (address - first_);
+}
+
 void AnyPool::require_inside(const char* call, uint64_t address, uint64_t size_bytes) const {
-  if (address - first_ <= span_ && size_bytes <= span_ - (address - first_)) return;
+  if (size_bytes == 0 || spans(address, size_bytes)) return;
   throw InvalidArgument(std::string(call) + ": address " + address_text(address) + " with " +
                         size_text(size_bytes) +
                         " is not in this pool; allowed: a range in a block in use");

@@ -62,7 +62,7 @@ class AnyPool {
   // Frees something and returns 1, or returns 0. Called with no lock held.
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
-  explicit AnyPool(std::unique_ptr<Driver> driver);
+  explicit AnyPool(std::shared_ptr<Driver> driver);
   AnyPool(const AnyPool&) = delete;
   AnyPool& operator=(const AnyPool&) = delete;
   virtual ~AnyPool() = default;
@@ -82,8 +82,8 @@ class AnyPool {
   virtual void set_budget(uint64_t budget_bytes) = 0;
   virtual uint64_t trim() = 0;
 
-  // Not virtual: asked for every candidate of every search.
-  bool contains(uint64_t address) const { return address - first_ < span_; }
+  // Asked for every candidate of every search: only segments look any closer.
+  bool contains(uint64_t address) const { return address - first_ < span_ && owns(address); }
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
   // All sides of large blocks in use that are free: writes up to capacity of them, returns how
@@ -118,10 +118,14 @@ class AnyPool {
   // have freed something and no block was freed; 0 before the first time.
   bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
 
+  // Of an address in the span.
+  virtual bool owns(uint64_t) const { return true; }
+  // Whether a range that is not empty lies in memory of the pool. Under the lock.
+  virtual bool spans(uint64_t address, uint64_t size_bytes) const;
   void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
 
-  PoolMutex mutex_;
-  std::unique_ptr<Driver> driver_;
+  mutable PoolMutex mutex_;
+  std::shared_ptr<Driver> driver_;
   DeviceWork work_;     // destroyed before the driver
   uint64_t first_ = 0;  // all addresses ever handed out are in [first_, first_ + span_)
   uint64_t span_ = 0;

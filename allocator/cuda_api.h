@@ -68,6 +68,8 @@ struct CuMemAccessDesc {
   X(primary_release, cuDevicePrimaryCtxRelease_v2, (CuDevice))                                    \
   X(context_get, cuCtxGetCurrent, (CuContext*))                                                   \
   X(context_set, cuCtxSetCurrent, (CuContext))                                                    \
+  X(allocate, cuMemAlloc_v2, (CuAddress*, size_t size))                                           \
+  X(free, cuMemFree_v2, (CuAddress))                                                              \
   X(granularity, cuMemGetAllocationGranularity, (size_t*, const CuMemAllocationProp*, int which)) \
   X(reserve, cuMemAddressReserve,                                                                 \
     (CuAddress*, size_t size, size_t alignment, CuAddress wish, unsigned long long flags))        \

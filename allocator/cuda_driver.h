@@ -1,9 +1,56 @@
-// What the CUDA driver offers beyond the table of verbs of driver.h.
+// CUDA device memory: what both ways to get it have in common (streams, events, copies), and what
+// the CUDA drivers offer beyond the table of verbs of driver.h.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+
+#include "cuda_api.h"
+#include "cuda_context.h"
+#include "driver.h"
 
 namespace dtr {
+
+constexpr uint64_t kCudaAlignment = 512;  // of blocks
+
+class CudaDriver : public Driver {
+ public:
+  const DriverTraits& traits() const override { return traits_; }
+
+  bool has_streams() const override { return true; }
+  Event create_event(bool timed) override;
+  void destroy_event(Event event) override;
+  void record_event(Event event, uint64_t stream) override;
+  bool event_complete(Event event) override;
+  void synchronize_event(Event event) override;
+  void stream_wait_event(uint64_t stream, Event event) override;
+  int64_t elapsed_ns(Event begin, Event end) override;
+  uint64_t create_stream() override;
+  void destroy_stream(uint64_t stream) override;
+  void synchronize_stream(uint64_t stream) override;
+  bool capturing(uint64_t stream) override;
+  bool synchronize_device() override;
+  uint64_t allocate_host(uint64_t size_bytes) override;
+  void free_host(uint64_t host, uint64_t) override;
+  void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) override;
+  void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) override;
+  void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream) override;
+  void copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream) override;
+  bool has_contents() const override { return true; }
+
+ protected:
+  explicit CudaDriver(int32_t ordinal);
+  uint64_t total_bytes() const;  // of the device
+
+  std::shared_ptr<const CudaApi> table_;
+  const CudaApi& cuda_;
+  CuDevice device_;
+  PrimaryContext context_;
+  DriverTraits traits_;
+};
+
+// Whether the device has virtual memory management: CudaVmmDriver if so, else CudaSegmentDriver.
+bool cuda_has_virtual_memory(int32_t device);
 
 // The number of devices, after loading a library (nullptr: the one that is set). Throws
 // DriverError if it cannot be loaded, lacks a function, or has no device.

@@ -21,6 +21,8 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
       table_(uint64_t{1} << kFirstTableBits),
       table_shift_(64 - kFirstTableBits),
       starts_((end - begin) / grain) {
+  owned(kIdle);
+  if (begin == end) return;
   first_ = new_node();
   first_->offset = begin;
   first_->size = end - begin;

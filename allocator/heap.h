@@ -34,7 +34,7 @@ namespace dtr {
 
 class Heap {
  public:
-  // Offsets begin and end, and the sizes given to take(), are multiples of grain.
+  // Of no bytes too. Offsets begin and end, and the sizes given to take(), are multiples of grain.
   Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain);
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -118,7 +118,7 @@ class Heap {
   uint64_t begin_;
   uint64_t end_;
   uint64_t grain_;
-  Block* first_;
+  Block* first_ = nullptr;
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
   uint64_t used_ = 0;
 

@@ -6,9 +6,9 @@
 // - kDriverTable: which libcuda is loaded, and who uses it
 //
 // A thread takes only locks of a higher rank than those it holds (of the same rank only around
-// fork, where all pools are held), and no callback runs under any of them: dtr_room_fn is called
-// with nothing held, because it frees blocks and may take kEngine. Under kPool the driver is
-// called (map, unmap, events); drivers call nobody back.
+// fork, where all pools are held, and a SegmentedPool's segments under its own), and no callback
+// runs under any of them: dtr_room_fn is called with nothing held, because it frees blocks and may
+// take kEngine. Under kPool the driver is called (map, unmap, events); drivers call nobody back.
 #pragma once
 
 #include <cassert>

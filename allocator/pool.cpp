@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "errors.h"
 
@@ -83,18 +84,22 @@ bool chosen_poison(const PoolOptions& options, const Driver& driver) {
   return true;
 }
 
-uint64_t slab_region(uint64_t reserve, uint64_t chunk) {
-  return reserve - round_up(reserve / kSmallShare, chunk);
+uint64_t slab_region(const PoolOptions& options, uint64_t reserve, uint64_t chunk) {
+  const bool given = options.slab_bytes != kNoLimit;
+  return reserve - (given ? options.slab_bytes : round_up(reserve / kSmallShare, chunk));
 }
 
 }  // namespace
 
 Pool::Pool(const PoolOptions& options)
-    : AnyPool(make_driver(options.driver, options.device)),
+    : Pool(make_driver(options.driver, options.device), options) {}
+
+Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
+    : AnyPool(std::move(driver)),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_),
-      large_(chunks_, 0, slab_region(reservation_.size(), chunk_), kGrain),
+      large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
       small_(chunks_, large_.end(), reservation_.size(), chunk_),
       slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
              chosen_small(options, driver_->traits(), chunk_)),
@@ -141,9 +146,8 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
     {
       Lock lock(mutex_);
       refusal_.clear();
-      uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
-      bool possible = size_bytes <= most && round_up(size_bytes, kGrain) <= most;
       uint64_t offset = Slabs::kNone;
+      const bool possible = is_possible(size_bytes);
       if (possible) {
         offset = try_allocate(size_bytes, stream, arena, last);
         if (offset == Slabs::kNone && settle_arenas()) {
@@ -164,6 +168,31 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
     uint64_t needed = small ? chunk_ : round_up(size_bytes, kGrain);
     last = !ask_room(needed, stream, &idle_answers);
   }
+}
+
+bool Pool::is_possible(uint64_t size) const {
+  const uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
+  return size <= most && round_up(size, kGrain) <= most;
+}
+
+uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {
+  Lock lock(mutex_);
+  if (!is_possible(size_bytes) && !(arena == kNoArena && slabs_.is_small(size_bytes))) return 0;
+  const uint64_t offset = try_allocate(size_bytes, stream, arena, last);
+  return offset == Slabs::kNone ? 0 : reservation_.base() + offset;
+}
+
+uint64_t Pool::largest_hole() {
+  Lock lock(mutex_);
+  return largest_free();
+}
+
+bool Pool::is_idle() {
+  Lock lock(mutex_);
+  if (counts_.live_blocks != 0) return false;
+  release_empty_slabs();
+  poll();
+  return chunks_.idle() == chunks_.mapped();
 }
 
 std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {

@@ -53,11 +53,15 @@ struct PoolOptions {
   uint64_t small_bytes = 0;
   uint64_t keep_bytes = 0;
   int32_t poison = 0;
+  // Not for users: of the reservation, the bytes at the far end that are for slabs.
+  uint64_t slab_bytes = kNoLimit;  // kNoLimit: an eighth
 };
 
 class Pool final : public AnyPool {
  public:
   explicit Pool(const PoolOptions& options);
+  // On this driver, which another pool may use too if one lock covers both.
+  Pool(std::shared_ptr<Driver> driver, const PoolOptions& options);
 
   // Gives everything back to the driver.
   void close() override;
@@ -77,6 +81,21 @@ class Pool final : public AnyPool {
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;
   std::string check_invariants() override;
+
+  // What SegmentedPool needs of its segments.
+  // The address, or 0 if it does not fit; nobody is asked for room. `last`: waits for all streams
+  // first. arena as arena_allocate, 0 for none.
+  uint64_t try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last);
+  uint64_t first_address() const { return reservation_.base(); }
+  const PoolStats& counts() const { return counts_; }  // what is not filled on demand
+  uint64_t largest_hole();
+  uint64_t withheld_bytes() const;  // free, and serve only arenas
+  // No block is in use, and no arena keeps any.
+  bool is_empty() const { return counts_.live_blocks == 0 && withheld_bytes() == 0; }
+  // Nor does any work use the memory, as far as can be known without waiting.
+  bool is_idle();
+  void make_idle_safe() { streams_.make_idle_safe(); }
+  bool settle_closed_arenas();
 
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
@@ -120,7 +139,6 @@ class Pool final : public AnyPool {
   // pool_arenas.cpp
   bool settle_arenas();
   Owner home_of_freed(const Place& place);
-  uint64_t withheld_bytes() const;
 
   // pool_check.cpp
   std::vector<BlockInfo> walk() const;
@@ -128,6 +146,7 @@ class Pool final : public AnyPool {
   std::string check_counts() const;
   std::string check_arenas() const;
 
+  bool is_possible(uint64_t size) const;
   std::string out_of_memory_message(uint64_t size, uint64_t stream);
   void note_unused();
   uint64_t largest_free();

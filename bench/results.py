@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,10 @@ def pick_device(name: str) -> str:
 
 
 def commit() -> str:
-    """The commit that is measured, and whether files differ from it."""
+    """The commit that is measured, and whether files differ from it; where the sources lie without
+    their history, the variable BENCH_COMMIT says it."""
+    if told := os.environ.get("BENCH_COMMIT"):
+        return told
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     root = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -40,12 +45,8 @@ def commit() -> str:
 
 def environment(device: str, seed: int) -> dict[str, Any]:
     """Versions, device, commit, command: what a reader needs to repeat the measurement."""
-    try:
-        own = metadata.version("dtr-alloc")
-    except metadata.PackageNotFoundError:
-        own = "not installed"
     return {
-        "dtr_alloc": own,
+        "dtr_alloc": _own_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
@@ -57,6 +58,14 @@ def environment(device: str, seed: int) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
     }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("dtr-alloc")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        return f"{tomllib.loads(project.read_text())['project']['version']}, not installed"
 
 
 def _module() -> list[str]:

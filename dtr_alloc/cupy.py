@@ -12,8 +12,10 @@ themselves are never evicted, because nothing knows how to compute them again.
   a heap for all threads cannot keep apart: an error, as is memory taken while a graph is captured.
 
 Works without torch; with it, in any order: a later ``dtr_alloc.enable()`` takes the same pools, and
-its budget. Upstream: cupy/cuda/memory.pyx of CuPy 14 (set_allocator, UnownedMemory,
-OutOfMemoryError), cupy/cuda/stream.pyx (get_current_stream).
+its budget counts from then on. No other thread may be taking memory at that moment.
+
+Upstream: cupy/cuda/memory.pyx of CuPy 14 (set_allocator, UnownedMemory, OutOfMemoryError),
+cupy/cuda/stream.pyx (get_current_stream).
 """
 
 from __future__ import annotations
@@ -183,6 +185,24 @@ def disable() -> None:
 def is_enabled() -> bool:
     """Whether CuPy's arrays come from the heap."""
     return _allocator is not None
+
+
+def stats() -> dict[str, int]:
+    """The counters of the heap, of all devices together, PyTorch's tensors included: the fields of
+    dtr_pool_stats (native/dtr_alloc.h), in bytes. Raises StateError before the first enable()."""
+    return _heap().total_stats()
+
+
+def trim() -> int:
+    """Gives free memory of the heap back to the driver; returns the bytes. Raises as stats()."""
+    return _heap().trim()
+
+
+def _heap() -> pools.Pools:
+    shared = pools.existing()
+    if shared is None:
+        raise StateError("dtr_alloc.cupy was not enabled in this process")
+    return shared
 
 
 def _torch_is_enabled() -> bool:

@@ -5,6 +5,9 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
 
 - those that *give the address away* also pin the storage until it dies, make it a constant, and
   have the engine watch its content (others may write to it);
+- those that *share* it by a protocol made for that (DLPack, ``__cuda_array_interface__``) do so,
+  too; where a content cannot be watched, which is everywhere but on the CPU, they also have all
+  that depends on it computed, and nothing is computed from it again;
 - those that only *read* leave it as it was.
 
 What is not caught here meets a storage whose every access throws (native/bridge/), so it fails
@@ -24,7 +27,8 @@ from torch import Tensor, TypedStorage, UntypedStorage
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.replay import over_storage, unseen
 
-TENSOR_GIVES_AWAY = ("numpy", "data_ptr", "__dlpack__")
+TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
+TENSOR_SHARES = ("__dlpack__",)
 TENSOR_READS = ("tolist", "__repr__", "__format__", "set_")
 STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "share_memory_")
 STORAGE_READS = (
@@ -58,6 +62,10 @@ def install(runtime: Any) -> None:
             # torch.save asks for addresses as keys, and reads: no address leaves.
             pinned.append(tensor)
 
+    def shares(tensor: Any) -> None:
+        if isinstance(tensor, Tensor):
+            runtime.share(tensor)
+
     def reading(subjects: tuple[Any, ...]) -> list[Tensor]:
         """Pins what will be read: printing, say, makes room for its own temporaries."""
         pinned = []
@@ -74,7 +82,7 @@ def install(runtime: Any) -> None:
         for tensor in pinned:
             lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
 
-    def guard_giver(owner: Any, name: str) -> None:
+    def guard_giver(owner: Any, name: str, gives_away: Any = gives_away) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -105,8 +113,10 @@ def install(runtime: Any) -> None:
         guard_giver(Tensor, name)
     for name in STORAGE_GIVES_AWAY:
         guard_giver(UntypedStorage, name)
-    guard_giver(torch.utils.dlpack, "to_dlpack")
-    guard_giver(torch, "to_dlpack")
+    for name in TENSOR_SHARES:
+        guard_giver(Tensor, name, shares)
+    guard_giver(torch.utils.dlpack, "to_dlpack", shares)
+    guard_giver(torch, "to_dlpack", shares)
     for name in TENSOR_READS:
         guard_reader(Tensor, name)
     for name in STORAGE_READS:
@@ -118,7 +128,7 @@ def install(runtime: Any) -> None:
     interface = Tensor.__dict__["__cuda_array_interface__"]
 
     def guarded_interface(tensor: Tensor) -> Any:
-        gives_away(tensor)
+        shares(tensor)
         return interface.fget(tensor)
 
     _replace(Tensor, "__cuda_array_interface__", property(guarded_interface))

@@ -13,7 +13,7 @@ from typing import Any
 from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, written
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
-FIXED = ("chunk",)
+FIXED = ("chunk", "keep", "poison")
 """The fields of Config that the pools are made with."""
 
 _lock = threading.Lock()
@@ -143,6 +143,8 @@ def _create(device_type: str, config: Config) -> list[Any]:
     options.driver = driver
     options.budget_bytes = UNLIMITED_BYTES
     options.chunk_bytes = config.chunk
+    options.keep_bytes = max(1, config.keep)  # 0 stands for all there
+    options.poison = config.poison
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")
     try:

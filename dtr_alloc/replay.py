@@ -107,7 +107,9 @@ class Replayer:
             raise
 
     def _step(self, frame: Any, closure: Closure) -> None:
-        tensors = self._rebuild(lib.dtr_frame_step(frame, 0))
+        index = lib.dtr_frame_device(frame)
+        home = self._runtime.device if index < 0 else torch.device(self._runtime.device_type, index)
+        tensors = self._rebuild(lib.dtr_frame_step(frame, 0), home)
         marks = iter(tensors)
         func, marked, marked_kwargs, random, grad = closure
         args = [_fill(argument, marks) for argument in marked]
@@ -126,8 +128,12 @@ class Replayer:
             except StateError as error:
                 raise StateError(f"{func}: {error}{_hint(str(error))}") from None
 
-    def _rebuild(self, numbers: Any) -> list[Tensor | None]:
-        """The argument tensors of a step, from its description (layout: native/dtr_alloc.h)."""
+    def _rebuild(self, numbers: Any, home: torch.device) -> list[Tensor | None]:
+        """The argument tensors of a step, from its description (layout: native/dtr_alloc.h).
+
+        Args:
+            home: the device of what is only written to, where no other argument says it.
+        """
         storages = []
         at = 1
         for _ in range(numbers[0]):
@@ -136,7 +142,7 @@ class Replayer:
                 raise RuntimeError("dtr_alloc: an input of a rematerialization died during it")
             storages.append(storage.clone() if numbers[at + 1] else storage)
             at += 2
-        device = storages[0].device if storages else self._runtime.device
+        device = storages[0].device if storages else home
         count = numbers[at]
         at += 1
         tensors: list[Tensor | None] = []

@@ -53,6 +53,7 @@ class Runtime:
     def __init__(self, config: Config, device_type: str) -> None:
         self.device_type = device_type
         self.device = torch.device(device_type)
+        self.notices_writes = device_type == "cpu"
         self.config = config
         self.closures: dict[int, Closure] = {}
         self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
@@ -106,6 +107,8 @@ class Runtime:
         self._set_captures(self._captures + 1)
         try:
             self.replayer.bring_back_all(self.recorder().frame)
+            for index in range(len(self.pools.handles)):
+                torch.cuda.synchronize(index)
         except BaseException as error:
             self.end_capture()
             if isinstance(error, torch.OutOfMemoryError):
@@ -267,6 +270,27 @@ class Runtime:
         handle = self.handle(tensor)
         self.bring_back(handle)
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
+
+    def share(self, tensor: Tensor) -> None:
+        """The tensor's memory is given to others that may write to it. On the CPU their writes are
+        noticed; elsewhere nothing must depend on the content that they may overwrite."""
+        self.pin(tensor, escaped=True)
+        if self.notices_writes or not self.handle(tensor):
+            return
+        # As before an operator that overwrites it: what would be computed from it is, now.
+        frame = self.recorder().frame
+        lib.dtr_frame_buffer(frame, 1)[0] = tensor._cdata | lib.DTR_USE_MUTATE
+        need = lib.dtr_op_begin(frame, 1, 0, 0)
+        if need == -lib.DTR_STATE:
+            return  # inside an operator, whose schema says what it overwrites
+        if need < 0:
+            check(-need)
+        try:
+            if need & lib.DTR_NEED_WORK:
+                self.replayer.prepare(frame)
+        finally:
+            lib.dtr_op_abort(frame, False)
+        check(lib.dtr_pin(self.engine, self.address(tensor), 2))
 
 
 def scorer_of(config: Config) -> Scorer | None:

@@ -45,16 +45,20 @@ const char* dtr_last_error(void);
 /* ---- Pool: a budgeted heap on one device (allocator/) ------------------- */
 
 /* One pool is one device's memory: an address range reserved once, into which
- * physical memory is mapped by chunks, never more of it than the budget. */
+ * physical memory is mapped by chunks, never more of it than the budget. (Segments, where the
+ * device cannot map: several ranges, each mapped whole.) */
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
   const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
-                             what follows the budget counts for nothing */
+                             what follows the budget counts for nothing. "cuda-segments": as "cuda"
+                             is on a device without virtual memory management: memory comes in
+                             segments (cuMemAlloc), and nothing moves between them */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
-  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
-  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */
+  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default. Segments: 0 */
+  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default.
+                             The least size of a segment, a multiple of 2 MiB; 0: 20 MiB */
   uint64_t small_bytes;   /* requests up to this many bytes come from slabs; 0: default */
   uint64_t keep_bytes;    /* mapped bytes under no block that stay mapped when blocks are freed;
                              what is above goes back to the driver once the work on it is done.
@@ -171,7 +175,8 @@ int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, ui
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
-/* 1 if address lies in the pool's reservation. Any thread, no lock. */
+/* 1 if address lies in the pool's reservation (in one of its segments). Any thread; no lock but,
+ * for segments, the pool's. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
 
 /* ---- Work on a pool's device. On a driver without streams (host, simulated, counted) all work
@@ -401,8 +406,9 @@ void dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
- * nothing is computed again (native/freeze.cpp). Bring back what is evicted after the 1 and
- * before the capture: dtr_remat_want_any. DTR_STATE for a 0 too many. Any thread. */
+ * nothing is computed again (native/freeze.cpp). After the 1 and before the capture, bring
+ * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
+ * too many. Any thread. */
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
 /* Forgets all records and returns the memory that only the engine holds.
@@ -502,6 +508,10 @@ void dtr_op_abort(dtr_frame* frame, int32_t started);
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame* frame);
 
+/* The device index of what the step that was described last makes, -1 for the only one:
+ * where a tensor without an edge belongs if no argument has one. */
+int32_t dtr_frame_device(dtr_frame* frame);
+
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
  * storages that were evicted. Returns -status on failure. */
@@ -522,7 +532,9 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
 int32_t dtr_evict(dtr_engine* engine, void* handle); /* 1 done, 0 not possible, -status */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
- * given away; the storage becomes a constant for good and is watched for changes. */
+ * given away; the storage becomes a constant for good and is watched for changes, if it is
+ * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
+ * what is computed from it from now on is not computed again. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
 int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */

@@ -229,7 +229,10 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
   } else {
     storage->external = true;
     storage->constant_for_good = true;
-    if (desc.device_type == 0) storage->checksum = checksum(desc.data, desc.storage_bytes);
+    if (desc.device_type == 0)
+      storage->checksum = checksum(desc.data, desc.storage_bytes);
+    else
+      storage->captured = true;  // F2
   }
   return storage;
 }

@@ -176,6 +176,7 @@ struct Frame {
   bool inputs_held = false;             // the locks of `inputs` are holds (R11)
   bool requested = false;               // the op's request has begun
   bool step_open = false;
+  int8_t step_device = -1;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
 };
@@ -253,7 +254,7 @@ class Engine {
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
   bool hand_is_resident(void* handle);
-  void hand_pin(const void* tensor, bool escaped);
+  void hand_pin(const void* tensor, int32_t escaped);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
 

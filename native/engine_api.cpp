@@ -165,6 +165,8 @@ int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
   return step.data();
 }
 
+int32_t dtr_frame_device(dtr_frame* frame) { return frame_of(frame).step_device; }
+
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   dtr::Frame& of = frame_of(frame);
   return static_cast<int32_t>(
@@ -247,7 +249,7 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
 }
 
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped != 0); });
+  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped); });
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {

@@ -3,12 +3,15 @@
 // A captured graph uses the addresses that it was given, and changes what lies there, at
 // times of which nobody tells us:
 //
-//  F1  While a capture is under way no live storage is evicted. (The caller has everything
-//      brought back first, so no captured op needs a rematerialization, whose work would
-//      become a part of the graph.) What is dead may go: no op can be given it.
+//  F1  While a capture is under way no live storage is evicted. The caller has everything
+//      brought back first, so that no captured op needs a rematerialization, whose work
+//      would become a part of the graph, and waits until that is done, so that no stream
+//      has to wait for another's (O2). What is dead may go: no op can be given it.
 //  F2  What an op touches meanwhile is *captured*: a constant for good. What depended on it
 //      until then is settled, and what is computed from it later is not computed again,
-//      because a replay of the graph may have changed it in between.
+//      because a replay of the graph may have changed it in between. The same holds for
+//      memory on a device that is shared with others (DLPack): nothing tells of their writes,
+//      as the checksum does on the CPU.
 #include <limits>
 
 #include "engine.h"

@@ -27,7 +27,7 @@ bool Engine::hand_is_resident(void* handle) {
   return !storage || storage->state == State::resident;
 }
 
-void Engine::hand_pin(const void* tensor, bool escaped) {
+void Engine::hand_pin(const void* tensor, int32_t escaped) {
   dtr_tensor_desc desc;
   describe(tensor, &desc);
   if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
@@ -35,7 +35,7 @@ void Engine::hand_pin(const void* tensor, bool escaped) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return;
-  if (!escaped) {
+  if (escaped == 0) {
     ++storage->pins;
   } else if (!storage->external) {
     forget_parent(storage, deferred);
@@ -44,6 +44,10 @@ void Engine::hand_pin(const void* tensor, bool escaped) {
     update_candidate(storage);
     if (storage->device_type == 0)
       storage->checksum = checksum(storage->address, storage->size_bytes);
+  }
+  if (escaped == 2 && storage->device_type != 0) {
+    storage->captured = true;  // F2
+    settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
   }
   maybe_remove(storage, deferred);
 }

@@ -2,20 +2,17 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
-#include "counted_pool.h"
 #include "cuda_driver.h"
 #include "dtr_alloc.h"
 #include "error.h"
-#include "pool.h"
+#include "make_pool.h"
 
 struct dtr_pool {
-  explicit dtr_pool(const dtr_pool_options& options) : owned(make(options)), pool(*owned) {}
+  explicit dtr_pool(std::unique_ptr<dtr::AnyPool> made) : owned(std::move(made)), pool(*owned) {}
   std::unique_ptr<dtr::AnyPool> owned;
   dtr::AnyPool& pool;
-
- private:
-  static std::unique_ptr<dtr::AnyPool> make(const dtr_pool_options& options);
 };
 
 namespace {
@@ -31,14 +28,6 @@ void require(const void* argument, const char* name) {
 
 }  // namespace
 
-std::unique_ptr<dtr::AnyPool> dtr_pool::make(const dtr_pool_options& options) {
-  if (options.driver == std::string("counted"))
-    return std::make_unique<dtr::CountedPool>(options.budget_bytes);
-  return std::make_unique<dtr::Pool>(dtr::PoolOptions{
-      options.driver, options.device, options.budget_bytes, options.reserve_bytes,
-      options.chunk_bytes, options.small_bytes, options.keep_bytes, options.poison});
-}
-
 DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
 
 DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
@@ -49,7 +38,9 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
     *out = nullptr;
     require(options, "options");
     require(options->driver, "driver");
-    *out = new dtr_pool(*options);
+    *out = new dtr_pool(dtr::make_pool(
+        {options->driver, options->device, options->budget_bytes, options->reserve_bytes,
+         options->chunk_bytes, options->small_bytes, options->keep_bytes, options->poison}));
   });
 }
 

@@ -148,6 +148,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
       frame.step_outputs.push_back(output.storage);
     }
   frame.step_open = true;
+  frame.step_device = frame.stack.back().target->device_index;
   frame.step_begin_ns = now_ns();
   frame.room_ns_at_step = room_ns_of_thread();
 }
@@ -218,6 +219,10 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
                        std::to_string(output.position) + ", unlike the first time");
     dtr_tensor_desc desc;
     framework_->describe(tensor, &desc);
+    if (desc.device_type != storage->device_type || desc.device_index != storage->device_index)
+      throw StateError("op " + std::to_string(op->id) + " gave a result on device " +
+                       std::to_string(desc.device_index) + " where it gave one on device " +
+                       std::to_string(storage->device_index) + " the first time");
     if (desc.storage_bytes != storage->size_bytes)
       throw StateError("op " + std::to_string(op->id) + " gave " +
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +

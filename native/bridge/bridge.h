@@ -11,6 +11,8 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 #include "bridge_table.h"
 
 #define DTR_EXPORT extern "C" __attribute__((visibility("default")))
@@ -27,6 +29,11 @@ void free_of_arena(void* address);
 // The stream of this thread's work for a device; null where there are none.
 using CurrentStream = uint64_t (*)(uint8_t device_type, int8_t device_index);
 void set_current_stream(CurrentStream function);
+
+// Whether the job has used two streams of a device. Then autograd's engine reads the DataPtr of
+// gradients that wait for their node, to record their streams (torch/csrc/autograd/
+// input_buffer.cpp), and must not meet an exception if one is evicted.
+extern std::atomic<bool> several_streams;
 
 // Memory for work on a stream; null for zero bytes. Throws c10::OutOfMemoryError, which
 // Python sees as torch.OutOfMemoryError, or c10::Error for every other refusal. It never

@@ -450,8 +450,17 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     return 0;
   }
 
+  // See several_streams.
+  void note(c10::DeviceIndex device, uint64_t stream) {
+    if (dtr_bridge::several_streams.load(std::memory_order_relaxed)) return;
+    uint64_t first = 0;
+    if (!first_streams_[device].compare_exchange_strong(first, stream + 1) && first != stream + 1)
+      dtr_bridge::several_streams = true;
+  }
+
   void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream, uint64_t arena) {
     dtr_pool* pool = pool_of(device);
+    note(device, number(stream));
     try {
       return allocate_block({c10::DeviceType::CUDA, device}, size, number(stream), arena);
     } catch (const c10::OutOfMemoryError&) {
@@ -516,7 +525,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   std::vector<caching::OutOfMemoryObserver> observers_;
   std::map<PoolKey, PrivatePool> private_pools_;
   std::vector<Route> routes_;
-  std::atomic<bool> routed_{false};  // whether there are any
+  std::atomic<bool> routed_{false};                                  // whether there are any
+  std::array<std::atomic<uint64_t>, most_devices> first_streams_{};  // plus 1; 0: none yet
   std::array<Limit, most_devices> limits_{};
   std::array<dtr_pool_stats, most_devices> counted_from_{};
 };

@@ -21,6 +21,7 @@
 namespace dtr_bridge {
 
 const dtr_core* core = nullptr;
+std::atomic<bool> several_streams{false};
 
 void free_block(void* address) { core->freed(core->engine, address); }
 
@@ -29,10 +30,9 @@ void free_of_arena(void* address) { core->freed(core->engine, address); }
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
   int32_t status = DTR_OK;
   const char* message = nullptr;
-  void* address =
-      core->allocate(core->engine, static_cast<uint8_t>(device.type()),
-                     static_cast<int8_t>(device.index()), size_bytes, stream, arena, &status,
-                     &message);
+  void* address = core->allocate(core->engine, static_cast<uint8_t>(device.type()),
+                                 static_cast<int8_t>(device.index()), size_bytes, stream, arena,
+                                 &status, &message);
   // A null address with status OK is the answer to a request of zero bytes.
   if (!address && status != DTR_OK) {
     TORCH_CHECK_WITH(OutOfMemoryError, status != DTR_OUT_OF_MEMORY, message);
@@ -50,17 +50,20 @@ using dtr_bridge::core;
 using dtr_bridge::free_block;
 using dtr_bridge::free_of_arena;
 
-// Two private members are needed: the flag that makes an access throw, which not
+// Three private members are needed: the flags that make an access throw, which not
 // every version lets one clear, and the reference counts, because c10's own lock()
 // may take the GIL and the engine must never wait for it under its lock. An
 // explicit instantiation may name a private member ([temp.explicit]): a torch
 // without it is an error of the compiler, never of a running job.
-template <auto Member>
-struct ThrowFlag {
-  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*Member; }
+template <auto Access, auto Write>
+struct ThrowFlags {
+  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*Access; }
+  friend bool& throws_on_write(c10::StorageImpl& storage) { return storage.*Write; }
 };
 bool& throws_on_access(c10::StorageImpl& storage);
-template struct ThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+bool& throws_on_write(c10::StorageImpl& storage);
+template struct ThrowFlags<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                           &c10::StorageImpl::throw_on_mutable_data_ptr_>;
 
 template <auto Member>
 struct Counts {
@@ -165,7 +168,11 @@ void* detach(void* handle, void* evicted_context) {
   if (!address) return nullptr;
   storage.set_data_ptr_noswap(
       c10::DataPtr(nullptr, evicted_context, &free_evicted, storage.device()));
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(evicted_message));
+  if (dtr_bridge::several_streams.load(std::memory_order_relaxed)) {
+    storage.set_throw_on_mutable_data_ptr();  // and who only reads gets a null pointer
+  } else {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(evicted_message));
+  }
   return address;
 }
 
@@ -174,7 +181,7 @@ void attach(void* handle, void* address) {
   c10::DataPtr& pointer = storage._mutable_data_ptr_no_checks();
   const c10::Device device = pointer.device();
   if (pointer.get_deleter() == &free_evicted) pointer.release_context();
-  throws_on_access(storage) = false;
+  throws_on_access(storage) = throws_on_write(storage) = false;
   storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
   storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_block, device));
 }
@@ -216,19 +223,19 @@ void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t devic
 }
 
 dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
-                                 &describe,
-                                 &strong_count,
-                                 &retain_weak,
-                                 &release_weak,
-                                 &retain_strong,
-                                 &retain_strong_with_gil,
-                                 &release_strong,
-                                 &data,
-                                 &detach,
-                                 &attach,
-                                 &take,
-                                 &make,
-                                 nullptr};  // see set_current_stream
+                           &describe,
+                           &strong_count,
+                           &retain_weak,
+                           &release_weak,
+                           &retain_strong,
+                           &retain_strong_with_gil,
+                           &release_strong,
+                           &data,
+                           &detach,
+                           &attach,
+                           &take,
+                           &make,
+                           nullptr};  // see set_current_stream
 
 }  // namespace
 

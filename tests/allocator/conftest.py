@@ -10,24 +10,37 @@ from native_pool import NativePool
 __all__ = ["fake_cuda", "fake_cuda_library"]
 
 
-@pytest.fixture(params=["host", "simulated", "cuda"])
+@pytest.fixture(params=["host", "simulated", "cuda", "cuda-segments"])
 def driver(request):
-    """Each driver in turn; cuda on the stand-in."""
-    if request.param == "cuda":
+    """Each driver in turn; both of cuda on the stand-in."""
+    if request.param.startswith("cuda"):
         request.getfixturevalue("fake_cuda")
     return request.param
 
 
 @pytest.fixture
-def make_pool(driver):
+def maps_chunks(driver):
+    """For what segments cannot do: chunks that move to where a block needs them."""
+    if driver == "cuda-segments":
+        pytest.skip("segments do not move")
+
+
+@pytest.fixture
+def chunk(driver):
+    """The size of the chunks of make_pool."""
+    return 2 << 20 if driver.startswith("cuda") else 64 << 10
+
+
+@pytest.fixture
+def make_pool(driver, chunk):
     """Makes pools with this driver and chunks of one size; the budget is in chunks."""
-    chunk = 2 << 20 if driver == "cuda" else 64 << 10
 
     def make(chunks=64, **options):
         options.setdefault("chunk", chunk)
         pool = NativePool(driver, budget=chunks * chunk, **options)
         pool.chunk = chunk
         pool.has_memory = driver != "simulated"
+        pool.in_segments = driver == "cuda-segments"
         return pool
 
     return make

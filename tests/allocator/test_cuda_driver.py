@@ -51,11 +51,14 @@ def test_the_probe_counts_devices(fake_cuda):
         check(lib.dtr_cuda_probe(ffi.NULL, count))
 
 
-def test_a_device_without_virtual_memory_is_refused(fake_cuda):
-    """No VMM support is said in the message, and nothing is left behind."""
+def test_a_device_without_virtual_memory_has_segments(fake_cuda):
+    """Memory comes by cuMemAlloc, as much as the segments that are needed."""
     fake_cuda.set_vmm(0)
-    with pytest.raises(DriverFailed, match="no VMM support"):
-        NativePool("cuda")
+    with NativePool("cuda", budget=64 * MIB) as pool:
+        pool.allocate(3 * MIB)
+        pool.allocate(25 * MIB)
+        assert pool.stats().reserved_bytes == fake_cuda.physical_bytes() == (20 + 26) * MIB
+    assert fake_cuda.physical_bytes() == 0
 
 
 def test_the_library_stays_while_a_pool_exists(fake_cuda):
@@ -119,7 +122,8 @@ def test_a_failure_that_is_not_memory_is_a_driver_error(fake_cuda):
 
 
 def scenario(pool: NativePool) -> None:
-    """Uses every verb of the driver: maps, remaps, events of three streams, trims, budgets."""
+    """Uses every verb of the driver: maps, remaps, events of three streams, trims, budgets,
+    timers, copies, arenas."""
     blocks = [pool.allocate(CHUNK + 4096) for _ in range(4)]
     small = [pool.allocate(700, stream) for stream in (0, 1, 2)]
     pool.record_stream(blocks[0], 1)
@@ -134,19 +138,58 @@ def scenario(pool: NativePool) -> None:
     pool.trim()
     pool.free(pool.allocate(7 * CHUNK, 1))
     pool.set_budget(4 * CHUNK)
+    timer = pool.time_begin(1)
+    pool.order(2, 1)
+    pool.time_end(timer)
+    pool.times()
+    side, host = pool.side_stream(), pool.host_allocate(4096)
+    try:
+        block = pool.allocate(4096, 1)
+        pool.copy_out(host, block, 4096, side)
+        pool.copy_in(block, host, 4096, side)
+        pool.synchronize(side)
+        pool.free(block)
+    finally:
+        pool.hosts.append(host)
+    arena = pool.arena_open()
+    block = pool.arena_allocate(arena, CHUNK, 1)
+    pool.record_stream(block, 2)
+    pool.free(block)
+    pool.free(pool.arena_allocate(arena, CHUNK, 2))
+    pool.arena_close(arena)
+    pool.free(pool.allocate(3 * CHUNK, 1))
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-def test_any_call_may_fail(fake_cuda, error):
+@pytest.mark.parametrize(
+    ("driver", "options"),
+    [("cuda", {}), ("cuda", {"keep": 1}), ("cuda-segments", {"chunk": CHUNK})],
+)
+def test_any_call_may_fail(fake_cuda, error, driver, options):
     """For every n, the n-th call fails: the error is clean, the pool is whole and still works."""
-    with NativePool("cuda", budget=10 * CHUNK) as pool:
-        start = fake_cuda.calls()
-        scenario(pool)
-        calls = fake_cuda.calls() - start
+
+    def make():
+        pool = NativePool(driver, budget=12 * CHUNK, **options)
+        pool.hosts = []
+        return pool
+
+    def clean(pool):
+        while pool.hosts:
+            pool.host_free(pool.hosts.pop())
+        for block in pool.snapshot():
+            if block.state == 1:
+                pool.free(block.address)
+
+    pool = make()
+    start = fake_cuda.calls()
+    scenario(pool)
+    calls = fake_cuda.calls() - start
+    clean(pool)
+    pool.destroy()
     assert calls > 100
     failures = 0
     for n in range(1, calls + 1):
-        pool = NativePool("cuda", budget=10 * CHUNK)
+        pool = make()
         fake_cuda.fail_call(n, error)
         failure = None
         try:
@@ -159,11 +202,10 @@ def test_any_call_may_fail(fake_cuda, error):
             assert f"{fake_cuda.failed()} failed" in str(failure)
         fake_cuda.fail_call(0, 0)
         pool.verify()
-        for block in pool.snapshot():
-            if block.state == 1:
-                pool.free(block.address)
-        pool.set_budget(10 * CHUNK)
+        clean(pool)
+        pool.set_budget(12 * CHUNK)
         scenario(pool)
+        clean(pool)
         pool.destroy()
         assert fake_cuda.leaks() == 0, f"{fake_cuda.failed()} failed and something leaked"
         assert fake_cuda.violations() == []

@@ -4,6 +4,7 @@ Hypothesis prints a failing run as a list of rule calls; keep it as a named test
 """
 
 from contextlib import suppress
+from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -34,6 +35,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
     driver = "host"
     chunk = 64 * KIB
     fake = None
+    options: ClassVar = {}  # more of the pool's
+    in_segments = False  # what one block keeps may be as large as any that was there before
 
     def __init__(self):
         super().__init__()
@@ -41,7 +44,12 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.fake.reset()
             self.fake.hold(1)
         self.budget = 16
-        self.pool = NativePool(self.driver, budget=self.budget * self.chunk)
+        self.pool = NativePool(
+            self.driver,
+            budget=self.budget * self.chunk,
+            chunk=self.chunk if self.in_segments else 0,
+            **self.options,
+        )
         self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
         self.next_content = 0
         self.armed = False  # a driver call is going to fail
@@ -52,6 +60,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     def certainly_fits(self, extra: int) -> bool:
         """Even if every block had its edges alone in their chunks."""
+        if self.in_segments:
+            return not self.live and extra <= self.budget * self.chunk
         sizes = [size for size, _, _ in self.live.values()] + [extra]
         return sum(size // self.chunk + 2 for size in sizes) <= self.budget
 
@@ -145,6 +155,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.disarm()
 
     def certainly_fits_in(self, chunks: int) -> bool:
+        if self.in_segments:
+            return not self.live
         return sum(size // self.chunk + 2 for size, _, _ in self.live.values()) <= chunks
 
     @rule()
@@ -216,6 +228,18 @@ def test_cuda_memory_agrees_with_the_model(fake_cuda):
         fake = fake_cuda
 
     run(OnCuda, settings=SETTINGS)
+
+
+def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda):
+    """The same where the device has no virtual memory management."""
+
+    class InSegments(PoolAgainstModel):
+        driver = "cuda-segments"
+        chunk = 2 << 20
+        fake = fake_cuda
+        in_segments = True
+
+    run(InSegments, settings=SETTINGS)
 
 
 def test_memory_that_was_not_released_is_released_in_its_context(fake_cuda):

@@ -1,7 +1,7 @@
 """Freed blocks filled with 0xFF. Needs the native build; CUDA is the stand-in."""
 
 import pytest
-from native_pool import MIB, Invalid, NativePool, fill, read
+from native_pool import MIB, DriverFailed, Invalid, NativePool, fill, read
 
 CHUNK = 2 * MIB
 A, B = 16, 32
@@ -75,3 +75,22 @@ def test_poison_needs_contents():
         NativePool("simulated", poison=1)
     with pytest.raises(Invalid, match="poison is 2; allowed: 0, or 1"):
         NativePool("host", poison=2)
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_a_block_that_could_not_be_filled_is_still_in_use(size, fake_cuda):
+    """For every n, the n-th call of a free fails; the block can be freed afterwards."""
+    with NativePool("cuda", budget=8 * CHUNK, poison=1) as pool:
+        for n in range(1, 40):
+            block = pool.allocate(size, A)
+            pool.record_stream(block, B)
+            fake_cuda.fail_call(n, 999)
+            try:
+                pool.free(block)
+            except DriverFailed:
+                fake_cuda.fail_call(0, 0)
+                assert pool.block_start(block) == block
+                pool.free(block)
+            fake_cuda.fail_call(0, 0)
+            pool.verify()
+            assert pool.stats().live_blocks == 0

@@ -35,7 +35,7 @@ using Address = unsigned long long;
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
 constexpr int kCaptureUnsupported = 900, kCapturedEvent = 907, kRelaxed = 2;
-constexpr uint64_t kGranularity = 2 << 20;
+constexpr uint64_t kAlignment = 2 << 20;  // of cuMemAlloc
 
 struct Location {
   int type, id;
@@ -57,7 +57,10 @@ struct Event;
 
 struct Range {
   Address begin = 0, end = 0;
+  bool writes = true;
   bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+  // Two that only read do not disturb each other.
+  bool disturbs(const Range& other) const { return overlaps(other) && (writes || other.writes); }
 };
 
 struct Operation {
@@ -90,12 +93,13 @@ struct Mapping {
   uint64_t size;
   Address handle;
   bool access;
+  int device;
 };
 
 struct State {
-  uint64_t total = uint64_t{1} << 30;
+  uint64_t total = uint64_t{1} << 30, granularity = 2 << 20;
   int devices = 1, vmm = 1;
-  bool initialized = false, hold = false;
+  bool initialized = false, hold = false, effects_at_once = false;
   int retained = 0;
   uint64_t calls = 0, fail_at = 0;
   int fail_with = kUnknown;
@@ -103,9 +107,11 @@ struct State {
   uint64_t next_handle = 1, physical = 0, waits = 0;
   uint64_t next_stream = 0x10000, work_ns = 1000;
   std::set<uint64_t> created_streams;
-  std::map<Address, uint64_t> host;  // pinned
+  std::map<Address, uint64_t> host;      // pinned
+  std::map<Address, void*> allocations;  // and where they are mapped here
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
+  std::map<Address, int> handle_devices;
   std::map<Address, Mapping> mappings;
   std::map<uint64_t, Stream> streams;
   std::set<Event*> events;
@@ -203,7 +209,7 @@ void launch(uint64_t id, Range first, Range second = {}, std::function<void()> e
     for (const Operation& operation : others.queue) {
       bool overlaps = false;
       for (const Range& used : operation.uses) {
-        overlaps = overlaps || used.overlaps(first) || used.overlaps(second);
+        overlaps = overlaps || used.disturbs(first) || used.disturbs(second);
       }
       if (overlaps && stream.clock[other] < operation.sequence) {
         violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
@@ -215,7 +221,11 @@ void launch(uint64_t id, Range first, Range second = {}, std::function<void()> e
   Operation& operation = enqueue(stream);
   operation.uses[0] = first;
   operation.uses[1] = second;
-  operation.effect = std::move(effect);
+  if (state->effects_at_once && effect) {
+    effect();
+  } else {
+    operation.effect = std::move(effect);
+  }
   if (!state->hold) run_all();
 }
 
@@ -227,6 +237,7 @@ uint64_t number_of(void* stream) { return reinterpret_cast<uint64_t>(stream); }
 
 // A copy in stream order.
 void launch_copy(void* stream, Range to, Range from) {
+  from.writes = false;
   launch(number_of(stream), to, from, [to, from] {
     memcpy(reinterpret_cast<void*>(to.begin), reinterpret_cast<void*>(from.begin),
            to.end - to.begin);
@@ -362,15 +373,42 @@ EXPORT int cuCtxSetCurrent(void* context) {
   return 0;
 }
 
+EXPORT int cuMemAlloc_v2(Address* address, size_t size) {
+  CALL_WITH_CONTEXT("cuMemAlloc");
+  if (state->physical + size > state->total) return kOutOfMemory;
+  void* base = mmap(nullptr, size + kAlignment, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *address = (reinterpret_cast<Address>(base) + kAlignment - 1) / kAlignment * kAlignment;
+  state->physical += size;
+  state->allocations[*address] = base;
+  state->mappings[*address] = {size, 0, true};
+  return 0;
+}
+
+EXPORT int cuMemFree_v2(Address address) {
+  CALL_WITH_CONTEXT("cuMemFree");
+  auto found = state->allocations.find(address);
+  if (found == state->allocations.end()) return violation("cuMemFree of unknown memory");
+  const uint64_t size = state->mappings.at(address).size;
+  if (busy("cuMemFree", range_of(address, size))) return kInvalidValue;
+  munmap(found->second, size + kAlignment);
+  state->allocations.erase(found);
+  state->mappings.erase(address);
+  state->physical -= size;
+  return 0;
+}
+
 EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
   CALL("cuMemGetAllocationGranularity");
-  *granularity = kGranularity;
+  *granularity = state->granularity;
   return 0;
 }
 
 EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
   CALL_WITH_CONTEXT("cuMemAddressReserve");
-  if (size % kGranularity != 0) return violation("a reservation of no multiple of granularity");
+  if (size % state->granularity != 0)
+    return violation("a reservation of no multiple of granularity");
   void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
@@ -396,13 +434,14 @@ EXPORT int cuMemAddressFree(Address address, size_t size) {
 EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
                        unsigned long long) {
   CALL_WITH_CONTEXT("cuMemCreate");
-  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % kGranularity != 0) {
+  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0) {
     return violation("cuMemCreate with wrong arguments");
   }
   if (state->physical + size > state->total) return kOutOfMemory;
   state->physical += size;
   *handle = state->next_handle++;
   state->handles[*handle] = size;
+  state->handle_devices[*handle] = prop->location.id;
   return 0;
 }
 
@@ -415,6 +454,7 @@ EXPORT int cuMemRelease(Address handle) {
   }
   state->physical -= found->second;
   state->handles.erase(found);
+  state->handle_devices.erase(handle);
   return 0;
 }
 
@@ -437,7 +477,7 @@ EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
     --next;
     if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
   }
-  state->mappings[address] = {size, handle, false};
+  state->mappings[address] = {size, handle, false, state->handle_devices[handle]};
   return 0;
 }
 
@@ -661,6 +701,7 @@ EXPORT void fake_cuda_reset() {
 }
 
 EXPORT void fake_cuda_set_memory(uint64_t total) { state->total = total; }
+EXPORT void fake_cuda_set_granularity(uint64_t bytes) { state->granularity = bytes; }
 EXPORT void fake_cuda_set_devices(int devices) { state->devices = devices; }
 EXPORT void fake_cuda_set_vmm(int supported) { state->vmm = supported; }
 
@@ -673,9 +714,12 @@ EXPORT void fake_cuda_fail_call(uint64_t n, int error) {
 EXPORT const char* fake_cuda_failed_call() { return state->failed_call.c_str(); }
 EXPORT uint64_t fake_cuda_calls() { return state->calls; }
 
+// 2: what fills and copies do is done at once, and only counts as unfinished. For kernels that run
+// when they are launched.
 EXPORT void fake_cuda_hold(int on) {
   std::lock_guard<std::mutex> lock(mutex);
   state->hold = on != 0;
+  state->effects_at_once = on == 2;
   if (!state->hold) run_all();
 }
 // Queues work on a stream that uses a range.
@@ -686,6 +730,21 @@ EXPORT void fake_cuda_launch(uint64_t stream, Address address, uint64_t size) {
 EXPORT void fake_cuda_capture(uint64_t stream, int on) {
   std::lock_guard<std::mutex> lock(mutex);
   state->streams[stream].capturing = on != 0;
+}
+// The same, for work that only reads the range.
+EXPORT void fake_cuda_read(uint64_t stream, Address address, uint64_t size) {
+  std::lock_guard<std::mutex> lock(mutex);
+  Range range = range_of(address, size);
+  range.writes = false;
+  launch(stream, range);
+}
+// The device whose memory is mapped at an address, or -1.
+EXPORT int fake_cuda_device_of(Address address) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto next = state->mappings.upper_bound(address);
+  if (next == state->mappings.begin()) return -1;
+  --next;
+  return address < next->first + next->second.size ? next->second.device : -1;
 }
 EXPORT void fake_cuda_set_work_ns(uint64_t ns) { state->work_ns = ns; }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.

@@ -311,6 +311,17 @@ def test_a_budget_is_needed_and_comes_from_the_environment_too(cupy, monkeypatch
     assert pools.existing().budget_bytes() == [2**28]
 
 
+def test_the_heaps_counters_and_its_free_memory_are_at_hand_without_torch(cupy):
+    with pytest.raises(StateError, match="was not enabled"):
+        ours.stats()
+    ours.enable("64MiB")
+    held = cupy.cuda.alloc(5 * MIB)
+    assert ours.stats()["allocated_bytes"] == 5 * MIB
+    del held
+    assert ours.trim() == 6 * MIB
+    assert ours.stats()["peak_allocated_bytes"] == 5 * MIB
+
+
 def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
     monkeypatch.setenv("DTR_ALLOC_CHUNK", "4MiB")
     ours.enable("64MiB")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from native_pool import MIB, NativePool, ffi, lib
+from native_pool import MIB, NativePool, OutOfMemory, ffi, lib
 from toy import MEASURED, MUTATE, WORD, Toy
 
 from dtr_alloc import _core
@@ -53,9 +53,12 @@ class StreamToy(Toy):
 def make_toy(fake_cuda):
     made = []
 
-    def make(chunks: int, **options: Any) -> StreamToy:
+    def make(chunks: int, streams: tuple[int, ...] = (A, B), **options: Any) -> StreamToy:
         toy = StreamToy(fake_cuda, NativePool("cuda", budget=chunks * CHUNK), **options)
         made.append(toy)
+        # The pool knows them all: a new one would wait for everything, once.
+        for stream in streams:
+            toy.pool.free(toy.pool.allocate(100, stream))
         fake_cuda.hold(1)
         return toy
 
@@ -149,7 +152,7 @@ def test_a_new_version_of_a_shared_buffer_waits_too(make_toy, fake_cuda):
 
 def test_one_stream_waits_for_nothing(make_toy, fake_cuda):
     """Evictions and rematerializations on a single stream need no wait at all."""
-    toy = make_toy(4)
+    toy = make_toy(4, streams=())
     with toy.on(A):
         source = toy.unseen(LARGE)
         made = [source]
@@ -220,14 +223,12 @@ class TestFreeze:
         x = toy.one("x", source, words=LARGE)
         assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
         assert not toy.evict(x)
-        y = toy.one("y", source, words=LARGE)
-        with pytest.raises(Exception, match="out of memory"):
-            toy.one("z", source, words=2 * LARGE)
+        with pytest.raises(OutOfMemory):
+            toy.unseen(3 * LARGE)
         assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_OK
-        z = toy.one("z", source, words=LARGE)
-        w = toy.one("w", source, words=LARGE)
-        assert not (toy.resident(x) and toy.resident(y))
-        release(source, x, y, z, w)
+        large = toy.unseen(3 * LARGE)
+        assert not toy.resident(x)
+        release(source, x, large)
 
     def test_what_an_operator_touched_is_never_evicted_nor_computed_from_again(self, make_toy):
         toy = make_toy(8)

@@ -310,6 +310,42 @@ def test_memory_of_the_heap_that_torch_did_not_take_is_memory_of_others():
         check(lib.dtr_pool_free(pool, out[0]))
 
 
+@pytest.mark.parametrize(
+    "share",
+    [lambda t: torch.from_dlpack(t), lambda t: dlpack.to_dlpack(t)],
+    ids=["from_dlpack", "to_dlpack"],
+)
+def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_first(
+    share: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+):
+    """As on CUDA, where no checksum tells that others wrote: played on the CPU."""
+    with checked_session():
+        monkeypatch.setattr(dtr_alloc.runtime._runtime, "notices_writes", False)
+        shared = source() * 2
+        derived, later = evicted(shared + 1), evicted((shared * 3).exp())
+        shared_with = share(shared)
+        assert dtr_alloc.is_resident(derived)
+        assert dtr_alloc.is_resident(later)
+        np.asarray(shared.numpy())[...] = 7
+        assert torch.equal(derived, source() * 2 + 1)
+        assert torch.equal(later, (source() * 2 * 3).exp())
+        del shared_with
+
+
+def test_sharing_inside_an_operator_leaves_its_inputs_to_its_schema(monkeypatch):
+    """A custom operator may hand its arguments to a kernel of another library's."""
+    with checked_session():
+        monkeypatch.setattr(dtr_alloc.runtime._runtime, "notices_writes", False)
+
+        @torch.library.custom_op("dtr_test::twice_by_dlpack", mutates_args=())
+        def twice(tensor: Tensor) -> Tensor:
+            return torch.from_numpy(np.from_dlpack(tensor.detach()) * 2)
+
+        start = source() + 1
+        assert torch.equal(twice(start), (source() + 1) * 2)
+        assert not dtr_alloc.evict(start)
+
+
 def test_the_way_around_dlpack_is_closed_while_enabled():
     """Libraries that find this table take addresses from it, and never call __dlpack__()."""
     name = "__dlpack_c_exchange_api__"

@@ -106,6 +106,14 @@ class TestTheSameBits:
         self.check(result, expected, job)
         assert read_stats(job / "stats.json")["job"]["argv"][-1] == "job.py"
 
+    def test_where_freed_memory_is_overwritten_and_given_back_at_once(self, job, expected):
+        settings = {"DTR_ALLOC_POISON": "1", "DTR_ALLOC_KEEP": "0", "DTR_ALLOC_CHUNK": "64KiB"}
+        result = python(
+            "job.py", cwd=job, DTR_ALLOC_BUDGET=BUDGET, DTR_ALLOC_STATS="stats.json", **settings
+        )
+        self.check(result, expected, job)
+        assert read_stats(job / "stats.json")["chunk_bytes"] == 65536
+
     def test_by_the_command_line(self, job, expected):
         result = run_command("run", "--budget", BUDGET, "--stats", "stats.json", "job.py", cwd=job)
         self.check(result, expected, job)

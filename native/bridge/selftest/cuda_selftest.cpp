@@ -111,9 +111,19 @@ void run() {
   EXPECT(stats().allocation[0].current == 0);
   EXPECT(stats().allocation[0].peak == 2);
 
-  EXPECT(throws<c10::Error>([&] { allocator->beginAllocateToPool(0, {1, 0}, nullptr); }, "graph"));
-  allocator->endAllocateToPool(0, {1, 0});
-  allocator->releasePool(0, {1, 0});
+  // A private pool lives as long as it has users. (What it gives out cannot be seen here:
+  // allocate() asks for the current device.)
+  const c10::cuda::MempoolId_t id{0, 1};
+  EXPECT(allocator->getPoolUseCount(0, id) == 0);
+  allocator->createOrIncrefPool(0, id);
+  allocator->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+  EXPECT(allocator->getPoolUseCount(0, id) == 2);
+  allocator->endAllocateToPool(0, id);
+  allocator->releasePool(0, id);
+  EXPECT(allocator->getPoolUseCount(0, id) == 1);
+  allocator->releasePool(0, id);
+  EXPECT(throws<c10::Error>([&] { allocator->releasePool(0, id); }, "no private memory pool"));
+  EXPECT(throws<c10::Error>([&] { allocator->setUseOnOOM(0, id, true); }, "use_on_oom"));
   EXPECT(throws<c10::Error>([&] { allocator->enablePeerAccess(0, 1); }, "cannot access"));
   allocator->emptyCache({0, 0});
   EXPECT(stats().reserved_bytes[0].current == 0);

@@ -1,0 +1,276 @@
+#include "segmented_pool.h"
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "errors.h"
+
+namespace dtr {
+
+namespace {
+
+using Lock = std::lock_guard<PoolMutex>;
+
+constexpr uint64_t kDefaultLeastSegment = 20 << 20;
+
+uint64_t chosen_least(const PoolOptions& options) {
+  const uint64_t unit = SegmentedPool::kSegmentUnit;
+  if (options.chunk_bytes == 0) return kDefaultLeastSegment;
+  if (options.chunk_bytes % unit != 0 || options.chunk_bytes > uint64_t{1} << 40) {
+    throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
+                          "; allowed: 0 (the default), or a multiple of " + size_text(unit) +
+                          ", up to 1 TiB");
+  }
+  return options.chunk_bytes;
+}
+
+}  // namespace
+
+SegmentedPool::SegmentedPool(std::shared_ptr<Driver> driver, const PoolOptions& options)
+    : AnyPool(std::move(driver)),
+      options_(options),
+      least_(chosen_least(options)),
+      keep_bytes_(options.keep_bytes == 0 ? kNoLimit : options.keep_bytes),
+      budget_(options.budget_bytes) {
+  check_budget(budget_);
+  if (options.reserve_bytes != 0) {
+    throw InvalidArgument("reserve_bytes is " + std::to_string(options.reserve_bytes) +
+                          "; allowed: 0, as segments are not reserved");
+  }
+  options_.chunk_bytes = 0;
+  options_.keep_bytes = 0;
+  // What is wrong with the options of a segment shows now.
+  const DriverTraits& traits = driver_->traits();
+  if (options.small_bytes % traits.alignment != 0 ||
+      options.small_bytes > traits.default_chunk / 2) {
+    throw InvalidArgument("small_bytes is " + std::to_string(options.small_bytes) +
+                          "; allowed: 0 (the default), or a multiple of the alignment, " +
+                          size_text(traits.alignment) + ", up to " +
+                          size_text(traits.default_chunk / 2));
+  }
+  if (options.poison != 0 && options.poison != 1) {
+    throw InvalidArgument("poison is " + std::to_string(options.poison) + "; allowed: 0, or 1");
+  }
+  // Segments lie anywhere.
+  first_ = 0;
+  span_ = UINT64_MAX;
+  counts_.total_bytes = traits.total_bytes;
+  counts_.chunk_bytes = least_;
+}
+
+void SegmentedPool::check_budget(uint64_t budget_bytes) const {
+  if (budget_bytes >= kSegmentUnit) return;
+  throw InvalidArgument("budget_bytes is " + std::to_string(budget_bytes) +
+                        "; allowed: at least one chunk, " + size_text(kSegmentUnit) +
+                        ", or UINT64_MAX for no limit");
+}
+
+void SegmentedPool::close() {
+  Lock lock(mutex_);
+  if (counts_.live_blocks != 0) {
+    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
+                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
+  }
+  work_.close();
+  arenas_.clear();
+  while (!segments_.empty()) give_back(segments_.begin());
+}
+
+const SegmentedPool::Segment* SegmentedPool::segment_at(uint64_t address) const {
+  auto next = segments_.upper_bound(address);
+  if (next == segments_.begin()) return nullptr;
+  const auto& [start, segment] = *std::prev(next);
+  return address - start < segment.size_bytes ? &segment : nullptr;
+}
+
+bool SegmentedPool::owns(uint64_t address) const {
+  Lock lock(mutex_);
+  return segment_at(address) != nullptr;
+}
+
+bool SegmentedPool::spans(uint64_t address, uint64_t size_bytes) const {
+  const Segment* segment = segment_at(address);
+  if (segment == nullptr) return false;
+  const uint64_t before = address - segment->pool->first_address();
+  return size_bytes <= segment->size_bytes - before;
+}
+
+const SegmentedPool::Segment& SegmentedPool::in_use_at(uint64_t address, const char* call) {
+  const Segment* segment = segment_at(address);
+  if (segment != nullptr) return *segment;
+  throw InvalidArgument(std::string(call) + ": address " + address_text(address) +
+                        " is not in this pool; allowed: the start of a block in use");
+}
+
+void SegmentedPool::count_change(const PoolStats& before, const PoolStats& after) {
+  for (uint64_t PoolStats::* field :
+       {&PoolStats::allocated_bytes, &PoolStats::requested_bytes, &PoolStats::live_blocks,
+        &PoolStats::allocations, &PoolStats::frees, &PoolStats::ever_allocated_bytes,
+        &PoolStats::ever_requested_bytes}) {
+    counts_.*field += after.*field - before.*field;
+  }
+  PoolStats& now = counts_;
+  now.peak_allocated_bytes = std::max(now.peak_allocated_bytes, now.allocated_bytes);
+  now.peak_requested_bytes = std::max(now.peak_requested_bytes, now.requested_bytes);
+  now.peak_live_blocks = std::max(now.peak_live_blocks, now.live_blocks);
+  now.peak_unused_bytes = std::max(now.peak_unused_bytes, mapped_ - now.allocated_bytes);
+}
+
+void SegmentedPool::free(uint64_t address) {
+  if (address == 0) return;
+  Lock lock(mutex_);
+  Pool& pool = *in_use_at(address, "free").pool;
+  const PoolStats before = pool.counts();
+  pool.free(address);
+  count_change(before, pool.counts());
+  give_back_excess();
+}
+
+void SegmentedPool::record_stream(uint64_t address, uint64_t stream) {
+  Lock lock(mutex_);
+  in_use_at(address, "record_stream").pool->record_stream(address, stream);
+}
+
+uint64_t SegmentedPool::arena_open() {
+  Lock lock(mutex_);
+  // Segments open it when it first takes something there, which may be while a stream is captured.
+  for (auto& [start, segment] : segments_) segment.pool->make_idle_safe();
+  arenas_.insert(last_arena_ + 1);
+  return ++last_arena_;
+}
+
+void SegmentedPool::arena_close(uint64_t arena) {
+  Lock lock(mutex_);
+  if (arenas_.erase(arena) == 0) {
+    throw InvalidArgument("arena is " + std::to_string(arena) +
+                          "; allowed: an arena of this pool that is open");
+  }
+  for (auto& [start, segment] : segments_) {
+    auto inside = segment.arenas.find(arena);
+    if (inside == segment.arenas.end()) continue;
+    segment.pool->arena_close(inside->second);
+    segment.arenas.erase(inside);
+  }
+}
+
+void SegmentedPool::set_budget(uint64_t budget_bytes) {
+  check_budget(budget_bytes);
+  // However this ends, the wish is over.
+  struct Wish {
+    SegmentedPool& pool;
+    ~Wish() {
+      Lock lock(pool.mutex_);
+      pool.lowering_ = kNoLimit;
+    }
+  } wish{*this};
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    uint64_t excess;
+    {
+      Lock lock(mutex_);
+      lowering_ = budget_bytes;
+      if (mapped_ > budget_bytes) give_back_empty(mapped_ - budget_bytes);
+      if (mapped_ <= budget_bytes) {
+        budget_ = budget_bytes;
+        return;
+      }
+      excess = mapped_ - budget_bytes;
+      if (last) {
+        ++counts_.out_of_memory_errors;
+        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
+                          ": allocated " + size_text(counts_.allocated_bytes) + " in segments of " +
+                          size_text(mapped_) + " that are in use; it stays " + size_text(budget_));
+      }
+    }
+    last = !ask_room(excess, 0, &idle_answers);
+  }
+}
+
+uint64_t SegmentedPool::trim() {
+  Lock lock(mutex_);
+  const uint64_t before = mapped_;
+  give_back_empty(mapped_);
+  return before - mapped_;
+}
+
+uint64_t SegmentedPool::block_bytes(uint64_t address) {
+  Lock lock(mutex_);
+  const Segment* segment = segment_at(address);
+  return segment == nullptr ? 0 : segment->pool->block_bytes(address);
+}
+
+uint64_t SegmentedPool::block_start(uint64_t address) {
+  Lock lock(mutex_);
+  const Segment* segment = segment_at(address);
+  return segment == nullptr ? 0 : segment->pool->block_start(address);
+}
+
+uint64_t SegmentedPool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
+  Lock lock(mutex_);
+  uint64_t count = 0;
+  for (auto& [start, segment] : segments_) {
+    const uint64_t written = std::min(count, capacity);
+    count += segment.pool->free_neighbors(neighbors + written, capacity - written);
+  }
+  return count;
+}
+
+uint64_t SegmentedPool::unused_bytes() {
+  Lock lock(mutex_);
+  return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
+}
+
+PoolStats SegmentedPool::stats() {
+  Lock lock(mutex_);
+  PoolStats stats = counts_;
+  stats.budget_bytes = budget_;
+  stats.reserved_bytes = mapped_;
+  stats.peak_reserved_bytes = peak_mapped_;
+  stats.largest_free_bytes = largest_free();
+  stats.host_waits = driver_->host_waits();
+  return stats;
+}
+
+void SegmentedPool::reset_peak() {
+  Lock lock(mutex_);
+  counts_.peak_allocated_bytes = counts_.allocated_bytes;
+  counts_.peak_requested_bytes = counts_.requested_bytes;
+  counts_.peak_live_blocks = counts_.live_blocks;
+  counts_.peak_unused_bytes = mapped_ - counts_.allocated_bytes;
+  peak_mapped_ = mapped_;
+}
+
+std::vector<BlockInfo> SegmentedPool::snapshot() {
+  Lock lock(mutex_);
+  std::vector<BlockInfo> blocks;
+  for (auto& [start, segment] : segments_) {
+    const std::vector<BlockInfo> inside = segment.pool->snapshot();
+    blocks.insert(blocks.end(), inside.begin(), inside.end());
+  }
+  return blocks;
+}
+
+std::string SegmentedPool::check_invariants() {
+  Lock lock(mutex_);
+  uint64_t bytes = 0, allocated = 0, requested = 0, live = 0;
+  for (auto& [start, segment] : segments_) {
+    const std::string broken = segment.pool->check_invariants();
+    if (!broken.empty()) return broken + " (in the segment at " + address_text(start) + ")";
+    const PoolStats& of = segment.pool->counts();
+    bytes += segment.size_bytes;
+    allocated += of.allocated_bytes;
+    requested += of.requested_bytes;
+    live += of.live_blocks;
+  }
+  if (bytes != mapped_) return "G1: the segments' bytes are miscounted";
+  if (bytes > budget_) return "G1: the segments exceed the budget";
+  if (allocated != counts_.allocated_bytes) return "G2: allocated_bytes is wrong";
+  if (requested != counts_.requested_bytes) return "G2: requested_bytes is wrong";
+  if (live != counts_.live_blocks) return "G2: live_blocks is wrong";
+  if (live != counts_.allocations - counts_.frees) return "G2: allocations less frees are not live";
+  return "";
+}
+
+}  // namespace dtr

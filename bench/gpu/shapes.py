@@ -1,0 +1,180 @@
+"""The jobs whose steps are timed, in the shapes of real training, and as small as can be.
+
+Mixed precision in bfloat16 by autocast, as such jobs are trained; data stay on the device. A step
+does not wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.models.job import Job
+from bench.models.transformer import Gpt
+from bench.models.unet import UNet
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions with batch norm, and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+
+class BottleneckNet(nn.Module):
+    """ResNet-50 where blocks are (3, 4, 6, 3) and width 64: 25.6 million parameters."""
+
+    def __init__(self, width: int, blocks: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, width, 7, 2, padding=3, bias=False), nn.BatchNorm2d(width)
+        stages: list[nn.Module] = []
+        inputs = width
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                stride = 2 if stage and not block else 1
+                stages.append(Bottleneck(inputs, width << stage, stride))
+                inputs = 4 * (width << stage)
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (batch, 3, h, w) to logits (batch, classes)."""
+        x = F.relu(self.bn(self.conv(x)), inplace=True)
+        x = self.stages(F.max_pool2d(x, 3, 2, padding=1))
+        return self.head(x.mean((2, 3)))
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """The module, with its parameters of four dimensions in this layout."""
+    to: Any = module.to  # whose annotations do not know the argument
+    moved: nn.Module = to(memory_format=torch.channels_last)
+    return moved
+
+
+class ShapedJob(Job):
+    """A job whose data are drawn on its device, once."""
+
+    BATCH = 1
+
+    def images(self, side: int) -> Tensor:
+        """A batch of images (batch, 3, side, side), channels last."""
+        shape = (self.batch(self.BATCH), 3, side, side)
+        return torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+class ResNet50(ShapedJob):
+    """ResNet-50 on 224x224 images, SGD with momentum, channels last."""
+
+    BATCH, SIDE, WIDTH, CLASSES = 256, 224, 64, 1000
+    BLOCKS: tuple[int, ...] = (3, 4, 6, 3)
+
+    def build(self) -> None:
+        model = channels_last(BottleneckNet(self.WIDTH, self.BLOCKS, self.CLASSES))
+        self.model = self.add_module("resnet50", model)
+        self.optimizers["sgd"] = torch.optim.SGD(
+            self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4
+        )
+        self.x = self.images(self.SIDE)
+        self.y = torch.randint(self.CLASSES, (self.batch(self.BATCH),), device=self.device)
+
+    def train(self, i: int) -> Tensor:
+        self.optimizers["sgd"].zero_grad()
+        with self.autocast():
+            loss = F.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+        self.optimizers["sgd"].step()
+        return loss
+
+
+class TinyResNet50(ResNet50):
+    BATCH, SIDE, WIDTH, CLASSES = 32, 32, 8, 10
+    BLOCKS = (3, 3)
+
+
+class Gpt2Medium(ShapedJob):
+    """24 layers of width 1024, 16 heads, 1024 tokens, fused AdamW."""
+
+    BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 8, 1024, 1024, 16, 24, 50304
+
+    def build(self) -> None:
+        gpt = Gpt(self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS, dropout=0.1)
+        self.model = self.add_module("gpt2", gpt)
+        self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        shape = (self.batch(self.BATCH), self.TOKENS + 1)
+        self.ids = torch.randint(self.VOCABULARY, shape, device=self.device)
+
+    def train(self, i: int) -> Tensor:
+        self.optimizers["adamw"].zero_grad()
+        with self.autocast():
+            logits = self.model(self.ids[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), self.ids[:, 1:].flatten())
+        loss.backward()
+        self.optimizers["adamw"].step()
+        return loss
+
+
+class TinyGpt2(Gpt2Medium):
+    BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 16, 16, 32, 2, 3, 64
+
+
+class LargeUNet(ShapedJob):
+    """Five levels from 64 to 1024 channels on 256x256 images, RMSprop."""
+
+    BATCH, SIDE = 12, 256
+    WIDTHS: tuple[int, ...] = (64, 128, 256, 512, 1024)
+
+    def build(self) -> None:
+        self.model = self.add_module("unet", channels_last(UNet(list(self.WIDTHS))))
+        self.optimizers["rmsprop"] = torch.optim.RMSprop(self.model.parameters(), lr=1e-4)
+        self.x = self.images(self.SIDE)
+        self.y = (self.x.sum(1, keepdim=True) > 0).float()
+
+    def train(self, i: int) -> Tensor:
+        self.optimizers["rmsprop"].zero_grad()
+        with self.autocast():
+            loss = F.binary_cross_entropy_with_logits(self.model(self.x), self.y)
+        loss.backward()
+        self.optimizers["rmsprop"].step()
+        return loss
+
+
+class TinyUNet(LargeUNet):
+    BATCH, SIDE = 16, 32
+    WIDTHS = (8, 16, 32)
+
+
+SHAPES: dict[str, tuple[type[ShapedJob], type[ShapedJob]]] = {
+    "resnet50": (ResNet50, TinyResNet50),
+    "gpt2_medium": (Gpt2Medium, TinyGpt2),
+    "unet": (LargeUNet, TinyUNet),
+}
+"""By name: the real shape, and the tiny one."""
+
+
+def jobs(tiny: str | None) -> list[str]:
+    """The names of all; of one alone, where sizes are tiny anyway."""
+    return list(SHAPES) if tiny is None else [tiny]

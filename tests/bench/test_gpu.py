@@ -1,0 +1,95 @@
+"""The benchmark for a GPU, walked through on the CPU: every part runs, and says what it promises.
+
+The numbers mean nothing: this is for nobody to spend a GPU's time on a mistake in these scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed here")
+
+from bench.gpu.__main__ import PARTS
+from bench.gpu.heap_calls import Step, as_steps
+from bench.gpu.largest_batch import largest, search
+from bench.gpu.part import met
+
+ROOT = Path(__file__).parents[2]
+FACTS = {"dtr_alloc", "torch", "python", "device", "driver", "cuda", "cudnn", "commit", "command"}
+ROWS = {
+    "same_bits": {"job", "fraction", "outcome", "repeats_itself", "warnings", "tensors"},
+    "tests": {"test", "outcome"},
+    "step_time": {"job", "way", "step_seconds", "host_seconds", "ratio", "goals"},
+    "peak": {"job", "budget_bytes", "context_bytes", "driver_peak_bytes", "above_bytes"},
+    "mapping": {"chunk_mib", "microseconds", "map_us", "unmap_us"},
+    "bandwidth": {"way", "size_mib", "gigabytes_per_second"},
+    "largest_batch": {"job", "way", "largest_batch", "trials"},
+    "waits": {"job", "way", "steps", "waits", "calls"},
+    "heap_calls": {"job", "allocator", "pairs", "ns_per_pair"},
+}
+"""What the first row of each part has, at least."""
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_dry_run_of_a_part(part: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
+    command += ["--part", part.name, "--seconds", "200"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads((tmp_path / f"gpu_{part.file or part.name}.json").read_text())
+    assert document.keys() >= FACTS
+    assert document["dry_run"]
+    found = document["parts"][part.name]
+    assert found["status"] == "done"
+    first = next(row for row in found["rows"] if "skipped" not in row)
+    assert first.keys() >= ROWS[part.name]
+    assert not [row for row in found["rows"] if "error" in row]
+    summary = json.loads((tmp_path / "gpu_summary.json").read_text())
+    assert summary["parts"][part.name]["status"] == "done"
+
+
+def test_without_a_device_it_says_so_and_measures_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = "import torch; torch.cuda.is_available = lambda: False\n"
+    code += f"import sys; sys.argv = ['bench.gpu', '--out', {str(out)!r}]\n"
+    code += "from bench.gpu.__main__ import main; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
+    assert not out.exists()
+
+
+def test_a_part_that_runs_out_of_time_keeps_its_rows(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
+    command += ["--part", "step_time", "--seconds", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    found = json.loads((tmp_path / "gpu_step_time.json").read_text())["parts"]["step_time"]
+    assert found["status"] == "not started"
+    assert found["error"] == "no time was left"
+
+
+def test_frees_of_what_a_trace_does_not_allocate_are_left_out() -> None:
+    entries = [(10, -4), (20, 8), (30, 16), (20, -8), (20, 2)]
+    assert as_steps(entries) == [Step(0, 8), Step(1, 16), Step(0, 0), Step(2, 2)]
+
+
+def test_the_largest_batch_lies_between_two_that_were_tried() -> None:
+    def attempt(batches: Any) -> list[dict[str, Any]]:
+        return [{"batch": b, "outcome": "trains" if b <= 150 else "out of memory"} for b in batches]
+
+    assert largest(search([32, 64, 128, 256], 5, attempt)) == 149
+    assert largest(search([256, 512], 5, attempt)) == 0
+
+
+def test_a_goal_counts_where_its_number_is_there() -> None:
+    assert met({"ratio": 1.0, "goals": {"ratio": ["<=", 1.01]}})
+    assert not met({"ratio": 3.0, "goals": {"ratio": [">=", 4.0]}})
+    assert met({"ratio": None, "goals": {"ratio": ["<=", 1.01]}}) is None

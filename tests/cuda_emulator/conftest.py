@@ -1,0 +1,142 @@
+"""Jobs on emulated CUDA, a process each. Needs a CUDA build of torch, and no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def _reason() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed here"
+    if torch.version.cuda is None:
+        return "torch is built without CUDA here (make cuda-emulated CUDA_TORCH_PYTHONS=...)"
+    try:
+        import dtr_alloc._core  # noqa: F401
+    except ImportError as error:
+        return f"the core is not built here: {error}"
+    return None
+
+
+REASON = _reason()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if REASON is not None:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@dataclass
+class Run:
+    """What a job left behind."""
+
+    output: str
+    errors: str
+    status: int
+    report: dict[str, Any]
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return self.report["stats"]
+
+
+class Machine:
+    """A machine with emulated devices."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.library, self.folder = library, folder
+        self.runs = 0
+
+    def run(
+        self,
+        script: str | Path,
+        *arguments: object,
+        budget: object = "none",
+        devices: int = 1,
+        chunk: int = 64 << 10,
+        memory: int = 1 << 30,
+        clean: bool = True,
+    ) -> Run:
+        """Runs a script (its text, or a file) in a process.
+
+        Queued work stays unfinished until somebody waits for it. Unless `clean` is False, the
+        script must end well, and the stand-in must have nothing to report.
+        """
+        self.runs += 1
+        report = self.folder / f"report-{self.runs}.json"
+        if isinstance(script, str):
+            path = self.folder / f"script-{self.runs}.py"
+            path.write_text(script)
+            script = path
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("DTR_ALLOC_")
+        }
+        environ |= {
+            name: os.environ[name]
+            for name in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
+            if name in os.environ
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", HERE / "start.py", report, str(budget), script]
+            + [str(argument) for argument in arguments],
+            env={
+                **environ,
+                "PYTHONPATH": f"{ROOT}:{HERE}",
+                "LD_PRELOAD": str(self.library),
+                "CUDA_EMULATOR_DEVICES": str(devices),
+                "CUDA_EMULATOR_CHUNK": str(chunk),
+                "CUDA_EMULATOR_MEMORY": str(memory),
+                "CUDA_EMULATOR_HOLD": "1",
+                "OMP_NUM_THREADS": "1",
+            },
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        found = json.loads(report.read_text()) if report.exists() else {}
+        run = Run(done.stdout, done.stderr, done.returncode, found)
+        if clean:
+            assert run.status == 0, run.errors[-4000:]
+            assert found["refused"] == []
+            assert found["violations"] == []
+        return run
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for CUDA, compiled against the headers that torch brought along."""
+    from dtr_alloc import bridge
+
+    folder = tmp_path_factory.mktemp("cuda")
+    output = folder / "cuda_emulator.so"
+    cxx = bridge.compiler()
+    assert cxx, "no C++ compiler"
+    # The driver's part first: the other's begin() calls it.
+    sources = [ROOT / "tests/fake_cuda/fake_cuda.cpp", HERE / "cudart.cpp", HERE / "not_emulated.cpp"]
+    line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
+    line += [f"-I{path}" for path in bridge._cuda_headers()]
+    line += [*map(str, sources), "-o", str(output), "-Wl,-soname,libcuda.so.1"]
+    line += [f"-Wl,--version-script={HERE / 'versions.map'}", "-ldl", "-lpthread"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def machine(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(library, tmp_path_factory.mktemp("jobs"))

@@ -1,0 +1,448 @@
+"""Kernels on the CPU for the CUDA operators of PyTorch, on the stand-in for CUDA (cudart.cpp).
+
+``install()`` replaces the CUDA kernel of every ATen operator by one function: device memory is
+host memory there, so it makes CPU tensors over the memory of the arguments, runs the operator's
+CPU kernel, and puts results into CUDA tensors that come from the CUDA allocator. Values are
+therefore real, and the same in every run. Allocation, views, copies of whole tensors, the
+dispatcher, autograd and its threads stay PyTorch's own.
+
+Each kernel tells the stand-in which ranges it reads and writes on the current stream. While the
+stream captures a graph it computes nothing but shapes, and becomes a node of the graph.
+
+A random operator draws from the CPU's generator, seeded by the seed and the offset of the CUDA
+generator, which then moves on by 4: whoever does not save and restore the state of the CUDA
+generator gets other numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = {
+    # Allocation and what changes a tensor but not its memory.
+    *("empty", "empty_strided", "_efficientzerotensor", "resize_", "set_", "as_strided"),
+    *("record_stream", "is_set_to", "set_data", "is_pinned", "_pin_memory"),
+    # Reads a number: a copy, which the runtime does.
+    "_local_scalar_dense",
+    # Asks for no memory, and answers by the flags of torch.backends.cuda.
+    "_fused_sdp_choice",
+}
+"""Operators whose CUDA kernels launch nothing."""
+
+_address = torch._C.TensorBase.data_ptr
+"""That of Tensor is guarded by dtr_alloc."""
+_stream = torch._C._cuda_getCurrentRawStream
+
+_runtime = ctypes.PyDLL("libcuda.so.1")
+_runtime.cuda_emulator_use.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_int,
+]
+_NODE = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)
+_runtime.cuda_emulator_capture.argtypes = [ctypes.c_void_p, _NODE, ctypes.c_uint64]
+_waiting = ctypes.CDLL("libcuda.so.1")  # what may wait is called without the GIL
+_waiting.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
+
+Node = Callable[[int], None]
+_nodes: list[Node] = []
+"""What captured kernels do at a launch, given the stream; graphs know them by their index."""
+
+
+@_NODE
+def _launch_node(token: int, stream: int | None) -> None:
+    _nodes[token](stream or 0)
+
+
+def _captured(stream: int, node: Node) -> bool:
+    """Whether the stream captures; then the node is a part of its graph from now on."""
+    _nodes.append(node)
+    if _runtime.cuda_emulator_capture(stream, _launch_node, len(_nodes) - 1):
+        return True
+    _nodes.pop()
+    return False
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.itemsize
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A CPU tensor over the memory of a CUDA tensor. It does not keep the memory."""
+    extent = _extent(tensor)
+    if extent == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    address = _address(tensor)
+    if address == 0:
+        raise RuntimeError(f"a kernel got an evicted tensor of shape {tuple(tensor.shape)}")
+    memory = (ctypes.c_char * extent).from_address(address)
+    flat = torch.frombuffer(memory, dtype=tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+class Use:
+    """The ranges of device memory that one kernel reads and writes."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[tuple[int, int], bool] = {}
+
+    def add(self, tensor: Tensor, writes: bool) -> None:
+        if extent := _extent(tensor):
+            key = (_address(tensor), extent)
+            self.ranges[key] = self.ranges.get(key, False) or writes
+
+    def tell(self, stream: int) -> None:
+        for (address, size), writes in self.ranges.items():
+            _runtime.cuda_emulator_use(stream, address, size, writes)
+
+
+class Drawn:
+    """What a random operator draws from: the CPU's generator, as the CUDA generator says."""
+
+    def __init__(self, generator: torch.Generator | None, device: int) -> None:
+        source = torch.cuda.default_generators[device] if generator is None else generator
+        offset = source.get_offset()
+        self.seed = (source.initial_seed() * 1_000_003 + offset * 7919 + 1) % 2**63
+        source.set_offset(offset + 4)
+
+    def __enter__(self) -> None:
+        self.before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self.seed)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.default_generator.set_state(self.before)
+
+
+class Kernel:
+    """The kernel of one operator.
+
+    Args:
+        op: what is overridden.
+        run: what computes on CPU tensors; the operator itself unless CUDA has one of its own.
+    """
+
+    def __init__(self, op: Any, run: Callable[..., Any] | None = None) -> None:
+        self.run = op if run is None else run
+        schema = op._schema
+        self.arguments = schema.arguments
+        self.written = {
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        self.returned: list[str | None] = []
+        by_alias = {
+            next(iter(argument.alias_info.before_set)): argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.before_set
+        }
+        for value in schema.returns:
+            names = value.alias_info.before_set if value.alias_info is not None else ()
+            self.returned.append(by_alias[next(iter(names))] if names else None)
+        self.outputs = {a.name for a in schema.arguments if a.is_out}
+        self.random = torch.Tag.nondeterministic_seeded in op.tags
+        self.answers = (
+            torch.Tag.data_dependent_output in op.tags
+            or torch.Tag.dynamic_output_shape in op.tags
+            or any("Tensor" not in str(value.type) for value in schema.returns)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
+        device = _device_of(named)
+        before = torch.cuda._exchange_device(device)
+        try:
+            return self._on(device, named, len(args))
+        finally:
+            torch.cuda._maybe_exchange_device(before)
+
+    def _on(self, device: int, named: dict[str, Any], positional: int) -> Any:
+        stream = _stream(device)
+        use = Use()
+        grown: dict[str, Tensor] = {}  # empty outputs, which the CPU's kernel resizes
+        given = {}
+        for name, value in named.items():
+            if name in self.outputs and isinstance(value, Tensor) and value.numel() == 0:
+                given[name] = grown[name] = torch.empty(0, dtype=value.dtype)
+            else:
+                given[name] = _translated(value, use, name in self.written)
+        random = None
+        if self.random and not _draws_nothing(named):
+            random = named.get("generator")
+            given.pop("generator", None)
+            random = Drawn(random, device)
+        if isinstance(given.get("device"), torch.device):
+            given["device"] = torch.device("cpu")
+        values = list(given.values())
+        args, kwargs = values[:positional], dict(list(given.items())[positional:])
+        if "generator" in named and "generator" not in given:
+            args, kwargs = values, {}
+            args, kwargs = self._arranged(given)
+
+        def compute() -> Any:
+            if random is None:
+                return self.run(*args, **kwargs)
+            with random:
+                return self.run(*args, **kwargs)
+
+        in_place = bool(self.written) and all(self.returned) and not grown
+        if not in_place:
+            result = compute()
+        outputs: list[tuple[Tensor, Tensor]] = []  # on CUDA, and what it gets
+        if in_place:
+            answer = self._answer(named, None, outputs, use)
+        else:
+            for name, value in grown.items():
+                named[name].resize_(value.shape)
+                outputs.append((named[name], value))
+                use.add(named[name], True)
+            answer = self._answer(named, result, outputs, use)
+
+        places = [on_cpu(place) for place, _ in outputs]
+
+        def node(at: int) -> None:
+            use.tell(at)
+            if in_place:
+                compute()
+                return
+            again: list[Tensor] = []
+            _flatten(compute(), self.returned, again)
+            for place, value in zip(places, [*grown.values(), *again], strict=True):
+                place.copy_(value)
+
+        if _captured(stream, node):
+            if random is not None:
+                raise NotImplementedError("a random operator in a graph is not emulated")
+            return answer
+        use.tell(stream)
+        if in_place:
+            compute()
+        for place, (_, value) in zip(places, outputs, strict=True):
+            place.copy_(value)
+        if self.answers:
+            _waiting.cudaStreamSynchronize(stream)
+        return answer
+
+    def _arranged(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Everything by keyword, but the first argument, whose name may be `self`."""
+        names = [argument.name for argument in self.arguments]
+        first = [given[names[0]]] if names and names[0] in given else []
+        return first, {name: value for name, value in given.items() if name != names[0]}
+
+    def _answer(
+        self,
+        named: dict[str, Any],
+        result: Any,
+        outputs: list[tuple[Tensor, Tensor]],
+        use: Use,
+    ) -> Any:
+        """The operator's result on CUDA; notes which new tensors get which values."""
+
+        if not self.returned:
+            return None
+        values = result if len(self.returned) > 1 else (result,)
+        answer = []
+        for index, name in enumerate(self.returned):
+            if name is not None:
+                answer.append(named[name])
+            else:
+                answer.append(_new(values[index], outputs, use))
+        return tuple(answer) if len(answer) > 1 else answer[0]
+
+
+# Functions of the module, not nested ones: a nested function that calls itself is a reference
+# cycle, and would hold tensors until the garbage collector comes by.
+
+
+def _new(value: Any, outputs: list[tuple[Tensor, Tensor]], use: Use) -> Any:
+    """A result on CUDA, without its values."""
+    if isinstance(value, Tensor):
+        device = torch._C._cuda_getDevice()
+        out = torch.empty_strided(*_dense(value), dtype=value.dtype, device=f"cuda:{device}")
+        outputs.append((out, value))
+        use.add(out, True)
+        return out
+    if isinstance(value, list | tuple):
+        return type(value)([_new(part, outputs, use) for part in value])
+    return value
+
+
+def _collect(value: Any, out: list[Tensor]) -> None:
+    """The tensors of a result, in order."""
+    if isinstance(value, Tensor):
+        out.append(value)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _collect(part, out)
+
+
+def _flatten(result: Any, returned: list[str | None], out: list[Tensor]) -> None:
+    """The tensors of a result that are no arguments, in order."""
+    values = result if len(returned) > 1 else (result,)
+    for name, value in zip(returned, values, strict=False):
+        if name is None:
+            _collect(value, out)
+
+
+def _dense(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a new tensor for a value: the value's own if it has no holes."""
+    if _extent(value) == value.numel() * value.itemsize:
+        return tuple(value.shape), value.stride()
+    return tuple(value.shape), value.contiguous().stride()
+
+
+def _device_of(named: dict[str, Any]) -> int:
+    for value in named.values():
+        if isinstance(value, Tensor) and value.is_cuda:
+            return value.device.index
+        if isinstance(value, list | tuple):
+            for part in value:
+                if isinstance(part, Tensor) and part.is_cuda:
+                    return part.device.index
+        if isinstance(value, torch.device) and value.index is not None:
+            return value.index
+    return torch._C._cuda_getDevice()
+
+
+def _translated(value: Any, use: Use, writes: bool) -> Any:
+    if isinstance(value, Tensor):
+        if not value.is_cuda:
+            return value
+        use.add(value, writes)
+        return on_cpu(value)
+    if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
+        return [_translated(part, use, writes) for part in value]
+    return value
+
+
+def _draws_nothing(named: dict[str, Any]) -> bool:
+    """Dropout that is off."""
+    return named.get("train", True) is False or named.get("dropout_p", 1) == 0
+
+
+# ---- operators that need more than their CPU kernel
+
+
+def _copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """PyTorch's own if it is one copy of bytes, else an operator as any other."""
+    same = self.dtype == source.dtype and self.shape == source.shape
+    if same and self.is_contiguous() and source.is_contiguous():
+        return torch.ops.aten.copy_.default._op_dk(
+            torch._C.DispatchKey.CompositeExplicitAutograd, self, source, non_blocking
+        )
+    result = _general_copy(self, source, non_blocking)
+    for tensor in (self, source):
+        if tensor.is_cpu and not (non_blocking and tensor.is_pinned()):
+            other = source if tensor is self else self
+            _waiting.cudaStreamSynchronize(_stream(other.device.index))
+    return result
+
+
+_general_copy = Kernel(torch.ops.aten.copy_.default)
+
+
+def _convolution(*args: Any) -> Tensor:
+    return torch.ops.aten.convolution.default(*args)
+
+
+def _cudnn_batch_norm(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    results = torch.ops.aten.native_batch_norm.default(
+        input, weight, bias, running_mean, running_var, training, momentum, epsilon
+    )
+    return *results, torch.empty(0, dtype=torch.uint8)
+
+
+def _cudnn_batch_norm_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor,
+    save_var: Tensor,
+    epsilon: float,
+    reserve: Tensor,
+) -> tuple[Tensor, ...]:
+    return torch.ops.aten.native_batch_norm_backward.default(
+        *(grad_output, input, weight, running_mean, running_var, save_mean, save_var),
+        *(True, epsilon, [True, True, True]),
+    )
+
+
+BY_OTHERS: dict[str, Callable[..., Any] | None] = {
+    "aten::cudnn_batch_norm": _cudnn_batch_norm,
+    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+    # Composites, which would choose among CUDA's libraries.
+    "aten::convolution": None,
+    "aten::convolution_backward": None,
+}
+"""Operators that run as something else on the CPU (None: as themselves)."""
+
+_library: list[torch.library.Library] = []
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _is_view(op: Any) -> bool:
+    return any(
+        value.alias_info is not None and not value.alias_info.is_write
+        for value in op._schema.returns
+    )
+
+
+def install() -> int:
+    """Replaces the CUDA kernels of this process; returns how many."""
+    if _library:
+        return 0
+    library = torch.library.Library("aten", "IMPL")
+    _library.append(library)
+    installed = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+            if not name.startswith("aten::") or name in BY_OTHERS or name == "aten::copy_":
+                continue
+            if name.removeprefix("aten::").partition(".")[0] in KEPT:
+                continue
+            op = _overload(name)
+            if _is_view(op):
+                continue
+            library.impl(op, _function(Kernel(op)), "CUDA", allow_override=True)
+            installed += 1
+        for name, run in BY_OTHERS.items():
+            op = _overload(name)
+            library.impl(op, _function(Kernel(op, run)), "CUDA", allow_override=True)
+        library.impl(torch.ops.aten.copy_.default, _copy_, "CUDA", allow_override=True)
+    return installed + len(BY_OTHERS) + 1
+
+
+def _function(kernel: Kernel) -> Callable[..., Any]:
+    @functools.wraps(kernel.__call__)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return kernel(*args, **kwargs)
+
+    return call

@@ -1,0 +1,145 @@
+"""Several streams and several devices: the same bits, and no work beside work that it needs.
+
+Queued work stays unfinished until somebody waits for it, so whatever may overlap does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+LAYERS = """
+import hashlib
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+
+def layers(count, device="cuda", width=128):
+    parts = []
+    for _ in range(count):
+        parts += [nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)]
+    return nn.Sequential(*parts).to(device)
+
+def digest(*tensors):
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().numpy().tobytes())
+    print(found.hexdigest())
+"""
+
+PREFETCH = (
+    LAYERS
+    + """
+model = layers(8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+side = torch.cuda.Stream()
+batches = [torch.randn(512, 128).pin_memory() for _ in range(4)]
+
+def fetch(batch):
+    with torch.cuda.stream(side):
+        return batch.to("cuda", non_blocking=True)
+
+ahead = fetch(batches[0])
+for index in range(4):
+    torch.cuda.current_stream().wait_stream(side)
+    x = ahead
+    x.record_stream(torch.cuda.current_stream())
+    if index + 1 < 4:
+        ahead = fetch(batches[index + 1])
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+assert all(batch.is_pinned() for batch in batches)
+digest(loss, *model.parameters())
+"""
+)
+
+TWO_STREAMS = (
+    LAYERS
+    + """
+left, right, head = layers(5), layers(5), nn.Linear(128, 4).cuda()
+parameters = [*left.parameters(), *right.parameters(), *head.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.05)
+one, two = torch.cuda.Stream(), torch.cuda.Stream()
+x = torch.randn(512, 128, device="cuda")
+for step in range(4):
+    optimizer.zero_grad()
+    main = torch.cuda.current_stream()
+    one.wait_stream(main)
+    two.wait_stream(main)
+    with torch.cuda.stream(one):
+        a = left(x)
+    with torch.cuda.stream(two):
+        b = right(x)
+    main.wait_stream(one)
+    main.wait_stream(two)
+    loss = head(a + b).square().mean()
+    loss.backward()
+    optimizer.step()
+digest(loss, *parameters)
+"""
+)
+
+TWO_DEVICES = (
+    LAYERS
+    + """
+first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
+parameters = [*first.parameters(), *second.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.05)
+x = torch.randn(512, 128)
+for step in range(3):
+    optimizer.zero_grad()
+    a = first(x.to("cuda:0")).square().mean()
+    b = second(x.to("cuda:1")).square().mean()
+    loss = a.to("cuda:1") + b
+    loss.backward()
+    optimizer.step()
+digest(loss, *parameters)
+print([list(torch.cuda.get_rng_state(device)) for device in (0, 1)])
+"""
+)
+
+PIPELINE = (
+    LAYERS
+    + """
+first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
+parameters = [*first.parameters(), *second.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.05)
+x = torch.randn(512, 128).to("cuda:0")
+for step in range(3):
+    optimizer.zero_grad()
+    loss = second(first(x).to("cuda:1")).square().mean()
+    loss.backward()
+    optimizer.step()
+digest(loss, *parameters)
+"""
+)
+
+CASES = {
+    "prefetch on a side stream": (PREFETCH, 1, ("4MiB", "3MiB")),
+    "a model over two streams, without record_stream": (TWO_STREAMS, 1, ("8MiB", "5MiB")),
+    "a model on each of two devices": (TWO_DEVICES, 2, ("4MiB", "3MiB")),
+    "a model over two devices": (PIPELINE, 2, ("4MiB", "3MiB")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_under_every_budget(machine, name):
+    script, devices, budgets = CASES[name]
+    expected = machine.run(script, devices=devices)
+    run = machine.run(script, devices=devices, budget="unlimited")
+    assert run.output == expected.output
+    for budget in budgets:
+        run = machine.run(script, devices=devices, budget=budget)
+        assert run.output == expected.output
+        assert run.stats["evictions"] > 0
+        assert run.stats["rematerializations"] > 0
+
+
+def test_the_stand_in_reports_work_that_could_run_beside_what_it_needs(machine):
+    """Without this the tests above would prove nothing."""
+    careless = TWO_STREAMS.replace("    main.wait_stream(two)\n", "")
+    run = machine.run(careless, clean=False)
+    assert run.status == 0
+    assert any("overlaps unfinished work" in text for text in run.report["violations"])

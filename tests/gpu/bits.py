@@ -1,0 +1,48 @@
+"""What these tests compare: the bits of tensors before and after they were evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+import dtr_alloc
+from bench.models.job import as_bytes
+
+MIB = 2**20
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def assert_replays(make: Callable[[], Tensor | Sequence[Tensor]]) -> None:
+    """What `make` computes is computed again, after it was evicted, with the same bits; and
+    random numbers that are drawn later are as if nothing had happened."""
+    found = make()
+    made = [found] if isinstance(found, Tensor) else list(found)
+    copies = [as_bytes(tensor).clone() for tensor in made]
+    positions = [generator.get_state() for generator in generators()]
+    for tensor in made:
+        assert dtr_alloc.evict(tensor), "a result of an operator can be evicted"
+        assert not dtr_alloc.is_resident(tensor)
+    for tensor, copy in zip(made, copies, strict=True):
+        assert torch.equal(as_bytes(tensor), copy), "other bits"
+    for generator, position in zip(generators(), positions, strict=True):
+        assert torch.equal(generator.get_state(), position), "a generator moved"
+
+
+def generators() -> list[torch.Generator]:
+    """The default ones, of the CPU and of the device in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_available():
+        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return found
+
+
+def hungry(size_bytes: int, device: str, rounds: int = 4) -> None:
+    """Computes and drops so many bytes a few times, so that something else has to go."""
+    for _ in range(rounds):
+        one = torch.ones(size_bytes // 4, device=device)
+        del one

@@ -1,0 +1,37 @@
+"""Tests that need a GPU. Elsewhere they are collected and skipped, with the reason.
+
+GPU_TESTS_DEVICE=cpu runs those that CUDA has no part in on the CPU, in this process, which is what
+the dry run of `make gpu` does: it finds mistakes in the tests, and says nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda")
+
+
+def why_not() -> str | None:
+    """What keeps these tests from running here."""
+    try:
+        import dtr_alloc._core  # noqa: F401
+        import torch
+    except ImportError as error:
+        return str(error)
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} finds no CUDA device here"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    if own and (reason := why_not()) is not None:
+        for item in own:
+            item.add_marker(pytest.mark.skip(reason=reason))

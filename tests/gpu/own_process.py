@@ -1,0 +1,132 @@
+"""A test whose body runs in a process of its own, where dtr_alloc is enabled before CUDA starts.
+
+PyTorch cannot change its CUDA allocator once it is in use, so no two such tests can share one. On
+the CPU (the dry run) the body runs in this process, in a session, unless it is about settings,
+some of which a process has once, too.
+
+    python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda")
+SKIPPED = 77
+SECONDS = 90
+
+
+def own_process(
+    budget: int | str | None = "unlimited", cuda_only: str | None = None, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a test. `budget` and `settings` are dtr_alloc.enable()'s; None: it is not enabled.
+    `cuda_only`: what of CUDA the test is about, which the CPU does not have."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            missing = unknown_settings(settings)
+            if missing:
+                pytest.skip(f"dtr_alloc has no setting {', '.join(missing)} here")
+            if DEVICE == "cpu" and cuda_only is not None:
+                pytest.skip(f"the CPU has no {cuda_only}")
+            if DEVICE != "cpu" or settings:
+                run_elsewhere(body, arguments)
+            else:
+                run_here(body, arguments, budget, settings)
+
+        test.own_budget, test.own_settings = budget, settings  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def unknown_settings(settings: dict[str, Any]) -> list[str]:
+    """Those that this version's configuration does not have."""
+    from dtr_alloc.config import FIELDS
+
+    return [name for name in settings if name not in FIELDS]
+
+
+def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
+    """Runs it in a new process; fails and skips as that says."""
+    import bench
+    import dtr_alloc
+
+    file = sys.modules[body.__module__].__file__
+    command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
+    # The same packages as here, however this process found them.
+    paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    kept = ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
+    clean |= {key: os.environ[key] for key in kept if key in os.environ}
+    # Read by cuBLAS when it is first used; PyTorch asks for it in deterministic mode.
+    clean |= {"PYTHONPATH": os.pathsep.join(paths), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode == SKIPPED:
+        pytest.skip(done.stdout.splitlines()[-1])
+    if done.returncode != 0:
+        pytest.fail(
+            f"exit status {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-4000:]}",
+            pytrace=False,
+        )
+
+
+def run_here(
+    body: Callable[..., None],
+    arguments: dict[str, Any],
+    budget: int | str | None,
+    settings: dict[str, Any],
+) -> None:
+    """Runs it in this process."""
+    import torch
+
+    import dtr_alloc
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if budget is None:
+            body(**arguments)
+            return
+        with dtr_alloc.session(budget=budget, device=DEVICE, **settings):
+            body(**arguments)
+            dtr_alloc.check_invariants()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+
+
+def main(file: str, name: str, arguments: str) -> None:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    test = getattr(module, name)
+    import dtr_alloc
+
+    try:
+        if test.own_budget is not None:
+            dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
+        test.__wrapped__(**json.loads(arguments))
+        if test.own_budget is not None:
+            dtr_alloc.check_invariants()
+    except pytest.skip.Exception as skipped:
+        print(skipped.msg)
+        sys.exit(SKIPPED)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

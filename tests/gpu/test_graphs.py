@@ -1,0 +1,116 @@
+"""Plain CUDA graphs and memory pools: what was captured stays where it is."""
+
+import torch
+from bits import MIB
+from own_process import DEVICE, own_process
+
+import dtr_alloc
+
+
+def captured(step):
+    """A graph of what `step` queues, warmed up on a side stream as PyTorch asks for."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
+
+
+def make_pressure(size_bytes):
+    """Fills a budget with results that must be evicted for one another."""
+    base = torch.ones(2 * MIB, device=DEVICE)
+    return [base * index for index in range(size_bytes // (8 * MIB))]
+
+
+@own_process(cuda_only="graphs")
+def test_a_captured_graph_replays_beside_evictions():
+    torch.manual_seed(1)
+    weight = torch.randn(1024, 1024).to(DEVICE)
+    x = torch.randn(1024, 1024).to(DEVICE)
+    graph, result = captured(lambda: torch.tanh(x @ weight) @ weight)
+    dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 64 * MIB)
+    others = []
+    for _ in range(4):
+        before = dtr_alloc.stats()["evictions"]
+        others = make_pressure(128 * MIB)
+        assert dtr_alloc.stats()["evictions"] > before
+        x.copy_(torch.randn(1024, 1024))
+        graph.replay()
+        got = result.clone()
+        assert torch.equal(got, torch.tanh(x @ weight) @ weight)
+    assert all(bool((tensor == index).all()) for index, tensor in enumerate(others))
+
+
+@own_process(cuda_only="graphs")
+def test_a_captured_training_step_trains_as_an_eager_one():
+    def model():
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3))).to(DEVICE)
+        return net, torch.optim.SGD(net.parameters(), lr=0.01)
+
+    x = torch.randn(512, 256).to(DEVICE)
+
+    def stepper(net, optimizer):
+        def step():
+            optimizer.zero_grad(set_to_none=False)
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    eager, eager_optimizer = model()
+    step = stepper(eager, eager_optimizer)
+    for _ in range(8):
+        expected = step()
+    net, optimizer = model()
+    graph, loss = captured(stepper(net, optimizer))
+    # Three steps to warm up; capturing queues nothing.
+    for _ in range(5):
+        graph.replay()
+    assert torch.allclose(expected.detach(), loss.detach(), rtol=1e-5)
+
+
+@own_process(cuda_only="graphs")
+def test_random_numbers_of_a_graph_go_on_from_replay_to_replay():
+    x = torch.ones(1 << 16, device=DEVICE)
+    graph, result = captured(lambda: torch.nn.functional.dropout(x, 0.5))
+    graph.replay()
+    first = result.clone()
+    graph.replay()
+    assert not torch.equal(first, result)
+
+
+@own_process(cuda_only="graphs")
+def test_a_graph_that_is_gone_gives_its_memory_back():
+    x = torch.ones(4 * MIB, device=DEVICE)
+    before = dtr_alloc.stats()["allocated_bytes"]
+    graph, result = captured(lambda: (x * 2) + 1)
+    graph.replay()
+    torch.cuda.synchronize()
+    del graph, result
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert dtr_alloc.stats()["allocated_bytes"] < before + MIB
+
+
+@own_process(cuda_only="memory pools")
+def test_a_memory_pool_works_or_is_refused_in_words():
+    try:
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            inside = torch.full((MIB,), 2.0, device=DEVICE)
+    except RuntimeError as error:
+        assert "dtr_alloc" in str(error)  # noqa: PT017
+        assert bool((torch.ones(MIB, device=DEVICE) == 1).all()), "and the process goes on"
+        return
+    dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 64 * MIB)
+    make_pressure(128 * MIB)
+    assert bool((inside == 2).all())
+    del inside, pool

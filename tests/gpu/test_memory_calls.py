@@ -1,0 +1,114 @@
+"""What existing jobs ask of torch.cuda goes on working, and tells of our memory."""
+
+import pytest
+import torch
+from bits import MIB
+from own_process import DEVICE, own_process
+
+import dtr_alloc
+
+STATISTICS = "torch.cuda's statistics"
+
+
+@own_process(cuda_only=STATISTICS)
+def test_statistics_follow_what_is_allocated():
+    before = torch.cuda.memory_allocated()
+    x = torch.ones(8 * MIB, device=DEVICE)
+    assert torch.cuda.memory_allocated() >= before + 32 * MIB
+    assert torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated()
+    assert torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
+    assert torch.cuda.memory_allocated() == dtr_alloc.stats()["allocated_bytes"]
+    del x
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() >= before + 32 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == before
+    assert torch.cuda.memory_stats()["allocation.all.current"] >= 0
+    assert "allocated" in torch.cuda.memory_summary().lower()
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total
+    assert isinstance(torch.cuda.memory_snapshot(), list)
+
+
+@own_process(cuda_only=STATISTICS)
+def test_an_evicted_tensor_counts_as_freed_until_it_comes_back():
+    made = torch.ones(8 * MIB, device=DEVICE) * 2
+    held = torch.cuda.memory_allocated()
+    assert dtr_alloc.evict(made)
+    assert torch.cuda.memory_allocated() <= held - 32 * MIB
+    dtr_alloc.materialize(made)
+    assert torch.cuda.memory_allocated() >= held
+
+
+@pytest.mark.parametrize("how", ["empty_cache", "trim"])
+@own_process(cuda_only="driver")
+def test_free_memory_goes_back_to_the_driver_when_asked(how):
+    torch.ones(1, device=DEVICE)
+    x = torch.ones(64 * MIB, device=DEVICE)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_reserved()
+    del x
+    if how == "trim":
+        dtr_alloc.trim()
+    else:
+        torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= held - 200 * MIB
+
+
+@own_process(budget="60%", cuda_only="driver")
+def test_a_share_is_of_the_devices_memory():
+    _, total = torch.cuda.mem_get_info()
+    assert dtr_alloc.stats()["budget_bytes"] == pytest.approx(0.6 * total, rel=0.02)
+
+
+@own_process(cuda_only="driver")
+def test_a_jobs_own_memory_fraction_narrows_the_budget():
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(256 * MIB / total)
+    assert dtr_alloc.stats()["budget_bytes"] <= 256 * MIB
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones(128 * MIB, device=DEVICE)
+    assert bool((torch.ones(MIB, device=DEVICE) == 1).all())
+
+
+@own_process(cuda_only="cuDNN")
+def test_cudnn_may_try_its_algorithms_out():
+    torch.backends.cudnn.benchmark = True
+    conv = torch.nn.Conv2d(16, 32, 3, padding=1).to(DEVICE)
+    x = torch.randn(8, 16, 32, 32).to(DEVICE)
+    dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 256 * MIB)
+    assert conv(x).shape == (8, 32, 32, 32)
+    conv(x).sum().backward()
+
+
+@own_process(cuda_only="IPC")
+def test_sharing_memory_with_other_processes_is_refused_in_words():
+    made = torch.ones(MIB, device=DEVICE) * 2
+    with pytest.raises(RuntimeError, match="dtr_alloc"):
+        made.untyped_storage()._share_cuda_()
+    assert bool((made == 2).all())
+
+
+@own_process(cuda_only="streams of the interface")
+def test_an_interface_of_raw_addresses_pins():
+    made = torch.ones(MIB, device=DEVICE) * 2
+    assert dtr_alloc.evict(made)
+    assert made.__cuda_array_interface__["data"][0] != 0
+    assert dtr_alloc.is_resident(made)
+    assert not dtr_alloc.evict(made)
+
+
+@own_process(cuda_only="event timing")
+def test_costs_are_measured_without_waiting_for_the_device():
+    if "host_waits" not in dtr_alloc.stats():
+        pytest.skip("this core does not count the calls that wait")
+    x = torch.randn(1024, 1024).to(DEVICE)
+    for _ in range(3):
+        (x @ x).sum()
+    before = dtr_alloc.stats()["host_waits"]
+    torch.cuda._sleep(200_000_000)
+    for _ in range(200):
+        made = torch.tanh(x @ x)
+    assert dtr_alloc.stats()["host_waits"] == before
+    torch.cuda.synchronize()
+    del made

@@ -1,0 +1,75 @@
+"""Random operators are computed again with the same bits, and leave generators where they were."""
+
+import pytest
+import torch
+from bits import as_bytes, assert_replays
+from own_process import DEVICE, own_process
+from torch.nn import functional as F
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout2d": lambda x: F.dropout2d(x.view(1, 16, 16, -1), 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "rand": lambda x: torch.rand(x.shape, device=x.device),
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint": lambda x: torch.randint(1000, x.shape, device=x.device),
+    "randperm": lambda x: torch.randperm(4096, device=x.device),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "multinomial": lambda x: torch.multinomial(x.exp(), 64),
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+    "bfloat16": lambda x: F.dropout(x.bfloat16(), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@own_process()
+def test_what_was_drawn_is_drawn_again(name):
+    torch.manual_seed(7)
+    x = torch.randn(64, 4096).to(DEVICE)
+    # Numbers drawn before and after: the position is not the beginning.
+    torch.rand(3, device=DEVICE)
+    made = []
+
+    def draw():
+        made.append(DRAWS[name](x))
+        torch.rand(5, device=DEVICE)
+        return made[0]
+
+    assert_replays(draw)
+
+
+@own_process()
+def test_a_generator_of_the_jobs_own_is_found_again():
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    torch.rand(10, device=DEVICE, generator=generator)
+    assert_replays(lambda: torch.rand(1 << 20, device=DEVICE, generator=generator))
+    drawn = torch.rand(4, device=DEVICE, generator=generator)
+    again = torch.Generator(DEVICE).manual_seed(3)
+    for count in (10, 1 << 20):
+        torch.rand(count, device=DEVICE, generator=again)
+    assert torch.equal(drawn, torch.rand(4, device=DEVICE, generator=again))
+
+
+@own_process(cuda_only="graph-safe generators")
+def test_a_generator_whose_state_was_exchanged_replays_from_the_old_one():
+    default = torch.cuda.default_generators[0]
+    torch.manual_seed(5)
+    x = torch.ones(1 << 20, device=DEVICE)
+    first = default.graphsafe_get_state()
+    made = F.dropout(x, 0.5)
+    kept = as_bytes(made).clone()
+    # The states are objects that are exchanged, as CUDA graphs do it, not copied.
+    default.graphsafe_set_state(first.clone_state())
+    torch.rand(100, device=DEVICE)
+    offset = default.get_offset()
+    import dtr_alloc
+
+    assert dtr_alloc.evict(made)
+    assert torch.equal(as_bytes(made), kept)
+    assert default.get_offset() == offset
+    default.graphsafe_set_state(first)
+    assert_replays(lambda: F.dropout(x, 0.25))

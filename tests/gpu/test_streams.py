@@ -1,0 +1,164 @@
+"""Work on several streams: memory waits for the work that uses it, and bits stay the same."""
+
+import torch
+from bits import MIB, same_bits
+from own_process import DEVICE, own_process
+from torch import nn
+
+import dtr_alloc
+
+LONG = 200_000_000
+"""Cycles that a stream sleeps: about a tenth of a second, so that the host runs ahead."""
+
+
+@own_process(cuda_only="streams")
+def test_memory_that_another_stream_still_reads_is_not_given_away():
+    side = torch.cuda.Stream()
+    numbers = torch.arange(MIB, device=DEVICE, dtype=torch.float32)
+    address = numbers.data_ptr()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        doubled = numbers * 2
+        numbers.record_stream(side)
+    del numbers
+    # The same size, on the stream that the block is from.
+    other = torch.full((MIB,), -1.0, device=DEVICE)
+    assert other.data_ptr() != address, "the block is still read on the side stream"
+    torch.cuda.synchronize()
+    assert torch.equal(doubled.cpu(), torch.arange(MIB, dtype=torch.float32) * 2)
+
+
+@own_process(cuda_only="streams")
+def test_eviction_waits_for_work_that_is_queued_on_another_stream():
+    side = torch.cuda.Stream()
+    numbers = torch.arange(MIB, device=DEVICE, dtype=torch.float32)
+    made = numbers + 1
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        doubled = made * 2
+    assert dtr_alloc.evict(made)
+    filled = [torch.full((MIB,), -1.0, device=DEVICE) for _ in range(4)]
+    torch.cuda.synchronize()
+    expected = torch.arange(1, MIB + 1, dtype=torch.float32)
+    assert torch.equal(doubled.cpu(), expected * 2)
+    assert torch.equal(made.cpu(), expected)
+    assert all(bool((tensor == -1).all()) for tensor in filled)
+
+
+@own_process(cuda_only="streams")
+def test_a_rematerialization_waits_for_inputs_of_another_stream():
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        base = torch.ones(MIB, device=DEVICE)
+        made = base * 3
+    torch.cuda.current_stream().wait_stream(side)
+    total = made + 1
+    assert dtr_alloc.evict(made)
+    assert dtr_alloc.evict(base)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        again = made * 2
+    assert bool((again.cpu() == 6).all())
+    assert bool((total.cpu() == 4).all())
+    torch.cuda.synchronize()
+
+
+def prefetched(batches):
+    """Losses of a network whose batches a side stream brings from pinned memory, one ahead."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    side = torch.cuda.Stream()
+
+    def bring(batch):
+        with torch.cuda.stream(side):
+            return batch.to(DEVICE, non_blocking=True)
+
+    losses = []
+    following = bring(batches[0])
+    for index in range(len(batches)):
+        torch.cuda.current_stream().wait_stream(side)
+        x = following
+        x.record_stream(torch.cuda.current_stream())
+        if index + 1 < len(batches):
+            following = bring(batches[index + 1])
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+@own_process(cuda_only="streams")
+def test_batches_prefetched_on_a_side_stream_arrive_under_a_budget():
+    torch.use_deterministic_algorithms(True)
+    batches = [torch.randn(2048, 1024).pin_memory() for _ in range(6)]
+    prefetched(batches[:1])  # what libraries keep for good is there from now on
+    dtr_alloc.reset_peak_stats()
+    held = dtr_alloc.stats()["allocated_bytes"]
+    expected = prefetched(batches)
+    peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    # Parameters and gradients take about 50 MiB, a batch 8 MiB.
+    dtr_alloc.set_budget(held + (peak - held) * 85 // 100)
+    got = prefetched(batches)
+    assert dtr_alloc.stats()["evictions"] > 0
+    assert same_bits(expected, got)
+
+
+class TwoStreams(nn.Module):
+    """Two branches, each on a stream of its own, that are added."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        self.right = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        self.side = torch.cuda.Stream()
+
+    def forward(self, x):
+        main = torch.cuda.current_stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            right = torch.tanh(self.right(x))
+        x.record_stream(self.side)
+        left = torch.tanh(self.left(x))
+        main.wait_stream(self.side)
+        right.record_stream(main)
+        return left + right
+
+
+@own_process(cuda_only="streams")
+def test_a_model_on_two_streams_trains_to_the_same_bits():
+    torch.use_deterministic_algorithms(True)
+
+    def gradients():
+        torch.manual_seed(2)
+        model = TwoStreams().to(DEVICE)
+        x = torch.randn(8192, 512).to(DEVICE)
+        torch.cuda.synchronize()
+        held = dtr_alloc.stats()["allocated_bytes"]
+        dtr_alloc.reset_peak_stats()
+        model(x).square().sum().backward()
+        torch.cuda.synchronize()
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+        return [p.grad.cpu() for p in model.parameters()], held, peak
+
+    gradients()  # what libraries keep for good is there from now on
+    expected, held, peak = gradients()
+    dtr_alloc.set_budget(held + (peak - held) * 7 // 10)
+    before = dtr_alloc.stats()["rematerializations"]
+    got, _, _ = gradients()
+    assert dtr_alloc.stats()["rematerializations"] > before
+    assert all(same_bits(a, b) for a, b in zip(expected, got, strict=True))
+
+
+@own_process(cuda_only="pinned memory")
+def test_pinned_memory_is_none_of_the_budgets():
+    before = dtr_alloc.stats()["allocated_bytes"]
+    host = torch.randn(MIB).pin_memory()
+    assert host.is_pinned()
+    assert dtr_alloc.stats()["allocated_bytes"] == before
+    assert torch.equal(host.to(DEVICE, non_blocking=True).cpu(), host)

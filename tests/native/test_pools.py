@@ -1,0 +1,134 @@
+"""The process's pools, over the stand-in for libcuda: needs the native build and g++, no torch."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from native_pool import MIB, check, ffi, lib
+
+from dtr_alloc import pools
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, load_config
+from dtr_alloc.core import StateError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def two_devices(fake_cuda):
+    """Pools of two devices, of 1 GiB and of 2 GiB."""
+    made = pools.Pools.__new__(pools.Pools)
+    made.device_type, made.config, made.handles = "cuda", Config(), []
+    fake_cuda.set_devices(2)
+    options, out = ffi.new("dtr_pool_options *"), ffi.new("dtr_pool **")
+    driver = ffi.new("char[]", b"cuda")
+    options.driver, options.budget_bytes = driver, UNLIMITED_BYTES
+    for index, total in enumerate((GIB, 2 * GIB)):
+        fake_cuda.set_memory(total)
+        options.device = index
+        check(lib.dtr_pool_create(options, out))
+        made.handles.append(out[0])
+    yield made
+    made.check_invariants()
+    for handle in made.handles:
+        check(lib.dtr_pool_destroy(handle))
+
+
+@pytest.fixture
+def no_pools(monkeypatch):
+    """The process has none yet; what a test makes goes at its end."""
+    monkeypatch.setattr(pools, "_pools", None)
+    yield
+    if pools._pools is not None:
+        for handle in pools._pools.handles:
+            check(lib.dtr_pool_destroy(handle))
+
+
+def take(pool, size):
+    out = ffi.new("void **")
+    check(lib.dtr_pool_allocate(pool, size, 0, out))
+    return out[0]
+
+
+def test_a_share_is_taken_of_each_devices_own_memory(two_devices):
+    two_devices.set_budget(Budget.parse("60%"))
+    assert two_devices.budget_bytes() == [int(0.6 * GIB), int(1.2 * GIB)]
+
+
+def test_a_budget_that_one_device_cannot_do_with_leaves_all_as_they_were(two_devices):
+    two_devices.set_budget(Budget(64 * MIB))
+    address = take(two_devices.handles[1], 8 * MIB)
+    # torch's error is a RuntimeError, where torch is imported.
+    with pytest.raises((MemoryError, RuntimeError), match="budget"):
+        two_devices.set_budget(Budget(4 * MIB))
+    assert two_devices.budget_bytes() == [64 * MIB] * 2
+    check(lib.dtr_pool_free(two_devices.handles[1], address))
+
+
+def test_counters_add_up_and_sizes_of_a_device_do_not(two_devices):
+    two_devices.set_budget(Budget(64 * MIB))
+    held = [take(pool, 4 * MIB) for pool in two_devices.handles]
+    total = two_devices.total_stats()
+    assert total["allocated_bytes"] == 8 * MIB
+    assert (total["budget_bytes"], total["total_bytes"]) == (64 * MIB, 2 * GIB)
+    for pool, address in zip(two_devices.handles, held, strict=True):
+        check(lib.dtr_pool_free(pool, address))
+    assert two_devices.trim() == 8 * MIB
+    assert two_devices.total_stats()["peak_allocated_bytes"] == 8 * MIB
+    two_devices.reset_peak()
+    assert two_devices.total_stats()["peak_allocated_bytes"] == 0
+
+
+@pytest.mark.usefixtures("no_pools")
+@pytest.mark.parametrize(("keep", "stays"), [("all", 8), ("0", 0), ("3MiB", 3)])
+def test_free_memory_stays_as_far_as_it_may(keep, stays):
+    made = pools.of_process("cpu", load_config({}, keep=keep, chunk="1MiB"))
+    for address in [take(made.handles[0], 1 * MIB) for _ in range(8)]:
+        check(lib.dtr_pool_free(made.handles[0], address))
+    assert made.total_stats()["reserved_bytes"] == stays * MIB
+
+
+@pytest.mark.usefixtures("no_pools")
+def test_freed_memory_reads_as_nan_where_asked_for():
+    made = pools.of_process("cpu", load_config({}, poison=True))
+    address = take(made.handles[0], 4096)
+    content = ffi.cast("float *", address)
+    content[5] = 1.0
+    check(lib.dtr_pool_free(made.handles[0], address))
+    assert math.isnan(content[5])
+
+
+@pytest.mark.usefixtures("no_pools")
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"chunk": "1MiB"}, {"chunk": "2MiB"}, "chunk 1048576, and cannot change to 2097152"),
+        ({}, {"keep": "1GiB"}, "keep all, and cannot change to 1073741824"),
+        ({}, {"poison": True}, "poison False, and cannot change to True"),
+    ],
+)
+def test_what_the_heap_was_made_with_stays_and_the_default_goes_with_it(first, second, message):
+    made = pools.of_process("cpu", load_config({}, **first))
+    with pytest.raises(StateError, match=message):
+        pools.of_process("cpu", load_config({}, **second))
+    assert pools.of_process("cpu", load_config({})) is made
+
+
+@pytest.mark.usefixtures("no_pools")
+def test_a_process_has_one_set_of_pools():
+    made = pools.of_process("cpu", Config())
+    assert pools.of_process("cpu", Config()) is made is pools.existing()
+    assert made.budget_bytes() == [UNLIMITED_BYTES]
+    with pytest.raises(StateError, match="'cpu', and cannot change to 'cuda'"):
+        pools.of_process("cuda", Config())
+
+
+def test_pools_and_cupy_need_no_torch():
+    code = (
+        "import sys, dtr_alloc.cupy as ours\n"
+        "from dtr_alloc import pools\n"
+        "pools.of_process('cpu', pools.Config())\n"
+        "print([name for name in ('torch', 'numpy', 'cupy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
