@@ -74,8 +74,7 @@ class HostDriver final : public Driver {
     // With its blocks, or a full disk would be noticed by a signal at the first copy.
     errno = ::posix_fallocate(file, 0, static_cast<off_t>(size_bytes));
     void* host = MAP_FAILED;
-    if (errno == 0)
-      host = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (errno == 0) host = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     const int code = errno;
     ::close(file);
     errno = code;

@@ -109,8 +109,7 @@ const Storage* Engine::keeps_from_banishing(const Storage* storage) const {
   for (const Edge* edge = storage->children; edge; edge = edge->next)
     for (const Output& output : edge->op->outputs) {
       const Storage* dependent = output.storage;
-      if (dependent && (!has_content(dependent) || dependent->locks > 0))
-        return dependent;
+      if (dependent && (!has_content(dependent) || dependent->locks > 0)) return dependent;
     }
   return nullptr;
 }

@@ -621,8 +621,7 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
-      else if (!storage->parent &&
-               !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
+      else if (!storage->parent && !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
         constants += storage->size_bytes;
       else if (storage->pins > 0)
         pinned += storage->size_bytes;

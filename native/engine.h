@@ -540,7 +540,7 @@ struct Engine::Device {
   Candidates candidates;
   double largest_parked_bytes = 0;  // of those parked because they are small
   PendingTimes pending_times = {};
-  Bandwidth way_out;                // to host memory
+  Bandwidth way_out;  // to host memory
   Bandwidth way_in;
 };
 

@@ -73,8 +73,8 @@ void Engine::check_invariants() {
     }
     require(!storage->expected || (!resident && storage->parent),
             "R2: a copy is kept of what cannot be recomputed", storage->id);
-    require(storage->counted == (!has_content(storage) && !storage->lost), "R4: counted and state disagree",
-            storage->id);
+    require(storage->counted == (!has_content(storage) && !storage->lost),
+            "R4: counted and state disagree", storage->id);
     require((storage->component != nullptr) == (storage->counted && needs_.components),
             "R10: a component that is not needed, or none", storage->id);
     if (storage->counted) ++evicted;
@@ -237,8 +237,8 @@ void Engine::check_search() {
       const double recompute =
           needs_.tolls ? with_tolls(cost, is_idle(storage) ? 0 : sum_of(region(storage, true)))
                        : static_cast<double>(cost);
-      const double value = exact_score(
-          storage, moment, kind == DTR_COST_NONE ? 1 : with_swap(storage, recompute));
+      const double value =
+          exact_score(storage, moment, kind == DTR_COST_NONE ? 1 : with_swap(storage, recompute));
       const double bound =
           device->candidates.bound(storage, moment.now_ns, components_.decreased_ns());
       const bool free_to_go = is_free_to_go(storage, moment);

@@ -85,8 +85,8 @@ bool Engine::is_better_swapped(Storage* storage) {
   if (!is_swappable(storage)) return false;
   if (!storage->parent) return true;
   return !is_idle(storage) && host_.has_room(storage->size_bytes) &&
-         swap_ns(storage) < (needs_.scores ? recompute_cost_ns(storage)
-                                           : static_cast<double>(cost_of(storage)));
+         swap_ns(storage) <
+             (needs_.scores ? recompute_cost_ns(storage) : static_cast<double>(cost_of(storage)));
 }
 
 // Has the content copied to host memory and gives the storage's memory back. False, and nothing
@@ -138,8 +138,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
     return status == DTR_OK;
   };
   if (copy->buffer)
-    all_right(copy->stream == stream ? DTR_OK
-                                     : dtr_pool_order(copy->pool, stream, copy->stream));
+    all_right(copy->stream == stream ? DTR_OK : dtr_pool_order(copy->pool, stream, copy->stream));
   else
     all_right(dtr_pool_host_allocate(copy->pool, copy->bytes, &copy->buffer));
   if (status == DTR_OK && timed) all_right(dtr_pool_synchronize(copy->pool, stream));

@@ -1,9 +1,9 @@
 // verify.cpp: whether a rematerialization gives the bytes that were evicted. For finding the
 // operator that does not: it costs a copy of the content, for which everybody waits.
 //
-// Every n-th eviction that gives a content up keeps a copy in host memory, beside every budget. When
-// the storage is about to come back from its op, the bytes are compared. If they differ the step
-// fails as if its closure had: the storage stays evicted, and its copy stays, too.
+// Every n-th eviction that gives a content up keeps a copy in host memory, beside every budget.
+// When the storage is about to come back from its op, the bytes are compared. If they differ the
+// step fails as if its closure had: the storage stays evicted, and its copy stays, too.
 #include <cstring>
 #include <memory>
 

@@ -394,10 +394,14 @@ class SwappingAgainstModel(EngineAgainstModel):
     @rule(
         pages=st.sampled_from([0, 1, 4, 12, 1000]),
         speed=st.sampled_from([0, 1e3, 1e9, 1e15]),
+        verify=st.sampled_from([0, 0, 1, 3]),
     )
-    def swap_otherwise(self, pages, speed):
+    def swap_otherwise(self, pages, speed, verify):
         self.toy.configure(
-            swap_bytes=pages * self.chunk, swap_out_bytes_per_s=speed, swap_in_bytes_per_s=speed
+            swap_bytes=pages * self.chunk,
+            swap_out_bytes_per_s=speed,
+            swap_in_bytes_per_s=speed,
+            verify=verify,
         )
 
 
