@@ -102,6 +102,9 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
     deferred.release_strong(handle);
     if (!framework_->detach(handle, storage)) return false;
   } else if (handle) {
+    // Only who holds a weak reference may count the strong ones.
+    framework_->retain_weak(handle);
+    deferred.release_weak(handle);
     if (framework_->strong_count(handle) > 1 || !framework_->take(handle)) return false;
     lose_handle(storage, deferred);
   }
