@@ -238,6 +238,14 @@ int32_t dtr_pool_check_invariants(dtr_pool* pool);
  * library_path NULL: libcuda.so.1. Used by `dtr-alloc info`. */
 int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count);
 
+/* For benchmarks: what the driver's calls cost that a chunk of memory takes to come (create, map,
+ * set access) and to go (unmap, release): medians over rounds (1 to 2^20), by the host's clock,
+ * outside of every pool. DTR_INVALID for a chunk_bytes that is no multiple of the granularity.
+ * No pointer may be NULL. */
+int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t rounds,
+                           int64_t* create_ns, int64_t* map_ns, int64_t* access_ns,
+                           int64_t* unmap_ns, int64_t* release_ns);
+
 /* Which library the CUDA driver table is looked up in from now on; NULL: libcuda.so.1.
  * For tests with a stand-in. DTR_STATE while a CUDA pool exists. */
 int32_t dtr_cuda_set_library(const char* library_path);
@@ -346,8 +354,8 @@ typedef struct dtr_engine_stats {
   uint64_t evictions; /* storages evicted, to make room or by hand */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
-  uint64_t recompute_ns; /* what that took; where work is queued, what it should take */
-  uint64_t search_ns; /* choosing what to evict, without evicting it */
+  uint64_t recompute_ns;       /* what that took; where work is queued, what it should take */
+  uint64_t search_ns;          /* choosing what to evict, without evicting it */
   uint64_t searches;
   uint64_t live_storages; /* records */
   uint64_t live_ops;

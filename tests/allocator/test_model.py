@@ -30,7 +30,7 @@ UNKNOWN, NO_MEMORY = 999, 2
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
-    """The model: the blocks in use with their sizes and contents, and the budget."""
+    """The model: the blocks in use with their sizes and contents, what arenas keep, the budget."""
 
     driver = "host"
     chunk = 64 * KIB
@@ -51,6 +51,9 @@ class PoolAgainstModel(RuleBasedStateMachine):
             **self.options,
         )
         self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
+        self.arenas: list[int] = []  # open ones
+        self.arena_of: dict[int, int] = {}  # of blocks in use
+        self.kept: dict[tuple[int, int], dict[int, int]] = {}  # (arena, stream) -> free blocks
         self.next_content = 0
         self.armed = False  # a driver call is going to fail
         self.gives_room = False
@@ -61,8 +64,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def certainly_fits(self, extra: int) -> bool:
         """Even if every block had its edges alone in their chunks."""
         if self.in_segments:
-            return not self.live and extra <= self.budget * self.chunk
-        sizes = [size for size, _, _ in self.live.values()] + [extra]
+            return not self.live and not self.kept and extra <= self.budget * self.chunk
+        sizes = [*self.sizes(), extra]
         return sum(size // self.chunk + 2 for size in sizes) <= self.budget
 
     def room(self, size, stream):
@@ -75,8 +78,37 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.armed
             self.armed = False
             return False
-        del self.live[address]
+        self.forget(address)
         return True
+
+    def forget(self, address: int) -> None:
+        """A block was freed; an open arena keeps it."""
+        size, stream, _ = self.live.pop(address)
+        arena = self.arena_of.pop(address, None)
+        if arena in self.arenas:
+            self.kept.setdefault((arena, stream), {})[address] = size
+
+    def took(self, address: int, size: int, stream: int, arena: int | None) -> None:
+        """The place of a new block is nobody else's."""
+        for other, (other_size, _, _) in self.live.items():
+            assert address + size <= other or other + other_size <= address
+        for home, blocks in self.kept.items():
+            for other, other_size in list(blocks.items()):
+                if address + size <= other or other + other_size <= address:
+                    continue
+                assert home == (arena, stream)
+                del blocks[other]
+                if other < address:
+                    blocks[other] = address - other
+                if address + size < other + other_size:
+                    blocks[address + size] = other + other_size - address - size
+        self.next_content = self.next_content % 250 + 1
+        fill(address, size, self.next_content)
+        self.live[address] = (size, stream, self.next_content)
+        if arena is not None:
+            self.arena_of[address] = arena
+        if self.fake:
+            self.fake.launch(stream, address, size)
 
     @rule(size=SIZES, stream=st.sampled_from(STREAMS))
     def allocate(self, size, stream):
@@ -92,13 +124,39 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.armed
             self.disarm()
             return
-        for other, (other_size, _, _) in self.live.items():
-            assert address + size <= other or other + other_size <= address
-        self.next_content = self.next_content % 250 + 1
-        fill(address, size, self.next_content)
-        self.live[address] = (size, stream, self.next_content)
-        if self.fake:
-            self.fake.launch(stream, address, size)
+        self.took(address, size, stream, None)
+
+    @precondition(lambda self: len(self.arenas) < 2)
+    @rule()
+    def open_arena(self):
+        try:
+            self.arenas.append(self.pool.arena_open())
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+
+    @precondition(lambda self: self.arenas)
+    @rule(index=st.integers(0, 1), size=SIZES, stream=st.sampled_from(STREAMS))
+    def allocate_in_an_arena(self, index, size, stream):
+        size = size if isinstance(size, int) else int(size * self.chunk)
+        arena = self.arenas[index % len(self.arenas)]
+        try:
+            address = self.pool.arena_allocate(arena, size, stream)
+        except OutOfMemory:
+            self.disarm()
+            return
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+            return
+        self.took(address, size, stream, arena)
+
+    @precondition(lambda self: self.arenas)
+    @rule(index=st.integers(0, 1))
+    def close_arena(self, index):
+        arena = self.arenas.pop(index % len(self.arenas))
+        self.pool.arena_close(arena)
+        self.kept = {home: blocks for home, blocks in self.kept.items() if home[0] != arena}
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 1000))
@@ -112,7 +170,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.armed
             self.disarm()
             return  # the block is still ours
-        del self.live[address]
+        self.forget(address)
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 1000), stream=st.sampled_from(STREAMS))
@@ -156,8 +214,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     def certainly_fits_in(self, chunks: int) -> bool:
         if self.in_segments:
-            return not self.live
-        return sum(size // self.chunk + 2 for size, _, _ in self.live.values()) <= chunks
+            return not self.live and not self.kept
+        return sum(size // self.chunk + 2 for size in self.sizes()) <= chunks
+
+    def sizes(self) -> list[int]:
+        """Of all memory that cannot be taken elsewhere."""
+        kept = [size for blocks in self.kept.values() for size in blocks.values()]
+        return [size for size, _, _ in self.live.values()] + kept
 
     @rule()
     def trim(self):
@@ -228,6 +291,18 @@ def test_cuda_memory_agrees_with_the_model(fake_cuda):
         fake = fake_cuda
 
     run(OnCuda, settings=SETTINGS)
+
+
+def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda):
+    """The same with idle memory going back as soon as it can, and freed blocks filled."""
+
+    class GoesBack(PoolAgainstModel):
+        driver = "cuda"
+        chunk = 2 << 20
+        fake = fake_cuda
+        options: ClassVar = {"keep": 5 << 20, "poison": 1}
+
+    run(GoesBack, settings=settings(SETTINGS, max_examples=50))
 
 
 def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda):

@@ -1,0 +1,164 @@
+"""What shares the device with PyTorch's tensors: CuPy, other libraries, other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+STAND_IN = Path(__file__).parents[1] / "native"
+
+CUPY = f"""
+import sys
+sys.path.append({str(STAND_IN)!r})
+import torch, dtr_alloc, dtr_alloc.cupy
+from cupy_stand_in import Situation, Stream, stand_in
+
+cupy = sys.modules["cupy"] = stand_in()
+cupy.cuda.get_device_id = torch.cuda.current_device
+cupy.cuda.get_current_stream = lambda: Stream(torch.cuda.current_stream().cuda_stream)
+cupy.get_default_memory_pool = Situation
+"""
+
+MIB = 1 << 20
+
+
+def test_an_array_of_cupys_takes_the_place_of_tensors_that_come_back(machine):
+    run = machine.run(
+        CUPY
+        + """
+start = torch.arange(65536.0).to("cuda")
+tensors = [start * k for k in range(24)]
+dtr_alloc.cupy.enable()
+before = dtr_alloc.stats()["evictions"]
+arrays = [cupy.cuda.alloc(1 << 20) for _ in range(5)]
+FACTS["evicted"] = sum(not dtr_alloc.is_resident(t) for t in tensors)
+for number, array in enumerate(arrays):
+    # Every second one goes, on another stream than it was made on.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        arrays[number] = None if number % 2 else array
+del array
+print(all(torch.equal(t.cpu(), torch.arange(65536.0) * k) for k, t in enumerate(tensors)))
+try:
+    cupy.cuda.alloc(64 << 20)
+except cupy.cuda.memory.OutOfMemoryError as error:
+    print(error)
+dtr_alloc.cupy.disable()
+""",
+        budget=8 * MIB,
+    )
+    same, error = run.output.splitlines()
+    assert same == "True"
+    assert error.startswith("dtr_alloc: out of memory: requested 64.0 MiB")
+    assert run.report["evicted"] >= 12  # a quarter MiB each
+    assert run.report["peak_bytes"] <= 8 * MIB
+
+
+def test_who_is_enabled_first_makes_the_heap_for_both(machine):
+    """CuPy is asked for memory before PyTorch uses the device."""
+    run = machine.run(
+        CUPY
+        + """
+cupy.cuda.get_device_id = lambda: 0
+cupy.cuda.get_current_stream = lambda: Stream(0)
+dtr_alloc.cupy.enable("4MiB")
+first = cupy.cuda.alloc(1 << 20)
+dtr_alloc.enable("6MiB", device="cuda")
+tensor = torch.ones(1 << 18, device="cuda")
+stats = dtr_alloc.stats()
+print(stats["budget_bytes"] >> 20, stats["allocated_bytes"] >> 20)
+print(torch.cuda.memory_allocated() >> 20)
+dtr_alloc.cupy.disable()
+print(dtr_alloc.stats()["budget_bytes"] >> 20)
+""",
+    )
+    assert run.output.split() == ["6", "2", "2", "6"]
+
+
+def test_what_depends_on_shared_memory_is_computed_before_others_may_write(machine):
+    run = machine.run(
+        """
+import torch, dtr_alloc
+shared = torch.arange(65536.0).to("cuda") + 1
+derived = shared * 2
+dtr_alloc.evict(derived)
+capsule = shared.__dlpack__(stream=1)
+print(dtr_alloc.is_resident(derived), dtr_alloc.evict(derived), dtr_alloc.evict(shared))
+later = shared * 3
+print(dtr_alloc.evict(later), dtr_alloc.evict(later + 1))
+view = torch.from_dlpack(shared)
+print(dtr_alloc.evict(view), dtr_alloc.evict(view * 2))
+""",
+        budget="unlimited",
+    )
+    assert run.output.splitlines() == ["True False False", "False True", "False False"]
+
+
+def test_tensors_are_not_shared_with_other_processes(machine):
+    run = machine.run(
+        """
+import torch, torch.multiprocessing as mp
+tensor = torch.ones(1000, device="cuda")
+sender = mp.Pipe(duplex=False)[1]
+share = tensor.untyped_storage()._share_cuda_
+for act in (tensor.share_memory_, share, lambda: sender.send(tensor)):
+    try:
+        act()
+    except RuntimeError as error:
+        print(str(error).split(". ")[0].split(";")[0])
+""",
+        budget="unlimited",
+    )
+    refused = run.output.splitlines()
+    assert len(refused) == 3
+    assert all("cannot be shared with other processes" in line for line in refused)
+
+
+def test_a_job_keeps_its_questions_about_memory(machine):
+    run = machine.run(
+        """
+import torch
+tensor = torch.ones(1 << 20, device="cuda")
+assert "Allocated memory" in torch.cuda.memory_summary()
+stats = torch.cuda.memory_stats()
+assert stats["allocation.all.peak"] >= 1
+torch.cuda.memory._snapshot()
+torch.cuda.memory._record_memory_history(enabled=None)
+address = torch.cuda.caching_allocator_alloc(1 << 20)
+assert torch.cuda.memory_allocated() == 5 << 20
+torch.cuda.caching_allocator_delete(address)
+torch.cuda.reset_peak_memory_stats()
+torch.cuda.set_per_process_memory_fraction(0.5)
+assert torch.cuda.get_per_process_memory_fraction() <= 0.5
+print(torch.cuda.get_allocator_backend(), torch.cuda.host_memory_stats() is not None)
+for act in (
+    torch.cuda.memory._record_memory_history,
+    lambda: torch.cuda.memory.change_current_allocator(torch.cuda.memory._get_current_allocator()),
+):
+    try:
+        act()
+    except RuntimeError as error:
+        print(str(error).split(":")[0])
+""",
+        budget="unlimited",
+    )
+    assert run.output.splitlines() == ["dtr_alloc True", "dtr_alloc", "dtr_alloc"]
+
+
+def test_each_device_has_a_share_of_its_memory_and_its_own_random_numbers(machine):
+    run = machine.run(
+        """
+import torch, dtr_alloc
+torch.cuda.manual_seed_all(1)
+torch.cuda.set_device(1)
+first = torch.rand(50000, device="cuda")
+expected = first.cpu()
+assert first.device.index == 1 and dtr_alloc.evict(first)
+torch.rand(10, device="cuda:0")
+print(torch.equal(first.cpu(), expected))
+print([torch.cuda.get_per_process_memory_fraction(i) for i in (0, 1)])
+""",
+        budget="60%",
+        devices=2,
+    )
+    same, fractions = run.output.splitlines()
+    assert same == "True"
+    assert all(abs(float(part) - 0.6) < 1e-6 for part in fractions.strip("[]").split(","))
