@@ -70,6 +70,7 @@ class Machine:
         chunk: int = 64 << 10,
         memory: int = 1 << 30,
         clean: bool = True,
+        swap: str = "off",
     ) -> Run:
         """Runs a script (its text, or a file) in a process.
 
@@ -102,6 +103,7 @@ class Machine:
                 "CUDA_EMULATOR_MEMORY": str(memory),
                 "CUDA_EMULATOR_HOLD": "1",
                 "OMP_NUM_THREADS": "1",
+                "DTR_ALLOC_SWAP": swap,
             },
             capture_output=True,
             text=True,
@@ -127,7 +129,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cxx = bridge.compiler()
     assert cxx, "no C++ compiler"
     # The driver's part first: the other's begin() calls it.
-    sources = [ROOT / "tests/fake_cuda/fake_cuda.cpp", HERE / "cudart.cpp", HERE / "not_emulated.cpp"]
+    sources = [
+        ROOT / "tests/fake_cuda/fake_cuda.cpp",
+        HERE / "cudart.cpp",
+        HERE / "not_emulated.cpp",
+    ]
     line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
     line += [f"-I{path}" for path in bridge._cuda_headers()]
     line += [*map(str, sources), "-o", str(output), "-Wl,-soname,libcuda.so.1"]
