@@ -378,8 +378,8 @@ typedef struct dtr_engine_stats {
   uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
-  uint64_t host_bytes;          /* of contents that are in host memory now */
-  uint64_t verified;            /* rematerialized contents that were compared */
+  uint64_t host_bytes; /* of contents that are in host memory now */
+  uint64_t verified;   /* rematerialized contents that were compared */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -537,7 +537,7 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never
  * seen counts as a resident constant. */
-int32_t dtr_evict(dtr_engine* engine, void* handle); /* 1 done, 0 not possible, -status */
+int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible, -status */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
  * given away; the storage becomes a constant for good and is watched for changes, if it is
