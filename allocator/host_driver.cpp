@@ -1,5 +1,7 @@
 // Host memory as a device: a full driver, so that everything above runs without a GPU.
 #include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -61,10 +63,22 @@ class HostDriver final : public Driver {
     ::memmove(pointer(to), pointer(from), size_bytes);
   }
 
+  // A file without a name in TMPDIR: what is copied there takes no memory of the process, and
+  // the system may write it to the disk.
   uint64_t allocate_host(uint64_t size_bytes) override {
-    void* host =
-        ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (host == MAP_FAILED) fail("mmap", size_bytes);
+    const char* folder = ::getenv("TMPDIR");
+    std::string name = std::string(folder && *folder ? folder : "/tmp") + "/dtr_alloc.XXXXXX";
+    const int file = ::mkostemp(name.data(), O_CLOEXEC);
+    if (file < 0) fail(("mkostemp in " + name).c_str(), size_bytes);
+    ::unlink(name.c_str());
+    // With its blocks, or a full disk would be noticed by a signal at the first copy.
+    errno = ::posix_fallocate(file, 0, static_cast<off_t>(size_bytes));
+    void* host = MAP_FAILED;
+    if (errno == 0) host = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int code = errno;
+    ::close(file);
+    errno = code;
+    if (host == MAP_FAILED) fail(("posix_fallocate in " + name).c_str(), size_bytes);
     return reinterpret_cast<uint64_t>(host);
   }
 
@@ -74,14 +88,25 @@ class HostDriver final : public Driver {
 
   void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t) override {
     ::memcpy(pointer(host), pointer(address), size_bytes);
+    let_go_of_pages(host, size_bytes);
   }
 
   void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t) override {
     ::memcpy(pointer(address), pointer(host), size_bytes);
+    let_go_of_pages(host, size_bytes);
   }
 
  private:
   static void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+  // Whole pages of a file's mapping leave the process; their contents stay in the file.
+  void let_go_of_pages(uint64_t host, uint64_t size_bytes) {
+    const uint64_t page = traits_.granularity;
+    const uint64_t first = (host + page - 1) / page * page;
+    const uint64_t end = (host + size_bytes) / page * page;
+    if (first < end && ::madvise(pointer(first), end - first, MADV_DONTNEED) != 0)
+      fail("madvise", end - first);
+  }
 
   DriverTraits traits_;
 };

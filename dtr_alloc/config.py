@@ -319,8 +319,8 @@ class Config:
     what is gone. Fixed as ``chunk`` is."""
 
     verify: int = 0
-    """Of every so many rematerializations one is compared with a copy of what was evicted, to find
-    operators that do not repeat; 0: none."""
+    """Of every so many evictions of live tensors one keeps a copy, which is compared with what is
+    computed again, to find operators that do not repeat; 0: none."""
 
     log: Path | None = None
     """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dtr_alloc.bridge import Bridge
-from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.core import StateError, check, ffi, lib
 from dtr_alloc.recorder import TENSOR, ByValue, Closure, RandomState, flatten
 
 _READ, _MUTATE, _WRITE_ONLY, _SCRATCH, _EMPTY, _BY_VALUE = range(6)
@@ -123,7 +123,10 @@ class Replayer:
             step[index] = 0 if tensor is None else tensor._cdata
         status = lib.dtr_remat_commit(frame, len(tensors), len(results))
         if status < 0:
-            check(-status)
+            try:
+                check(-status)
+            except StateError as error:
+                raise StateError(f"{func}: {error}{_hint(str(error))}") from None
 
     def _rebuild(self, numbers: Any, home: torch.device) -> list[Tensor | None]:
         """The argument tensors of a step, from its description (layout: native/dtr_alloc.h).
@@ -164,6 +167,16 @@ class Replayer:
                 tensor = torch._neg_view(tensor)
             tensors.append(tensor)
         return tensors
+
+
+def _hint(text: str) -> str:
+    """What to do about an operator that did not repeat itself."""
+    if not text.startswith("verify:"):
+        return ""
+    return (
+        ". Its kernel may be nondeterministic, or read what the recorder does not see: try "
+        "torch.use_deterministic_algorithms(True), or pin() its result"
+    )
 
 
 @contextmanager

@@ -310,6 +310,8 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.sampling = SAMPLINGS.index(config.sampling)
     options.history_ops = config.history
     options.dealloc = dealloc
+    options.swap_bytes = config.swap
+    options.verify = config.verify
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc

@@ -54,6 +54,16 @@ bool Engine::keeps_memory_of_dead(Storage* storage, Deferred& deferred) {
   return true;
 }
 
+// The reverse: it is not resident any more.
+void Engine::let_go_of_constant(Storage* storage) {
+  if (storage->kept < 0) return;
+  stats_.kept_constant_bytes -= storage->size_bytes;
+  kept_constants_.back()->kept = storage->kept;
+  kept_constants_[storage->kept] = kept_constants_.back();
+  kept_constants_.pop_back();
+  storage->kept = -1;
+}
+
 void Engine::mark_for_banishing(Storage* storage, Deferred& deferred) {
   if (!storage->to_banish) ++to_banish_;
   storage->to_banish = true;
@@ -99,8 +109,7 @@ const Storage* Engine::keeps_from_banishing(const Storage* storage) const {
   for (const Edge* edge = storage->children; edge; edge = edge->next)
     for (const Output& output : edge->op->outputs) {
       const Storage* dependent = output.storage;
-      if (dependent && (dependent->state != State::resident || dependent->locks > 0))
-        return dependent;
+      if (dependent && (!has_content(dependent) || dependent->locks > 0)) return dependent;
     }
   return nullptr;
 }

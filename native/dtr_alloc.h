@@ -340,6 +340,14 @@ typedef struct dtr_engine_options {
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
   int32_t ghosts;           /* DTR_GHOSTS_... */
   int32_t waiting;          /* DTR_WAITING_... */
+  /* The most bytes of host memory that contents may be swapped to (native/swap.cpp); 0: off.
+   * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
+  uint64_t swap_bytes;
+  double swap_out_bytes_per_s; /* how fast copies to host memory are; 0: as measured */
+  double swap_in_bytes_per_s;  /* and back */
+  /* Each verify-th eviction of a live content keeps a copy of it, and the bytes are compared when
+   * they come back: a difference fails the rematerialization with DTR_STATE. 0: none does. */
+  uint64_t verify;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -367,6 +375,11 @@ typedef struct dtr_engine_stats {
                                    need (DTR paper, appendix D.3) */
   uint64_t bookkeeping_ns;      /* inside the engine, if time_bookkeeping: dtr_op_begin to
                                    dtr_op_end, dtr_remat_..., room, deaths; not waiting for locks */
+  uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
+  uint64_t swapped_out_bytes;
+  uint64_t swapped_in_bytes;
+  uint64_t host_bytes; /* of contents that are in host memory now */
+  uint64_t verified;   /* rematerialized contents that were compared */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -524,7 +537,7 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never
  * seen counts as a resident constant. */
-int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible */
+int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible, -status */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
  * given away; the storage becomes a constant for good and is watched for changes, if it is

@@ -41,6 +41,7 @@ Deferred::~Deferred() {
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
   strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
   weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
+  copies_.for_each([&](HostCopy* copy) { give_back(copy); });
   blocks_.for_each([&](const Block& block) {
     dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
   });
@@ -69,6 +70,7 @@ void core_evicted_died(void* engine, void* context) {
 Engine::Engine(const dtr_engine_options& options)
     : options_(options), needs_(Needs::of(options.heuristic)), random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
+  host_.set_cap(options.swap_bytes);
   core_ = {DTR_BRIDGE_ABI_VERSION,
            this,
            &core_allocate,
@@ -97,6 +99,10 @@ Engine::Engine(const dtr_engine_options& options)
 }
 
 Engine::~Engine() {
+  {
+    Deferred deferred(*this);
+    release_host_memory(true, deferred);
+  }
   for (Device* device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
     delete device;
@@ -104,6 +110,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const dtr_engine_options& options) {
+  Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
@@ -113,6 +120,7 @@ void Engine::configure(const dtr_engine_options& options) {
   needs_ = Needs::of(options.heuristic);
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
+  configure_swap(deferred);
   reset_all_bounds();
 }
 
@@ -130,7 +138,15 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   if (pool_of(device_type, device_index))
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
-  auto* device = new Device{device_type, device_index, pool, this, {}, 0, {}};
+  auto* device = new Device{device_type,
+                            device_index,
+                            pool,
+                            this,
+                            {},
+                            0,
+                            {},
+                            bandwidth_of(options_.swap_out_bytes_per_s, device_type),
+                            bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
   devices_.push_back(device);
   reset_all_bounds();
   dtr_pool_set_room(
@@ -209,6 +225,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
     storage->live = true;
     framework_->retain_weak(desc.handle);
     by_address_.insert(desc.data, storage);
+    if (is_swapping()) update_candidate(storage);
   } else {
     storage->external = true;
     storage->constant_for_good = true;
@@ -229,6 +246,7 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
     if (!storage->parent) storage->lost = true;
     become_evicted(storage);
   }
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
@@ -268,8 +286,8 @@ void Engine::unlink(Edge& edge) {
 }
 
 void Engine::update_candidate(Storage* storage) {
-  const bool wanted =
-      storage->state == State::resident && storage->parent && storage->managed;  // R6
+  const bool wanted = storage->state == State::resident && storage->managed &&
+                      (storage->parent || is_swappable(storage));  // R6
   if (wanted && storage->candidate < 0) {
     Device& device = device_of(storage);
     device.candidates.add(storage);
@@ -305,6 +323,7 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
+  forget_expected(storage, deferred);
   if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
@@ -341,7 +360,13 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
   drop_output(storage, deferred);
   update_candidate(storage);
-  if (!storage->live && storage->managed) keep_constant(storage);
+  if (storage->candidate >= 0) {
+    // It goes on as a constant: what was known of its cost is of another kind.
+    storage->ancestors_known = storage->descendants_known = false;
+    reset_bounds(device_of(storage), storage);
+  }
+  if (!storage->live && storage->managed && storage->state == State::resident)
+    keep_constant(storage);
   ++stats_.settled;
 }
 
@@ -365,16 +390,10 @@ void Engine::remove(Storage* first, Deferred& deferred) {
       continue;
     const bool resident = storage->state == State::resident;
     void* address = storage->address;
-    if (resident) {
-      if (storage->managed) by_address_.erase(address);
-      if (storage->kept >= 0) {
-        stats_.kept_constant_bytes -= storage->size_bytes;
-        kept_constants_.back()->kept = storage->kept;
-        kept_constants_[storage->kept] = kept_constants_.back();
-        kept_constants_.pop_back();
-        storage->kept = -1;
-      }
-    }
+    if (resident && storage->managed) by_address_.erase(address);
+    let_go_of_constant(storage);
+    if (storage->host) drop_host_copy(storage);
+    forget_expected(storage, deferred);
     storage->state = State::freed;
     storage->address = nullptr;
     if (storage->to_banish) forget_banishing(storage);
@@ -449,6 +468,7 @@ void Engine::evicted_died(Storage* storage) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
   if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
   maybe_remove(storage, deferred);
 }
@@ -495,9 +515,11 @@ void Engine::reset() {
     if (storage->managed) by_address_.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
+    update_candidate(storage);
     --stats_.live_storages;
     storages_.put(storage);
   }
+  release_host_memory(true, deferred);
 }
 
 // ---- counters ----
@@ -568,7 +590,7 @@ uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacit
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);
-      op_ids[count] = static_cast<int64_t>(storage->parent->id);
+      op_ids[count] = storage->parent ? static_cast<int64_t>(storage->parent->id) : 0;
       size_bytes[count] = storage->size_bytes;
     }
   return count;
@@ -589,13 +611,17 @@ void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting
 
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  std::string swapped;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
+    if (is_swapping())
+      swapped = "; swapped to host memory " + std::to_string(host_.in_use_bytes()) + " of " +
+                std::to_string(host_.cap_bytes()) + " bytes";
     by_address_.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
-      else if (!storage->parent)
+      else if (!storage->parent && !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
         constants += storage->size_bytes;
       else if (storage->pins > 0)
         pinned += storage->size_bytes;
@@ -616,7 +642,7 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
          " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
          "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
-         ", unseen by the recorder " + bytes(untracked) +
+         ", unseen by the recorder " + bytes(untracked) + swapped +
          ". This point of the job needs a budget of at least " +
          bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
          "; raise the budget or shrink the batch.";

@@ -1,5 +1,5 @@
 // engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R12 stand in records.h.
+// it knows neither PyTorch nor Python. Rules R1-R14 stand in records.h.
 //
 // Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
 // only decides and exchanges pointers; whatever may run code of others (deleters,
@@ -15,7 +15,8 @@
 // failed cost nothing.
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), neighborhood.cpp
+// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), swap.cpp (contents that
+// go to host memory), verify.cpp (whether the same comes back), neighborhood.cpp
 // (what the costs of candidates are made of), settle.cpp (before content is lost for
 // good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
@@ -24,6 +25,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -31,6 +33,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "bandwidth.h"
 #include "bridge_table.h"
 #include "candidates.h"
 #include "clock.h"
@@ -38,6 +41,7 @@
 #include "costs.h"
 #include "dealloc.h"
 #include "dtr_alloc.h"
+#include "host_memory.h"
 #include "journal.h"
 #include "locks.h"
 #include "pointer_map.h"
@@ -101,6 +105,7 @@ class Deferred {
   }
   void release_strong(void* handle) { strong_.push_back(handle); }
   void release_weak(void* handle) { weak_.push_back(handle); }
+  void free_host(HostCopy* copy) { copies_.push_back(copy); }
   // Before the rest, because it may add to it.
   void banish_queued() { banish_ = true; }
 
@@ -114,6 +119,7 @@ class Deferred {
   ShortList<Block> blocks_;
   ShortList<void*> strong_;
   ShortList<void*> weak_;
+  ShortList<HostCopy*> copies_;
   bool banish_ = false;
 };
 
@@ -334,6 +340,7 @@ class Engine {
 
   // dealloc.cpp
   void keep_constant(Storage* storage);
+  void let_go_of_constant(Storage* storage);
   bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
   void mark_for_banishing(Storage* storage, Deferred& deferred);
   void queue_for_banishing(Storage* storage, Deferred& deferred);
@@ -384,7 +391,8 @@ class Engine {
     int64_t now_ns;
     double smallest_bytes;
   };
-  bool evict(Storage* storage, Deferred& deferred);
+  bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool drop(Storage* storage, Deferred& deferred);
   Storage* choose(Device& device, const Moment& moment);
   Storage* choose_by_callback(Device& device, const Moment& moment,
                               std::unique_lock<EngineMutex>& lock);
@@ -392,6 +400,7 @@ class Engine {
   Storage* choose_in_sample(Device& device, const Moment& moment);
   Moment moment_of(Device& device);
   bool is_eligible(Storage* storage, const Moment& moment, Device& device);
+  double recompute_cost_ns(Storage* storage);
   double exact_cost_ns(Storage* storage);
   void find_free_bytes(Device& device);
   uint64_t free_bytes(const Storage* storage) const {
@@ -410,6 +419,27 @@ class Engine {
   void reset_bounds(Device& device, Storage* storage);
   void reset_all_bounds();
 
+  // swap.cpp
+  static Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type);
+  bool is_swapping() const { return options_.swap_bytes > 0; }
+  bool is_swappable(const Storage* storage) const;
+  bool is_better_swapped(Storage* storage);
+  double swap_ns(const Storage* storage) const;
+  double with_swap(const Storage* storage, double recompute_ns) const;
+  double at_most_swap(const Storage* storage, double recompute_ns) const;
+  bool swap_out(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  void drop_host_copy(Storage* storage);
+  void swapped_died(Storage* storage, Deferred& deferred);
+  void configure_swap(Deferred& deferred);
+  void release_host_memory(bool all, Deferred& deferred);
+  uint64_t stream_of_thread(const Storage* storage) const;
+
+  // verify.cpp
+  void keep_expected(Storage* storage);
+  void forget_expected(Storage* storage, Deferred& deferred);
+  void compare(const Storage* storage, const Op* op, const void* address);
+
   // waiting.cpp
   void begin_request();
   void begin_round() { peaks_.clear(); }
@@ -418,7 +448,7 @@ class Engine {
   void order_by_peak(std::vector<Storage*>& wanted);
   Storage* next_missing(const Op* op);
   Storage* choose_held(Device& device, const Moment& moment);
-  bool yield_held(Device& device, Deferred& deferred);
+  bool yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // invariants.cpp
   void check_asking(const Storage* storage);
@@ -487,6 +517,11 @@ class Engine {
   uint32_t frozen_ = 0;  // graphs that are being captured
   TimedCalls timed_calls_;
 
+  HostMemory host_;
+  std::condition_variable_any moved_;  // a copy has ended
+  bool parked_for_host_ = false;       // some constants are parked for lack of host memory
+  uint64_t verify_turn_ = 0;           // evictions since one's content was kept (verify.cpp)
+
   Journal journal_;
   Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
 
@@ -505,6 +540,8 @@ struct Engine::Device {
   Candidates candidates;
   double largest_parked_bytes = 0;  // of those parked because they are small
   PendingTimes pending_times = {};
+  Bandwidth way_out;  // to host memory
+  Bandwidth way_in;
 };
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.

@@ -47,6 +47,8 @@ void check(const dtr_engine_options& options) {
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_HOLDS);
+  check("swap_out_bytes_per_s", options.swap_out_bytes_per_s, 0, kMost, "0 and more, finite");
+  check("swap_in_bytes_per_s", options.swap_in_bytes_per_s, 0, kMost, "0 and more, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
@@ -237,7 +239,9 @@ uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capa
 }
 
 int32_t dtr_evict(dtr_engine* engine, void* handle) {
-  return engine_of(engine)->hand_evict(handle);
+  bool done = false;
+  const int32_t status = dtr::guard([&] { done = engine_of(engine)->hand_evict(handle); });
+  return status == DTR_OK ? done : -status;
 }
 
 int32_t dtr_is_resident(dtr_engine* engine, void* handle) {

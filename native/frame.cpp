@@ -102,7 +102,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   if (storage->captured) frame.replayable = false;  // F2
   if (input.constant) {
     storage->constant_for_good = true;
-    if (storage->state == State::resident) forget_parent(storage, deferred);
+    if (has_content(storage)) forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
     uint64_t counted = 0;
@@ -418,6 +418,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
       storage->output = static_cast<uint32_t>(op->outputs.size());
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
+      update_candidate(storage);
+    } else if (is_swapping()) {
       update_candidate(storage);
     }
   }

@@ -50,7 +50,7 @@ void Engine::update_asking(Storage* changed, bool gone) {
 
 // The factor by which a storage's score counts.
 double Engine::ghost_factor(const Storage* storage) const {
-  if (storage->live) return 1;
+  if (storage->live || !storage->parent) return 1;
   if (options_.ghosts == DTR_GHOSTS_DISCOUNTED) return kDiscount;
   return is_idle(storage) ? kIdle : 1;
 }
@@ -63,7 +63,8 @@ void Engine::release_ghosts(Deferred& deferred) {
     // From the end: the last candidate fills the gap.
     for (size_t i = device->candidates.size(); i-- > 0;) {
       Storage* storage = device->candidates.at(i);
-      if (is_idle(storage) && storage->locks == 0 && storage->pins == 0) evict(storage, deferred);
+      if (storage->parent && is_idle(storage) && storage->locks == 0 && storage->pins == 0)
+        drop(storage, deferred);
     }
 }
 

@@ -8,7 +8,7 @@ namespace dtr {
 
 bool Engine::hand_evict(void* handle) {
   Deferred deferred(*this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  std::unique_lock<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
   if (!storage || storage->candidate < 0 || storage->locks > 0 || storage->pins > 0 ||
       is_frozen(storage))
@@ -16,7 +16,7 @@ bool Engine::hand_evict(void* handle) {
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
   eviction_cause_ = Journal::Cause::by_hand;
-  const bool done = evict(storage, deferred);
+  const bool done = evict(storage, deferred, lock);
   eviction_cause_ = Journal::Cause::gone;
   return done;
 }
@@ -41,6 +41,7 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
     forget_parent(storage, deferred);
     storage->external = true;
     storage->constant_for_good = true;
+    update_candidate(storage);
     if (storage->device_type == 0)
       storage->checksum = checksum(storage->address, storage->size_bytes);
   }

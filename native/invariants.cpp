@@ -52,7 +52,7 @@ void Engine::check_invariants() {
   if (storages.size() != stats_.live_storages)
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
-  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0;
+  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0, host_bytes = 0;
   std::unordered_map<const ComponentNode*, int64_t> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
@@ -60,13 +60,26 @@ void Engine::check_invariants() {
             storage->id);
     require(resident == (storage->address != nullptr), "R4: address and state disagree",
             storage->id);
-    require(storage->counted == (!resident && !storage->lost), "R4: counted and state disagree",
+    const bool swapped = storage->state == State::swapped;
+    require(swapped == (storage->host != nullptr), "R14: host memory and state disagree",
             storage->id);
+    if (swapped) {
+      host_bytes += storage->size_bytes;
+      require(storage->managed && !storage->external && storage->pins == 0 &&
+                  storage->size_bytes <= storage->host->bytes,
+              "R14: it may not be swapped out", storage->id);
+      require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
+              storage->id);
+    }
+    require(!storage->expected || (!resident && storage->parent),
+            "R2: a copy is kept of what cannot be recomputed", storage->id);
+    require(storage->counted == (!has_content(storage) && !storage->lost),
+            "R4: counted and state disagree", storage->id);
     require((storage->component != nullptr) == (storage->counted && needs_.components),
             "R10: a component that is not needed, or none", storage->id);
     if (storage->counted) ++evicted;
     if (storage->component) costs[components_.root(storage->component)] += cost_of(storage);
-    require(resident || storage->parent || storage->lost, "R2: a constant was evicted",
+    require(has_content(storage) || storage->parent || storage->lost, "R2: a constant was evicted",
             storage->id);
     require(!(storage->lost && storage->parent), "R2: a lost storage has a parent", storage->id);
     require(!storage->live || storage->handle, "R5: live without a handle", storage->id);
@@ -78,7 +91,8 @@ void Engine::check_invariants() {
               "R5: the handle's address is another", storage->id);
     require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
             storage->id);
-    const bool candidate = resident && storage->parent && storage->managed;
+    const bool candidate =
+        resident && storage->managed && (storage->parent || is_swappable(storage));
     require(candidate == (storage->candidate >= 0), "R6: candidate or not", storage->id);
     if (candidate) {
       ++candidates;
@@ -112,6 +126,10 @@ void Engine::check_invariants() {
   if (kept_bytes != stats_.kept_constant_bytes)
     throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
                      " bytes, counted are " + std::to_string(stats_.kept_constant_bytes));
+  if (host_bytes != stats_.host_bytes || host_bytes > host_.in_use_bytes())
+    throw StateError("R14: " + std::to_string(host_bytes) + " bytes are swapped out, counted are " +
+                     std::to_string(stats_.host_bytes) + ", in use " +
+                     std::to_string(host_.in_use_bytes()));
   if (to_banish != to_banish_)
     throw StateError("R9: " + std::to_string(to_banish) +
                      " storages are to be banished, counted are " + std::to_string(to_banish_));
@@ -216,10 +234,11 @@ void Engine::check_search() {
         cost += sum_of(region(storage, true));
       if (kind == DTR_COST_NEIGHBORHOOD) cost += sum_of(region(storage, false));
       if (kind == DTR_COST_COMPONENT) cost += component_ns(storage);
-      const double value = exact_score(
-          storage, moment,
+      const double recompute =
           needs_.tolls ? with_tolls(cost, is_idle(storage) ? 0 : sum_of(region(storage, true)))
-                       : static_cast<double>(cost));
+                       : static_cast<double>(cost);
+      const double value =
+          exact_score(storage, moment, kind == DTR_COST_NONE ? 1 : with_swap(storage, recompute));
       const double bound =
           device->candidates.bound(storage, moment.now_ns, components_.decreased_ns());
       const bool free_to_go = is_free_to_go(storage, moment);

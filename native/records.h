@@ -4,8 +4,8 @@
 //
 //  R1  A storage is one content of one buffer. Overwriting a buffer ends one
 //      storage and begins the next ("version"); the buffer changes hands, no byte moves.
-//  R2  A storage with a parent can be recomputed. One without is a constant: it
-//      is never evicted, whatever its score.
+//  R2  A storage with a parent can be recomputed. One without is a constant: its content is
+//      never given up. It may be swapped out, where that is on (R14).
 //  R3  A child edge exists for every (op, input) whose op can still be replayed.
 //      An op exists while one of its outputs is recorded; an output is recorded
 //      while it is live, locked or has children. So records vanish by themselves.
@@ -15,9 +15,9 @@
 //      and resident (a ghost, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
 //      bare address. Such constants, and no others, stand in the list of those kept.
-//  R6  Candidates for eviction are exactly the resident storages with a parent
-//      whose memory is ours. Locked and pinned ones stay in the list and are
-//      passed over, because locks come and go with every op.
+//  R6  Candidates for eviction are exactly the resident storages whose memory is ours and
+//      that have a parent or, while swapping is on, could be swapped out. Locked and pinned
+//      ones stay in the list and are passed over, because locks come and go with every op.
 //  R7  locks > 0 keeps a record until unlocked; locks > holds its memory, too, while resident.
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
 //      about to go for good. So whoever makes a constant of it settles it first.
@@ -30,6 +30,9 @@
 //      step that makes it anew. Who holds looks again whether it is resident.
 //  R12 Who asks for what: G1 and G2 of ghosts.cpp.
 //  R13 What streams wait for: O1 and O2 of order.cpp.
+//  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
+//      there. To all others it is as good as resident: it counts for nobody's costs, and is no
+//      history to be recomputed. It is managed, not external and not pinned. (swap.cpp)
 #pragma once
 
 #include <cstddef>
@@ -44,9 +47,11 @@ constexpr uint64_t kNoStream = UINT64_MAX;
 struct Op;
 struct Storage;
 struct ComponentNode;
+struct HostCopy;
 
 enum class State : uint8_t {
   resident,     // the content is in memory
+  swapped,      // the content is in host memory (R14)
   evicted,      // the content is gone; the parent op can bring it back, unless lost
   recomputing,  // evicted, and a rematerialization in progress will bring it back
   freed         // the record itself is on its way out
@@ -75,6 +80,8 @@ struct Storage {
   Op* parent = nullptr;     // R2
   Edge* children = nullptr;
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
+  HostCopy* host = nullptr;            // R14
+  HostCopy* expected = nullptr;        // evicted: what must come back (verify.cpp)
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
   int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
   int64_t descendants_ns = 0;
@@ -118,6 +125,11 @@ struct Storage {
   uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
   uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
 };
+
+// Whether the content is there, at once or after a copy.
+inline bool has_content(const Storage* storage) {
+  return storage->state == State::resident || storage->state == State::swapped;
+}
 
 // What an op does with the storage of one of its tensor arguments.
 enum class Use : uint8_t {

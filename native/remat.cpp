@@ -45,12 +45,16 @@ bool Engine::remat_want_any(Frame& frame) {
 
 int64_t Engine::remat_next(Frame& frame) {
   Deferred deferred(*this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  std::unique_lock<EngineMutex> lock(mutex_);
   while (!frame.stack.empty()) {
     const RematStep step = frame.stack.back();
     Storage* target = step.target;
     if (target->state == State::resident) {
       end_step(frame, deferred);
+      continue;
+    }
+    if (target->state == State::swapped) {
+      if (!swap_in(target, deferred, lock)) end_step(frame, deferred);
       continue;
     }
     if (!step.op) {
@@ -164,6 +168,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
         framework_->make(address, storage->size_bytes, storage->device_type, storage->device_index);
     by_handle_.insert(storage->handle, storage);
   }
+  forget_expected(storage, deferred);
   by_address_.insert(address, storage);
   ++storage->recomputes;
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
@@ -187,7 +192,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   {
     std::lock_guard<EngineMutex> lock(mutex_);
     for (Storage* storage : frame.step_outputs)
-      if (storage->live && storage->state != State::resident) {
+      if (storage->live && !has_content(storage)) {
         framework_->retain_weak(storage->handle);
         held.push_back({storage, storage->handle, false});
       }
@@ -203,7 +208,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   stats_.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
   for (const Output& output : op->outputs) {
     Storage* storage = output.storage;
-    if (!storage || storage->state == State::resident) continue;
+    if (!storage || has_content(storage)) continue;
     const uint32_t at =
         output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
     if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
@@ -222,6 +227,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
       throw StateError("op " + std::to_string(op->id) + " gave " +
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +
                        std::to_string(storage->size_bytes) + " the first time");
+    compare(storage, op, desc.data);
     // The replay may have consumed an old version: its memory changes hands.
     Storage* consumed = by_handle_.find(desc.handle);
     void* address = framework_->take(desc.handle);

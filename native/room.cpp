@@ -51,10 +51,12 @@ Engine::Moment Engine::moment_of(Device& device) {
   return moment;
 }
 
-// Not locked by a running op, not pinned, not frozen, not too small.
+// Not locked by a running op, not pinned, not frozen, not too small, and not without a place to
+// go to.
 bool Engine::is_free_to_go(const Storage* storage, const Moment& moment) const {
   return storage->locks == 0 && storage->pins == 0 && !is_frozen(storage) &&
-         static_cast<double>(storage->size_bytes) >= moment.smallest_bytes;
+         static_cast<double>(storage->size_bytes) >= moment.smallest_bytes &&
+         (storage->parent || host_.has_room(storage->size_bytes));
 }
 
 // The same; parks the candidate if not.
@@ -63,15 +65,20 @@ bool Engine::is_eligible(Storage* storage, const Moment& moment, Device& device)
   const auto size = static_cast<double>(storage->size_bytes);
   if (size < moment.smallest_bytes)
     device.largest_parked_bytes = std::max(device.largest_parked_bytes, size);
+  if (!storage->parent) parked_for_host_ = true;
   if (needs_.scores) device.candidates.park(storage);
   return false;
 }
 
 double Engine::exact_cost_ns(Storage* storage) {
+  if (options_.heuristic.cost == DTR_COST_NONE) return 1;
+  return with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+}
+
+// Of a storage with a parent, by the heuristic's kind of cost.
+double Engine::recompute_cost_ns(Storage* storage) {
   int64_t cost = cost_of(storage);
   switch (options_.heuristic.cost) {
-    case DTR_COST_NONE:
-      return 1;
     case DTR_COST_ANCESTORS:
       cost += ancestors_ns(storage);
       break;
@@ -94,11 +101,13 @@ double Engine::floor_cost_ns(const Storage* storage) const {
   if (options_.heuristic.cost == DTR_COST_NONE) return 1;
   int64_t cost = cost_of(storage);
   if (needs_.tolls)
-    return at_least_1(with_tolls(
-        cost, storage->ancestors_known && !is_idle(storage) ? storage->ancestors_ns : 0));
+    return at_least_1(at_most_swap(
+        storage,
+        with_tolls(cost,
+                   storage->ancestors_known && !is_idle(storage) ? storage->ancestors_ns : 0)));
   if (needs_.ancestors && storage->ancestors_known) cost += storage->ancestors_ns;
   if (needs_.descendants && storage->descendants_known) cost += storage->descendants_ns;
-  return at_least_1(static_cast<double>(cost));
+  return at_least_1(at_most_swap(storage, static_cast<double>(cost)));
 }
 
 double Engine::weight_of(const Storage* storage) const {
@@ -115,7 +124,8 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
       options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
   device.candidates.set(
       storage,
-      {at_least_1(own), at_least_1(numerator_ns), weight_of(storage), storage->last_access_ns},
+      {at_least_1(at_most_swap(storage, own)), at_least_1(at_most_swap(storage, numerator_ns)),
+       weight_of(storage), storage->last_access_ns},
       components_.decreased_ns());
 }
 
@@ -249,6 +259,7 @@ void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
     for (size_t i = 0; i < device->candidates.size(); ++i) {
       Storage* storage = device->candidates.at(i);
       if (storage->locks > 0 || storage->pins > 0) continue;
+      if (!storage->parent && !host_.has_room(storage->size_bytes)) continue;
       const double value = score_of(storage);
       if (*least == 0 || value < *least) *least = value;
     }
@@ -276,7 +287,8 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
       ++stats_.evaluations;
       ++stats_.storage_accesses;
       asked.push_back({storage->id, storage->size_bytes, free_bytes(storage),
-                       moment.now_ns - storage->last_access_ns, cost_of(storage),
+                       moment.now_ns - storage->last_access_ns,
+                       static_cast<int64_t>(with_swap(storage, cost_of(storage))),
                        ancestors_ns(storage), descendants_ns(storage), component_ns(storage),
                        storage->recomputes, storage->live});
     };
@@ -321,13 +333,23 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
 
 // Takes the memory of a candidate. False, and nothing changed, if its handle cannot
 // be held just now (it is dying, or only a Python wrapper refers to it).
-bool Engine::evict(Storage* storage, Deferred& deferred) {
+bool Engine::evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  if (is_better_swapped(storage)) return swap_out(storage, deferred, lock);
+  return storage->parent && drop(storage, deferred);
+}
+
+// The same; the content is given up.
+bool Engine::drop(Storage* storage, Deferred& deferred) {
   void* address = storage->address;
   if (storage->live) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(storage->handle);
-    if (!framework_->detach(storage->handle, storage)) return false;
+    keep_expected(storage);
+    if (!framework_->detach(storage->handle, storage)) {
+      forget_expected(storage, deferred);
+      return false;
+    }
     deferred.free_block(*storage, address);
   } else if (storage->handle) {
     lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block
@@ -370,7 +392,7 @@ int32_t Engine::make_room(Device& device) {
       ++stats_.searches;
       if (!victim) break;
       eviction_cause_ = Journal::Cause::room;
-      freed = evict(victim, deferred);
+      freed = evict(victim, deferred, lock);
       eviction_cause_ = Journal::Cause::gone;
       if (!freed) {
         ++victim->locks;
@@ -387,7 +409,7 @@ int32_t Engine::make_room(Device& device) {
   }
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
-    freed = yield_held(device, deferred);
+    freed = yield_held(device, deferred, lock);
     eviction_cause_ = Journal::Cause::gone;
   }
   return freed;

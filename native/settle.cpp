@@ -30,7 +30,7 @@ bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most
         Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;
         dependent->mark = walk;
-        if (dependent->state == State::resident && dependent->live) {
+        if (has_content(dependent) && dependent->live) {
           resident.push_back(dependent);
           if (dependent->overwriters > 0) pending.push_back(dependent);  // R8
           if (dependent->candidate >= 0) bytes += dependent->size_bytes;
@@ -87,7 +87,7 @@ bool Engine::settle_history(std::vector<Storage*>* targets, Deferred& deferred) 
     for (const Output& output : op->outputs)
       if (output.storage) outputs.push_back(output.storage);
     for (Storage* storage : outputs) {
-      if (storage->state == State::resident && storage->live) {
+      if (has_content(storage) && storage->live) {
         if (storage->overwriters == 0 || settle(storage, targets, UINT64_MAX, deferred))  // R8
           forget_parent(storage, deferred);
       } else if (storage->live) {

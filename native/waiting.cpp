@@ -82,10 +82,10 @@ uint64_t Engine::peak_beside(const Storage* wanted) {
     const size_t before = peaks_pending_.size();
     parts.clear();
     uint64_t running = 0;  // bytes while its op runs
-    if (storage->parent) {
+    if (storage->parent && storage->state != State::swapped) {
       for (const Edge& edge : storage->parent->edges) {
         const Storage* input = edge.input;
-        if (input->parent) running += input->size_bytes;
+        if (input->parent || is_swapping()) running += input->size_bytes;
         if (input->state == State::resident) continue;
         const auto known = peaks_.find(input->id);
         if (known == peaks_.end())
@@ -137,7 +137,7 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
     if (yields >= kMostYields) continue;
     const double staleness =
         at_least_1(static_cast<double>(moment.now_ns - storage->last_access_ns));
-    const double value = at_least_1(static_cast<double>(cost_of(storage))) /
+    const double value = at_least_1(with_swap(storage, static_cast<double>(cost_of(storage)))) /
                          (static_cast<double>(storage->size_bytes) * std::sqrt(staleness));
     const auto rank = std::make_tuple(yields, value, storage->id);
     if (best && rank > least) continue;
@@ -148,11 +148,11 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
 }
 
 // Evicts what is only held. False if there is nothing.
-bool Engine::yield_held(Device& device, Deferred& deferred) {
+bool Engine::yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const Moment moment = moment_of(device);
   while (Storage* held = choose_held(device, moment)) {
     ++yields_[held->id];  // also if it is not to be had just now
-    if (!evict(held, deferred)) continue;
+    if (!evict(held, deferred, lock)) continue;
     ++stats_.yields;
     return true;
   }

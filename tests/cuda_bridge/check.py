@@ -78,6 +78,10 @@ class EngineOptions(ctypes.Structure):
         ("time_bookkeeping", ctypes.c_int32),
         ("ghosts", ctypes.c_int32),
         ("waiting", ctypes.c_int32),
+        ("swap_bytes", ctypes.c_uint64),
+        ("swap_out_bytes_per_s", ctypes.c_double),
+        ("swap_in_bytes_per_s", ctypes.c_double),
+        ("verify", ctypes.c_uint64),
     ]
 
 

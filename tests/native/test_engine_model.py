@@ -52,6 +52,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     grain = 1
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
     dealloc = "eager"
+    swap = 0  # most bytes of host memory
     fake = None
 
     def __init__(self):
@@ -62,7 +63,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.pool = NativePool(
             self.driver, budget=self.budget * self.chunk, reserve=1024 * self.chunk
         )
-        self.toy = FailingToy(self.pool, device=self.device, grain=self.grain, dealloc=self.dealloc)
+        self.toy = FailingToy(
+            self.pool,
+            device=self.device,
+            grain=self.grain,
+            dealloc=self.dealloc,
+            swap_bytes=self.swap,
+        )
         self.tensors = []
         self.next_parameter = 0
         self.armed = False  # a driver call is going to fail
@@ -344,7 +351,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             assert self.toy.resident(tensor) != tensor.evicted
             if tensor.evicted:
                 assert not tensor.store.pins
-                assert not tensor.store.escaped
+                assert not tensor.store.escaped or self.swap
             else:
                 assert tensor.is_right()
         if self.fake:
@@ -362,6 +369,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         stats = self.toy.stats()
         assert (stats.live_storages, stats.live_ops, stats.evicted_storages) == (0, 0, 0)
         assert stats.kept_constant_bytes == 0
+        assert stats.host_bytes == 0
         self.toy.drain()
         assert self.toy.closures == {}
         assert self.pool.stats().live_blocks == 0
@@ -376,6 +384,25 @@ class EngineAgainstModel(RuleBasedStateMachine):
             if block.state == IN_USE:
                 self.pool.free(block.address)
         self.pool.destroy()
+
+
+class SwappingAgainstModel(EngineAgainstModel):
+    """With host memory to swap to."""
+
+    swap = 12 * 4096
+
+    @rule(
+        pages=st.sampled_from([0, 1, 4, 12, 1000]),
+        speed=st.sampled_from([0, 1e3, 1e9, 1e15]),
+        verify=st.sampled_from([0, 0, 1, 3]),
+    )
+    def swap_otherwise(self, pages, speed, verify):
+        self.toy.configure(
+            swap_bytes=pages * self.chunk,
+            swap_out_bytes_per_s=speed,
+            swap_in_bytes_per_s=speed,
+            verify=verify,
+        )
 
 
 SETTINGS = settings(
@@ -400,16 +427,43 @@ def test_jobs_on_host_memory_agree_with_the_model(policy):
 
 
 @pytest.mark.parametrize("policy", DEALLOCS)
+def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
+    """The same where contents may go to host memory, of which there is now and then too little."""
+
+    class OnHost(SwappingAgainstModel):
+        dealloc = policy
+
+    run(OnHost, settings=SETTINGS)
+
+
+class OnCuda:
+    """A machine's memory is that of the stand-in for libcuda."""
+
+    driver = "cuda"
+    device = (1, 0)
+    chunk = 2 << 20
+    grain = 1024
+    sizes = (1024, 8192, 65536, 262144, 300 * 1024)
+
+
+@pytest.mark.parametrize("policy", DEALLOCS)
 def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
     """The same on the stand-in for libcuda, whose calls fail at will."""
 
-    class OnCuda(EngineAgainstModel):
-        driver = "cuda"
-        device = (1, 0)
-        chunk = 2 << 20
-        grain = 1024
+    class Machine(OnCuda, EngineAgainstModel):
         dealloc = policy
-        sizes = (1024, 8192, 65536, 262144, 300 * 1024)
         fake = fake_cuda
 
-    run(OnCuda, settings=SETTINGS)
+    run(Machine, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("policy", DEALLOCS)
+def test_swapping_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
+    """Copies fail, too; then the content stays where it was."""
+
+    class Machine(OnCuda, SwappingAgainstModel):
+        dealloc = policy
+        fake = fake_cuda
+        swap = 12 * OnCuda.chunk
+
+    run(Machine, settings=SETTINGS)

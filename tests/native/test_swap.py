@@ -1,0 +1,311 @@
+"""Contents go to host memory and come back (native/swap.cpp). Needs the native build.
+
+The fixture checks at the end that nothing was left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from native_pool import DriverFailed, NativePool, OutOfMemory
+from test_order import CHUNK, LARGE, A, B
+from test_order import make_toy as make_stream_toy
+from toy import MUTATE, WORD, Toy
+
+__all__ = ["make_stream_toy"]
+
+PAGE = 4096
+WORDS = PAGE // WORD
+MANY = 1 << 30
+FAST, SLOW = 1e15, 1e3  # bytes per second: nothing, and more than any operator costs
+
+
+def swapping(speed=FAST, pages=MANY // PAGE):
+    return {
+        "swap_bytes": pages * PAGE,
+        "swap_out_bytes_per_s": speed,
+        "swap_in_bytes_per_s": speed,
+    }
+
+
+def constant(toy, seed=0, words=WORDS):
+    """One that the engine knows: an operator has met it."""
+    tensor = toy.unseen(words, seed=seed)
+    toy.one("look", tensor, words=8).release()
+    return tensor
+
+
+def release(*tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+def all_right(toy, *tensors):
+    return all(toy.content(tensor) == tensor.expected() for tensor in tensors)
+
+
+class TestConstants:
+    def test_what_cannot_be_recomputed_makes_room_and_comes_back(self, make_toy):
+        toy = make_toy(pages=5, **swapping())
+        sources = [constant(toy, seed=i) for i in range(4)]
+        results = [toy.one("sum", source, words=WORDS) for source in sources]
+        assert toy.stats().swaps > 0
+        assert all_right(toy, *sources, *results)
+        release(*sources, *results)
+
+    def test_without_swapping_the_same_job_is_out_of_memory(self, make_toy):
+        toy = make_toy(pages=5)
+        sources = [constant(toy, seed=i) for i in range(4)]
+        first = toy.one("sum", *sources[:2], (sources[0], MUTATE), words=WORDS)
+        with pytest.raises(OutOfMemory):
+            toy.one("sum", first, words=WORDS)
+        release(*sources, first)
+
+    def test_an_operator_finds_its_swapped_inputs_again(self, make_toy):
+        toy = make_toy(**swapping())
+        source = toy.unseen(WORDS)
+        first = toy.one("f", source, words=WORDS)
+        assert toy.evict(source)
+        assert not toy.resident(source)
+        assert toy.stats().host_bytes == PAGE
+        second = toy.one("g", source, words=WORDS)
+        assert toy.stats().host_bytes == 0
+        assert toy.resident(source)
+        assert toy.replays == []
+        assert all_right(toy, source, first, second)
+        release(source, first, second)
+
+    def test_overwriting_one_keeps_what_was_computed_from_it(self, make_toy):
+        toy = make_toy(**swapping())
+        source = toy.unseen(WORDS)
+        result = toy.one("f", source, words=WORDS)
+        toy.evict(result)
+        toy.evict(source)
+        toy.run("add_", (source, MUTATE), parameter=1)
+        assert all_right(toy, source, result)
+        release(source, result)
+
+    def test_a_swapped_result_becomes_a_constant_where_it_lies(self, make_toy):
+        """When what it was computed from is overwritten it need not come back."""
+        toy = make_toy(**swapping())
+        source = toy.unseen(WORDS)
+        dear = toy.one("f", source, words=WORDS)
+        toy.configure(swap_in_bytes_per_s=FAST * 2)  # cheaper than anything
+        assert toy.evict(dear)
+        assert toy.stats().swaps == 1
+        toy.run("add_", (source, MUTATE), parameter=1)
+        assert not toy.resident(dear)
+        assert toy.replays == []
+        assert all_right(toy, source, dear)
+        release(source, dear)
+
+    def test_host_memory_of_the_dead_goes_back_with_what_needed_them(self, make_toy):
+        toy = make_toy(**swapping())
+        source = toy.unseen(WORDS)
+        small = [toy.one("f", source, words=WORDS, parameter=i) for i in range(2)]
+        for tensor in [*small, source]:
+            assert toy.evict(tensor)
+        source.release()
+        assert toy.stats().host_bytes > 0
+        assert all_right(toy, *small)
+        release(*small)
+        assert toy.stats().host_bytes == 0
+
+    def test_pinned_and_escaped_ones_stay(self, make_toy):
+        toy = make_toy(**swapping())
+        pinned, escaped = constant(toy, seed=1), constant(toy, seed=2)
+        toy.pin(pinned)
+        toy.pin(escaped, escaped=True)
+        assert not toy.evict(pinned)
+        assert not toy.evict(escaped)
+        release(pinned, escaped)
+
+    def test_with_swapping_off_again_they_come_back(self, make_toy):
+        toy = make_toy(**swapping())
+        source = toy.unseen(WORDS)
+        result = toy.one("f", source, words=WORDS)
+        toy.evict(source)
+        toy.configure(swap_bytes=0)
+        toy.verify()
+        toy.materialize_all()
+        assert toy.resident(source)
+        assert not toy.evict(source)
+        toy.reset()
+        release(source, result)
+
+
+class TestCap:
+    def test_no_more_goes_to_host_memory_than_it_allows(self, make_toy):
+        toy = make_toy(**swapping(pages=2))
+        sources = [constant(toy, seed=i) for i in range(3)]
+        results = [toy.one("f", source, words=8) for source in sources]
+        assert [toy.evict(source) for source in sources] == [True, True, False]
+        toy.materialize(sources[0])
+        assert toy.evict(sources[2])
+        assert all_right(toy, *sources[1:2])
+        release(*sources, *results)
+
+    def test_a_search_passes_over_what_finds_no_room_there_until_there_is_some(self, make_toy):
+        toy = make_toy(pages=7, **swapping(pages=1))
+        sources = [constant(toy, seed=i) for i in range(6)]
+        with pytest.raises(OutOfMemory, match="swapped to host memory 4096 of 4096 bytes"):
+            toy.unseen(3 * WORDS)
+        toy.materialize_all()
+        toy.verify()
+        more = toy.unseen(2 * WORDS)
+        assert toy.stats().host_bytes == PAGE
+        more.release()
+        assert all_right(toy, *sources)
+        release(*sources)
+
+
+class TestPrices:
+    """Evicting goes the cheaper way."""
+
+    class Priced(Toy):
+        def cost(self, operator, tensors):
+            return 10**12 if operator.name == "dear" else 10**3
+
+    def test_what_is_dear_to_compute_is_swapped_and_what_is_cheap_is_not(self, make_toy):
+        toy = make_toy(kind=self.Priced, **swapping(speed=1e9))
+        source = toy.unseen(WORDS)
+        dear, cheap = (toy.one(name, source, words=WORDS) for name in ("dear", "cheap"))
+        assert toy.evict(dear)
+        assert toy.evict(cheap)
+        assert (toy.stats().swaps, toy.stats().evictions) == (1, 1)
+        assert all_right(toy, dear, cheap)
+        assert toy.replays == ["cheap"]
+        release(source, dear, cheap)
+
+    def test_a_constant_is_compared_with_results(self, make_toy):
+        """The search takes what costs least, whichever way it would go."""
+        for speed, swaps in ((FAST, 1), (SLOW, 0)):
+            toy = make_toy(
+                pages=4, kind=self.Priced, heuristic="c=local,m=none,s=0", **swapping(speed)
+            )
+            source = constant(toy)
+            results = [toy.one("cheap", source, words=WORDS, parameter=i) for i in range(3)]
+            more = toy.unseen(WORDS, seed=1)
+            assert toy.stats().swaps == swaps
+            assert toy.stats().evictions == 1 - swaps
+            assert all_right(toy, source, *results)
+            release(source, more, *results)
+
+    def test_a_result_whose_input_is_swapped_costs_nothing_but_itself(self, make_toy):
+        """A swapped content is no history to be recomputed."""
+        toy = make_toy(kind=self.Priced, heuristic="marginal", **swapping(speed=1e9))
+        source = toy.unseen(WORDS)
+        dear = toy.one("dear", source, words=WORDS)
+        cheap = toy.one("cheap", dear, words=WORDS)
+        toy.evict(dear)
+        assert toy.evict(cheap)
+        assert toy.stats().evictions == 1
+        assert all_right(toy, cheap)
+        assert toy.replays == ["cheap"]
+        release(source, dear, cheap)
+
+
+def test_a_content_that_moves_is_waited_for(make_toy):
+    """Two threads need the same constants, which push each other out."""
+    toy = make_toy(pages=9, **swapping())
+    sources = [constant(toy, seed=i) for i in range(6)]
+    failures, results = [], []
+
+    def work():
+        try:
+            for i in range(200):
+                results.append(toy.one("f", sources[i % 6], words=WORDS, parameter=i))
+                if len(results) > 20:
+                    results.pop(0).release()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert toy.stats().swaps > 0
+    assert all_right(toy, *sources, *results)
+    release(*sources, *results)
+
+
+def resident_bytes():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))
+
+
+def test_on_the_cpu_the_process_holds_no_more_than_the_budget():
+    """Host memory is a file there."""
+    size = 64 << 20
+    toy = Toy(NativePool("host", budget=size + PAGE), swap_bytes=8 * size, grain=PAGE // WORD)
+    before = resident_bytes()
+    sources = [constant(toy, seed=i, words=size // WORD) for i in range(4)]
+    assert toy.stats().host_bytes == 3 * size
+    assert resident_bytes() - before < 1.5 * size
+    assert all_right(toy, *sources)
+    assert resident_bytes() - before < 1.5 * size
+    release(*sources)
+    toy.reset()
+    toy.close()
+    toy.pool.destroy()
+
+
+class TestOnCuda:
+    def test_a_copy_that_fails_leaves_the_content_where_it_was(self, fake_cuda):
+        toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=(1, 0), grain=4096, **swapping())
+        source = toy.unseen(LARGE)
+        result = toy.one("f", source, words=LARGE)
+        failed = set()
+
+        def failing(call, action):
+            fake_cuda.fail_call(call, 999)
+            try:
+                done = action(source)
+            except DriverFailed:
+                done = False
+            failed.add(fake_cuda.failed())
+            fake_cuda.fail_call(0, 0)
+            toy.verify()
+            return done
+
+        call = 1
+        while not failing(call, toy.evict):  # the first ones get host memory
+            assert toy.resident(source)
+            assert all_right(toy, source)
+            call += 1
+        for call in range(1, 8):
+            failing(call, toy.materialize)
+            assert all_right(toy, source)
+            failing(call, toy.evict)
+            assert all_right(toy, source)
+            assert toy.evict(source)
+        assert {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"} <= failed
+        assert all_right(toy, source, result)
+        release(source, result)
+        toy.reset()
+        toy.drain()
+        toy.close()
+        toy.pool.destroy()
+        assert fake_cuda.leaks() == 0
+
+    def test_copies_come_behind_the_work_that_uses_the_block_and_before_the_next(
+        self, make_stream_toy, fake_cuda
+    ):
+        toy = make_stream_toy(3, **swapping())
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            x = toy.one("x", source, words=LARGE)
+            assert toy.evict(source)
+            y = toy.one("y", x, words=LARGE)  # in the block of the source, or another one
+            more = toy.one("more", y, words=LARGE)
+        assert fake_cuda.unfinished(A) > 0, "nobody waited for the copies"
+        # The job orders nothing: it only reads, and knows of no copies.
+        with toy.on(B):
+            z = toy.one("z", source, words=8)
+        with toy.on(A):
+            w = toy.one("w", source, words=8)
+        assert toy.stats().swapped_in_bytes >= LARGE * WORD
+        release(source, x, y, more, z, w)

@@ -1,0 +1,119 @@
+"""Jobs whose parameters and optimizer states are larger than the budget, and evictions verified."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import MIB, one_thread  # noqa: F401
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dtr_alloc
+
+WIDTH = 512
+LAYERS = 6
+BUDGET = 10 * MIB  # the parameters and Adam's states alone take 18
+
+
+def train(steps: int = 3) -> list[Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, foreach=False)
+    x, y = torch.randn(64, WIDTH), torch.randn(64, WIDTH)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    states = [part for state in optimizer.state.values() for part in state.values()]
+    return [tensor.detach() for tensor in (*net.parameters(), *states)]
+
+
+def test_a_job_larger_than_the_budget_trains_with_the_same_bits() -> None:
+    """What it cannot compute again waits in host memory; without that it is out of memory."""
+    expected = train()
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        dtr_alloc.session(budget=BUDGET, device="cpu"),
+    ):
+        train()
+    dtr_alloc.enable(budget=BUDGET, device="cpu", swap="1GiB")
+    try:
+        got = train()
+        stats = dtr_alloc.stats()
+        dtr_alloc.check_invariants()
+    finally:
+        dtr_alloc.disable()
+    assert stats["peak_reserved_bytes"] <= BUDGET
+    assert stats["swapped_out_bytes"] > 0
+    assert stats["host_bytes"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_what_is_dear_to_compute_is_swapped_instead() -> None:
+    """A product that takes long and is small comes back from host memory, and is not run again."""
+
+    def job() -> Tensor:
+        a = torch.rand(384, 384)
+        dear = a
+        for _ in range(20):
+            dear = (dear @ a @ a @ a @ a).sigmoid()
+        assert dtr_alloc.evict(dear)
+        return dear + 1
+
+    # The heuristic's cost is that of all that would have to be run again.
+    heuristic = "c=ancestors,m=size,s=1"
+    for swap, runs_again in (("off", True), ("64MiB", False)):
+        with dtr_alloc.session(budget="64MiB", device="cpu", swap=swap, heuristic=heuristic):
+            before = dtr_alloc.stats()
+            job()
+            after = dtr_alloc.stats()
+        assert (after["rematerializations"] > before["rematerializations"]) == runs_again
+        assert (after["swaps"] > before["swaps"]) != runs_again
+
+
+def test_evicting_and_reading_a_parameter_by_hand() -> None:
+    """Swapped tensors are like evicted ones to those who read them."""
+    dtr_alloc.enable(budget="unlimited", device="cpu", swap="64MiB")
+    try:
+        weight = nn.Parameter(torch.arange(4096.0))
+        assert weight.sum().item() == 4095 * 4096 / 2
+        assert dtr_alloc.evict(weight)
+        assert not dtr_alloc.is_resident(weight)
+        assert weight.tolist()[4095] == 4095
+        assert dtr_alloc.evict(weight)
+        assert weight.detach().numpy()[4095] == 4095
+        assert not dtr_alloc.evict(weight), "its address was given away"
+    finally:
+        dtr_alloc.disable()
+
+
+def test_verify_names_the_operator_that_does_not_repeat_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its result differs; a good operator's does not."""
+    monkeypatch.setenv("DTR_ALLOC_VERIFY", "1")
+    changes = [0.0]
+
+    class Faulty(TorchDispatchMode):
+        """A kernel that adds something else each time."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.cos.default:
+                changes[0] += 1
+                result.fill_(changes[0])
+            return result
+
+    with Faulty(), dtr_alloc.session(budget="unlimited", device="cpu"):
+        x = torch.rand(1000)
+        good, bad = x.sin(), x.cos()
+        assert dtr_alloc.evict(good)
+        assert good.sum().isfinite()
+        assert dtr_alloc.evict(bad)
+        with pytest.raises(dtr_alloc.StateError, match=r"aten.cos.*4000 bytes.*deterministic"):
+            bad.sum()
+        dtr_alloc.check_invariants()
+        monkeypatch.delenv("DTR_ALLOC_VERIFY")
+        del bad
