@@ -27,6 +27,7 @@ extern "C" __global__ void scale(float* x, float by, int count) {
 def enabled_cupy():
     """CuPy, on our heap from now on."""
     import cupy
+
     import dtr_alloc.cupy
 
     dtr_alloc.cupy.enable()
