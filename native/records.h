@@ -106,17 +106,17 @@ struct Storage {
   bool counted = false;          // R4
   bool ancestors_known = false;  // N1
   bool descendants_known = false;
-  bool parked = false;             // C2
-  bool asks = false;               // G1
-  bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
-  bool queued = false;             // to be tried when the call is done
-  bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
-  bool captured = false;           // others may overwrite it at any time (freeze.cpp, F2)
-  uint32_t log_version = 0;        // how often what log_number stands for was overwritten
-  uint64_t log_number = 0;         // journal.h, J2; 0: the journal has not met it
-  uint64_t used_on = kNoStream;    // the pool knows that this stream uses the block (O1)
-  uint64_t remade_on = kNoStream;  // where the content was rematerialized (O2)
-  uint64_t ordered_on = kNoStream; // this stream is ordered behind that
+  bool parked = false;              // C2
+  bool asks = false;                // G1
+  bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
+  bool queued = false;              // to be tried when the call is done
+  bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
+  bool captured = false;            // others may overwrite it at any time (freeze.cpp, F2)
+  uint32_t log_version = 0;         // how often what log_number stands for was overwritten
+  uint64_t log_number = 0;          // journal.h, J2; 0: the journal has not met it
+  uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
+  uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
+  uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
 };
 
 // What an op does with the storage of one of its tensor arguments.

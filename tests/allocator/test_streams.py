@@ -141,15 +141,59 @@ def test_a_pending_block_is_waited_for_before_giving_up(pool, fake_cuda):
     assert fake_cuda.unfinished(B) == 0
 
 
-def test_chunks_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
-    """Remapping waits for the work on the chunks that it takes; the stand-in checks that."""
+def fragmented(pool, fake_cuda):
+    """Every second chunk is free, and work still runs on all of them."""
     blocks = [pool.allocate(CHUNK, A) for _ in range(8)]
     for block in blocks:
         fake_cuda.launch(A, block, CHUNK)
     for block in blocks[::2]:
         pool.free(block)
-    assert pool.allocate(4 * CHUNK, A) > blocks[-1]
-    assert pool.stats().remaps == 1
+    return blocks
+
+
+def test_memory_moves_to_other_addresses_without_waiting(pool, fake_cuda):
+    """It stays at the old ones for the work that is queued there; the stand-in checks that."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    assert large > blocks[-1]
+    fake_cuda.launch(A, large, 4 * CHUNK)
+    assert (pool.stats().remaps, pool.stats().host_waits) == (1, 0)
+    assert fake_cuda.unfinished(A) > 8
+    assert fake_cuda.physical_bytes() == 8 * CHUNK
+
+
+def test_addresses_that_memory_has_left_serve_again_once_the_work_there_is_done(pool, fake_cuda):
+    """Until then others are taken; then the lowest as ever."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    pool.free(large)
+    other = pool.allocate(CHUNK, A)
+    assert other not in blocks
+    pool.free(other)
+    fake_cuda.finish(A)
+    pool.trim()
+    assert [pool.allocate(CHUNK, A) for _ in range(4)] == blocks[::2]
+    assert fake_cuda.physical_bytes() == 8 * CHUNK
+
+
+def test_what_memory_has_left_is_waited_for_before_it_goes_back(pool, fake_cuda):
+    """A trim gives the memory back, and so nothing may show it any more."""
+    fragmented(pool, fake_cuda)
+    pool.free(pool.allocate(4 * CHUNK, A))
+    assert pool.trim() == 4 * CHUNK
+    assert fake_cuda.physical_bytes() == 4 * CHUNK
+
+
+def test_a_second_stream_waits_for_work_at_the_old_addresses(pool, fake_cuda):
+    """The memory is the same: what the first stream still does there comes first."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    pool.free(large)
+    taken = pool.allocate(4 * CHUNK, B)
+    waits = fake_cuda.waits()
+    assert waits > 0
+    fake_cuda.launch(B, taken, 4 * CHUNK)
+    assert blocks[0] not in range(taken, taken + 4 * CHUNK)
 
 
 def test_chunks_of_several_streams_are_not_unmapped_under_unfinished_work(pool, fake_cuda):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 
 
 def _reason() -> str | None:
@@ -31,6 +30,13 @@ def _reason() -> str | None:
 
 
 REASON = _reason()
+
+
+def _package_folder() -> Path:
+    """Where the dtr_alloc that these tests import lies."""
+    import dtr_alloc
+
+    return Path(dtr_alloc.__file__).parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,7 +101,7 @@ class Machine:
             + [str(argument) for argument in arguments],
             env={
                 **environ,
-                "PYTHONPATH": f"{ROOT}:{HERE}",
+                "PYTHONPATH": f"{_package_folder()}{os.pathsep}{HERE}",
                 "LD_PRELOAD": str(self.library),
                 "CUDA_EMULATOR_DEVICES": str(devices),
                 "CUDA_EMULATOR_CHUNK": str(chunk),
@@ -127,7 +133,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cxx = bridge.compiler()
     assert cxx, "no C++ compiler"
     # The driver's part first: the other's begin() calls it.
-    sources = [ROOT / "tests/fake_cuda/fake_cuda.cpp", HERE / "cudart.cpp", HERE / "not_emulated.cpp"]
+    sources = [
+        HERE.parent / "fake_cuda/fake_cuda.cpp",
+        HERE / "cudart.cpp",
+        HERE / "not_emulated.cpp",
+    ]
     line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
     line += [f"-I{path}" for path in bridge._cuda_headers()]
     line += [*map(str, sources), "-o", str(output), "-Wl,-soname,libcuda.so.1"]
