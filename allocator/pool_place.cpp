@@ -263,9 +263,10 @@ void Pool::settle_all() {
   settle_arenas();
 }
 
+// A block that was filled cannot stay in use.
 void Pool::release(const Place& place) {
   if (place.slab == nullptr) {
-    Fence fence = streams_.freed(place.owner);
+    Fence fence = poison_ ? streams_.freed_in_any_case(place.owner) : streams_.freed(place.owner);
     large_.release(place.block, fence.owner, fence.point);
     return;
   }
