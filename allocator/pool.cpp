@@ -156,7 +156,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
         }
       }
       if (offset != Slabs::kNone) {
-        give_back_excess();
+        if (keep_chunks_ != kNoLimit) give_back_excess();
         return reservation_.base() + offset;
       }
       if (last || !possible) {
@@ -223,16 +223,22 @@ void Pool::free(uint64_t address) {
   Lock lock(mutex_);
   Place place = in_use_at(address, "free");
   const Owner owner = place.owner;
-  place.owner = home_of_freed(place);
-  if (poison_ && !arenas_.owns(owner)) poison(place);
-  if (streams_.has_uses(place.start) && !streams_.withheld(place.owner)) {
-    streams_.retire(place.start, place.owner);
-    if (place.block != nullptr) place.block->state = BlockState::kPending;
-  } else {
+  const bool of_arena = arenas_.owns(owner);
+  if (of_arena) {
+    place.owner = home_of_freed(place);
+  } else if (poison_) {
+    poison(place);
+  }
+  if (!streams_.has_uses(place.start)) {
+    release(place);
+  } else if (streams_.withheld(place.owner)) {
     release(place);
     streams_.forget_uses(place.start);
+  } else {
+    streams_.retire(place.start, place.owner);
+    if (place.block != nullptr) place.block->state = BlockState::kPending;
   }
-  if (arenas_.owns(owner)) {
+  if (of_arena) {
     arenas_.gave(owner);
     if (!arenas_.is_open(owner)) arenas_.forget_done();
   }
@@ -241,7 +247,7 @@ void Pool::free(uint64_t address) {
   --counts_.live_blocks;
   ++counts_.frees;
   note_unused();
-  give_back_excess();
+  if (keep_chunks_ != kNoLimit) give_back_excess();
 }
 
 void Pool::record_stream(uint64_t address, uint64_t stream) {

@@ -45,10 +45,9 @@ bool Pool::settle_closed_arenas() {
   return settle_arenas();
 }
 
-// A plain block once its arena is closed. What other streams use is set apart while it is open:
-// no event may say when they are done.
+// Of a block of an arena: a plain block once that is closed. What other streams use is set apart
+// while it is open: no event may say when they are done.
 Owner Pool::home_of_freed(const Place& place) {
-  if (!arenas_.owns(place.owner)) return place.owner;
   if (!arenas_.is_open(place.owner)) return streams_.owner_of(streams_.stream_of(place.owner));
   return streams_.has_uses(place.start) ? arenas_.apart_of(place.owner) : place.owner;
 }

@@ -1,5 +1,6 @@
 // How a request finds its place, and how a place becomes free again: the steps of pool.h.
 #include <algorithm>
+#include <exception>
 
 #include "errors.h"
 #include "pool.h"
@@ -262,9 +263,10 @@ void Pool::settle_all() {
   settle_arenas();
 }
 
+// A block that was filled cannot stay in use.
 void Pool::release(const Place& place) {
   if (place.slab == nullptr) {
-    Fence fence = streams_.freed(place.owner);
+    Fence fence = poison_ ? streams_.freed_in_any_case(place.owner) : streams_.freed(place.owner);
     large_.release(place.block, fence.owner, fence.point);
     return;
   }
@@ -288,15 +290,14 @@ void Pool::poison(const Place& place) {
   driver_->fill(reservation_.base() + place.start, 0xFF, place.size, stream);
 }
 
-// A driver that refuses is asked again at the next call.
+// What fails is tried again at the next call.
 void Pool::give_back_excess() noexcept {
-  if (keep_chunks_ == kNoLimit) return;
   try {
     poll();
     const uint64_t batch = std::max<uint64_t>(keep_chunks_ / 4, 1);
     if (chunks_.idle() < keep_chunks_ + batch) return;
     chunks_.give_back(chunks_.idle() - keep_chunks_);
-  } catch (const DriverError&) {
+  } catch (const std::exception&) {
   }
 }
 

@@ -1,6 +1,7 @@
 // How a request finds its place among segments, and how segments come and go: see
 // segmented_pool.h.
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -164,7 +165,7 @@ void SegmentedPool::give_back(Segments::iterator segment) {
   segments_.erase(segment);
 }
 
-// Without waiting. A driver that refuses is asked again at the next call.
+// Without waiting. What fails is tried again at the next call.
 void SegmentedPool::give_back_excess() noexcept {
   if (keep_bytes_ == kNoLimit) return;
   try {
@@ -178,7 +179,7 @@ void SegmentedPool::give_back_excess() noexcept {
       empty -= segment->second.size_bytes;
       give_back(segment);
     }
-  } catch (const DriverError&) {
+  } catch (const std::exception&) {
   }
 }
 

@@ -142,13 +142,9 @@ void Streams::record(Driver::Event event, uint64_t stream) {
 }
 
 Fence Streams::mark(Owner owner) {
-  if (!streams_[owner - 1].withheld && driver_.capturing(streams_[owner - 1].id)) {
-    if (captured_ == kIdle) captured_ = withhold(streams_[owner - 1].id);
-    streams_[captured_ - 1].id = streams_[owner - 1].id;
-    owner = captured_;
-  }
+  if (streams_[owner - 1].withheld) return {owner, ++streams_[owner - 1].last};
+  if (driver_.capturing(stream_of(owner))) return withhold_from(owner);
   Stream& stream = streams_[owner - 1];
-  if (stream.withheld) return {owner, ++stream.last};
   SpareEvent event(*this);
   driver_.record_event(event.get(), stream.id);
   stream.events.emplace_back(stream.last + 1, event.get());
@@ -161,6 +157,21 @@ Fence Streams::freed(Owner owner) {
   if (streams_.size() > 1 || always_marks_) return mark(owner);
   freed_without_event_ = true;
   return {};
+}
+
+Fence Streams::freed_in_any_case(Owner owner) {
+  try {
+    return freed(owner);
+  } catch (const DriverError&) {
+    return withhold_from(owner);
+  }
+}
+
+// A point that only device_done() completes.
+Fence Streams::withhold_from(Owner owner) {
+  if (captured_ == kIdle) captured_ = withhold(stream_of(owner));
+  streams_[captured_ - 1].id = stream_of(owner);
+  return {captured_, ++streams_[captured_ - 1].last};
 }
 
 void Streams::wait(Owner owner, Fence fence) {

@@ -86,6 +86,9 @@ class Streams {
 
   // The fence of memory that the owner frees now.
   Fence freed(Owner owner);
+  // The same for memory that cannot stay in use any more: if the driver records no event, it is
+  // withheld.
+  Fence freed_in_any_case(Owner owner);
   // Whether work of the owner can be made to wait for another's.
   bool may_wait(Owner owner) const;
   // Makes work on `owner` wait (on the device) for a fence that is not complete.
@@ -159,6 +162,7 @@ class Streams {
   }
   void drop_old_work();
   Owner add(uint64_t stream);
+  Fence withhold_from(Owner owner);
   void record(Driver::Event event, uint64_t stream);
 
   Driver& driver_;
@@ -169,7 +173,7 @@ class Streams {
   std::vector<Driver::Event> spare_;
   Driver::Event old_work_ = nullptr;
   std::vector<Owner> dropped_;        // withheld owners for withhold() to use again
-  Owner captured_ = kIdle;            // the withheld owner of what captured streams free
+  Owner captured_ = kIdle;            // the withheld owner of what is freed without an event
   bool always_marks_ = false;         // also while there is only one stream
   bool freed_without_event_ = false;  // by the only stream, since its work was last waited for
 };

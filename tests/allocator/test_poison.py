@@ -84,12 +84,14 @@ def test_a_block_that_could_not_be_filled_is_still_in_use(size, fake_cuda):
         for n in range(1, 40):
             block = pool.allocate(size, A)
             pool.record_stream(block, B)
+            fill(block, size, 7)
             fake_cuda.fail_call(n, 999)
             try:
                 pool.free(block)
             except DriverFailed:
                 fake_cuda.fail_call(0, 0)
                 assert pool.block_start(block) == block
+                assert read(block, size) == {7}
                 pool.free(block)
             fake_cuda.fail_call(0, 0)
             pool.verify()
