@@ -13,7 +13,7 @@ CXX ?= g++
 CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check format sanitize cuda-bridge-check gpu bench soak clean
+.PHONY: demo test check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -77,6 +77,22 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	    tests/cuda_bridge/check.py $(abspath $^) native/bridge/selftest/cuda_selftest.cpp || status=1; \
 	done; exit $$status
 
+# Whole jobs on "cuda" under CUDA builds of torch, on a machine without a GPU, over stand-ins for
+# CUDA's driver, runtime and kernels (tests/cuda_emulator/README.md). Those pythons need pytest,
+# and what dtr_alloc depends on; the core is that of the virtual environment.
+EMULATED := build/cuda-emulated
+cuda-emulated: $(VENV)/core
+	@test -n "$(CUDA_TORCH_PYTHONS)" || \
+	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
+	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
+	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
+	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
+	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
+	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
+	    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) tests/cuda_emulator \
+	    || status=1; \
+	done; exit $$status
+
 $(CUDA_CHECK)/core.so: $(CORE)
 	mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative $(filter %.cpp,$^) -o $@ -ldl -lpthread
@@ -86,13 +102,13 @@ $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
 
 # What only a GPU can show (docs/gpu.md), on a machine with one and without internet:
-#   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=420] [PARTS="same_bits ..."]
+#   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=440] [PARTS="same_bits ..."]
 # GPU_PYTHON has PyTorch; it is used as it is, with what WHEELS holds beside it (cffi and
 # pycparser, where it lacks them). `make gpu DRY_RUN=1` does the same on the CPU, in tiny sizes.
 GPU := build/gpu
 GPU_PYTHON ?= $(if $(DRY_RUN),$(abspath $(PY)),python3)
 OUT ?= $(GPU)/results
-LIMIT ?= 420
+LIMIT ?= 440
 PARTS ?=
 gpu: export DTR_ALLOC_CACHE := $(abspath $(GPU)/cache)
 gpu: export PYTHONPATH := $(abspath $(GPU)/tree):$(abspath $(GPU)/site):$(PYTHONPATH)

@@ -124,6 +124,29 @@ uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
   return done;
 }
 
+void Chunks::move(uint64_t count, uint64_t begin, uint64_t end, std::vector<uint64_t>* moved) {
+  uint64_t keep_from = first(begin), keep_to = last(end) + 1;
+  moved->reserve(count);
+  uint64_t to = mapped_.first_absent(keep_from, keep_to);
+  uint64_t from = idle_.at_or_below(count_ - 1);
+  while (moved->size() < count && to < keep_to && from != Bitset::kNone) {
+    if (from >= keep_from && from < keep_to) {
+      from = keep_from == 0 ? Bitset::kNone : idle_.at_or_below(keep_from - 1);
+      continue;
+    }
+    driver_.alias(base_ + to * chunk_, base_ + from * chunk_);
+    mapped_.set(to);
+    idle_.set(to);
+    mapped_.clear(from);
+    idle_.clear(from);
+    ++maps_;
+    ++unmaps_;
+    moved->push_back(from);
+    to = mapped_.first_absent(to + 1, keep_to);
+    from = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);
+  }
+}
+
 std::string Chunks::check() const {
   if (mapped_.count() != mapped_count_) return "C2: the mapped chunks are miscounted";
   if (idle_.count() != idle_count_) return "C3: the idle chunks are miscounted";

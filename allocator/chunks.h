@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "bitset.h"
 #include "driver.h"
@@ -56,12 +57,19 @@ class Chunks {
   void touch(uint64_t begin, uint64_t end);
   void untouch(uint64_t begin, uint64_t end);
 
+  // Shows the memory of up to `count` idle chunks, from the highest address down, none under
+  // [begin, end), in absent chunks under [begin, end), as idle ones (Driver::alias). Returns the
+  // chunks, by their numbers, in which it was and remains to be seen: absent, but not to be mapped
+  // (stale.h). If the driver refuses (DriverError), those before are in *moved all the same.
+  void move(uint64_t count, uint64_t begin, uint64_t end, std::vector<uint64_t>* moved);
+
   // Unmaps up to `count` idle chunks, from the highest address down, none under [begin, end).
   // Returns how many. If the driver refuses (DriverError), those before stay unmapped.
   uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
 
   // For checking: whether all of [begin, end) is mapped, and the edges counted in a chunk.
   bool all_mapped(uint64_t begin, uint64_t end) const { return absent_in(begin, end) == 0; }
+  bool is_absent(uint64_t chunk) const { return !mapped_.test(chunk); }
   uint32_t edges(uint64_t chunk) const { return edges_[chunk]; }
 
   // Empty if all rules hold, else the broken one.

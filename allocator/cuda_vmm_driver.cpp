@@ -154,6 +154,31 @@ class CudaVmmDriver final : public CudaDriver {
     }
   }
 
+  // The CUDA programming guide (virtual aliasing) allows it where work at one address is done
+  // before work at the other begins, as it is in stream order.
+  bool can_alias() const override { return true; }
+
+  void alias(uint64_t to, uint64_t from) override {
+    CurrentContext current(cuda_, context_.get());
+    auto entry = handles_.find(from);
+    CuHandle handle = entry->second;
+    handles_.reserve(handles_.size() + 1);
+    cuda_.check(cuda_.map(to, chunk_, 0, handle, 0), "cuMemMap");
+    CuMemAccessDesc access{kind_.location, 3};
+    CuResult result = cuda_.set_access(to, chunk_, &access, 1);
+    if (result != kCudaSuccess) {
+      cuda_.unmap(to, chunk_);
+      cuda_.check(result, "cuMemSetAccess");
+    }
+    handles_.erase(entry);
+    handles_[to] = handle;
+  }
+
+  void unalias(uint64_t address, uint64_t size_bytes) override {
+    CurrentContext current(cuda_, context_.get());
+    cuda_.check(cuda_.unmap(address, size_bytes), "cuMemUnmap");
+  }
+
  private:
   CuMemAllocationProp kind_;
   PhysicalMemory memory_;  // destroyed before the context

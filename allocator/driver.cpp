@@ -15,6 +15,8 @@ namespace {
 
 }  // namespace
 
+void Driver::alias(uint64_t, uint64_t) { missing("alias"); }
+void Driver::unalias(uint64_t, uint64_t) { missing("unalias"); }
 Driver::Event Driver::create_event(bool) { missing("create_event"); }
 void Driver::destroy_event(Event) { missing("destroy_event"); }
 void Driver::record_event(Event, uint64_t) { missing("record_event"); }

@@ -99,6 +99,7 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_),
+      stale_(*driver_, reservation_.base(), chunk_, reservation_.size() / chunk_),
       large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
       small_(chunks_, large_.end(), reservation_.size(), chunk_),
       slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
@@ -129,7 +130,7 @@ void Pool::close() {
         "a stream of the pool's device is being captured into a graph; end the "
         "capture before the pool is destroyed");
   }
-  streams_.settle_old_work();
+  settle_old_work();
   chunks_.give_back(chunks_.idle());
   streams_.close();
   reservation_.close();
@@ -258,7 +259,7 @@ void Pool::give_back_above(uint64_t budget_bytes) {
   poll();
   if (chunks_.idle() < above()) release_empty_slabs();
   if (chunks_.idle() < above()) settle_arenas();
-  streams_.settle_old_work();
+  settle_old_work();
   chunks_.give_back(above());
 }
 
@@ -300,7 +301,7 @@ void Pool::set_budget(uint64_t budget_bytes) {
 uint64_t Pool::trim() {
   Lock lock(mutex_);
   settle_all();
-  streams_.settle_old_work();
+  settle_old_work();
   return chunks_.give_back(chunks_.idle()) * chunk_;
 }
 

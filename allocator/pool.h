@@ -12,8 +12,8 @@
 //      with memory behind them come first);
 //   2. a block that another stream freed, behind a wait on the device;
 //      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
-//   3. remapping: idle chunks elsewhere are given back so that the lacking ones can be mapped.
-//      So fragmentation costs driver calls, not failure;
+//   3. remapping: the memory of idle chunks elsewhere goes to where chunks are lacking. So
+//      fragmentation costs driver calls, not failure; with one stream nobody waits (stale.h);
 //   4. waiting for the device, if arenas were closed, and 1 to 3 once more; then the room
 //      callback, as long as it gives something;
 //   5. waiting for all streams, then 1 to 3 once more over every hole there is;
@@ -37,6 +37,7 @@
 #include "driver.h"
 #include "heap.h"
 #include "slab.h"
+#include "stale.h"
 #include "streams.h"
 
 namespace dtr {
@@ -89,7 +90,7 @@ class Pool final : public AnyPool {
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
   uint64_t largest_hole();
-  uint64_t withheld_bytes() const;  // free, and serve only arenas
+  uint64_t withheld_bytes() const;  // free, and serve only arenas or nobody yet
   // No block is in use, and no arena keeps any.
   bool is_empty() const { return counts_.live_blocks == 0 && withheld_bytes() == 0; }
   // Nor does any work use the memory, as far as can be known without waiting.
@@ -123,6 +124,8 @@ class Pool final : public AnyPool {
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
+  void settle_old_work();
+  void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
   bool map_under(Block* hole, uint64_t size);
   void poll();
@@ -157,6 +160,7 @@ class Pool final : public AnyPool {
   Reservation reservation_;
   // Destroyed in reverse: streams first, so that events outlive nothing that needs them.
   Chunks chunks_;
+  Stale stale_;
   Heap large_;
   Heap small_;
   Slabs slabs_;

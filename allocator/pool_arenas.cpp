@@ -55,9 +55,11 @@ Owner Pool::home_of_freed(const Place& place) {
 
 uint64_t Pool::withheld_bytes() const {
   uint64_t bytes = 0;
-  large_.for_each_free([&](const Block* block) {
-    if (streams_.withheld(block->owner)) bytes += block->size;
-  });
+  for (const Heap* heap : {&large_, &small_}) {
+    heap->for_each_free([&](const Block* block) {
+      if (streams_.withheld(block->owner)) bytes += block->size;
+    });
+  }
   return bytes;
 }
 

@@ -85,6 +85,11 @@ std::string Pool::check_touched() const {
       return "H6: the edges in chunk " + std::to_string(chunk) + " are miscounted";
     }
   }
+  for (uint64_t chunk = 0; !stale_.empty() && chunk < reservation_.size() / chunk_; ++chunk) {
+    if (stale_.test(chunk) && !chunks_.is_absent(chunk)) {
+      return "T1: chunk " + std::to_string(chunk) + " is stale and mapped";
+    }
+  }
   if (covered + chunks_.idle() != chunks_.mapped()) {
     return "H6: a mapped chunk is neither idle nor touched by a block";
   }

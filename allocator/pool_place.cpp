@@ -10,6 +10,8 @@ namespace {
 
 // How many holes, from the best fit up, are tried for one that needs no remapping.
 constexpr int kLookahead = 8;
+// How many more that lie over stale addresses are passed by.
+constexpr int kMostStale = 64;
 
 bool smaller(const Block* a, const Block* b) {
   return a->size != b->size ? a->size < b->size : a->offset < b->offset;
@@ -68,6 +70,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   const bool of_arena = arena != kNoArena;
   Owner owner = of_arena ? arenas_.owner_of(arena, stream) : streams_.owner_of(stream);
   if (last) {
+    stale_.wait();
     settle_all();
   } else {
     poll();
@@ -131,6 +134,8 @@ Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner,
 
 Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
   uint64_t limit = limit_chunks();
+  bool stale_in_the_way = false;
+  int passed = 0;
   Block* for_remap = nullptr;
   Block* own = owner == kIdle ? nullptr : heap.best_fit(owner, size);
   Block* idle = heap.best_fit(kIdle, size);
@@ -139,6 +144,14 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
     Block*& hole = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
     uint64_t end = hole->offset + size;
     uint64_t wanted = chunks_.mapped() + chunks_.absent_in(hole->offset, end);
+    if (stale_.any_in(hole->offset / chunk_, (end - 1) / chunk_ + 1)) {
+      // Another hole, without counting this one: there may be many that memory has just left.
+      const uint64_t others = chunks_.idle() - chunks_.idle_in(hole->offset, end);
+      stale_in_the_way |= wanted <= limit || wanted - limit <= others;
+      hole = heap.next_fit(hole);
+      if (++passed < kMostStale) --tries;
+      continue;
+    }
     if (wanted == chunks_.mapped() || wanted <= limit) {
       if (map_under(hole, size)) return heap.take(hole, size);
       limit = chunks_.mapped();
@@ -157,12 +170,14 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
     streams_.wait(owner, {other, hole->point});
     return heap.take(hole, size);
   }
-  if (for_remap == nullptr) return nullptr;
+  if (for_remap == nullptr) {
+    if (!stale_in_the_way) return nullptr;
+    stale_.wait();
+    return try_holes(heap, size, owner, last);
+  }
   uint64_t end = for_remap->offset + size;
   uint64_t shortage = chunks_.mapped() + chunks_.absent_in(for_remap->offset, end) - limit;
-  streams_.settle_old_work();
-  chunks_.give_back(shortage, for_remap->offset, end);
-  ++counts_.remaps;
+  get_chunks(shortage, for_remap->offset, end);
   return map_under(for_remap, size) ? heap.take(for_remap, size) : nullptr;
 }
 
@@ -180,13 +195,39 @@ bool Pool::map_under(Block* hole, uint64_t size) {
     }
     uint64_t absent = chunks_.absent_in(hole->offset, end);
     if (again || chunks_.idle() - chunks_.idle_in(hole->offset, end) < absent) return false;
-    streams_.settle_old_work();
-    chunks_.give_back(absent, hole->offset, end);
-    ++counts_.remaps;
+    get_chunks(absent, hole->offset, end);
   }
 }
 
+// Takes so many idle chunks elsewhere for what is absent under [begin, end): their memory is there
+// then, or the driver has it to map.
+void Pool::get_chunks(uint64_t count, uint64_t begin, uint64_t end) {
+  ++counts_.remaps;
+  Driver::Event event = driver_->can_alias() ? streams_.mark_old_work() : nullptr;
+  if (event == nullptr) {
+    settle_old_work();
+    chunks_.give_back(count, begin, end);
+    return;
+  }
+  std::vector<uint64_t> moved;
+  // What was moved before a failure is moved.
+  struct Noted {
+    Stale& stale;
+    std::vector<uint64_t>& moved;
+    Driver::Event event;
+    ~Noted() { stale.add(std::move(moved), event); }
+  } noted{stale_, moved, event};
+  chunks_.move(count, begin, end, &moved);
+}
+
+// Idle memory may be unmapped afterwards.
+void Pool::settle_old_work() {
+  streams_.settle_old_work();
+  stale_.wait();
+}
+
 void Pool::poll() {
+  stale_.poll();
   if (streams_.poll()) release_settled();
 }
 

@@ -156,6 +156,8 @@ bool SegmentedPool::give_back_empty(uint64_t wanted_bytes) {
 }
 
 void SegmentedPool::give_back(Segments::iterator segment) {
+  // If the driver refuses, the segment stays, and arenas are opened in it again.
+  segment->second.arenas.clear();
   segment->second.pool->close();
   mapped_ -= segment->second.size_bytes;
   ++counts_.unmapped_chunks;

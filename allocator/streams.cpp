@@ -234,6 +234,15 @@ void Streams::settle_old_work() {
   }
 }
 
+Driver::Event Streams::mark_old_work() {
+  if (streams_.size() != 1 || !freed_without_event_ || driver_.capturing(streams_[0].id)) {
+    return nullptr;
+  }
+  SpareEvent event(*this);
+  driver_.record_event(event.get(), streams_[0].id);
+  return event.keep();
+}
+
 std::vector<Retired> Streams::take_done() {
   std::vector<Retired> done;
   for (auto entry = retired_.begin(); entry != retired_.end();) {

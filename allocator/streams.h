@@ -113,6 +113,10 @@ class Streams {
   void synchronize();
   // See S3.
   void settle_old_work();
+  // The same without waiting, where the work is that of one stream: an event, the caller's from now
+  // on, that completes when idle memory may be unmapped. Null if only waiting helps, or none is
+  // needed.
+  Driver::Event mark_old_work();
 
   uint32_t owners() const { return static_cast<uint32_t>(streams_.size()) + 1; }
   uint64_t completed(Owner owner) const { return streams_[owner - 1].completed; }

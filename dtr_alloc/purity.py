@@ -50,6 +50,9 @@ IMPURE = {
 }
 """Operators that are not repeated, and why."""
 
+WRITES_NOTHING = {"record_stream"}
+"""Operators whose schema marks an argument as written that keeps its content."""
+
 WRITE_ONLY_SELF = {
     *("copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_"),
     *("cauchy_", "log_normal_", "geometric_", "bernoulli_", "_foreach_copy_", "_foreach_zero_"),
@@ -113,6 +116,8 @@ def rule_for(func: OpOverload) -> Rule:
     uses: dict[str, int] = {}
     for argument in schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
+            if known and name in WRITES_NOTHING:
+                continue
             covers = known and (
                 (argument.kwarg_only and argument.is_out)
                 or (name in WRITE_ONLY_SELF and argument.name == schema.arguments[0].name)

@@ -41,11 +41,10 @@ typedef struct dtr_tensor_desc {
 } dtr_tensor_desc;
 
 enum {
-  DTR_TENSOR_CONJ = 1, /* lazily conjugated view */
-  DTR_TENSOR_NEG = 2,  /* lazily negated view */
-  DTR_TENSOR_OPAQUE =
-      4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage; or memory
-           of an arena, whose content may change unseen */
+  DTR_TENSOR_CONJ = 1,  /* lazily conjugated view */
+  DTR_TENSOR_NEG = 2,   /* lazily negated view */
+  DTR_TENSOR_OPAQUE = 4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage;
+                           or memory of an arena, whose content may change unseen */
 };
 
 /* What the framework does for the engine. Functions marked (L) are called with

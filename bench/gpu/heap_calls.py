@@ -158,7 +158,9 @@ def allocators(options: Options, pool: Any) -> dict[str, CAllocator]:
             "malloc": CAllocator(MALLOC, *_addresses(libc, "malloc", "free"), None, None),
         }
     stream = torch.cuda.current_stream().cuda_stream
-    runtime = ctypes.CDLL(bridge._cuda_runtime())
+    runtime = ctypes.CDLL(None)  # what PyTorch itself is bound to, if it is to be seen
+    if not hasattr(runtime, "cudaMallocAsync"):
+        runtime = ctypes.CDLL(bridge._cuda_runtime())
     sync = _addresses(runtime, "cudaMalloc", "cudaFree")
     unsync = _addresses(runtime, "cudaMallocAsync", "cudaFreeAsync")
     return {

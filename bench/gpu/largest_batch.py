@@ -8,8 +8,7 @@ then between the largest that trains and the smallest that does not.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +20,11 @@ from bench.gpu.trainers import start
 JOB = "resnet50"
 LIMIT_BYTES = 8 << 30
 TINY_LIMIT_BYTES = 4 << 20
-AT_ONCE = 6
+GRID = {"plain": [64, 128, 192, 256], "dtr_alloc": [256, 512, 1024, 1536]}
+TINY_GRID = {"plain": [8], "dtr_alloc": [16]}
+ROUNDS = 2
+AT_ONCE = 8
+"""Trials; each takes the limit and a context."""
 TRIAL_SECONDS = 75.0
 MOST_REPEATS = 20_000
 GOAL = 4.0
@@ -48,51 +51,45 @@ def trial(way: str, batch: int, options: Options) -> dict[str, Any]:
     return {"batch": batch, "outcome": "trains", "step_seconds": answer["seconds"][-1]}
 
 
-def search(
-    grid: Sequence[int], between: int, attempt: Callable[[Sequence[int]], list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """All that was tried: the grid, and `between` batches between the largest that trains and
-    the next that does not."""
-    found = attempt(grid)
-    best = largest(found)
-    beyond = [one["batch"] for one in found if one["batch"] > best]
-    if best and beyond:
-        step = max(1, (min(beyond) - best) // (between + 1))
-        closer = range(best + step, min(beyond), step)[:between]
-        found += attempt(closer)
-    return found
-
-
 def largest(found: Sequence[dict[str, Any]]) -> int:
     """The largest batch that trained; 0: none did."""
     return max((one["batch"] for one in found if one["outcome"] == "trains"), default=0)
 
 
+def closer(found: Sequence[dict[str, Any]], count: int) -> list[int]:
+    """Batches to try next: `count` of them between the largest that trains and the next that does
+    not; twice the largest, where all of them train."""
+    best = largest(found)
+    beyond = [one["batch"] for one in found if one["batch"] > best]
+    if not beyond:
+        return [2 * best]
+    step = max(1, (min(beyond) - best) // (count + 1))
+    return list(range(best + step, min(beyond), step))[:count]
+
+
 def rows(options: Options) -> Iterator[Row]:
-    unit = SHAPES[JOB][1 if options.tiny else 0].BATCH
-    at_once = 1 if options.tiny else min(AT_ONCE, os.cpu_count() or 1)
-    between = 1 if options.tiny else AT_ONCE - 1
-
-    def attempts(way: str) -> Callable[[Sequence[int]], list[dict[str, Any]]]:
-        def attempt(batches: Sequence[int]) -> list[dict[str, Any]]:
-            with ThreadPoolExecutor(at_once) as pool:
-                return list(pool.map(lambda batch: trial(way, batch, options), batches))
-
-        return attempt
-
-    grid = [unit // 4, unit // 2] if options.tiny else [32, 64, 96, 128, 192, 256]
-    plain = search(grid, between, attempts("plain"))
-    without = largest(plain)
-    yield {"job": JOB, "way": "plain", "largest_batch": without, "trials": plain}
+    limit = TINY_LIMIT_BYTES if options.tiny else LIMIT_BYTES
+    tried = TINY_GRID if options.tiny else GRID
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in tried}
+    with ThreadPoolExecutor(1 if options.tiny else AT_ONCE) as pool:
+        for _ in range(ROUNDS):
+            started = [
+                (way, pool.submit(trial, way, batch, options))
+                for way, batches in tried.items()
+                for batch in batches
+            ]
+            for way, one in started:
+                found[way].append(one.result())
+            count = 1 if options.tiny else AT_ONCE // 2
+            tried = {way: closer(trials, count) for way, trials in found.items()}
+    without = largest(found["plain"])
+    row = {"job": JOB, "limit_bytes": limit}
+    yield row | {"way": "plain", "largest_batch": without, "trials": found["plain"]}
     if not without:
-        raise RuntimeError(f"no batch of {grid} trains without dtr_alloc")
-    multiples = [1] if options.tiny else [2, 3, 4, 6, 8, 12]
-    grid = [multiple * without for multiple in multiples]
-    ours = search(grid, between, attempts("dtr_alloc"))
-    row = {"job": JOB, "way": "dtr_alloc", "largest_batch": largest(ours), "trials": ours}
-    row["limit_bytes"] = TINY_LIMIT_BYTES if options.tiny else LIMIT_BYTES
-    row |= {"ratio": largest(ours) / without, "goals": {"ratio": [">=", GOAL]}}
-    yield row
+        raise RuntimeError("no batch that was tried trains without dtr_alloc")
+    ours = largest(found["dtr_alloc"])
+    row |= {"way": "dtr_alloc", "largest_batch": ours, "trials": found["dtr_alloc"]}
+    yield row | {"ratio": ours / without, "goals": {"ratio": [">=", GOAL]}}
 
 
 if __name__ == "__main__":

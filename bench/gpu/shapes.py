@@ -118,7 +118,7 @@ class TinyResNet50(ResNet50):
 class Gpt2Medium(ShapedJob):
     """24 layers of width 1024, 16 heads, 1024 tokens, fused AdamW."""
 
-    BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 8, 1024, 1024, 16, 24, 50304
+    BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 6, 1024, 1024, 16, 24, 50304
 
     def build(self) -> None:
         gpt = Gpt(self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS, dropout=0.1)

@@ -17,7 +17,7 @@ import pytest
 
 from bench.gpu.part import Options, Row, run
 
-AT_ONCE = 6
+AT_ONCE = 10
 ROOT = Path(__file__).parents[2]
 
 

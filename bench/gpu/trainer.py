@@ -136,7 +136,8 @@ class Trainer:
 
     def waits(self, count: int) -> dict[str, Any]:
         """How often steps made the host wait: calls that PyTorch's profiler saw, by name, and the
-        core's own count of its calls (`host_waits`), which the profiler does not see."""
+        core's own count of its calls (`host_waits`), which the profiler does not see; and what
+        may be their reasons."""
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
@@ -151,10 +152,11 @@ class Trainer:
         calls = {
             event.key: event.count for event in profiled.key_averages() if event.key in WAITING
         }
-        own = None
-        if "host_waits" in after:
-            own = after["host_waits"] - before["host_waits"]
-        return {"calls": calls, "host_waits": own}
+        own = {
+            name: after[name] - before[name] if name in after else None
+            for name in ("host_waits", "remaps", "evictions")
+        }
+        return {"calls": calls, **own}
 
     def _step(self) -> None:
         assert self._job is not None, "build() comes first"

@@ -361,6 +361,22 @@ def test_statistics_count_what_happened(make_pool):
         assert (stats.peak_allocated_bytes, stats.peak_reserved_bytes) == (0, 0)
 
 
+def test_peaks_say_how_much_was_mapped_for_nothing(make_pool):
+    """The most blocks at once, and the most mapped bytes in none of them, since the last reset."""
+    with make_pool(chunks=16) as pool:
+        blocks = [pool.allocate(pool.chunk) for _ in range(4)]
+        assert pool.stats().peak_unused_bytes == 0
+        for block in blocks[:3]:
+            pool.free(block)
+        stats = pool.stats()
+        assert (stats.peak_live_blocks, stats.peak_unused_bytes) == (4, 3 * pool.chunk)
+        pool.trim()
+        assert pool.stats().peak_unused_bytes == 3 * pool.chunk
+        pool.reset_peak()
+        stats = pool.stats()
+        assert (stats.peak_live_blocks, stats.peak_unused_bytes) == (1, 0)
+
+
 def test_a_snapshot_tiles_the_reservation(make_pool):
     """Blocks follow one another without gaps, with what was asked for and by which stream.
 

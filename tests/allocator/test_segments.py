@@ -1,7 +1,9 @@
 """Memory of a device that cannot map. Needs the native build and g++; the stand-in for libcuda."""
 
+from contextlib import suppress
+
 import pytest
-from native_pool import KIB, MIB, Invalid, NativePool, OutOfMemory
+from native_pool import KIB, MIB, DriverFailed, Invalid, NativePool, OutOfMemory
 
 SEGMENT = 4 * MIB
 A, B = 16, 32
@@ -103,6 +105,23 @@ def test_a_segment_does_not_go_back_under_unfinished_work(fake_cuda):
         pool.arena_close(arena)
         assert pool.trim() == 8 * MIB
         fake_cuda.hold(0)
+
+
+def test_a_segment_that_cannot_go_back_serves_arenas_again(fake_cuda):
+    """Found by the model: a refused cuMemFree left the segment with an arena closed inside."""
+    with make(32 * MIB) as pool:
+        block, arena = pool.allocate(MIB), pool.arena_open()
+        kept = pool.arena_allocate(arena, SEGMENT)
+        pool.free(block)
+        for n in range(1, 12):
+            fake_cuda.fail_call(n, 999)
+            with suppress(DriverFailed):
+                pool.trim()
+            fake_cuda.fail_call(0, 0)
+            pool.free(pool.arena_allocate(arena, MIB))
+            pool.verify()
+        pool.free(kept)
+        pool.arena_close(arena)
 
 
 def test_an_arena_spans_segments_while_its_stream_is_captured(fake_cuda):

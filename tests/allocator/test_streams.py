@@ -141,15 +141,59 @@ def test_a_pending_block_is_waited_for_before_giving_up(pool, fake_cuda):
     assert fake_cuda.unfinished(B) == 0
 
 
-def test_chunks_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
-    """Remapping waits for the work on the chunks that it takes; the stand-in checks that."""
+def fragmented(pool, fake_cuda):
+    """Every second chunk is free, and work still runs on all of them."""
     blocks = [pool.allocate(CHUNK, A) for _ in range(8)]
     for block in blocks:
         fake_cuda.launch(A, block, CHUNK)
     for block in blocks[::2]:
         pool.free(block)
-    assert pool.allocate(4 * CHUNK, A) > blocks[-1]
-    assert pool.stats().remaps == 1
+    return blocks
+
+
+def test_memory_moves_to_other_addresses_without_waiting(pool, fake_cuda):
+    """It stays at the old ones for the work that is queued there; the stand-in checks that."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    assert large > blocks[-1]
+    fake_cuda.launch(A, large, 4 * CHUNK)
+    assert (pool.stats().remaps, pool.stats().host_waits) == (1, 0)
+    assert fake_cuda.unfinished(A) > 8
+    assert fake_cuda.physical_bytes() == 8 * CHUNK
+
+
+def test_addresses_that_memory_has_left_serve_again_once_the_work_there_is_done(pool, fake_cuda):
+    """Until then others are taken; then the lowest as ever."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    pool.free(large)
+    other = pool.allocate(CHUNK, A)
+    assert other not in blocks
+    pool.free(other)
+    fake_cuda.finish(A)
+    pool.trim()
+    assert [pool.allocate(CHUNK, A) for _ in range(4)] == blocks[::2]
+    assert fake_cuda.physical_bytes() == 8 * CHUNK
+
+
+def test_what_memory_has_left_is_waited_for_before_it_goes_back(pool, fake_cuda):
+    """A trim gives the memory back, and so nothing may show it any more."""
+    fragmented(pool, fake_cuda)
+    pool.free(pool.allocate(4 * CHUNK, A))
+    assert pool.trim() == 4 * CHUNK
+    assert fake_cuda.physical_bytes() == 4 * CHUNK
+
+
+def test_a_second_stream_waits_for_work_at_the_old_addresses(pool, fake_cuda):
+    """The memory is the same: what the first stream still does there comes first."""
+    blocks = fragmented(pool, fake_cuda)
+    large = pool.allocate(4 * CHUNK, A)
+    pool.free(large)
+    taken = pool.allocate(4 * CHUNK, B)
+    waits = fake_cuda.waits()
+    assert waits > 0
+    fake_cuda.launch(B, taken, 4 * CHUNK)
+    assert blocks[0] not in range(taken, taken + 4 * CHUNK)
 
 
 def test_chunks_of_several_streams_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
@@ -184,6 +228,45 @@ def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
     with pytest.raises(OutOfMemory, match=r"largest free 6\.0 MiB"):
         pool.allocate(4 * CHUNK, C)
     assert states(pool)[kept] == IN_USE
+
+
+def test_the_last_search_waits_for_streams_that_complete_in_any_order(pool, fake_cuda):
+    """Room is asked for before anything is waited for, and then all that is free is found."""
+    streams = (A, B, C)
+    blocks = [pool.allocate(2 * CHUNK, stream) for stream in streams]
+    for block, stream, user in zip(blocks, streams, (B, C, A), strict=True):
+        fake_cuda.launch(stream, block, CHUNK)
+        pool.order(user, stream)
+        fake_cuda.launch(user, block, CHUNK)
+        pool.record_stream(block, user)
+        pool.free(block)
+    for _ in range(3):
+        fake_cuda.step(C)
+    waits = []
+    pool.set_room(lambda size, stream: bool(waits.append(pool.stats().host_waits)))
+    pool.allocate(8 * CHUNK, A)
+    assert waits == [0]
+    assert pool.stats().host_waits > 0
+    assert [fake_cuda.unfinished(stream) for stream in streams] == [0, 0, 0]
+
+
+def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
+    """A step that fits is served by order and events alone, however late the device is."""
+
+    def step():
+        blocks = [pool.allocate(CHUNK, stream) for stream in (A, B, A)]
+        small = [pool.allocate(100, stream) for stream in (A, B)]
+        for block, stream in zip(blocks, (A, B, A), strict=True):
+            fake_cuda.launch(stream, block, CHUNK)
+        for block in [*blocks, *small]:
+            pool.free(block)
+        for stream in (A, B):
+            fake_cuda.step(stream)
+
+    for _ in range(30):
+        step()
+    assert pool.stats().host_waits == 0
+    assert pool.stats().unmapped_chunks == 0
 
 
 def test_host_memory_has_no_streams(fake_cuda):

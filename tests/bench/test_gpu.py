@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed here")
 
 from bench.gpu.__main__ import PARTS
 from bench.gpu.heap_calls import Step, as_steps
-from bench.gpu.largest_batch import largest, search
+from bench.gpu.largest_batch import closer, largest
 from bench.gpu.part import met
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +82,13 @@ def test_frees_of_what_a_trace_does_not_allocate_are_left_out() -> None:
 
 
 def test_the_largest_batch_lies_between_two_that_were_tried() -> None:
-    def attempt(batches: Any) -> list[dict[str, Any]]:
+    def found(*batches: int) -> list[dict[str, Any]]:
         return [{"batch": b, "outcome": "trains" if b <= 150 else "out of memory"} for b in batches]
 
-    assert largest(search([32, 64, 128, 256], 5, attempt)) == 149
-    assert largest(search([256, 512], 5, attempt)) == 0
+    assert largest(found(64, 128, 192, 256)) == 128
+    assert closer(found(64, 128, 192, 256), 3) == [144, 160, 176]
+    assert closer(found(64, 128), 3) == [256]
+    assert closer(found(200, 400), 3) == [50, 100, 150]
 
 
 def test_a_goal_counts_where_its_number_is_there() -> None:

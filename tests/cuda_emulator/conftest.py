@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 
 
 def _reason() -> str | None:
@@ -31,6 +30,13 @@ def _reason() -> str | None:
 
 
 REASON = _reason()
+
+
+def _package_folder() -> Path:
+    """Where the dtr_alloc that these tests import lies."""
+    import dtr_alloc
+
+    return Path(dtr_alloc.__file__).parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,7 +76,6 @@ class Machine:
         chunk: int = 64 << 10,
         memory: int = 1 << 30,
         clean: bool = True,
-        swap: str = "off",
     ) -> Run:
         """Runs a script (its text, or a file) in a process.
 
@@ -96,14 +101,13 @@ class Machine:
             + [str(argument) for argument in arguments],
             env={
                 **environ,
-                "PYTHONPATH": f"{ROOT}:{HERE}",
+                "PYTHONPATH": f"{_package_folder()}{os.pathsep}{HERE}",
                 "LD_PRELOAD": str(self.library),
                 "CUDA_EMULATOR_DEVICES": str(devices),
                 "CUDA_EMULATOR_CHUNK": str(chunk),
                 "CUDA_EMULATOR_MEMORY": str(memory),
                 "CUDA_EMULATOR_HOLD": "1",
                 "OMP_NUM_THREADS": "1",
-                "DTR_ALLOC_SWAP": swap,
             },
             capture_output=True,
             text=True,
@@ -130,7 +134,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert cxx, "no C++ compiler"
     # The driver's part first: the other's begin() calls it.
     sources = [
-        ROOT / "tests/fake_cuda/fake_cuda.cpp",
+        HERE.parent / "fake_cuda/fake_cuda.cpp",
         HERE / "cudart.cpp",
         HERE / "not_emulated.cpp",
     ]

@@ -1,6 +1,7 @@
 """Small training jobs on "cuda" for the emulator: ``python jobs.py MODEL [STEPS]``.
 
-Each prints its losses and a digest of the trained state and of the state of the CUDA generator, so that two runs can be compared bit by bit.
+Each prints its losses and a digest of the trained state and of the state of the CUDA generator,
+so that two runs can be compared bit by bit.
 """
 
 from __future__ import annotations
@@ -84,7 +85,14 @@ def transformer() -> tuple[nn.Module, Tensor, Tensor]:
     return Transformer(), tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
 
 
-MODELS = {"mlp": mlp, "convnet": convnet, "transformer": transformer}
+def fused() -> tuple[nn.Module, Tensor, Tensor]:
+    """The transformer with memory-efficient attention, whose dropout is inside the kernel."""
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+    torch.backends.cuda.enable_math_sdp(False)
+    return transformer()
+
+
+MODELS = {"mlp": mlp, "convnet": convnet, "transformer": transformer, "fused": fused}
 
 
 def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:

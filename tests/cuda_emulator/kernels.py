@@ -125,15 +125,27 @@ class Drawn:
         torch.default_generator.set_state(self.before)
 
 
+HOST = "(host)"
+"""Instead of the name of a returned argument: a new tensor that stays on the CPU."""
+
+
 class Kernel:
     """The kernel of one operator.
 
     Args:
         op: what is overridden.
         run: what computes on CPU tensors; the operator itself unless CUDA has one of its own.
+        host: which results stay on the CPU.
+        draws: whether it draws random numbers; None: if the operator's tag says so.
     """
 
-    def __init__(self, op: Any, run: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        op: Any,
+        run: Callable[..., Any] | None = None,
+        host: tuple[int, ...] = (),
+        draws: bool | None = None,
+    ) -> None:
         self.run = op if run is None else run
         schema = op._schema
         self.arguments = schema.arguments
@@ -151,8 +163,10 @@ class Kernel:
         for value in schema.returns:
             names = value.alias_info.before_set if value.alias_info is not None else ()
             self.returned.append(by_alias[next(iter(names))] if names else None)
+        for index in host:
+            self.returned[index] = HOST
         self.outputs = {a.name for a in schema.arguments if a.is_out}
-        self.random = torch.Tag.nondeterministic_seeded in op.tags
+        self.random = torch.Tag.nondeterministic_seeded in op.tags if draws is None else draws
         self.answers = (
             torch.Tag.data_dependent_output in op.tags
             or torch.Tag.dynamic_output_shape in op.tags
@@ -255,7 +269,9 @@ class Kernel:
         values = result if len(self.returned) > 1 else (result,)
         answer = []
         for index, name in enumerate(self.returned):
-            if name is not None:
+            if name == HOST:
+                answer.append(values[index])
+            elif name is not None:
                 answer.append(named[name])
             else:
                 answer.append(_new(values[index], outputs, use))
@@ -390,6 +406,78 @@ def _cudnn_batch_norm_backward(
     )
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    seed: Tensor,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> tuple[float, Tensor, Tensor, Tensor]:
+    """The scale, the probabilities, the factors of dropout, and the logarithms of the sums."""
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    kept = torch.ones_like(scores)
+    if dropout > 0:
+        generator = torch.Generator().manual_seed(int(seed))
+        kept = kept.bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
+    return factor, scores.softmax(-1), kept, scores.logsumexp(-1)
+
+
+def _efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Memory-efficient attention. As CUDA's, it returns where its dropout began, on the CPU."""
+    seed = torch.randint(2**62, ()) if dropout_p > 0 else torch.zeros((), dtype=torch.int64)
+    _, probabilities, kept, sums = _attention(
+        query, key, attn_bias, seed, dropout_p, is_causal, scale
+    )
+    return (probabilities * kept) @ value, sums, seed, torch.zeros((), dtype=torch.int64)
+
+
+def _efficient_attention_backward(
+    grad_out_: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    factor, probabilities, kept, _ = _attention(
+        query, key, attn_bias, philox_seed, dropout_p, is_causal, scale
+    )
+    into = (grad_out_ @ value.transpose(-2, -1)) * kept
+    scores = probabilities * (into - (into * probabilities).sum(-1, keepdim=True))
+    return (
+        scores @ key * factor,
+        scores.transpose(-2, -1) @ query * factor,
+        (probabilities * kept).transpose(-2, -1) @ grad_out_,
+        scores if grad_input_mask[3] else None,
+    )
+
+
 BY_OTHERS: dict[str, Callable[..., Any] | None] = {
     "aten::cudnn_batch_norm": _cudnn_batch_norm,
     "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
@@ -436,6 +524,17 @@ def install() -> int:
         for name, run in BY_OTHERS.items():
             op = _overload(name)
             library.impl(op, _function(Kernel(op, run)), "CUDA", allow_override=True)
+        attention = torch.ops.aten._scaled_dot_product_efficient_attention
+        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+        for op, kernel in (
+            (attention.default, Kernel(attention.default, _efficient_attention, host=(2, 3))),
+            # Its tag says that it draws; it repeats what the other one drew.
+            (
+                backward.default,
+                Kernel(backward.default, _efficient_attention_backward, draws=False),
+            ),
+        ):
+            library.impl(op, _function(kernel), "CUDA", allow_override=True)
         library.impl(torch.ops.aten.copy_.default, _copy_, "CUDA", allow_override=True)
     return installed + len(BY_OTHERS) + 1
 

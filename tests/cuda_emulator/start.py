@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import kernels
+import torch
 
 
 def _texts(function: Any) -> list[str]:

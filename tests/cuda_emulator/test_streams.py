@@ -5,6 +5,8 @@ Queued work stays unfinished until somebody waits for it, so whatever may overla
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 LAYERS = """
@@ -134,6 +136,36 @@ def test_the_same_bits_under_every_budget(machine, name):
         assert run.output == expected.output
         assert run.stats["evictions"] > 0
         assert run.stats["rematerializations"] > 0
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_random_job_over_four_streams_computes_the_same_bits_in_half_its_memory(machine, seed):
+    fuzz = Path(__file__).parent / "fuzz.py"
+    expected = machine.run(fuzz, seed, 200)
+    run = machine.run(fuzz, seed, 200, budget="2MiB")
+    assert run.output == expected.output
+    assert run.stats["evictions"] > 0
+    assert run.report["peak_bytes"] < 0.6 * expected.report["peak_bytes"]
+
+
+RECORDED = """
+import torch
+import dtr_alloc
+side = torch.cuda.Stream()
+x = torch.randn(1 << 16, device="cuda")
+y = x * 2
+expected = y.cpu()
+y.record_stream(side)
+assert dtr_alloc.evict(y)
+y.record_stream(side)
+assert dtr_alloc.is_resident(y)
+assert dtr_alloc.evict(y)
+assert torch.equal(y.cpu(), expected)
+"""
+
+
+def test_a_tensor_with_a_recorded_stream_can_be_evicted(machine):
+    machine.run(RECORDED, budget="8MiB")
 
 
 def test_the_stand_in_reports_work_that_could_run_beside_what_it_needs(machine):

@@ -1,0 +1,60 @@
+// Chunks of address space that still show memory which lives elsewhere by now.
+//
+// Idle memory may be needed at other addresses while work that was queued before it became
+// idle still runs on it. The driver can show one piece of memory at two addresses: it is shown
+// at the new one at once, for work that is queued from now on and so comes behind, and remains
+// at the old one until an event says that the earlier work is done. So nobody waits.
+//
+// Rules:
+//   T1  A stale chunk is absent: it counts as having no memory, and only idle blocks lie over it.
+//   T2  Nothing is mapped in a stale chunk before it is dropped, and it is dropped only once the
+//       work before its event is done.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "bitset.h"
+#include "driver.h"
+
+namespace dtr {
+
+class Stale {
+ public:
+  Stale(Driver& driver, uint64_t base, uint64_t chunk_bytes, uint64_t chunks)
+      : driver_(driver), base_(base), chunk_(chunk_bytes), stale_(chunks) {}
+  // Reports to stderr if the driver refuses.
+  ~Stale();
+  Stale(const Stale&) = delete;
+  Stale& operator=(const Stale&) = delete;
+
+  // Chunks, by their numbers, that are stale until the event, which is this object's from now on.
+  // Events come in the order in which they complete.
+  void add(std::vector<uint64_t> chunks, Driver::Event event);
+  // Drops what is done; never waits.
+  void poll();
+  // Drops everything, after waiting for it.
+  void wait();
+  bool empty() const { return batches_.empty(); }
+  bool any_in(uint64_t first, uint64_t end) const {
+    return !empty() && stale_.first_present(first, end) < end;
+  }
+  bool test(uint64_t chunk) const { return stale_.test(chunk); }
+  uint64_t count() const { return stale_.count(); }
+
+ private:
+  struct Batch {
+    std::vector<uint64_t> chunks;
+    Driver::Event event;
+  };
+  void drop_front();
+
+  Driver& driver_;
+  uint64_t base_;
+  uint64_t chunk_;
+  Bitset stale_;
+  std::deque<Batch> batches_;
+};
+
+}  // namespace dtr
