@@ -544,11 +544,17 @@ def is_resident(tensor: Tensor) -> bool:
 
 
 def evict(tensor: Tensor) -> bool:
-    """Evicts the tensor's storage now. False if it cannot be: it is a constant, pinned, in use by
-    an operator, evicted already, or not managed."""
+    """Evicts the tensor's storage now, the way that is cheaper. False if it cannot be: it is a
+    constant (and not to be swapped to host memory), pinned, in use by an operator, evicted already,
+    or not managed. Raises DriverError if its copy to host memory fails."""
     runtime = _enabled()
     handle = runtime.handle(tensor)
-    return bool(handle) and bool(lib.dtr_evict(runtime.engine, handle))
+    if not handle:
+        return False
+    done = lib.dtr_evict(runtime.engine, handle)
+    if done < 0:
+        check(-done)
+    return bool(done)
 
 
 def materialize(tensor: Tensor) -> None:

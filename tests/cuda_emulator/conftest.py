@@ -76,6 +76,7 @@ class Machine:
         chunk: int = 64 << 10,
         memory: int = 1 << 30,
         clean: bool = True,
+        swap: str = "off",
     ) -> Run:
         """Runs a script (its text, or a file) in a process.
 
@@ -108,6 +109,7 @@ class Machine:
                 "CUDA_EMULATOR_MEMORY": str(memory),
                 "CUDA_EMULATOR_HOLD": "1",
                 "OMP_NUM_THREADS": "1",
+                "DTR_ALLOC_SWAP": swap,
             },
             capture_output=True,
             text=True,
