@@ -17,11 +17,11 @@ struct Step {
 };
 
 // Who is called. The functions' types are by kind:
-//   0  int32_t (*)(void* pool, uint64_t size, uint64_t stream, void** out), int32_t (*)(void*, void*)
-//   1  int (*)(void** out, size_t size), int (*)(void*)                        cudaMalloc
-//   2  int (*)(void** out, size_t size, void* stream), int (*)(void*, void*)   cudaMallocAsync
-//   3  void* (*)(size_t), void (*)(void*)                                      malloc
-//   4  PyTorch's CUDA allocator; both are null
+//   0  int32_t (*)(void* pool, uint64_t size, uint64_t stream, void** out), int32_t (*)(void*,
+//   void*) 1  int (*)(void** out, size_t size), int (*)(void*)                        cudaMalloc 2
+//   int (*)(void** out, size_t size, void* stream), int (*)(void*, void*)   cudaMallocAsync 3 void*
+//   (*)(size_t), void (*)(void*)                                      malloc 4  PyTorch's CUDA
+//   allocator; both are null
 struct Allocator {
   int32_t kind;
   void* allocate;
