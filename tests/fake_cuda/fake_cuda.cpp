@@ -382,7 +382,7 @@ EXPORT int cuMemAlloc_v2(Address* address, size_t size) {
   *address = (reinterpret_cast<Address>(base) + kAlignment - 1) / kAlignment * kAlignment;
   state->physical += size;
   state->allocations[*address] = base;
-  state->mappings[*address] = {size, 0, true};
+  state->mappings[*address] = {size, 0, true, 0};
   return 0;
 }
 

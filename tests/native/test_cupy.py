@@ -33,7 +33,7 @@ def situation():
 
 @pytest.fixture(params=["stand-in", "CuPy"])
 def cupy(request, fake_cuda, situation, monkeypatch):
-    """The module that `import cupy` gives; at the end the process has no pools, as before."""
+    """The module that `import cupy` gives, in a process without pools."""
     if request.param == "CuPy":
         module = pytest.importorskip("cupy", reason="CuPy is not installed here")
     else:
@@ -42,6 +42,7 @@ def cupy(request, fake_cuda, situation, monkeypatch):
     monkeypatch.setattr(module.cuda, "get_device_id", lambda: situation.device, raising=False)
     monkeypatch.setattr(module.cuda, "get_current_stream", lambda: situation.stream, raising=False)
     monkeypatch.setattr(ours, "_streams", {})
+    monkeypatch.setattr(pools, "_pools", None)  # other tests of this process may have made some
     monkeypatch.setattr(module, "get_default_memory_pool", lambda: situation, raising=False)
     for name in [name for name in os.environ if name.startswith("DTR_ALLOC_")]:
         monkeypatch.delenv(name)
