@@ -150,7 +150,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
       uint64_t offset = Slabs::kNone;
       const bool possible = is_possible(size_bytes);
       if (possible) {
-        offset = try_allocate(size_bytes, stream, arena, last);
+        offset = attempt(size_bytes, stream, arena, last);
         if (offset == Slabs::kNone && settle_arenas()) {
           offset = try_allocate(size_bytes, stream, arena, last);
         }
@@ -179,7 +179,7 @@ bool Pool::is_possible(uint64_t size) const {
 uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {
   Lock lock(mutex_);
   if (!is_possible(size_bytes) && !(arena == kNoArena && slabs_.is_small(size_bytes))) return 0;
-  const uint64_t offset = try_allocate(size_bytes, stream, arena, last);
+  const uint64_t offset = attempt(size_bytes, stream, arena, last);
   return offset == Slabs::kNone ? 0 : reservation_.base() + offset;
 }
 

@@ -14,6 +14,7 @@
 //      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
 //   3. remapping: the memory of idle chunks elsewhere goes to where chunks are lacking. So
 //      fragmentation costs driver calls, not failure; with one stream nobody waits (stale.h);
+//      pending blocks, freed behind waits on the device (Streams::hurry), and 1 to 3 once more;
 //   4. waiting for the device, if arenas were closed, and 1 to 3 once more; then the room
 //      callback, as long as it gives something;
 //   5. waiting for all streams, then 1 to 3 once more over every hole there is;
@@ -124,6 +125,7 @@ class Pool final : public AnyPool {
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
+  uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();
   void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);

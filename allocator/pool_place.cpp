@@ -109,6 +109,15 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   return offset;
 }
 
+// Where nothing serves, pending blocks do: their own streams wait for those that still use them, on
+// the device. Evicting something else instead would cost more, and might end up pending as well.
+uint64_t Pool::attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last) {
+  const uint64_t offset = try_allocate(size, stream, arena, last);
+  if (offset != Slabs::kNone || !streams_.hurry()) return offset;
+  release_settled();
+  return try_allocate(size, stream, arena, last);
+}
+
 // Blocks are whole in mapped chunks, so that no more is allocated than mapped.
 void Pool::note_unused() {
   const uint64_t unused = chunks_.mapped_bytes() - counts_.allocated_bytes;

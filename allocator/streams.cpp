@@ -206,6 +206,24 @@ bool Streams::await_uses(uint64_t offset, Owner owner) {
   return true;
 }
 
+bool Streams::hurry() {
+  bool any = false;
+  for (auto& [offset, retired] : retired_) {
+    const Owner home = retired.home.owner;
+    const bool possible = std::all_of(retired.uses.begin(), retired.uses.end(), [&](Fence use) {
+      return complete(use) || !streams_[use.owner - 1].withheld;
+    });
+    if (retired.uses.empty() || !possible || !may_wait(home)) continue;
+    for (Fence use : retired.uses) {
+      if (!complete(use)) wait(home, use);
+    }
+    retired.home = mark(home);
+    retired.uses.clear();
+    any = true;
+  }
+  return any;
+}
+
 bool Streams::poll() {
   bool any = false;
   for (Stream& stream : streams_) {

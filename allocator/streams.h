@@ -110,6 +110,10 @@ class Streams {
   }
   uint64_t pending_count() const { return retired_.size(); }
 
+  // Makes the homes of all pending ranges wait (on the device) for what still uses them, so that
+  // take_done() hands them over. True if there are any. What a capture forbids stays pending.
+  bool hurry();
+
   // Asks the driver what is done. Returns true if anything completed since the last call.
   bool poll();
   // Waits until all points are complete.

@@ -131,14 +131,30 @@ def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
     assert fake_cuda.unfinished(A) == 0
 
 
-def test_a_pending_block_is_waited_for_before_giving_up(pool, fake_cuda):
-    """Out of memory while a fitting block waits for an event would be a lie."""
+def test_a_pending_block_is_waited_for_before_room_is_asked_for(pool, fake_cuda):
+    """On the device: nobody has to give anything up, and the host does not wait."""
+    pool.set_room(lambda size, stream: pytest.fail("room was asked for"))
     address = pool.allocate(8 * CHUNK, A)
     fake_cuda.launch(B, address, CHUNK)
     pool.record_stream(address, B)
     pool.free(address)
     assert pool.allocate(8 * CHUNK, A) == address
-    assert fake_cuda.unfinished(B) == 0
+    fake_cuda.launch(A, address, CHUNK)
+    assert fake_cuda.unfinished(B) > 0
+    assert pool.stats().host_waits == 0
+
+
+def test_pending_blocks_merge_for_a_larger_one(pool, fake_cuda):
+    """Several that wait for different streams serve together."""
+    blocks = [pool.allocate(4 * CHUNK, A) for _ in range(2)]
+    for block, stream in zip(blocks, (B, C), strict=True):
+        fake_cuda.launch(stream, block, CHUNK)
+        pool.record_stream(block, stream)
+        pool.free(block)
+    large = pool.allocate(8 * CHUNK, A)
+    fake_cuda.launch(A, large, 8 * CHUNK)
+    assert large == blocks[0]
+    assert pool.stats().host_waits == 0
 
 
 def fragmented(pool, fake_cuda):
