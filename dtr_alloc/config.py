@@ -402,7 +402,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
     "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
     "poison": (_switch, lambda: SWITCHES),
-    "verify": (_count(0), lambda: "a whole number of rematerializations, 0 for none"),
+    "verify": (_count(0), lambda: "a whole number of evictions, 0 for none"),
     "log": (_path, lambda: "a path"),
     "log_steps": (
         Steps.parse,
