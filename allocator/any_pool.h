@@ -73,6 +73,8 @@ class AnyPool {
 
   void set_room(RoomFn room, void* context);
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
+  // An address, or 0 if room would have to be made, or the pool cannot tell.
+  virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
   virtual void free(uint64_t address) = 0;
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;

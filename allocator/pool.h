@@ -88,6 +88,9 @@ class Pool final : public AnyPool {
   // The address, or 0 if it does not fit; nobody is asked for room. `last`: waits for all streams
   // first. arena as arena_allocate, 0 for none.
   uint64_t try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last);
+  uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override {
+    return try_once(size_bytes, stream, kNoArena, false);
+  }
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
   uint64_t largest_hole();

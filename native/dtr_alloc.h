@@ -124,6 +124,10 @@ void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
  * that was asked for room, and its callback heuristic failed. Any thread. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
+/* The same without asking for room and without waiting: *out is NULL and the status DTR_OK where
+ * that would be needed, and always from pools of segments and counted ones. Any thread. */
+int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
+
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
  * start of a block in use, twice-freed ones included. Any thread. */
 int32_t dtr_pool_free(dtr_pool* pool, void* address);
@@ -378,8 +382,10 @@ typedef struct dtr_engine_stats {
   uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
-  uint64_t host_bytes; /* of contents that are in host memory now */
-  uint64_t verified;   /* rematerialized contents that were compared */
+  uint64_t host_bytes;    /* of contents that are in host memory now */
+  uint64_t verified;      /* rematerialized contents that were compared */
+  uint64_t prefetches;    /* contents that were swapped in before they were needed */
+  uint64_t prefetch_hits; /* of these, that were needed before they went again */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices

@@ -303,6 +303,7 @@ void Engine::become_evicted(Storage* storage) {
   if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
   storage->address = nullptr;
   storage->state = State::evicted;
+  storage->prefetched = false;
   update_candidate(storage);
   if (storage->lost) return;
   ++stats_.evicted_storages;

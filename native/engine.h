@@ -16,8 +16,8 @@
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), costs.cpp (what ops cost), room.cpp (choosing and evicting), swap.cpp (contents that
-// go to host memory), verify.cpp (whether the same comes back), neighborhood.cpp
-// (what the costs of candidates are made of), settle.cpp (before content is lost for
+// go to host memory), prefetch.cpp (their way back), verify.cpp (whether the same comes
+// back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is lost for
 // good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
 // memory is short), order.cpp (streams), freeze.cpp (while a graph is captured),
@@ -165,10 +165,11 @@ struct Frame {
   int64_t room_ns_at_begin = 0;
   dtr_pool* queued_in = nullptr;  // of the device that queues its work; null: none is known
   uint64_t queued_on = kNoStream;
-  bool timed = false;   // a timer is to start
-  uint64_t timer = 0;   // of that pool; 0: none runs
-  uint32_t unread = 0;  // ops since it last looked for timers that are done
-  Times times;          // what it found
+  uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
+  bool timed = false;     // a timer is to start
+  uint64_t timer = 0;     // of that pool; 0: none runs
+  uint32_t unread = 0;    // ops since it last looked for timers that are done
+  Times times;            // what it found
   std::vector<RematStep> stack;
   std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
   std::vector<Storage*> step_outputs;   // records of the step in flight, held
@@ -428,9 +429,14 @@ class Engine {
   double with_swap(const Storage* storage, double recompute_ns) const;
   double at_most_swap(const Storage* storage, double recompute_ns) const;
   bool swap_out(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
+               bool ahead = false);
   void drop_host_copy(Storage* storage);
   void swapped_died(Storage* storage, Deferred& deferred);
+
+  // prefetch.cpp
+  void note_return(Storage* storage, Frame& frame);
+  void prefetch(Frame& frame);
   void configure_swap(Deferred& deferred);
   void release_host_memory(bool all, Deferred& deferred);
   uint64_t stream_of_thread(const Storage* storage) const;
@@ -518,9 +524,12 @@ class Engine {
   TimedCalls timed_calls_;
 
   HostMemory host_;
-  std::condition_variable_any moved_;  // a copy has ended
-  bool parked_for_host_ = false;       // some constants are parked for lack of host memory
-  uint64_t verify_turn_ = 0;           // evictions since one's content was kept (verify.cpp)
+  std::condition_variable_any moved_;                 // a copy has ended
+  std::unordered_map<uint64_t, Storage*> swapped_;    // by id
+  std::unordered_map<uint64_t, uint64_t> followers_;  // ids: what came back after what
+  uint64_t last_return_ = 0;                          // the id of what came back last
+  bool parked_for_host_ = false;  // some constants are parked for lack of host memory
+  uint64_t verify_turn_ = 0;      // evictions since one's content was kept (verify.cpp)
 
   Journal journal_;
   Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now

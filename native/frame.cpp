@@ -100,6 +100,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   }
   external_check(&storage, desc, deferred);
   if (storage->captured) frame.replayable = false;  // F2
+  if (storage->prefetched) note_return(storage, frame);
   if (input.constant) {
     storage->constant_for_good = true;
     if (has_content(storage)) forget_parent(storage, deferred);
@@ -139,6 +140,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
       throw;
     }
   }
+  if (!(need & DTR_NEED_WORK)) prefetch(frame);
   start_timer(frame);
   return need;
 }
@@ -235,6 +237,7 @@ int32_t Engine::op_prepare(Frame& frame) {
   if (frame.log.open) journal_running(&frame);
   about_to_run(frame);
   lock.unlock();
+  prefetch(frame);
   start_timer(frame);
   return 0;
 }

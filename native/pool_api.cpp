@@ -153,6 +153,15 @@ DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns
   return pool->pool.times(timers, ns, capacity);
 }
 
+DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                         void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.try_allocate(size_bytes, stream));
+  });
+}
+
 DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
   return dtr::guard([&] {
     require(out, "out");

@@ -54,7 +54,10 @@ int64_t Engine::remat_next(Frame& frame) {
       continue;
     }
     if (target->state == State::swapped) {
-      if (!swap_in(target, deferred, lock)) end_step(frame, deferred);
+      if (swap_in(target, deferred, lock))
+        note_return(target, frame);
+      else
+        end_step(frame, deferred);
       continue;
     }
     if (!step.op) {

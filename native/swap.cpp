@@ -118,6 +118,8 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   storage->address = nullptr;
   storage->state = State::swapped;
   storage->host = copy;
+  storage->prefetched = false;
+  swapped_[storage->id] = storage;
   stats_.host_bytes += bytes;
   update_candidate(storage);
   copy->moving = true;
@@ -182,7 +184,9 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
 
 // Brings a swapped storage back, which the caller has locked. False: it is dying on another
 // thread. The mutex is let go meanwhile. Throws, nothing changed, if there is no memory.
-bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+// ahead: before anybody needs it, on the pool's side stream; false, too, if no memory is free.
+bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
+                     bool ahead) {
   moved_.wait(lock, [&] { return !storage->host || !storage->host->moving; });
   if (storage->state != State::swapped) return true;
   HostCopy* const copy = storage->host;
@@ -191,17 +195,20 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   void* const handle = storage->live ? storage->handle : nullptr;
   if (handle) framework_->retain_weak(handle);
   copy->moving = true;
-  const uint64_t stream = stream_of_thread(storage);
-  const bool timed = is_timed(device.type, device.way_in, bytes);
+  uint64_t stream = stream_of_thread(storage);
+  const bool timed = !ahead && is_timed(device.type, device.way_in, bytes);
 
   lock.unlock();
   void* address = nullptr;
   bool strong = false;
   int64_t begin = 0, end = 0;
-  int32_t status = dtr_pool_allocate(device.pool, bytes, stream, &address);
+  int32_t status = ahead ? dtr_pool_side_stream(device.pool, &stream) : DTR_OK;
+  if (status == DTR_OK)
+    status = ahead ? dtr_pool_try_allocate(device.pool, bytes, stream, &address)
+                   : dtr_pool_allocate(device.pool, bytes, stream, &address);
   std::string text = status == DTR_OK ? "" : dtr_last_error();
   if (status == DTR_OUT_OF_MEMORY) out_of_memory_text(&text, bytes, device.pool);
-  if (status == DTR_OK) {
+  if (status == DTR_OK && address) {
     // May take the GIL, so it happens without the mutex.
     strong = handle && framework_->retain_strong_with_gil(handle);
     if (copy->stream != stream) status = dtr_pool_order(copy->pool, stream, copy->stream);
@@ -223,6 +230,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
     if (address) deferred.free_block(*storage, address);
     throw_status(status, text);
   }
+  if (!address) return false;
   copy->stream = stream;
   if (storage->live && !(strong && storage->handle == handle)) {
     deferred.free_block(*storage, address);
@@ -242,6 +250,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
 
 // The content of a swapped storage is no longer in host memory.
 void Engine::drop_host_copy(Storage* storage) {
+  swapped_.erase(storage->id);
   stats_.host_bytes -= storage->size_bytes;
   host_.put(storage->host);
   storage->host = nullptr;

@@ -309,3 +309,54 @@ class TestOnCuda:
             w = toy.one("w", source, words=8)
         assert toy.stats().swapped_in_bytes >= LARGE * WORD
         release(source, x, y, more, z, w)
+
+
+class TestPrefetching:
+    """Over streams that finish late: what was swapped begins its way back early."""
+
+    def pass_over(self, toy, constants, step):
+        for i, tensor in enumerate(constants):
+            result = toy.one("use", tensor, words=LARGE, parameter=(step, i))
+            assert toy.content(result) == result.expected()
+            release(result)
+
+    def test_what_came_back_in_this_order_before_comes_back_early(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(12, **swapping())
+        fake_cuda.hold(2)
+        with toy.on(A):
+            constants = [constant(toy, seed=i, words=LARGE) for i in range(6)]
+            for step in range(3):
+                assert all(toy.evict(tensor) for tensor in constants)
+                self.pass_over(toy, constants, step)
+            stats = toy.stats()
+            # The first pass learns the order; in the others all but the first are ahead.
+            assert stats.prefetches == stats.prefetch_hits == 2 * 5
+            assert all_right(toy, *constants)
+        release(*constants)
+
+    def test_nothing_is_evicted_for_a_guess(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(4, **swapping())
+        fake_cuda.hold(2)
+        with toy.on(A):
+            constants = [constant(toy, seed=i, words=LARGE) for i in range(6)]
+            for step in range(3):
+                self.pass_over(toy, constants, step)
+            assert toy.stats().swaps >= 6
+            assert toy.stats().prefetches == 0  # memory was full whenever one was due
+            assert all_right(toy, *constants)
+        release(*constants)
+
+    def test_one_that_goes_again_unused_is_no_hit(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(12, **swapping())
+        fake_cuda.hold(2)
+        with toy.on(A):
+            first, second = [constant(toy, seed=i, words=LARGE) for i in range(2)]
+            for step in range(2):
+                assert toy.evict(first)
+                assert toy.evict(second)
+                self.pass_over(toy, [first, second] if step == 0 else [first], step)
+            assert (toy.stats().prefetches, toy.stats().prefetch_hits) == (1, 0)
+            assert toy.evict(second)
+            self.pass_over(toy, [second], 2)
+            assert toy.stats().prefetch_hits == 0
+        release(first, second)
