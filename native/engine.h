@@ -17,8 +17,8 @@
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
 // end), costs.cpp (what ops cost), room.cpp (choosing and evicting), swap.cpp (contents that
 // go to host memory), prefetch.cpp (their way back), verify.cpp (whether the same comes
-// back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is lost for
-// good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
+// back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
+// lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
 // memory is short), order.cpp (streams), freeze.cpp (while a graph is captured),
 // journal.cpp (op logs), invariants.cpp.
