@@ -9,11 +9,14 @@ script's global ``FACTS`` if it has one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
+import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,4 +71,15 @@ def main(report: str, budget: str, script: str) -> None:
 if __name__ == "__main__":
     report, budget, script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
-    main(report, budget, script)
+    status = 0
+    try:
+        main(report, budget, script)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    # Not the interpreter's own end: autograd's device threads, which run kernels in Python here,
+    # may meet it while they wait for the GIL, and abort the process (also without dtr_alloc).
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
