@@ -2,10 +2,10 @@
 
     python build.py FOLDER
 
-A machine with a GPU is lent by the minute, has no internet, and need not have what an installation
-needs. So FOLDER becomes a tree that can be used as it is: links to the sources, and the core,
-compiled by as many compilers as there are processors. Needs cffi, a C++ compiler and python's
-header files. The bridge to PyTorch's CUDA allocator is compiled beside it into its cache.
+A machine with a GPU is often paid by the minute, may have no internet, and need not have what an
+installation needs. So FOLDER becomes a tree that can be used as it is: links to the sources, and
+the core, compiled by as many compilers as there are processors. Needs cffi, a C++ compiler and
+python's header files. The bridge to PyTorch's CUDA allocator is compiled beside it into its cache.
 """
 
 from __future__ import annotations
