@@ -17,7 +17,8 @@ constexpr int kIdleAnswers = 64;
 
 }  // namespace
 
-AnyPool::AnyPool(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), work_(*driver_) {}
+AnyPool::AnyPool(std::shared_ptr<Driver> driver, uint64_t budget_bytes)
+    : driver_(std::move(driver)), work_(*driver_), budget_(budget_bytes) {}
 
 void AnyPool::set_room(RoomFn room, void* context) {
   Lock lock(mutex_);
@@ -36,6 +37,53 @@ bool AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
   Lock lock(mutex_);
   *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
   return *idle_answers < kIdleAnswers;
+}
+
+void AnyPool::set_budget(uint64_t budget_bytes) {
+  check_budget(budget_bytes);
+  // However this ends, the wish is over.
+  struct Wish {
+    AnyPool& pool;
+    ~Wish() {
+      Lock lock(pool.mutex_);
+      pool.lowering_ = kNoLimit;
+    }
+  } wish{*this};
+  int idle_answers = 0;
+  for (bool last = false;;) {
+    uint64_t excess;
+    {
+      Lock lock(mutex_);
+      lowering_ = budget_bytes;
+      const uint64_t held = shrink(budget_bytes, last);
+      if (held <= budget_bytes) {
+        budget_ = budget_bytes;
+        return;
+      }
+      excess = held - budget_bytes;
+      if (last) {
+        ++counts_.out_of_memory_errors;
+        std::string text = "the budget cannot be lowered to " + size_text(budget_bytes) +
+                           ": allocated " + size_text(counts_.allocated_bytes);
+        if (*held_in() != '\0') {
+          text += std::string(" in ") + held_in() + " of " + size_text(held) + " that are in use";
+        }
+        throw OutOfMemory(text + "; it stays " + size_text(budget_));
+      }
+    }
+    last = !ask_room(excess, 0, &idle_answers);
+  }
+}
+
+uint64_t AnyPool::unused_bytes() {
+  Lock lock(mutex_);
+  return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
+}
+
+void AnyPool::require_no_blocks() const {
+  if (counts_.live_blocks == 0) return;
+  throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
+                   size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
 }
 
 bool AnyPool::spans(uint64_t address, uint64_t size_bytes) const {

@@ -62,7 +62,7 @@ class AnyPool {
   // Frees something and returns 1, or returns 0. Called with no lock held.
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
-  explicit AnyPool(std::shared_ptr<Driver> driver);
+  AnyPool(std::shared_ptr<Driver> driver, uint64_t budget_bytes);
   AnyPool(const AnyPool&) = delete;
   AnyPool& operator=(const AnyPool&) = delete;
   virtual ~AnyPool() = default;
@@ -81,7 +81,9 @@ class AnyPool {
   virtual uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) = 0;
   virtual void arena_close(uint64_t arena) = 0;
   virtual void record_stream(uint64_t address, uint64_t stream) = 0;
-  virtual void set_budget(uint64_t budget_bytes) = 0;
+  // Lowering asks for room and gives memory back until what is held fits; throws OutOfMemory, and
+  // the old budget stays, if it does not.
+  void set_budget(uint64_t budget_bytes);
   virtual uint64_t trim() = 0;
 
   // Asked for every candidate of every search: only segments look any closer.
@@ -91,7 +93,7 @@ class AnyPool {
   // All sides of large blocks in use that are free: writes up to capacity of them, returns how
   // many there are.
   virtual uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) = 0;
-  virtual uint64_t unused_bytes() = 0;  // of the budget
+  uint64_t unused_bytes();  // of the budget
   virtual PoolStats stats() = 0;
   virtual void reset_peak() = 0;
   virtual std::vector<BlockInfo> snapshot() = 0;
@@ -120,6 +122,16 @@ class AnyPool {
   // have freed something and no block was freed; 0 before the first time.
   bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
 
+  // Throws InvalidArgument for a budget that no pool of this kind can have.
+  virtual void check_budget(uint64_t budget_bytes) const = 0;
+  // Gives back what is above the budget and can go, after waiting for the device if it is the last
+  // try; returns the bytes of the budget that are taken. Under the lock.
+  virtual uint64_t shrink(uint64_t budget_bytes, bool last) = 0;
+  // What a budget is counted in, for messages; "" if that is the blocks themselves.
+  virtual const char* held_in() const = 0;
+  // Throws StateError while there are any, on closing.
+  void require_no_blocks() const;
+
   // Of an address in the span.
   virtual bool owns(uint64_t) const { return true; }
   // Whether a range that is not empty lies in memory of the pool. Under the lock.
@@ -132,6 +144,8 @@ class AnyPool {
   uint64_t first_ = 0;  // all addresses ever handed out are in [first_, first_ + span_)
   uint64_t span_ = 0;
   PoolStats counts_{};
+  uint64_t budget_;
+  uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
 
  private:
   RoomFn room_ = nullptr;

@@ -1,9 +1,8 @@
 #include "arenas.h"
 
 #include <iterator>
-#include <string>
 
-#include "errors.h"
+#include "open_arenas.h"
 
 namespace dtr {
 
@@ -14,10 +13,7 @@ uint64_t Arenas::open() {
 
 Arenas::Arena& Arenas::at(uint64_t arena) {
   auto found = arenas_.find(arena);
-  if (found == arenas_.end()) {
-    throw InvalidArgument("arena is " + std::to_string(arena) +
-                          "; allowed: an arena of this pool that is open");
-  }
+  if (found == arenas_.end()) throw_arena_not_open(arena);
   return found->second;
 }
 

@@ -23,9 +23,8 @@ std::atomic<uint64_t> counted_ranges{0};
 
 }  // namespace
 
-CountedPool::CountedPool(uint64_t budget_bytes)
-    : AnyPool(make_simulated_driver()), budget_(budget_bytes) {
-  if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
+CountedPool::CountedPool(uint64_t budget_bytes) : AnyPool(make_simulated_driver(), budget_bytes) {
+  check_budget(budget_bytes);
   first_ = kFirstRange + counted_ranges.fetch_add(1) % kCountedRanges * kCountedRangeBytes;
   span_ = kCountedRangeBytes;
   next_ = first_;
@@ -34,10 +33,7 @@ CountedPool::CountedPool(uint64_t budget_bytes)
 
 void CountedPool::close() {
   Lock lock(mutex_);
-  if (counts_.live_blocks != 0) {
-    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
-                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
-  }
+  require_no_blocks();
   work_.close();
 }
 
@@ -93,30 +89,22 @@ void CountedPool::free(uint64_t address) {
   ++counts_.frees;
 }
 
-void CountedPool::require_open(uint64_t arena) const {
-  if (arenas_.count(arena) != 0) return;
-  throw InvalidArgument("arena is " + std::to_string(arena) +
-                        "; allowed: an arena of this pool that is open");
-}
-
 uint64_t CountedPool::arena_open() {
   Lock lock(mutex_);
-  arenas_.insert(last_arena_ + 1);
-  return ++last_arena_;
+  return arenas_.open();
 }
 
 uint64_t CountedPool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) {
   {
     Lock lock(mutex_);
-    require_open(arena);
+    arenas_.require_open(arena);
   }
   return allocate(size_bytes, stream);
 }
 
 void CountedPool::arena_close(uint64_t arena) {
   Lock lock(mutex_);
-  require_open(arena);
-  arenas_.erase(arena);
+  arenas_.close(arena);
 }
 
 void CountedPool::record_stream(uint64_t address, uint64_t) {
@@ -124,28 +112,11 @@ void CountedPool::record_stream(uint64_t address, uint64_t) {
   in_use_at(address, "record_stream");
 }
 
-void CountedPool::set_budget(uint64_t budget_bytes) {
+void CountedPool::check_budget(uint64_t budget_bytes) const {
   if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
-  int idle_answers = 0;
-  for (bool last = false;;) {
-    uint64_t excess;
-    {
-      Lock lock(mutex_);
-      if (counts_.allocated_bytes <= budget_bytes) {
-        budget_ = budget_bytes;
-        return;
-      }
-      excess = counts_.allocated_bytes - budget_bytes;
-      if (last) {
-        ++counts_.out_of_memory_errors;
-        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
-                          ": allocated " + size_text(counts_.allocated_bytes) + "; it stays " +
-                          size_text(budget_));
-      }
-    }
-    last = !ask_room(excess, 0, &idle_answers);
-  }
 }
+
+uint64_t CountedPool::shrink(uint64_t, bool) { return counts_.allocated_bytes; }
 
 uint64_t CountedPool::block_bytes(uint64_t address) {
   Lock lock(mutex_);
@@ -159,11 +130,6 @@ uint64_t CountedPool::block_start(uint64_t address) {
 
 // Nothing has a place here.
 uint64_t CountedPool::free_neighbors(FreeNeighbor*, uint64_t) { return 0; }
-
-uint64_t CountedPool::unused_bytes() {
-  Lock lock(mutex_);
-  return budget_ - counts_.allocated_bytes;
-}
 
 PoolStats CountedPool::stats() {
   Lock lock(mutex_);

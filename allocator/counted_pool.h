@@ -11,10 +11,10 @@
 // another. Who is asked for room, when, and when it is out of memory: as Pool.
 #pragma once
 
-#include <set>
 #include <unordered_map>
 
 #include "any_pool.h"
+#include "open_arenas.h"
 
 namespace dtr {
 
@@ -30,12 +30,10 @@ class CountedPool final : public AnyPool {
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
-  void set_budget(uint64_t budget_bytes) override;
   uint64_t trim() override { return 0; }
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
   uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) override;
-  uint64_t unused_bytes() override;
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;
@@ -48,13 +46,13 @@ class CountedPool final : public AnyPool {
   };
   std::unordered_map<uint64_t, Counted>::iterator in_use_at(uint64_t address, const char* call);
 
-  void require_open(uint64_t arena) const;
+  void check_budget(uint64_t budget_bytes) const override;
+  uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  const char* held_in() const override { return ""; }
 
   std::unordered_map<uint64_t, Counted> blocks_;
-  std::set<uint64_t> arenas_;
-  uint64_t last_arena_ = 0;
+  OpenArenas arenas_;
   uint64_t next_;
-  uint64_t budget_;
 };
 
 }  // namespace dtr

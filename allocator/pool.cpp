@@ -34,7 +34,7 @@ uint64_t chosen_chunk(const PoolOptions& options, const DriverTraits& traits) {
   return options.chunk_bytes;
 }
 
-void check_budget(uint64_t budget, uint64_t chunk) {
+void require_chunk(uint64_t budget, uint64_t chunk) {
   if (budget < chunk) {
     invalid("budget_bytes", budget,
             "at least one chunk, " + size_text(chunk) + ", or UINT64_MAX for no limit");
@@ -43,7 +43,7 @@ void check_budget(uint64_t budget, uint64_t chunk) {
 
 uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
   constexpr uint64_t kMost = uint64_t{1} << 46;
-  check_budget(options.budget_bytes, chunk);
+  require_chunk(options.budget_bytes, chunk);
   uint64_t least = 16 * chunk;
   if (options.reserve_bytes == 0) {
     uint64_t reserve = std::max(traits.default_reserve, least);
@@ -95,7 +95,7 @@ Pool::Pool(const PoolOptions& options)
     : Pool(make_driver(options.driver, options.device), options) {}
 
 Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
-    : AnyPool(std::move(driver)),
+    : AnyPool(std::move(driver), options.budget_bytes),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_),
@@ -107,8 +107,7 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       streams_(*driver_),
       arenas_(streams_),
       keep_chunks_(chosen_keep(options, chunk_)),
-      poison_(chosen_poison(options, *driver_)),
-      budget_(options.budget_bytes) {
+      poison_(chosen_poison(options, *driver_)) {
   if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
   span_ = reservation_.size();
@@ -118,10 +117,7 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
 
 void Pool::close() {
   Lock lock(mutex_);
-  if (counts_.live_blocks != 0) {
-    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
-                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
-  }
+  require_no_blocks();
   work_.close();
   arenas_.close_all();
   settle_all();
@@ -269,39 +265,12 @@ void Pool::give_back_above(uint64_t budget_bytes) {
   chunks_.give_back(above());
 }
 
-void Pool::set_budget(uint64_t budget_bytes) {
-  check_budget(budget_bytes, chunk_);
-  // However this ends, the wish is over.
-  struct Wish {
-    Pool& pool;
-    ~Wish() {
-      Lock lock(pool.mutex_);
-      pool.lowering_ = kNoLimit;
-    }
-  } wish{*this};
-  int idle_answers = 0;
-  for (bool last = false;;) {
-    uint64_t excess;
-    {
-      Lock lock(mutex_);
-      lowering_ = budget_bytes;
-      if (last) settle_all();
-      give_back_above(budget_bytes);
-      uint64_t mapped = chunks_.mapped_bytes();
-      if (mapped <= budget_bytes) {
-        budget_ = budget_bytes;
-        return;
-      }
-      excess = mapped - budget_bytes;
-      if (last) {
-        ++counts_.out_of_memory_errors;
-        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
-                          ": allocated " + size_text(counts_.allocated_bytes) + " in chunks of " +
-                          size_text(mapped) + " that are in use; it stays " + size_text(budget_));
-      }
-    }
-    last = !ask_room(excess, 0, &idle_answers);
-  }
+void Pool::check_budget(uint64_t budget_bytes) const { require_chunk(budget_bytes, chunk_); }
+
+uint64_t Pool::shrink(uint64_t budget_bytes, bool last) {
+  if (last) settle_all();
+  give_back_above(budget_bytes);
+  return chunks_.mapped_bytes();
 }
 
 uint64_t Pool::trim() {
@@ -323,11 +292,6 @@ uint64_t Pool::block_start(uint64_t address) {
   Place place = place_at(address - reservation_.base());
   if (!place.in_use() || streams_.pending(place.start)) return 0;
   return reservation_.base() + place.start;
-}
-
-uint64_t Pool::unused_bytes() {
-  Lock lock(mutex_);
-  return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
 }
 
 PoolStats Pool::stats() {

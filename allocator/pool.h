@@ -73,12 +73,10 @@ class Pool final : public AnyPool {
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
-  void set_budget(uint64_t budget_bytes) override;
   uint64_t trim() override;
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
   uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) override;
-  uint64_t unused_bytes() override;
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;
@@ -159,6 +157,9 @@ class Pool final : public AnyPool {
   void note_unused();
   uint64_t largest_free();
   uint64_t limit_chunks() const;
+  void check_budget(uint64_t budget_bytes) const override;
+  uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  const char* held_in() const override { return "chunks"; }
   void give_back_above(uint64_t budget_bytes);
 
   uint64_t chunk_;
@@ -174,9 +175,7 @@ class Pool final : public AnyPool {
 
   uint64_t keep_chunks_;
   bool poison_;
-  uint64_t budget_;
-  uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
-  std::string refusal_;           // what the driver said when it last refused memory
+  std::string refusal_;  // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };
 

@@ -28,10 +28,7 @@ uint64_t SegmentedPool::allocate(uint64_t size_bytes, uint64_t stream) {
 uint64_t SegmentedPool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) {
   {
     Lock lock(mutex_);
-    if (arenas_.count(arena) == 0) {
-      throw InvalidArgument("arena is " + std::to_string(arena) +
-                            "; allowed: an arena of this pool that is open");
-    }
+    arenas_.require_open(arena);
   }
   return place({size_bytes, stream, arena, false});
 }

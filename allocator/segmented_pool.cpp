@@ -29,11 +29,10 @@ uint64_t chosen_least(const PoolOptions& options) {
 }  // namespace
 
 SegmentedPool::SegmentedPool(std::shared_ptr<Driver> driver, const PoolOptions& options)
-    : AnyPool(std::move(driver)),
+    : AnyPool(std::move(driver), options.budget_bytes),
       options_(options),
       least_(chosen_least(options)),
-      keep_bytes_(options.keep_bytes == 0 ? kNoLimit : options.keep_bytes),
-      budget_(options.budget_bytes) {
+      keep_bytes_(options.keep_bytes == 0 ? kNoLimit : options.keep_bytes) {
   check_budget(budget_);
   if (options.reserve_bytes != 0) {
     throw InvalidArgument("reserve_bytes is " + std::to_string(options.reserve_bytes) +
@@ -69,12 +68,9 @@ void SegmentedPool::check_budget(uint64_t budget_bytes) const {
 
 void SegmentedPool::close() {
   Lock lock(mutex_);
-  if (counts_.live_blocks != 0) {
-    throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
-                     size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
-  }
+  require_no_blocks();
   work_.close();
-  arenas_.clear();
+  arenas_.close_all();
   while (!segments_.empty()) give_back(segments_.begin());
 }
 
@@ -137,16 +133,12 @@ uint64_t SegmentedPool::arena_open() {
   Lock lock(mutex_);
   // Segments open it when it first takes something there, which may be while a stream is captured.
   for (auto& [start, segment] : segments_) segment.pool->make_idle_safe();
-  arenas_.insert(last_arena_ + 1);
-  return ++last_arena_;
+  return arenas_.open();
 }
 
 void SegmentedPool::arena_close(uint64_t arena) {
   Lock lock(mutex_);
-  if (arenas_.erase(arena) == 0) {
-    throw InvalidArgument("arena is " + std::to_string(arena) +
-                          "; allowed: an arena of this pool that is open");
-  }
+  arenas_.close(arena);
   for (auto& [start, segment] : segments_) {
     auto inside = segment.arenas.find(arena);
     if (inside == segment.arenas.end()) continue;
@@ -155,37 +147,10 @@ void SegmentedPool::arena_close(uint64_t arena) {
   }
 }
 
-void SegmentedPool::set_budget(uint64_t budget_bytes) {
-  check_budget(budget_bytes);
-  // However this ends, the wish is over.
-  struct Wish {
-    SegmentedPool& pool;
-    ~Wish() {
-      Lock lock(pool.mutex_);
-      pool.lowering_ = kNoLimit;
-    }
-  } wish{*this};
-  int idle_answers = 0;
-  for (bool last = false;;) {
-    uint64_t excess;
-    {
-      Lock lock(mutex_);
-      lowering_ = budget_bytes;
-      if (mapped_ > budget_bytes) give_back_empty(mapped_ - budget_bytes);
-      if (mapped_ <= budget_bytes) {
-        budget_ = budget_bytes;
-        return;
-      }
-      excess = mapped_ - budget_bytes;
-      if (last) {
-        ++counts_.out_of_memory_errors;
-        throw OutOfMemory("the budget cannot be lowered to " + size_text(budget_bytes) +
-                          ": allocated " + size_text(counts_.allocated_bytes) + " in segments of " +
-                          size_text(mapped_) + " that are in use; it stays " + size_text(budget_));
-      }
-    }
-    last = !ask_room(excess, 0, &idle_answers);
-  }
+// What is empty is waited for at once, so the last try has nothing more to do.
+uint64_t SegmentedPool::shrink(uint64_t budget_bytes, bool) {
+  if (mapped_ > budget_bytes) give_back_empty(mapped_ - budget_bytes);
+  return mapped_;
 }
 
 uint64_t SegmentedPool::trim() {
@@ -215,11 +180,6 @@ uint64_t SegmentedPool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacit
     count += segment.pool->free_neighbors(neighbors + written, capacity - written);
   }
   return count;
-}
-
-uint64_t SegmentedPool::unused_bytes() {
-  Lock lock(mutex_);
-  return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
 }
 
 PoolStats SegmentedPool::stats() {

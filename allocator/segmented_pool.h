@@ -22,12 +22,12 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "any_pool.h"
+#include "open_arenas.h"
 #include "pool.h"
 
 namespace dtr {
@@ -47,12 +47,10 @@ class SegmentedPool final : public AnyPool {
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
-  void set_budget(uint64_t budget_bytes) override;
   uint64_t trim() override;
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
   uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) override;
-  uint64_t unused_bytes() override;
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;
@@ -94,16 +92,15 @@ class SegmentedPool final : public AnyPool {
   std::string out_of_memory_message(const Request& request);
   uint64_t largest_free();
   uint64_t room_for_segments() const;  // bytes of the budget that are no segment yet
-  void check_budget(uint64_t budget_bytes) const;
+  void check_budget(uint64_t budget_bytes) const override;
+  uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  const char* held_in() const override { return "segments"; }
 
   PoolOptions options_;  // of a segment, but for its size
   uint64_t least_;       // size of a segment
   uint64_t keep_bytes_;
-  uint64_t budget_;
-  uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
   Segments segments_;
-  std::set<uint64_t> arenas_;  // open ones
-  uint64_t last_arena_ = 0;
+  OpenArenas arenas_;
   uint64_t mapped_ = 0;  // bytes of all segments
   uint64_t peak_mapped_ = 0;
   std::string refusal_;  // what the driver said when it last refused memory

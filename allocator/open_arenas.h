@@ -1,0 +1,39 @@
+// Which arenas of a pool are open, by number: for pools that need to know no more (see arenas.h).
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "errors.h"
+
+namespace dtr {
+
+[[noreturn]] inline void throw_arena_not_open(uint64_t arena) {
+  throw InvalidArgument("arena is " + std::to_string(arena) +
+                        "; allowed: an arena of this pool that is open");
+}
+
+class OpenArenas {
+ public:
+  uint64_t open() {
+    open_.insert(last_ + 1);
+    return ++last_;
+  }
+  // Throws InvalidArgument unless the arena is open.
+  void require_open(uint64_t arena) const {
+    if (open_.count(arena) == 0) throw_arena_not_open(arena);
+  }
+  // Throws as require_open().
+  void close(uint64_t arena) {
+    require_open(arena);
+    open_.erase(arena);
+  }
+  void close_all() { open_.clear(); }
+
+ private:
+  std::set<uint64_t> open_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace dtr
