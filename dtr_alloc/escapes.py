@@ -92,7 +92,7 @@ def install(runtime: Any) -> None:
             gives_away(subject)
             return original(subject, *args, **kwargs)
 
-        _replace(owner, name, guarded)
+        replace(owner, name, guarded)
 
     def guard_reader(owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
@@ -107,7 +107,7 @@ def install(runtime: Any) -> None:
             finally:
                 unpin(pinned)
 
-        _replace(owner, name, guarded)
+        replace(owner, name, guarded)
 
     for name in TENSOR_GIVES_AWAY:
         guard_giver(Tensor, name)
@@ -131,7 +131,7 @@ def install(runtime: Any) -> None:
         shares(tensor)
         return interface.fget(tensor)
 
-    _replace(Tensor, "__cuda_array_interface__", property(guarded_interface))
+    replace(Tensor, "__cuda_array_interface__", property(guarded_interface))
 
     save = torch.save
 
@@ -145,8 +145,8 @@ def install(runtime: Any) -> None:
             pinned, _saving.pinned = _saving.pinned, outer
             unpin(pinned)
 
-    _replace(torch, "save", save_without_escapes)
-    _replace(torch.serialization, "save", save_without_escapes)
+    replace(torch, "save", save_without_escapes)
+    replace(torch.serialization, "save", save_without_escapes)
 
 
 def uninstall() -> None:
@@ -155,7 +155,8 @@ def uninstall() -> None:
         _undo.pop()()
 
 
-def _replace(owner: Any, name: str, value: Any) -> None:
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Puts a value in an attribute's place until uninstall()."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
     # What came from a base class is put back by removing ours.

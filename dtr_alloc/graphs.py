@@ -9,16 +9,15 @@ pool, is part of the budget and is never evicted (native/freeze.cpp, native/brid
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_undo: list[Callable[[], None]] = []
+from dtr_alloc.escapes import replace
 
 
 def install(runtime: Any) -> None:
-    """Has the runtime told of captures. Once; see uninstall."""
+    """Has the runtime told of captures, until escapes.uninstall(). Once."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
     capturing: set[int] = set()
@@ -43,15 +42,5 @@ def install(runtime: Any) -> None:
                 capturing.discard(id(self))
                 runtime.end_capture()
 
-    graph.capture_begin, graph.capture_end = capture_begin, capture_end  # type: ignore[method-assign]
-
-    def restore() -> None:
-        graph.capture_begin, graph.capture_end = begin, end  # type: ignore[method-assign]
-
-    _undo.append(restore)
-
-
-def uninstall() -> None:
-    """Puts back what install replaced."""
-    while _undo:
-        _undo.pop()()
+    replace(graph, "capture_begin", capture_begin)
+    replace(graph, "capture_end", capture_end)

@@ -220,7 +220,6 @@ class Runtime:
         for recorder in list(self.thread_recorders):
             recorder.retire()
         escapes.uninstall()
-        graphs.uninstall()
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
         self.drain()

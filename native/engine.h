@@ -440,6 +440,7 @@ class Engine {
   void configure_swap(Deferred& deferred);
   void release_host_memory(bool all, Deferred& deferred);
   uint64_t stream_of_thread(const Storage* storage) const;
+  uint64_t stream_of_last_use(const Storage* storage) const;
 
   // verify.cpp
   void keep_expected(Storage* storage);

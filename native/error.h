@@ -50,4 +50,9 @@ int32_t guard(Body&& body) noexcept {
   throw InvalidArgument(message);
 }
 
+// For what the engine asks of pools.
+inline void check_status(int32_t status) {
+  if (status != DTR_OK) throw_status(status, last_error());
+}
+
 }  // namespace dtr

@@ -20,14 +20,6 @@
 
 namespace dtr {
 
-namespace {
-
-void check(int32_t status) {
-  if (status != DTR_OK) throw_status(status, dtr_last_error());
-}
-
-}  // namespace
-
 uint64_t Engine::stream_of(uint8_t device_type, int8_t device_index) const {
   if (!has_streams(device_type)) return kNoStream;
   return framework_->current_stream(device_type, device_index);
@@ -40,13 +32,13 @@ void Engine::order_use(Storage* storage) {
   const uint64_t stream = stream_of(storage->device_type, storage->device_index);
   if (stream == kNoStream) return;
   if (storage->used_on != stream) {
-    check(dtr_pool_record_stream(device_of(storage).pool, storage->address, stream));
+    check_status(dtr_pool_record_stream(device_of(storage).pool, storage->address, stream));
     storage->used_on = stream;
   }
   if (storage->remade_on == kNoStream || storage->remade_on == stream ||
       storage->ordered_on == stream)
     return;
-  check(dtr_pool_order(device_of(storage).pool, stream, storage->remade_on));
+  check_status(dtr_pool_order(device_of(storage).pool, stream, storage->remade_on));
   storage->ordered_on = stream;
 }
 

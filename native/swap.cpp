@@ -56,6 +56,11 @@ uint64_t Engine::stream_of_thread(const Storage* storage) const {
   return stream == kNoStream ? 0 : stream;
 }
 
+// Behind which a copy of a resident content comes; this thread's if no use is known.
+uint64_t Engine::stream_of_last_use(const Storage* storage) const {
+  return storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
+}
+
 bool Engine::is_swappable(const Storage* storage) const {
   return is_swapping() && !storage->external && !storage->captured &&
          storage->size_bytes >= kLeastSwapBytes;
@@ -124,8 +129,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   update_candidate(storage);
   copy->moving = true;
   ++storage->locks;
-  const uint64_t stream =
-      storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
+  const uint64_t stream = stream_of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
   eviction_cause_ = Journal::Cause::gone;  // of what others do meanwhile

@@ -36,10 +36,9 @@ std::unique_ptr<HostCopy, void (*)(HostCopy*)> read(dtr_pool* pool, const void* 
 // The content is about to be given up. Throws, and nothing has happened, without host memory.
 void Engine::keep_expected(Storage* storage) {
   if (options_.verify == 0 || !storage->parent || ++verify_turn_ < options_.verify) return;
-  const uint64_t stream =
-      storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
-  storage->expected =
-      read(device_of(storage).pool, storage->address, storage->size_bytes, stream).release();
+  storage->expected = read(device_of(storage).pool, storage->address, storage->size_bytes,
+                           stream_of_last_use(storage))
+                          .release();
   verify_turn_ = 0;
 }
 

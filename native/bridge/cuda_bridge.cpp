@@ -126,9 +126,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
 
   void* raw_alloc(size_t size) override {
-    const c10::DeviceIndex device = current_device();
-    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
-    return memory(size, device, stream, arena_for(device, stream));
+    return raw_alloc_with_stream(size, c10::cuda::getCurrentCUDAStream(current_device()));
   }
 
   void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {

@@ -53,8 +53,10 @@ class StreamToy(Toy):
 def make_toy(fake_cuda):
     made = []
 
-    def make(chunks: int, streams: tuple[int, ...] = (A, B), **options: Any) -> StreamToy:
-        toy = StreamToy(fake_cuda, NativePool("cuda", budget=chunks * CHUNK), **options)
+    def make(
+        chunks: int, streams: tuple[int, ...] = (A, B), kind: type = StreamToy, **options: Any
+    ) -> StreamToy:
+        toy = kind(fake_cuda, NativePool("cuda", budget=chunks * CHUNK), **options)
         made.append(toy)
         # The pool knows them all: a new one would wait for everything, once.
         for stream in streams:
@@ -179,9 +181,9 @@ class TestTimes:
         count = lib.dtr_engine_get_costs(toy.engine, entries, 64)
         return {entries[i].op_key: entries[i] for i in range(count)}
 
-    def test_they_are_what_the_device_says(self, fake_cuda):
-        pool = NativePool("cuda", budget=64 * CHUNK)
-        toy = MeasuredToy(fake_cuda, pool)
+    def test_they_are_what_the_device_says(self, make_toy, fake_cuda):
+        toy = make_toy(64, kind=MeasuredToy)
+        fake_cuda.hold(0)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
@@ -189,16 +191,10 @@ class TestTimes:
         assert known.readings >= 8
         assert toy.pool.stats().host_waits == 0
         release(*made)
-        toy.drain()
-        toy.close()
-        pool.destroy()
-        lib.dtr_sim_use_stream(0)
 
     def test_nothing_is_known_while_the_device_is_late(self, make_toy, fake_cuda):
         """Until then an operator is reckoned to take as long as its bytes take to move."""
-        pool = NativePool("cuda", budget=64 * CHUNK)
-        toy = MeasuredToy(fake_cuda, pool)
-        fake_cuda.hold(1)
+        toy = make_toy(64, kind=MeasuredToy)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
@@ -208,10 +204,6 @@ class TestTimes:
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(20)]
         assert len(self.costs(toy)) == 1
         release(*made)
-        toy.drain()
-        toy.close()
-        pool.destroy()
-        lib.dtr_sim_use_stream(0)
 
 
 class TestFreeze:
