@@ -56,7 +56,8 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
 	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
-	ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)/dtr_alloc/studies" $(SANITIZED)/tree/dtr_alloc/
+	ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)/dtr_alloc/studies" "$(CURDIR)/dtr_alloc/fragment" \
+	  $(SANITIZED)/tree/dtr_alloc/
 	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
 	touch $@
 
@@ -85,7 +86,8 @@ cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
 	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
-	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
+	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so \
+	  "$(CURDIR)/dtr_alloc/fragment" $(EMULATED)/tree/dtr_alloc/
 	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
 	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
 	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \

@@ -3,7 +3,7 @@
 from setuptools import setup
 
 setup(
-    packages=["dtr_alloc", "dtr_alloc.studies", "dtr_alloc.native"],
+    packages=["dtr_alloc", "dtr_alloc.fragment", "dtr_alloc.studies", "dtr_alloc.native"],
     package_dir={"dtr_alloc": "dtr_alloc", "dtr_alloc.native": "native"},
     # The bridge is compiled on the user's machine, so its sources travel with the package.
     package_data={"dtr_alloc.native": ["*.h", "bridge/*.h", "bridge/*.cpp"]},

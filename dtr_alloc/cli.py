@@ -27,6 +27,7 @@ import click
 from click.core import ParameterSource
 
 from dtr_alloc import _autoload, config, heuristics, report
+from dtr_alloc.fragment.command import fragment
 
 ENTRY_POINT = "dtr_alloc._autoload:autoload"
 
@@ -504,6 +505,9 @@ def reproduce(
             raise click.UsageError(str(error)) from None
     options = Options(smoke=smoke, logs=logs, jobs=jobs or cores())
     reproduce_command.run(names, folder=out, redraw=redraw, options=options)
+
+
+commands.add_command(fragment)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,7 +29,8 @@ def link(tree: Path) -> None:
     package.mkdir(parents=True, exist_ok=True)
     links = {tree / part: ROOT / part for part in PARTS}
     links |= {package / path.name: path for path in (ROOT / "dtr_alloc").glob("*.py")}
-    links |= {package / "studies": ROOT / "dtr_alloc/studies", package / "native": ROOT / "native"}
+    links |= {package / name: ROOT / "dtr_alloc" / name for name in ("fragment", "studies")}
+    links |= {package / "native": ROOT / "native"}
     for place, target in links.items():
         place.unlink(missing_ok=True)
         place.symlink_to(target)

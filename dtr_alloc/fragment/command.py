@@ -1,0 +1,60 @@
+"""The commands of ``dtr-alloc fragment``. What a command does is in its own module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dtr_alloc.fragment.trace import TraceError
+
+FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""A file that is read."""
+
+OUT: Any = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(short_help="See where memory went: traces of any allocator.")
+def fragment() -> None:
+    """Reads, converts and studies traces of allocators: our own (DTR_ALLOC_TRACE), PyTorch's
+    memory snapshots, RMM's logs."""
+
+
+@fragment.command("import", short_help="Make a trace of another tool's file.")
+@click.argument("source", metavar="IN", type=FILE)
+@click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
+def import_(source: Path, out: Path) -> None:
+    """Makes a trace of IN, an RMM log or another trace."""
+    _convert(source, out, "trace", None, allow_truncated=False)
+
+
+@fragment.command(short_help="Make another tool's file of a trace.")
+@click.argument("source", metavar="IN", type=FILE)
+@click.option("-o", "--out", required=True, metavar="OUT", type=OUT)
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["trace", "rmm"]),
+    help="rmm: the CSV log of RMM. trace: our own.",
+)
+@click.option("--device", type=click.IntRange(min=0), help="Which, if the trace has several.")
+@click.option(
+    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
+)
+def export(source: Path, out: Path, to: str, device: int | None, allow_truncated: bool) -> None:
+    """Writes the trace IN (or what `import` reads) in another form."""
+    _convert(source, out, to, device, allow_truncated=allow_truncated)
+
+
+def _convert(
+    source: Path, out: Path, to: str, device: int | None, *, allow_truncated: bool
+) -> None:
+    from dtr_alloc.fragment import formats
+
+    try:
+        trace = formats.read(source, allow_truncated=allow_truncated)
+        formats.write(trace, out, to, device)
+    except (TraceError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{out}: {len(trace)} events")

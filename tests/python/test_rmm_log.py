@@ -1,0 +1,138 @@
+"""RMM's CSV log: read, written, refused; and the commands that convert. Needs nothing."""
+
+import pytest
+from click.testing import CliRunner
+
+from dtr_alloc.fragment import rmm, trace_file
+from dtr_alloc.fragment.command import fragment
+from dtr_alloc.fragment.trace import Kind, Trace, TraceError
+
+HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.csv"
+
+    def write(*lines):
+        path.write_text(HEADER + "".join(f"{line}\n" for line in lines))
+        return path
+
+    return write
+
+
+def test_a_log_is_read_event_by_event(log):
+    trace = rmm.read(
+        log(
+            "1,23:59:59.999000,allocate,0x7f0000000200,1000,0",
+            "2,23:59:59.999250,allocate,0x7f0000000800,5,0x55aa",
+            "1,23:59:59.999100,allocate failure,(nil),99999999,0",
+            "1,00:00:00:000500,free,0x7f0000000200,1000,21930",
+            "1,00:00:00.5,allocate,(nil),0,0",
+        )
+    )
+    trace.validate()
+    assert list(trace.kind) == [Kind.ALLOCATE, Kind.ALLOCATE, Kind.OUT_OF_MEMORY, Kind.FREE]
+    assert list(trace.time_ns) == [0, 250_000, 250_000, 1_500_000]
+    assert list(trace.size_bytes) == [1000, 5, 99999999, 1000]
+    assert list(trace.stream) == [0, 0x55AA, 0, 0x55AA]
+    assert trace.address[0] == trace.address[3] == 0x7F0000000200
+    assert trace.meta["empty_requests"] == 1
+
+
+def test_seconds_since_1970_and_deallocate_are_read_as_rmms_manual_has_them(log):
+    trace = rmm.read(
+        log(
+            "140573312345856,1634567890.123456,allocate,0x7f8a40000000,1024,0x7f8a38001020",
+            "140573312345856,1634567890.345678,deallocate,0x7f8a40000000,1024,0x7f8a38001020",
+        )
+    )
+    assert list(trace.time_ns) == [0, 222_222_000]
+    assert list(trace.kind) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1,00:00:01.0,allocate,0x8,8", "line 3: 5 fields; allowed: 6"),
+        ("1,00:00:01.0,destroy,0x8,8,0", "line 3: the action is 'destroy'"),
+        ("1,yesterday,allocate,0x8,8,0", "line 3: the time is 'yesterday'"),
+        ("1,00:00:01.0,allocate,xyz,8,0", "line 3: the pointer is 'xyz'"),
+        ("1,00:00:01.0,allocate,0x8,-8,0", "line 3: the size is '-8'"),
+        ("1,00:00:01.0,free,0x8,8,0", "line 3: 0x8 is freed and was not allocated"),
+        ("1,00:00:01.0,allocate,0x10,8,0", "line 3: 0x10 is allocated and was not freed"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(log, line, reason):
+    path = log("1,00:00:00.0,allocate,0x10,8,0", line)
+    with pytest.raises(TraceError, match=reason) as caught:
+        rmm.read(path)
+    assert str(path) in str(caught.value)
+
+
+def a_trace():
+    trace = Trace({"source": "dtr_alloc"}, ["", "aten::mm"])
+    trace.add(Kind.SEGMENT_ALLOCATE, address=1 << 40, size_bytes=2 << 20)
+    trace.add(Kind.ALLOCATE, time_ns=1000, address=1 << 40, size_bytes=1000, name=1, stream=3)
+    trace.add(Kind.ALLOCATE, time_ns=2000, address=1 << 41, size_bytes=7)
+    trace.add(Kind.EVICT, time_ns=3000, address=1 << 40, size_bytes=1024)
+    trace.add(Kind.FREE, time_ns=3000, address=1 << 40, size_bytes=1024, stream=3)
+    trace.add(Kind.OUT_OF_MEMORY, time_ns=90_000_000_000_000, size_bytes=1 << 60)
+    return trace
+
+
+def test_allocations_survive_the_way_to_rmm_and_back(tmp_path):
+    trace = a_trace()
+    rmm.write(trace, tmp_path / "log.csv")
+    found = rmm.read(tmp_path / "log.csv")
+    found.validate()
+    expected = trace.select([1, 2, 4, 5])
+    expected.size_bytes[2] = 1000  # as asked for
+    for column in ("kind", "address", "size_bytes", "stream"):
+        assert getattr(found, column) == getattr(expected, column)
+    assert list(found.time_ns)[:3] == [0, 1000, 2000]
+
+
+def test_a_trace_of_several_devices_becomes_a_log_of_the_chosen_one(tmp_path):
+    trace = a_trace()
+    trace.device[2] = 1
+    with pytest.raises(TraceError, match=r"devices \[0, 1\]"):
+        rmm.write(trace, tmp_path / "log.csv")
+    rmm.write(trace, tmp_path / "log.csv", device=1)
+    assert list(rmm.read(tmp_path / "log.csv").address) == [1 << 41]
+
+
+def run(*arguments):
+    return CliRunner().invoke(fragment, [str(argument) for argument in arguments])
+
+
+def test_the_commands_convert_between_trace_and_log(tmp_path):
+    trace_file.write(a_trace(), tmp_path / "a.trace")
+    done = run("export", tmp_path / "a.trace", "--to", "rmm", "-o", tmp_path / "b.csv")
+    assert done.exit_code == 0, done.output
+    done = run("import", tmp_path / "b.csv", "-o", tmp_path / "c.trace")
+    assert done.exit_code == 0, done.output
+    assert list(trace_file.read(tmp_path / "c.trace").lifetimes().size_bytes) == [1000, 7]
+
+
+def test_a_command_that_fails_names_the_file_and_leaves_what_was_there(tmp_path):
+    (tmp_path / "a.csv").write_text("Thread,Size\n1,2\n")
+    (tmp_path / "out").write_text("mine")
+    done = run("import", tmp_path / "a.csv", "-o", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "a.csv, line 1: the columns are 'Thread,Size'" in done.output
+    (tmp_path / "picture").write_bytes(b"\x89PNG")
+    done = run("import", tmp_path / "picture", "-o", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "picture" in done.output
+    assert (tmp_path / "out").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "out", "picture"]
+
+
+def test_what_a_killed_job_left_is_exported_only_if_that_is_said(tmp_path):
+    trace_file.write(a_trace(), tmp_path / "a.trace")
+    whole = (tmp_path / "a.trace").read_bytes()
+    (tmp_path / "a.trace").write_bytes(whole[:-1])
+    line = ("export", tmp_path / "a.trace", "--to", "rmm", "-o", tmp_path / "b.csv")
+    assert "cut off" in run(*line).output
+    assert run(*line, "--allow-truncated").exit_code == 0

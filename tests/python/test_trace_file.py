@@ -1,0 +1,270 @@
+"""Traces in memory and in files: what they hold, and what is refused. Needs nothing."""
+
+import random
+import struct
+import zlib
+from array import array
+
+import pytest
+
+from dtr_alloc.fragment import trace_file
+from dtr_alloc.fragment.trace import COLUMNS, Kind, Trace, TraceError
+
+
+def made_up(events, seed=1, devices=1):
+    """A valid trace with every kind of event."""
+    rng = random.Random(seed)
+    trace = Trace({"source": "dtr_alloc", "time_unit": "ns"}, ["", "aten::mm", "größe"])
+    live = []
+    now = 0
+    while len(trace) < events:
+        now += rng.randrange(3000)
+        what = rng.random()
+        at = {"time_ns": now, "stream": rng.choice((0, 7, 2**63)), "name": rng.randrange(3)}
+        device = rng.randrange(devices)
+        address = rng.choice((1 << 47, 512)) + 512 * len(trace)
+        size = rng.randrange(1, 1 << 30)
+        if what < 0.5 or not live:
+            trace.add(Kind.ALLOCATE, address=address, size_bytes=size, device=device, **at)
+            live.append((device, address))
+        elif what < 0.6:
+            kind = rng.choice([*range(6, 10), Kind.BUDGET, Kind.STEP, Kind.MARK])
+            trace.add(kind, size_bytes=2**64 - 1, device=device, **at)
+        else:
+            device, old = live.pop(rng.randrange(len(live)))
+            if what > 0.9:
+                trace.add(Kind.REMATERIALIZE, address=old, device=device, **at)
+            if what < 0.7:
+                trace.add(Kind.EVICT, address=old, device=device, **at)
+            elif what < 0.8:
+                trace.add(Kind.ALLOCATE, address=address, device=device, **at)
+                trace.add(Kind.MOVE_FROM, address=old, device=device, **at)
+                trace.add(Kind.MOVE_TO, address=address, device=device, **at)
+                live.append((device, address))
+            trace.add(Kind.FREE, address=old, device=device, **at)
+    return trace
+
+
+def of_events(*events):
+    trace = Trace()
+    for time, (kind, address) in enumerate(events):
+        trace.add(kind, time_ns=time, address=address, size_bytes=8)
+    return trace
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "some.trace"
+
+
+@pytest.mark.parametrize("events", [0, 1, 1000, trace_file.BLOCK_EVENTS + 3])
+def test_a_trace_comes_back_from_its_file_as_it_was(path, events):
+    trace = made_up(events, devices=3)
+    trace.validate()
+    trace_file.write(trace, path)
+    assert trace_file.read(path) == trace
+
+
+def test_a_stream_of_events_is_a_trace_with_what_was_said_at_its_end(path):
+    trace = made_up(3000)
+    with trace_file.TraceWriter(path, {"source": "dtr_alloc"}) as writer:
+        assert [writer.name(text) for text in trace.names[:2]] == [0, 1]
+        for begin in range(0, 1000, 500):
+            part = [column[begin : begin + 500] for column in trace.columns()]
+            part[-1] = array("I", [1] * 500)
+            writer.write(part)
+        assert [writer.name(text) for text in ("aten::mm", "later")] == [1, 2]
+        part[-1] = array("I", [2] * 500)
+        writer.write(part)
+        writer.close({"lost_events": 3})
+    found = trace_file.read(path)
+    assert found.names == ["", "aten::mm", "later"]
+    assert found.meta == {"source": "dtr_alloc", "lost_events": 3}
+    assert list(found.name) == [1] * 1000 + [2] * 500
+
+
+def test_a_row_that_does_not_fit_its_columns_is_not_added(path):
+    trace = made_up(5)
+    with pytest.raises(OverflowError):
+        trace.add(Kind.ALLOCATE, size_bytes=2**64)
+    assert {len(column) for column in trace.columns()} == {5}
+
+
+# ---- files that are not whole ----
+
+
+def test_a_file_that_is_cut_off_anywhere_is_named_and_can_be_read_up_to_there(path):
+    trace = made_up(40)
+    with trace_file.TraceWriter(path, trace.meta) as writer:
+        for text in trace.names:
+            writer.name(text)
+        for begin in range(0, 40, 10):
+            writer.write([column[begin : begin + 10] for column in trace.columns()])
+    whole = path.read_bytes()
+    counts = set()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match=str(path)):
+            trace_file.read(path)
+        if length < 100:  # the head and the meta, which must be there
+            continue
+        found = trace_file.read(path, allow_truncated=True)
+        assert found.meta.pop("truncated") is True
+        assert found.columns() == trace.select(range(len(found))).columns()
+        counts.add(len(found))
+    assert counts == {0, 10, 20, 30, 40}
+
+
+def test_a_byte_that_changed_anywhere_is_noticed(path):
+    trace = made_up(300)
+    trace_file.write(trace, path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        with pytest.raises(TraceError) as caught:
+            trace_file.read(path, allow_truncated=False)
+        assert f"{path}, at byte " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"\x89DTR", "cut off in its first bytes"),
+        (b"PK\x03\x04" + bytes(100), r"begins with b'PK.*no trace"),
+        (trace_file.MAGIC + struct.pack("<HHI", 2, 0, 0), "version 2; this dtr_alloc reads ver"),
+        (trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0), "cut off"),
+        (
+            trace_file.MAGIC + struct.pack("<HHI4sIIII", 1, 0, 0, b"EVNT", 2**31, 9, 9, 9),
+            "at byte 16: damaged: a block of 2147483648 bytes",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name(path, content, reason):
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=reason) as caught:
+        trace_file.read(path)
+    assert str(path) in str(caught.value)
+
+
+def block(kind, payload, count, size=None):
+    packed = zlib.compress(payload)
+    size = len(payload) if size is None else size
+    head = struct.pack("<4sIII", kind, len(packed), size, count)
+    return head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
+
+
+META = block(b"META", b"{}", 1)
+END = block(b"DONE", b"{}", 0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reason"),
+    [
+        ((END,), "first block is b'DONE'"),
+        ((META, META, END), "second META"),
+        ((META, END, END), "bytes follow the end"),
+        ((block(b"META", b"[]", 1), END), "a list where a dict"),
+        ((block(b"META", b"{", 1), END), "damaged"),
+        ((block(b"META", b"{}", 1, size=1), END), "does not have its 1 bytes"),
+        ((META, block(b"NAME", b'["a"]', 2), END), "2 names that are none"),
+        ((META, block(b"EVNT", bytes(30), 1), END), "1 events in 30 bytes"),
+        ((META, block(b"EVNT", bytes(31) + b"\1\0\0\0"[:1] + bytes(2), 1), END), "34 bytes"),
+        ((META, block(b"EVNT", bytes(35) + b"\1\0\0\0", 1), END), "name 1 of 1"),
+        ((META, block(b"DONE", b"{}", 5)), "0 events, and the end counts 5"),
+    ],
+)
+def test_blocks_that_make_no_sense_are_refused_although_their_checksums_are_right(
+    path, blocks, reason
+):
+    head = trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0)
+    path.write_bytes(head + b"".join(blocks))
+    with pytest.raises(TraceError, match=reason):
+        trace_file.read(path)
+
+
+def test_a_block_that_would_decompress_to_more_than_it_says_is_not_decompressed(path):
+    head = trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0)
+    path.write_bytes(head + block(b"META", bytes(1 << 24), 1, size=10))
+    with pytest.raises(TraceError, match="does not have its 10 bytes"):
+        trace_file.read(path)
+
+
+# ---- traces that make no sense ----
+
+
+def test_each_allocation_has_its_end_and_a_moved_one_is_one():
+    a, b, c = 512, 1024, 2048
+    trace = of_events(
+        (Kind.ALLOCATE, a),
+        (Kind.ALLOCATE, b),
+        (Kind.FREE, b),
+        (Kind.ALLOCATE, c),
+        (Kind.MOVE_FROM, a),
+        (Kind.MOVE_TO, c),
+        (Kind.FREE, a),
+        (Kind.ALLOCATE, a),
+        (Kind.EVICT, c),
+        (Kind.FREE, c),
+    )
+    trace.validate()
+    lifetimes = trace.lifetimes()
+    assert list(lifetimes.start) == [0, 1, 7]
+    assert list(lifetimes.end) == [9, 2, -1]
+    assert list(lifetimes.size_bytes) == [8, 8, 8]
+
+
+def test_the_same_address_on_another_device_is_another_block():
+    trace = of_events((Kind.ALLOCATE, 512), (Kind.ALLOCATE, 512), (Kind.FREE, 512))
+    trace.device[1] = trace.device[2] = 1
+    trace.validate()
+    assert list(trace.lifetimes().end) == [-1, 2]
+    assert list(trace.lifetimes().device) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([(0, 8), (0, 8)], "event 1, ALLOCATE of 0x8: a block is in use there since event 0"),
+        ([(0, 8), (1, 8), (1, 8)], "event 2, FREE of 0x8: no block is in use there"),
+        ([(1, 8)], "event 0, FREE of 0x8: no block"),
+        ([(2, 8)], "event 0, EVICT of 0x8: no block"),
+        ([(0, 8), (2, 8), (3, 8)], "event 2, REMATERIALIZE of 0x8: the FREE that event 1 annou"),
+        ([(0, 8), (4, 8), (1, 8)], "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: event 2"),
+        ([(0, 8), (4, 8)], "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: the trace ends"),
+        ([(0, 8), (5, 8)], "event 1, MOVE_TO of 0x8: no MOVE_FROM"),
+        ([(0, 8), (13, 8)], "event 1 is of kind 13"),
+    ],
+)
+def test_events_without_their_partner_are_named(events, message):
+    with pytest.raises(TraceError, match=message):
+        of_events(*events).validate()
+
+
+def test_columns_names_and_times_are_checked():
+    trace = made_up(10)
+    trace.time_ns[5] = -1
+    with pytest.raises(TraceError, match="event 5 is at -1 ns, before event 4"):
+        trace.validate()
+    trace = made_up(10)
+    trace.name[3] = 9
+    with pytest.raises(TraceError, match="event 3 has name 9; there are 3"):
+        trace.validate()
+    trace = made_up(10)
+    trace.device.pop()
+    with pytest.raises(TraceError, match=r"different lengths: .*'device': 9"):
+        trace.validate()
+    trace = made_up(10)
+    trace.names[0] = "x"
+    with pytest.raises(TraceError, match="allowed: the empty string"):
+        trace.validate()
+    trace = made_up(10)
+    trace.time_ns = array("Q", trace.time_ns)
+    with pytest.raises(TraceError, match="time_ns is no array of 'q'"):
+        trace.validate()
+
+
+def test_the_columns_are_as_wide_as_the_format_says():
+    assert [array(column.typecode).itemsize for column in COLUMNS] == [
+        column.width for column in COLUMNS
+    ]
