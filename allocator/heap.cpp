@@ -23,7 +23,7 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
       starts_((end - begin) / grain) {
   owned(kIdle);
   if (begin == end) return;
-  first_ = new_node();
+  first_ = last_ = new_node();
   first_->offset = begin;
   first_->size = end - begin;
   enter(first_);
@@ -137,7 +137,7 @@ Block* Heap::merge(Block* low, Block* high) {
   low->size += high->size;
   low->point = std::max(low->point, high->point);
   low->next = high->next;
-  if (low->next != nullptr) low->next->previous = low;
+  (low->next != nullptr ? low->next->previous : last_) = low;
   drop_node(high);
   return low;
 }
@@ -179,6 +179,39 @@ void Heap::settle(Owner owner, uint64_t point) {
     }
     enter(block);
   }
+}
+
+uint64_t Heap::used_end() const {
+  const bool is_free =
+      last_ != nullptr && last_->state == BlockState::kFree && last_->owner == kIdle;
+  return is_free ? last_->offset : end_;
+}
+
+bool Heap::resize(uint64_t end) {
+  if (end < used_end()) return false;
+  if (end == end_) return true;
+  if (used_end() != end_) {
+    Block* block = last_;
+    leave(block);
+    if (block->offset == end) {
+      last_ = block->previous;
+      (last_ != nullptr ? last_->next : first_) = nullptr;
+      drop_node(block);
+    } else {
+      block->size = end - block->offset;
+      enter(block);
+    }
+  } else {
+    Block* block = new_node();
+    block->offset = end_;
+    block->size = end - end_;
+    block->previous = last_;
+    (last_ != nullptr ? last_->next : first_) = block;
+    last_ = block;
+    enter(block);
+  }
+  end_ = end;
+  return true;
 }
 
 Block* Heap::find(uint64_t offset) const {
@@ -259,6 +292,7 @@ std::string Heap::check() const {
     at = block->end();
     previous = block;
   }
+  if (previous != last_) return "H1: the last block is another";
   if (at != end_) return "H1: the last block does not end where the heap does";
   if (used != used_ || used != starts_.count()) {
     return "H4: the blocks in use are miscounted";

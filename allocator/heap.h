@@ -59,6 +59,12 @@ class Heap {
   // All work of the owner up to this point is done: its blocks become free for everybody.
   void settle(Owner owner, uint64_t point);
 
+  // Moves the end to a multiple of the grain, at most the end it was made with. False, and nothing
+  // has changed, if a block that is not free for everybody reaches beyond it: see used_end().
+  bool resize(uint64_t end);
+  // Where the last block that is not free for everybody ends; begin() if there is none.
+  uint64_t used_end() const;
+
   // The block in use or pending that begins at the offset, or that contains it; or nullptr.
   Block* find(uint64_t offset) const;
   Block* containing(uint64_t offset) const;
@@ -119,6 +125,7 @@ class Heap {
   uint64_t end_;
   uint64_t grain_;
   Block* first_ = nullptr;
+  Block* last_ = nullptr;  // of them all
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
   uint64_t used_ = 0;
 

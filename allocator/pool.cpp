@@ -65,6 +65,7 @@ uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, ui
             "0 (the default, " + size_text(kDefaultSmall) + "), or a multiple of the alignment, " +
                 size_text(traits.alignment) + ", up to half a chunk");
   }
+  if (options.fixed) return 0;
   return small;
 }
 
@@ -84,7 +85,13 @@ bool chosen_poison(const PoolOptions& options, const Driver& driver) {
   return true;
 }
 
+bool chosen_fixed(const PoolOptions& options) {
+  if (options.fixed == 0 || options.fixed == 1) return options.fixed == 1;
+  throw InvalidArgument("fixed is " + std::to_string(options.fixed) + "; allowed: 0, 1");
+}
+
 uint64_t slab_region(const PoolOptions& options, uint64_t reserve, uint64_t chunk) {
+  if (options.fixed) return reserve;
   const bool given = options.slab_bytes != kNoLimit;
   return reserve - (given ? options.slab_bytes : round_up(reserve / kSmallShare, chunk));
 }
@@ -107,7 +114,9 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       streams_(*driver_),
       arenas_(streams_),
       keep_chunks_(chosen_keep(options, chunk_)),
-      poison_(chosen_poison(options, *driver_)) {
+      poison_(chosen_poison(options, *driver_)),
+      fixed_(chosen_fixed(options)) {
+  if (fixed_) large_.resize(fixed_end(budget_));
   if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
   span_ = reservation_.size();
@@ -269,8 +278,27 @@ void Pool::check_budget(uint64_t budget_bytes) const { require_chunk(budget_byte
 
 uint64_t Pool::shrink(uint64_t budget_bytes, bool last) {
   if (last) settle_all();
+  if (fixed_) return shrink_fixed(budget_bytes);
   give_back_above(budget_bytes);
   return chunks_.mapped_bytes();
+}
+
+uint64_t Pool::fixed_end(uint64_t budget_bytes) const {
+  return std::min(budget_bytes / chunk_ * chunk_, small_.begin());
+}
+
+// What is taken of the budget are the addresses up to the highest that is in use.
+uint64_t Pool::shrink_fixed(uint64_t budget_bytes) {
+  poll();
+  const uint64_t end = fixed_end(budget_bytes);
+  if (end < large_.used_end()) settle_arenas();
+  if (end < large_.used_end()) return round_up(large_.used_end(), chunk_);
+  if (end < large_.end()) {
+    settle_old_work();
+    chunks_.give_back(chunks_.idle(), 0, end);
+  }
+  large_.resize(end);
+  return end;
 }
 
 uint64_t Pool::trim() {

@@ -5,6 +5,8 @@
 //   P2  Every counter of PoolStats equals what a walk over all blocks gives.
 //   P3  A block of an arena's owner is in the large heap; if it is free and the arena is open it
 //       is not settled; those in use are as many as the owner counts.
+//   P4  The heap of a fixed pool ends where its budget does, in whole chunks, or where its
+//       reservation ends.
 //
 // How a request finds its place, in this order; each step only if the one before did not serve:
 //   1. the best fit among blocks that the stream may use at once, if the chunks that it lacks
@@ -21,6 +23,10 @@
 //   6. out of memory.
 // With keep_bytes, idle chunks above it go back to the driver as soon as they are a batch, a
 // quarter of keep_bytes. That takes no waiting on the host, as every free records an event then.
+//
+// A fixed pool has as many addresses as its budget has bytes, in one heap without slabs: the
+// classical arena, in which step 3 finds nothing to move. Its heap ends where the budget does, and
+// grows and shrinks with it; what stands too high when it is lowered must go first.
 //
 // A driver that refuses memory although the budget allows it (others use the card) is treated
 // as a budget that is used up.
@@ -55,6 +61,7 @@ struct PoolOptions {
   uint64_t small_bytes = 0;
   uint64_t keep_bytes = 0;
   int32_t poison = 0;
+  int32_t fixed = 0;
   // Not for users: of the reservation, the bytes at the far end that are for slabs.
   uint64_t slab_bytes = kNoLimit;  // kNoLimit: an eighth
 };
@@ -151,6 +158,7 @@ class Pool final : public AnyPool {
   std::string check_touched() const;
   std::string check_counts() const;
   std::string check_arenas() const;
+  std::string check_fixed() const;
 
   bool is_possible(uint64_t size) const;
   std::string out_of_memory_message(uint64_t size, uint64_t stream);
@@ -159,8 +167,10 @@ class Pool final : public AnyPool {
   uint64_t limit_chunks() const;
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
-  const char* held_in() const override { return "chunks"; }
+  const char* held_in() const override { return fixed_ ? "addresses" : "chunks"; }
   void give_back_above(uint64_t budget_bytes);
+  uint64_t fixed_end(uint64_t budget_bytes) const;
+  uint64_t shrink_fixed(uint64_t budget_bytes);
 
   uint64_t chunk_;
   Reservation reservation_;
@@ -175,6 +185,7 @@ class Pool final : public AnyPool {
 
   uint64_t keep_chunks_;
   bool poison_;
+  bool fixed_;
   std::string refusal_;  // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };

@@ -55,8 +55,9 @@ std::vector<BlockInfo> Pool::walk() const {
 
 std::string Pool::check_invariants() {
   std::lock_guard<PoolMutex> lock(mutex_);
-  for (const std::string& broken : {large_.check(), small_.check(), chunks_.check(), slabs_.check(),
-                                    check_touched(), check_counts(), check_arenas()}) {
+  for (const std::string& broken :
+       {large_.check(), small_.check(), chunks_.check(), slabs_.check(), check_touched(),
+        check_counts(), check_arenas(), check_fixed()}) {
     if (!broken.empty()) return broken;
   }
   return "";
@@ -112,6 +113,13 @@ std::string Pool::check_arenas() const {
     if (arenas_.owns(owner) && arenas_.live(owner) != live[owner]) {
       return "P3: the blocks in use of an arena's owner are miscounted";
     }
+  }
+  return "";
+}
+
+std::string Pool::check_fixed() const {
+  if (fixed_ && large_.end() != fixed_end(budget_)) {
+    return "P4: the heap of a fixed pool does not end where its budget does";
   }
   return "";
 }

@@ -38,6 +38,10 @@ SegmentedPool::SegmentedPool(std::shared_ptr<Driver> driver, const PoolOptions& 
     throw InvalidArgument("reserve_bytes is " + std::to_string(options.reserve_bytes) +
                           "; allowed: 0, as segments are not reserved");
   }
+  if (options.fixed != 0) {
+    throw InvalidArgument("fixed is " + std::to_string(options.fixed) +
+                          "; allowed: 0, as segments lie anywhere");
+  }
   options_.chunk_bytes = 0;
   options_.keep_bytes = 0;
   // What is wrong with the options of a segment shows now.

@@ -314,6 +314,12 @@ class Config:
     """How much free memory stays with the process, in bytes, when more gets free: the rest goes
     back to the driver. 2**64 - 1 (written ``all``): all of it. Fixed as ``chunk`` is."""
 
+    fixed: bool = False
+    """Whether the heap has no more addresses than the budget has bytes, as one piece of memory that
+    was allocated at once would have. Without it free memory is mapped to where a tensor needs it;
+    with it a tensor needs a hole of its size. To measure what fragmentation costs. Fixed as
+    ``chunk`` is."""
+
     poison: bool = False
     """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of
     what is gone. Fixed as ``chunk`` is."""
@@ -401,6 +407,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "swap": (_size_or_word("swap"), lambda: f"{SIZE_FORMS}, or 'off'"),
     "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
     "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
+    "fixed": (_switch, lambda: SWITCHES),
     "poison": (_switch, lambda: SWITCHES),
     "verify": (_count(0), lambda: "a whole number of evictions, 0 for none"),
     "log": (_path, lambda: "a path"),

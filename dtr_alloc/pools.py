@@ -13,7 +13,7 @@ from typing import Any
 from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, written
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
-FIXED = ("chunk", "keep", "poison")
+FIXED = ("chunk", "keep", "fixed", "poison")
 """The fields of Config that the pools are made with."""
 
 _lock = threading.Lock()
@@ -144,6 +144,7 @@ def _create(device_type: str, config: Config) -> list[Any]:
     options.budget_bytes = UNLIMITED_BYTES
     options.chunk_bytes = config.chunk
     options.keep_bytes = max(1, config.keep)  # 0 stands for all there
+    options.fixed = config.fixed
     options.poison = config.poison
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")

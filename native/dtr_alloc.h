@@ -66,6 +66,10 @@ typedef struct dtr_pool_options {
                              elsewhere; 1: none */
   int32_t poison;         /* 1: the bytes of freed blocks become 0xFF (NaN), in stream order; not
                              in arenas. For debugging, on drivers whose memory has contents */
+  int32_t fixed; /* 1: as many addresses as the budget has bytes (whole chunks), in one heap
+                    without slabs: remapping cannot help against fragmentation. A changed
+                    budget moves the end of the addresses: lowering it needs all above
+                    the new end to go. Not with segments */
 } dtr_pool_options;
 
 typedef struct dtr_pool_stats {

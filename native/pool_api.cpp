@@ -39,9 +39,10 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
     *out = nullptr;
     require(options, "options");
     require(options->driver, "driver");
-    *out = new dtr_pool(dtr::make_pool(
-        {options->driver, options->device, options->budget_bytes, options->reserve_bytes,
-         options->chunk_bytes, options->small_bytes, options->keep_bytes, options->poison}));
+    *out = new dtr_pool(
+        dtr::make_pool({options->driver, options->device, options->budget_bytes,
+                        options->reserve_bytes, options->chunk_bytes, options->small_bytes,
+                        options->keep_bytes, options->poison, options->fixed}));
   });
 }
 

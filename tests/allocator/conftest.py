@@ -10,9 +10,9 @@ from native_pool import NativePool
 __all__ = ["fake_cuda", "fake_cuda_library"]
 
 
-@pytest.fixture(params=["host", "simulated", "cuda", "cuda-segments"])
+@pytest.fixture(params=["host", "simulated", "cuda", "cuda-segments", "host-fixed", "cuda-fixed"])
 def driver(request):
-    """Each driver in turn; both of cuda on the stand-in."""
+    """Each driver in turn, and fixed pools of two; those of cuda on the stand-in."""
     if request.param.startswith("cuda"):
         request.getfixturevalue("fake_cuda")
     return request.param
@@ -21,8 +21,14 @@ def driver(request):
 @pytest.fixture
 def maps_chunks(driver):
     """For what segments cannot do: chunks that move to where a block needs them."""
-    if driver == "cuda-segments":
-        pytest.skip("segments do not move")
+    if driver == "cuda-segments" or driver.endswith("-fixed"):
+        pytest.skip("segments do not move, nor is there room to in a fixed pool")
+
+
+@pytest.fixture
+def has_slabs(driver):
+    if driver.endswith("-fixed"):
+        pytest.skip("a fixed pool has no slabs")
 
 
 @pytest.fixture
@@ -41,6 +47,7 @@ def make_pool(driver, chunk):
         pool.chunk = chunk
         pool.has_memory = driver != "simulated"
         pool.in_segments = driver == "cuda-segments"
+        pool.is_fixed = driver.endswith("-fixed")
         return pool
 
     return make

@@ -69,6 +69,7 @@ struct Corruptor {
   void budget_exceeded() { pool->budget_ = chunks().chunk_bytes(); }
   void bytes_miscounted() { pool->counts_.allocated_bytes += 64; }
   void blocks_miscounted() { ++pool->counts_.live_blocks; }
+  void end_misplaced() { pool->fixed_ = true; }
   void arena_miscounted() { pool->arenas_.took(pool->arenas_.owner_of(arena, 0)); }
 };
 
@@ -90,6 +91,7 @@ int main() {
       {"L3", &Corruptor::slab_in_no_list},     {"L4", &Corruptor::empty_slabs_miscounted},
       {"P1", &Corruptor::budget_exceeded},     {"P2", &Corruptor::bytes_miscounted},
       {"P2", &Corruptor::blocks_miscounted},   {"P3", &Corruptor::arena_miscounted},
+      {"P4", &Corruptor::end_misplaced},
   };
   for (const Case& entry : cases) {
     auto corruptor = std::make_unique<Corruptor>();

@@ -69,9 +69,12 @@ class NativePool:
         device=0,
         keep=0,
         poison=0,
+        fixed=0,
     ):
+        if driver.endswith("-fixed"):
+            driver, fixed = driver.removesuffix("-fixed"), 1
         name = ffi.new("char[]", driver.encode())
-        fields = [name, device, budget, reserve, chunk, small, keep, poison]
+        fields = [name, device, budget, reserve, chunk, small, keep, poison, fixed]
         options = ffi.new("dtr_pool_options *", fields)
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))

@@ -47,7 +47,7 @@ def test_a_closed_arena_gives_its_memory_to_everybody(make_pool):
         assert pool.allocate(8 * pool.chunk) != 0
 
 
-def test_an_arena_takes_idle_memory_and_remaps_for_it(make_pool):
+def test_an_arena_takes_idle_memory_and_remaps_for_it(make_pool, maps_chunks):
     """It finds its place as any request does, and asks for room."""
     with make_pool(chunks=8) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(8)]

@@ -47,6 +47,7 @@ class PoolOptions(ctypes.Structure):
         ("small_bytes", ctypes.c_uint64),
         ("keep_bytes", ctypes.c_uint64),
         ("poison", ctypes.c_int32),
+        ("fixed", ctypes.c_int32),
     ]
 
 
