@@ -1,4 +1,4 @@
-"""Fixed pools: as many addresses as the budget has bytes. The contract suite runs over them, too."""
+"""Fixed pools: as many addresses as the budget has bytes. The contract suite runs over them."""
 
 import pytest
 from native_pool import IN_USE, KIB, MIB, NO_LIMIT, Invalid, NativePool, OutOfMemory
@@ -19,8 +19,8 @@ def test_two_holes_do_not_make_one(pool):
             blocks = [either.allocate(4 * CHUNK) for _ in range(4)]
             either.free(blocks[0])
             either.free(blocks[2])
-            asked = []
-            either.set_room(lambda size, stream: bool(asked.append(size)))
+            asked: list[int] = []
+            either.set_room(lambda size, stream, asked=asked: bool(asked.append(size)))
             if fixed:
                 with pytest.raises(OutOfMemory, match=r"largest free 256.0 KiB"):
                     either.allocate(8 * CHUNK)
@@ -75,7 +75,7 @@ def test_what_stands_above_a_lower_budget_must_go(pool):
     blocks = [pool.allocate(4 * CHUNK) for _ in range(4)]
     for block in blocks[:3]:
         pool.free(block)
-    with pytest.raises(OutOfMemory, match="cannot be lowered to .* it stays 1.0 MiB"):
+    with pytest.raises(OutOfMemory, match=r"cannot be lowered to .* it stays 1.0 MiB"):
         pool.set_budget(8 * CHUNK)
     assert pool.allocate(12 * CHUNK) == blocks[0]
     pool.free(blocks[0])

@@ -1,5 +1,7 @@
-"""A job on a fixed heap. Needs torch and the core; the job runs in a process of its own, as a process
-keeps its heap."""
+"""A job on a fixed heap. Needs torch and the core.
+
+The job runs in a process of its own, as a process keeps its heap.
+"""
 
 import json
 import subprocess
