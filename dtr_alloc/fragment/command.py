@@ -25,7 +25,7 @@ def fragment() -> None:
 @click.argument("source", metavar="IN", type=FILE)
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
 def import_(source: Path, out: Path) -> None:
-    """Makes a trace of IN, an RMM log or another trace."""
+    """Makes a trace of IN: a memory snapshot of PyTorch, an RMM log, or another trace."""
     _convert(source, out, "trace", None, allow_truncated=False)
 
 

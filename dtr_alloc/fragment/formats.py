@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dtr_alloc.fragment import rmm, trace_file
+from dtr_alloc.fragment import rmm, torch_snapshot, trace_file
 from dtr_alloc.fragment.trace import Trace, TraceError
 
 WRITES = ("trace", "rmm")
@@ -25,9 +25,12 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
         trace = trace_file.read(path, allow_truncated=allow_truncated)
     elif head[:6] == b"Thread":
         trace = rmm.read(path)
+    elif head[:1] == b"\x80":
+        trace = torch_snapshot.read(path)
     else:
         raise TraceError(
-            f"{os.fspath(path)} begins with {head!r}: it is no trace of dtr_alloc and no log of RMM"
+            f"{os.fspath(path)} begins with {head!r}: it is no trace of dtr_alloc, no log of RMM "
+            "and no memory snapshot of PyTorch"
         )
     try:
         trace.validate()
