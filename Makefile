@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 CXX ?= g++
-CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/*) native/build_core.py
+CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/* native/schedule/* native/fragment/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean

@@ -51,6 +51,12 @@ uint64_t Chunks::reach(uint64_t begin, uint64_t end, uint64_t allowed) const {
   return end;
 }
 
+uint64_t Chunks::first_mapped(uint64_t begin, uint64_t end) const {
+  uint64_t to = last(end) + 1;
+  uint64_t at = mapped_.first_present(first(begin), to);
+  return at == to ? end : std::max(begin, at * chunk_);
+}
+
 void Chunks::map(uint64_t begin, uint64_t end) {
   uint64_t to = last(end) + 1;
   uint64_t from = mapped_.first_absent(first(begin), to);

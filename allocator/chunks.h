@@ -47,6 +47,8 @@ class Chunks {
   uint64_t idle_in(uint64_t begin, uint64_t end) const;
   // Where in [begin, end) the chunk after the first `allowed` absent ones begins, or end.
   uint64_t reach(uint64_t begin, uint64_t end, uint64_t allowed) const;
+  // The first offset in [begin, end) that is mapped, or end.
+  uint64_t first_mapped(uint64_t begin, uint64_t end) const;
 
   // Maps the absent chunks under [begin, end). If the driver refuses half way (DriverError), the
   // chunks mapped so far stay, as idle ones.

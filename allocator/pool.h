@@ -87,6 +87,10 @@ class Pool final : public AnyPool {
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;
+  // The same with free blocks cut to the memory that is mapped under them: what could be used
+  // without the driver.
+  std::vector<BlockInfo> mapped_snapshot();
+  uint64_t mapped_bytes() const { return chunks_.mapped_bytes(); }
   std::string check_invariants() override;
 
   // What SegmentedPool needs of its segments.

@@ -13,6 +13,27 @@ std::vector<BlockInfo> Pool::snapshot() {
   return walk();
 }
 
+std::vector<BlockInfo> Pool::mapped_snapshot() {
+  std::vector<BlockInfo> mapped;
+  const uint64_t base = reservation_.base();
+  for (const BlockInfo& block : snapshot()) {
+    if (block.state != BlockState::kFree) {
+      mapped.push_back(block);
+      continue;
+    }
+    const uint64_t end = block.address - base + block.size_bytes;
+    for (uint64_t at = chunks_.first_mapped(block.address - base, end); at < end;) {
+      const uint64_t stop = chunks_.reach(at, end, 0);
+      BlockInfo piece = block;
+      piece.address = base + at;
+      piece.size_bytes = stop - at;
+      mapped.push_back(piece);
+      at = stop == end ? end : chunks_.first_mapped(stop, end);
+    }
+  }
+  return mapped;
+}
+
 std::vector<BlockInfo> Pool::walk() const {
   std::vector<BlockInfo> blocks;
   uint64_t base = reservation_.base();

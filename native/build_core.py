@@ -25,7 +25,7 @@ def declarations(header: str) -> str:
 
 def sources() -> list[str]:
     """Paths of the core's C++ files, relative to the root as setuptools wants them."""
-    folders = ("allocator", "native", "native/replay", "native/schedule")
+    folders = ("allocator", "native", "native/replay", "native/schedule", "native/fragment")
     files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.cpp"))]
     return [str(path.relative_to(ROOT)) for path in files]
 

@@ -811,6 +811,135 @@ void dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* 
 /* The list, as many pairs as the result says. Lives as long as the schedule. */
 const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule);
 
+/* ---- Replay of allocation traces (native/fragment/) ----------------------- */
+
+/* The rows of a trace (dtr_alloc/fragment/trace.py says what each means). A replay heeds the
+ * first two and moves; the others count for nothing there. */
+enum {
+  DTR_EVENT_ALLOCATE = 0,
+  DTR_EVENT_FREE = 1,
+  DTR_EVENT_EVICT = 2,
+  DTR_EVENT_REMATERIALIZE = 3,
+  DTR_EVENT_MOVE_FROM = 4,
+  DTR_EVENT_MOVE_TO = 5,
+  DTR_EVENT_ROOM = 6,
+  DTR_EVENT_OUT_OF_MEMORY = 7,
+  DTR_EVENT_SEGMENT_ALLOCATE = 8,
+  DTR_EVENT_SEGMENT_FREE = 9,
+  DTR_EVENT_BUDGET = 10,
+  DTR_EVENT_STEP = 11,
+  DTR_EVENT_MARK = 12,
+  DTR_EVENT_KINDS = 13 /* how many there are */
+};
+
+/* The allocations of one device in a trace, paired. Immutable: any thread. */
+typedef struct dtr_fragment_events dtr_fragment_events;
+/* Reads count rows, those of device `which`. DTR_INVALID names the row: a FREE where nothing is
+ * allocated, an ALLOCATE where something is, a move without its other half, an unknown kind.
+ * *out belongs to the caller; NULL on failure. */
+int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
+                          const uint64_t* stream, const uint16_t* device, uint64_t count,
+                          uint16_t which, dtr_fragment_events** out);
+void dtr_fragment_unload(dtr_fragment_events* events);
+/* No pointer may be NULL. */
+void dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps, uint64_t* allocations,
+                         uint64_t* peak_live_bytes);
+
+enum {
+  DTR_FRAGMENT_OURS = 0,         /* our pool over simulated memory */
+  DTR_FRAGMENT_PYTORCH = 1,      /* PyTorch's caching allocator (native/fragment/caching.h) */
+  DTR_FRAGMENT_POWER_OF_TWO = 2, /* bins of powers of two, never split or merged */
+  DTR_FRAGMENT_FIRST_FIT = 3,    /* one arena, the lowest hole that fits */
+  DTR_FRAGMENT_PAGING = 4,       /* whole pages for each request, wherever they are */
+  DTR_FRAGMENT_EXACT = 5         /* bytes, wherever they are: the bound below all */
+};
+
+typedef struct dtr_fragment_options {
+  int32_t model;         /* DTR_FRAGMENT_... */
+  uint64_t budget_bytes; /* of the device; UINT64_MAX: no limit */
+  uint64_t samples;      /* about how many rows to look at closely; 0: none */
+  int32_t places;        /* 1: keep the address of each allocation */
+  /* ours: as in dtr_pool_options */
+  uint64_t chunk_bytes;
+  uint64_t small_bytes;
+  int32_t fixed;
+  /* paging */
+  uint64_t page_bytes;
+  /* pytorch; the zeros: PyTorch's defaults */
+  int32_t expandable;         /* expandable_segments */
+  int32_t budget_is_fraction; /* the budget is set_per_process_memory_fraction's, and not what
+                                 the device has */
+  uint64_t max_split_bytes;   /* max_split_size_mb, in bytes */
+  uint64_t max_unsplit_rounding_bytes; /* max_non_split_rounding_mb, in bytes */
+  uint64_t roundup_power2_divisions;
+  double collect_threshold;          /* garbage_collection_threshold; needs budget_is_fraction */
+  const uint64_t* segment_addresses; /* of the segments that the device gives, in order, if known
+                                        (not expandable); NULL */
+  uint64_t segment_address_count;
+} dtr_fragment_options;
+
+typedef struct dtr_fragment_result {
+  int32_t completed;        /* 0: out of memory at failed_row; all else is of what came before */
+  int64_t failed_row;       /* -1 if completed */
+  uint64_t failed_bytes;    /* the request that found no place; 0 if completed */
+  uint64_t events;          /* allocations and frees */
+  uint64_t replayed_events; /* that went through */
+  uint64_t peak_live_bytes; /* as asked for */
+  uint64_t peak_used_bytes; /* as rounded */
+  uint64_t peak_reserved_bytes; /* held of the device */
+  uint64_t max_lost_bytes;      /* reserved and not live, the most after any event */
+  double mean_lost_bytes;       /* and the mean over events */
+  uint64_t end_live_bytes;
+  uint64_t end_reserved_bytes;
+  int64_t replay_ns; /* real time of the events, with the counting of the above and no looking */
+} dtr_fragment_result;
+
+/* The state after a row. */
+typedef struct dtr_fragment_sample {
+  uint64_t row;
+  uint64_t live_bytes;
+  uint64_t used_bytes;
+  uint64_t reserved_bytes;
+  uint64_t free_bytes; /* of holes: reserved, and in no block */
+  uint64_t largest_free_bytes;
+  uint64_t free_blocks;
+  double sum_free_squares;
+} dtr_fragment_sample;
+
+typedef struct dtr_fragment_block {
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t stream;
+  int32_t used;
+  int32_t reserved;
+} dtr_fragment_block;
+
+/* Memory that came from the device, or went back, at a row. */
+typedef struct dtr_fragment_segment {
+  uint64_t row;
+  uint64_t address;
+  uint64_t size_bytes;
+  int32_t taken; /* 0: given back */
+  int32_t reserved;
+} dtr_fragment_segment;
+
+typedef struct dtr_fragment_replay dtr_fragment_replay;
+/* Replays the allocations on a model. Running out of memory is an outcome. DTR_INVALID for options
+ * that are none. *out belongs to the caller; NULL on failure. Any thread. */
+int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
+                         dtr_fragment_replay** out);
+void dtr_fragment_destroy(dtr_fragment_replay* replay);
+void dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
+/* These live as long as the replay. Samples ascend by row: about as many as asked for, evenly, and
+ * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
+ * order, `worst` when reserved - live was largest, else at the end. */
+const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_replay* replay, uint64_t* count);
+const uint64_t* dtr_fragment_places(const dtr_fragment_replay* replay, uint64_t* count);
+const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay, int32_t worst,
+                                              uint64_t* count);
+const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
+                                                  uint64_t* count);
+
 /* CFFI END */
 
 #ifdef __cplusplus

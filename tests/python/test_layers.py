@@ -54,7 +54,7 @@ def test_the_allocator_includes_nothing_of_the_engine():
 
 def test_the_core_knows_neither_torch_nor_cuda_headers_nor_python():
     core = sources("allocator") + sources("native", recursive=False)
-    core += sources("native/replay") + sources("native/schedule")
+    core += sources("native/replay") + sources("native/schedule") + sources("native/fragment")
     assert core
     own = headers_of("allocator") | headers_of("native")
     assert not broken(

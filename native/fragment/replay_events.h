@@ -1,0 +1,30 @@
+// replay_events.h: one trace through one model, and what is measured on the way.
+//
+// Two passes over the same events give the same places. The first is timed; it finds where the
+// peaks are. The second looks at all free blocks at samples and at those peaks, and is not timed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dtr_alloc.h"
+#include "events.h"
+#include "model.h"
+
+namespace dtr::fragment {
+
+// Behind the opaque dtr_fragment_replay.
+struct ReplayOutcome {
+  dtr_fragment_result result{};
+  std::vector<dtr_fragment_sample> samples;    // by row
+  std::vector<uint64_t> places;                // by allocation, if asked for
+  std::vector<dtr_fragment_block> worst;       // when reserved - live was largest
+  std::vector<dtr_fragment_block> last;        // when it ended
+  std::vector<dtr_fragment_segment> segments;  // taken from the device and given back
+};
+
+// Throws InvalidArgument for options that are none.
+void replay_events(const Events& events, const dtr_fragment_options& options,
+                   ReplayOutcome& outcome);
+
+}  // namespace dtr::fragment

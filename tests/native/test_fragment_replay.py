@@ -1,0 +1,275 @@
+"""Replays of traces: every model keeps its promises, and the simple ones equal brute force."""
+
+from array import array
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtr_alloc.fragment import replay as replays
+from dtr_alloc.fragment.replay import MIB, MODELS, NO_LIMIT, Prepared, replay, smallest_budget
+from dtr_alloc.fragment.trace import Kind, Trace
+
+PLACED = [name for name in MODELS if name not in ("paging", "exact")]
+
+
+def trace_of(script):
+    """A trace from (size, stream) to allocate and integers to free the live block of that index."""
+    trace = Trace()
+    live = []
+    for time, step in enumerate(script):
+        if isinstance(step, tuple):
+            address = (time + 1) << 40
+            live.append((address, step))
+            trace.add(
+                Kind.ALLOCATE, time_ns=time, address=address, size_bytes=step[0], stream=step[1]
+            )
+        elif live:
+            address, _ = live.pop(step % len(live))
+            trace.add(Kind.FREE, time_ns=time, address=address)
+    return trace
+
+
+SIZES = st.one_of(
+    st.integers(0, 4096),
+    st.sampled_from([MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 20 * MIB]),
+    st.integers(1, 40 * MIB),
+)
+STEPS = st.one_of(st.tuples(SIZES, st.sampled_from([0, 7])), st.integers(0, 63))
+SCRIPTS = st.lists(STEPS, max_size=60)
+BUDGETS = st.one_of(st.none(), st.integers(MIB, 200 * MIB))
+OPTIONS = {
+    "pytorch": st.fixed_dictionaries(
+        {},
+        optional={
+            "max_split_bytes": st.sampled_from([20 * MIB, 32 * MIB]),
+            "roundup_power2_divisions": st.sampled_from([1, 2, 8]),
+            "budget_is_fraction": st.booleans(),
+            "collect_threshold": st.sampled_from([0.0, 0.3, 0.8]),
+        },
+    )
+}
+
+
+def followed(trace, result):
+    """Goes through what a replay placed: yields the live [begin, end) after each event."""
+    live, born = {}, {}
+    number = 0
+    for row, kind in enumerate(trace.kind):
+        if not result.completed and row == result.failed_event:
+            return
+        if kind == Kind.ALLOCATE:
+            if trace.size_bytes[row] > 0:
+                begin = result.placements[number]
+                live[number] = (begin, begin + trace.size_bytes[row])
+            born[trace.address[row]] = number
+            number += 1
+        else:
+            live.pop(born[trace.address[row]], None)
+        yield live
+
+
+@pytest.mark.parametrize("model", PLACED)
+@settings(max_examples=40, deadline=None)
+@given(script=SCRIPTS, budget=BUDGETS, data=st.data())
+def test_no_two_live_allocations_overlap_and_no_budget_is_exceeded(model, script, budget, data):
+    trace = trace_of(script)
+    options = data.draw(OPTIONS.get(model.split("-")[0], st.just({})))
+    result = replay(trace, model, budget, placements=True, **options)
+    for live in followed(trace, result):
+        ranges = sorted(live.values())
+        assert all(a[1] <= b[0] for a, b in pairwise(ranges))
+    assert result.peak_live_bytes <= result.peak_used_bytes <= result.peak_reserved_bytes
+    if budget is not None:
+        assert result.peak_reserved_bytes <= budget
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@settings(max_examples=25, deadline=None)
+@given(script=SCRIPTS, budget=BUDGETS)
+def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
+    result = replay(trace_of(script), model, budget)
+    for blocks, sizes in ((result.worst_blocks, result.holes), (result.end_blocks, None)):
+        assert all(a.address + a.size_bytes <= b.address for a, b in pairwise(blocks))
+        if sizes is not None:
+            assert list(sizes) == [block.size_bytes for block in blocks if not block.used]
+    assert sum(block.size_bytes for block in result.end_blocks) == result.end_reserved_bytes
+    series = result.series
+    for used, reserved, free, largest, count, squares in zip(
+        series.used_bytes,
+        series.reserved_bytes,
+        series.free_bytes,
+        series.largest_free_bytes,
+        series.free_blocks,
+        series.sum_free_squares,
+        strict=True,
+    ):
+        assert used + free == reserved
+        assert largest <= free <= count * largest
+        assert largest**2 <= squares <= free**2
+
+
+@settings(max_examples=60, deadline=None)
+@given(script=SCRIPTS, budget=BUDGETS)
+def test_first_fit_equals_brute_force(script, budget):
+    trace = trace_of(script)
+    result = replay(trace, "first_fit", budget, placements=True)
+    end = NO_LIMIT if budget is None else budget // 512 * 512
+    live, born, places = {}, {}, array("Q")
+    for row, kind in enumerate(trace.kind):
+        if kind == Kind.FREE:
+            live.pop(born[trace.address[row]], None)
+            continue
+        size = (trace.size_bytes[row] + 511) // 512 * 512
+        at = 0
+        for begin, stop in sorted(live.values()):
+            if at + size <= begin:
+                break
+            at = max(at, stop)
+        if size and at + size > end:
+            assert result.failed_event == row
+            break
+        born[trace.address[row]] = len(places)
+        if size:
+            live[len(places)] = (at, at + size)
+        places.append(2 * MIB + at if size else 0)
+    found = [0 if place == NO_LIMIT else place for place in result.placements[: len(places)]]
+    assert found == list(places)
+
+
+@settings(max_examples=60, deadline=None)
+@given(script=SCRIPTS, unit=st.sampled_from([1, 4096, 2 * MIB]))
+def test_paging_reserves_the_most_pages_that_were_in_use(script, unit):
+    trace = trace_of(script)
+    result = replay(trace, "paging", page_bytes=unit)
+    lifetimes = trace.lifetimes()
+    pages = [
+        sum(
+            -(-size // unit)
+            for start, stop, size in zip(
+                lifetimes.start, lifetimes.end, lifetimes.size_bytes, strict=True
+            )
+            if start <= row and (stop == -1 or row < stop)
+        )
+        for row in range(len(trace))
+    ]
+    assert result.peak_reserved_bytes == max(pages, default=0) * unit
+
+
+@settings(max_examples=60, deadline=None)
+@given(script=SCRIPTS)
+def test_bins_hold_each_power_of_two_and_stream_as_often_as_it_was_in_use_at_once(script):
+    trace = trace_of(script)
+    peaks, now, live = {}, {}, {}
+    for row, kind in enumerate(trace.kind):
+        if kind == Kind.ALLOCATE:
+            size = trace.size_bytes[row]
+            power = max(512, 1 << (size - 1).bit_length()) if size else 0
+            live[trace.address[row]] = key = (power, trace.stream[row])
+            now[key] = now.get(key, 0) + 1
+            peaks[key] = max(peaks.get(key, 0), now[key])
+        else:
+            now[live.pop(trace.address[row])] -= 1
+    result = replay(trace, "power_of_two")
+    assert result.peak_reserved_bytes == sum(power * n for (power, _), n in peaks.items())
+
+
+def test_a_failure_says_where_and_what_remained():
+    trace = trace_of([(30 * MIB, 0), (30 * MIB, 0), 0, (40 * MIB, 0)])
+    result = replay(trace, "first_fit", 80 * MIB)
+    assert (result.completed, result.failed_event, result.failed_bytes) == (False, 3, 40 * MIB)
+    assert result.lost_at_failure_bytes == 50 * MIB
+    assert list(result.holes) == [30 * MIB]
+    assert replay(trace, "exact", 80 * MIB).completed
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@settings(max_examples=15, deadline=None)
+@given(script=SCRIPTS)
+def test_the_smallest_budget_does_and_is_no_less_than_the_peak(model, script):
+    prepared = Prepared(trace_of(script))
+    found = smallest_budget(prepared, model)
+    assert prepared.fits(model, found)
+    assert found >= prepared.peak_live_bytes
+
+
+def test_a_block_that_moved_is_one_allocation():
+    trace = Trace()
+    trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=1000)
+    trace.add(Kind.ALLOCATE, address=2 << 20, size_bytes=1000)
+    trace.add(Kind.MOVE_FROM, address=1 << 20, size_bytes=1024)
+    trace.add(Kind.MOVE_TO, address=2 << 20, size_bytes=1024)
+    trace.add(Kind.FREE, address=1 << 20)
+    trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=500)
+    trace.add(Kind.FREE, address=2 << 20)
+    trace.validate()
+    result = replay(trace, "first_fit", placements=True)
+    assert result.peak_live_bytes == 1500
+    assert list(result.placements) == [2 * MIB, 2 * MIB + 1024]
+    assert len(trace.lifetimes().start) == 2
+
+
+ALLOCATE, FREE = Kind.ALLOCATE, Kind.FREE
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(FREE, 64)], "event 0 frees 0x40, where nothing is allocated"),
+        ([(ALLOCATE, 64), (ALLOCATE, 64)], "event 1 allocates at 0x40, where something is"),
+        ([(ALLOCATE, 64), (FREE, 64), (FREE, 64)], "event 2 frees 0x40"),
+        ([(Kind.MOVE_FROM, 64)], "event 0 moves from 0x40, where nothing"),
+        ([(ALLOCATE, 64), (Kind.MOVE_FROM, 64)], "event 2 is missing: the MOVE_TO"),
+        ([(ALLOCATE, 64), (Kind.MOVE_TO, 64)], "event 1 is a MOVE_TO without"),
+        ([(ALLOCATE, 64), (Kind.MOVE_FROM, 64), (FREE, 64)], "event 2 comes after a MOVE_FROM"),
+        ([(99, 64)], "event 0 is of kind 99; allowed: 0 to 12"),
+    ],
+)
+def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
+    trace = Trace()
+    for kind, address in rows:
+        trace.add(kind, address=address, size_bytes=8)
+    with pytest.raises(ValueError, match=message):
+        replay(trace, "first_fit")
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "options", "message"),
+    [
+        ("bump", None, {}, "model is 'bump'; allowed: ours"),
+        ("paging", -1, {}, "budget_bytes is -1; allowed"),
+        ("paging", None, {"page_bytes": 0}, "page_bytes is 0; allowed: 1 or more"),
+        ("paging", None, {"page_bytes": "2"}, "page_bytes is '2'"),
+        ("first_fit", None, {"page_bytes": 2}, "has no option 'page_bytes'; allowed: none"),
+        ("pytorch", None, {"max_split_bytes": 1}, "max_split_bytes is 1; allowed: 20 MiB"),
+        ("pytorch", None, {"roundup_power2_divisions": 3}, "is 3; allowed: powers of two"),
+        ("pytorch", None, {"collect_threshold": 1.0}, "allowed: from 0"),
+        ("ours", 0, {"chunk_bytes": 3}, "chunk_bytes"),
+    ],
+)
+def test_options_that_are_none_are_refused_by_name(model, budget, options, message):
+    with pytest.raises(ValueError, match=message):
+        replay(trace_of([(8, 0)]), model, budget, **options)
+
+
+def test_the_devices_of_a_trace_are_replayed_one_by_one():
+    trace = Trace()
+    trace.add(Kind.ALLOCATE, address=64, size_bytes=100, device=0)
+    trace.add(Kind.ALLOCATE, address=64, size_bytes=300, device=1)
+    with pytest.raises(ValueError, match=r"allocations of devices \[0, 1\]"):
+        replay(trace, "exact")
+    assert replay(trace, "exact", device=1).peak_live_bytes == 300
+
+
+def test_an_empty_trace_replays_on_every_model():
+    for model in MODELS:
+        result = replay(Trace(), model, 0 if model == "exact" else None)
+        assert (result.completed, result.events, len(result.series.event)) == (True, 0, 0)
+
+
+def test_segment_addresses_are_those_of_the_trace():
+    trace = Trace()
+    trace.add(Kind.SEGMENT_ALLOCATE, address=5, size_bytes=1)
+    trace.add(Kind.SEGMENT_ALLOCATE, address=9, size_bytes=1, device=1)
+    assert list(replays.segment_addresses(trace)) == [5]
