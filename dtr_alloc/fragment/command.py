@@ -58,3 +58,26 @@ def _convert(
     except (TraceError, OSError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{out}: {len(trace)} events")
+
+
+@fragment.command(short_help="Say in numbers and pictures where memory went.")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FILE)
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Draw pictures there (needs matplotlib).",
+)
+@click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
+@click.option(
+    "--by-event", is_flag=True, help="Maps of the heap over the events instead of the time."
+)
+@click.option(
+    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
+)
+def report(**options: Any) -> None:
+    """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
+    draws it. docs/fragment.md explains every number and picture."""
+    from dtr_alloc.fragment import report_command
+
+    report_command.run(**options)

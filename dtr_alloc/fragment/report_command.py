@@ -1,0 +1,78 @@
+"""What ``dtr-alloc fragment report`` does once click has read its options."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.trace import TraceError
+
+
+def run(
+    *,
+    traces: Sequence[Path],
+    out: Path | None,
+    json_path: str | None,
+    by_event: bool,
+    allow_truncated: bool,
+) -> None:
+    """Prints tables, and writes JSON and pictures where they are asked for. Raises
+    click.UsageError and click.ClickException before it writes anything."""
+    if out is not None and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
+        raise click.UsageError(
+            "--out draws pictures, which needs matplotlib: pip install 'dtr-alloc[plots]'"
+        )
+    if out is not None and out.exists() and not out.is_dir():
+        raise click.UsageError(f"--out is {str(out)!r}, which is no folder")
+    found: list[report.Report] = []
+    for path in traces:
+        try:
+            found += report.reports(path.stem, formats.read(path, allow_truncated=allow_truncated))
+        except (TraceError, OSError) as error:
+            text = str(error)
+            named = text if str(path) in text else f"{path}: {text}"
+            raise click.ClickException(named) from None
+    console = Console(stderr=json_path == "-", markup=False)
+    for part in found:
+        console.print(report.table(part))
+    try:
+        if json_path is not None:
+            _write_json(report.document(found), json_path)
+        if out is not None:
+            for stem, part in zip(stems(found), found, strict=True):
+                for picture in report.write_pictures(part, out, stem, by_event=by_event):
+                    console.print(str(picture), soft_wrap=True)
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def stems(found: Sequence[report.Report]) -> list[str]:
+    """A file name for each report; a number behind those that are there already."""
+    stems: list[str] = []
+    for part in found:
+        stem = re.sub(r"[^\w.-]+", "-", part.label)
+        again = sum(re.sub(r"~\d+$", "", made) == stem for made in stems)
+        stems.append(f"{stem}~{again + 1}" if again else stem)
+    return stems
+
+
+def _write_json(document: object, path: str) -> None:
+    if path == "-":
+        json.dump(document, sys.stdout)
+        sys.stdout.write("\n")
+        return
+    beside = Path(f"{path}.{os.getpid()}.part")
+    try:
+        beside.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""Where each block of a trace lay, and from when to when.
+
+An allocation that moves, or is evicted and comes back, has several blocks. Each is a rectangle of
+time and address: what the map of the heap draws.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from dtr_alloc.fragment.trace import Kind, Trace
+
+ALLOCATED, REMATERIALIZED, MOVED_IN = range(3)
+"""How a block began."""
+FREED, EVICTED, MOVED_OUT, STAYED = range(4)
+"""How a block ended. STAYED: the trace ends first."""
+
+
+@dataclass
+class Residencies:
+    """Columns of equal length, in the order of their beginnings.
+
+    Attributes:
+        start: the event that began it.
+        end: the event that ended it; the number of the trace's events if none did.
+        address: of its first byte.
+        size_bytes: of the block, rounding included, where the event that ends it says that; what
+            was asked for otherwise.
+        name: index in the trace's names.
+        began: ALLOCATED, REMATERIALIZED or MOVED_IN.
+        ended: FREED, EVICTED, MOVED_OUT or STAYED.
+    """
+
+    start: array[int] = field(default_factory=lambda: array("q"))
+    end: array[int] = field(default_factory=lambda: array("q"))
+    address: array[int] = field(default_factory=lambda: array("Q"))
+    size_bytes: array[int] = field(default_factory=lambda: array("Q"))
+    name: array[int] = field(default_factory=lambda: array("I"))
+    began: array[int] = field(default_factory=lambda: array("B"))
+    ended: array[int] = field(default_factory=lambda: array("B"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def residencies(trace: Trace) -> Residencies:
+    """The blocks of a valid trace of one device."""
+    found = Residencies()
+    events = len(trace)
+    resident: dict[int, int] = {}  # address -> row
+    ending: dict[int, int] = {}  # address -> how the FREE that is due ends it
+    columns = zip(trace.kind, trace.address, trace.size_bytes, trace.name, strict=True)
+    for event, (kind, address, size, name) in enumerate(columns):
+        if kind == Kind.ALLOCATE:
+            resident[address] = len(found)
+            found.start.append(event)
+            found.end.append(events)
+            found.address.append(address)
+            found.size_bytes.append(size)
+            found.name.append(name)
+            found.began.append(ALLOCATED)
+            found.ended.append(STAYED)
+        elif kind == Kind.FREE:
+            row = resident.pop(address)
+            found.end[row] = event
+            found.ended[row] = ending.pop(address, FREED) if ending else FREED
+            if size > found.size_bytes[row]:
+                found.size_bytes[row] = size
+        elif kind == Kind.EVICT:
+            ending[address] = EVICTED
+        elif kind == Kind.MOVE_FROM:
+            ending[address] = MOVED_OUT
+        elif kind in (Kind.REMATERIALIZE, Kind.MOVE_TO):
+            how = REMATERIALIZED if kind == Kind.REMATERIALIZE else MOVED_IN
+            found.began[resident[address]] = how
+    return found

@@ -1,0 +1,277 @@
+"""The holes of a heap, and the measures of traces whose values are known. Needs nothing."""
+
+import random
+
+import pytest
+
+from dtr_alloc.fragment import example, measures, report
+from dtr_alloc.fragment.holes import Holes
+from dtr_alloc.fragment.residency import (
+    ALLOCATED,
+    EVICTED,
+    FREED,
+    MOVED_IN,
+    MOVED_OUT,
+    REMATERIALIZED,
+    STAYED,
+    residencies,
+)
+from dtr_alloc.fragment.trace import Kind, Trace, TraceError
+from dtr_alloc.fragment.walk import by_device, walk
+
+
+def trace_of(*events, source="dtr_alloc"):
+    """A trace of (kind, address, size) events, a microsecond apart."""
+    trace = Trace({"source": source, "time_unit": "ns"})
+    for at, (kind, address, size) in enumerate(events):
+        trace.add(kind, time_ns=1000 * at, address=address, size_bytes=size)
+    trace.validate()
+    return trace
+
+
+def segment(address, size):
+    return (Kind.SEGMENT_ALLOCATE, address, size)
+
+
+def allocate(address, size):
+    return (Kind.ALLOCATE, address, size)
+
+
+def free(address, size):
+    return (Kind.FREE, address, size)
+
+
+class TestHoles:
+    def test_holes_that_touch_are_one_and_taking_splits_them(self):
+        holes = Holes()
+        holes.add(0, 10)
+        holes.add(20, 30)
+        assert holes.sizes() == [10, 10]
+        holes.add(10, 20)
+        assert holes.sizes() == [30]
+        assert holes.remove(5, 8) == 3
+        assert holes.sizes() == [5, 22]
+        assert (holes.total_bytes, holes.sum_squares, holes.largest_bytes) == (27, 25 + 484, 22)
+
+    def test_holes_do_not_merge_across_a_wall(self):
+        holes = Holes()
+        holes.walls.add(10)
+        holes.add(0, 10)
+        holes.add(10, 20)
+        assert holes.sizes() == [10, 10]
+
+    def test_what_was_not_free_is_not_counted_as_taken(self):
+        holes = Holes()
+        holes.add(0, 4)
+        holes.add(6, 10)
+        assert holes.remove(2, 20) == 2 + 4
+        assert holes.sizes() == [2]
+
+    def test_random_holes_are_those_of_a_set_of_bytes(self):
+        choose = random.Random(7)
+        holes, bytes_ = Holes(), set()
+        for _ in range(600):
+            start = choose.randrange(90)
+            span = range(start, start + choose.randrange(1, 12))
+            if choose.random() < 0.5:
+                assert holes.remove(span.start, span.stop) == len(bytes_.intersection(span))
+                bytes_.difference_update(span)
+            elif bytes_.isdisjoint(span):
+                holes.add(span.start, span.stop)
+                bytes_.update(span)
+            ends = [at for at in bytes_ if at + 1 not in bytes_]
+            starts = [at for at in bytes_ if at - 1 not in bytes_]
+            sizes = sorted(b - a + 1 for a, b in zip(sorted(starts), sorted(ends), strict=True))
+            assert holes.sizes() == sizes
+            assert holes.total_bytes == len(bytes_)
+            assert holes.sum_squares == sum(size * size for size in sizes)
+            assert holes.largest_bytes == max(sizes, default=0)
+            assert holes.first_fit(4) == min(
+                (a for a in starts if set(range(a, a + 4)) <= bytes_), default=None
+            )
+
+
+class TestTheHeapOverTime:
+    def test_each_moment_has_its_live_reserved_and_free_bytes(self):
+        series = walk(
+            trace_of(
+                segment(1000, 100),
+                allocate(1000, 40),
+                allocate(1040, 20),
+                allocate(1060, 40),
+                free(1000, 40),
+                free(1060, 40),
+            )
+        ).series
+        assert list(series.live_bytes) == [0, 40, 60, 100, 60, 20]
+        assert list(series.reserved_bytes) == [100] * 6
+        assert list(series.free_bytes) == [100, 60, 40, 0, 40, 80]
+        assert list(series.largest_free_bytes) == [100, 60, 40, 0, 40, 40]
+        assert list(series.sum_free_squares) == [10000, 3600, 1600, 0, 1600, 3200]
+        assert list(series.time_ns) == [0, 1000, 2000, 3000, 4000, 5000]
+
+    def test_a_block_is_as_large_as_its_end_says_and_live_is_what_was_asked_for(self):
+        series = walk(trace_of(segment(0x1000, 64), allocate(0x1000, 10), free(0x1000, 16))).series
+        assert list(series.live_bytes) == [0, 10, 0]
+        assert list(series.free_bytes) == [64, 48, 64]
+
+    def test_without_segments_memory_is_reserved_from_its_first_block_on(self):
+        series = walk(
+            trace_of(allocate(0, 10), allocate(10, 10), free(0, 10), allocate(0, 4), free(10, 10))
+        ).series
+        assert list(series.reserved_bytes) == [10, 20, 20, 20, 20]
+        # Once it was freed it is one hole with what was left beside it.
+        assert list(series.largest_free_bytes) == [0, 0, 10, 6, 16]
+
+    def test_memory_that_goes_back_is_not_reserved_any_more(self):
+        series = walk(
+            trace_of(segment(0, 100), allocate(0, 10), (Kind.SEGMENT_FREE, 50, 50), free(0, 10))
+        ).series
+        assert list(series.reserved_bytes) == [100, 100, 50, 50]
+        assert list(series.free_bytes) == [100, 90, 40, 50]
+
+    @pytest.mark.parametrize(("source", "largest"), [("torch", 100), ("dtr_alloc", 200)])
+    def test_holes_of_two_segments_of_pytorch_are_two(self, source, largest):
+        trace = trace_of(segment(0, 100), segment(100, 100), allocate(300, 1), source=source)
+        assert walk(trace).series.largest_free_bytes[1] == largest
+
+    def test_segments_that_a_block_lies_across_are_one(self):
+        trace = trace_of(
+            segment(0, 100), segment(100, 100), allocate(90, 20), free(90, 20), source="torch"
+        )
+        assert walk(trace).series.largest_free_bytes[-1] == 200
+
+    def test_holes_at_a_moment_are_those_after_that_event(self):
+        done = walk(trace_of(segment(0, 100), allocate(0, 10), allocate(50, 10), free(0, 10)))
+        assert done.holes_at(0) == [100]
+        assert done.holes_at(2) == [40, 40]
+        assert done.holes_at(3) == [40, 50]
+
+    def test_each_device_is_a_heap_of_its_own(self):
+        trace = Trace({"source": "torch"})
+        for device in (0, 1):
+            trace.add(Kind.ALLOCATE, address=64, size_bytes=10 + device, device=device)
+        trace.add(Kind.STEP, device=2)
+        parts = by_device(trace)
+        assert [max(walk(part).series.live_bytes) for part in parts.values()] == [10, 11]
+        assert list(parts) == [0, 1]
+
+
+class TestResidencies:
+    def test_a_block_says_how_it_began_and_ended(self):
+        blocks = residencies(
+            trace_of(
+                allocate(0, 8),
+                allocate(8, 8),
+                allocate(100, 8),
+                (Kind.MOVE_FROM, 8, 8),
+                (Kind.MOVE_TO, 100, 8),
+                free(8, 8),
+                (Kind.EVICT, 0, 8),
+                free(0, 8),
+                allocate(8, 8),
+                (Kind.REMATERIALIZE, 8, 8),
+                free(8, 8),
+            )
+        )
+        assert list(blocks.began) == [ALLOCATED, ALLOCATED, MOVED_IN, REMATERIALIZED]
+        assert list(blocks.ended) == [EVICTED, MOVED_OUT, STAYED, FREED]
+        assert list(blocks.start) == [0, 1, 2, 8]
+        assert list(blocks.end) == [7, 5, 11, 10]
+
+
+class TestMeasures:
+    def test_the_worst_moment_without_failures_is_the_peak_of_reserved_bytes(self):
+        trace = trace_of(
+            segment(0, 100),
+            allocate(0, 30),
+            allocate(40, 30),
+            segment(100, 100),
+            allocate(100, 80),
+            free(40, 30),
+            free(0, 30),
+        )
+        found = measures.of_walk(walk(trace))
+        assert found.peak_live_bytes == 140
+        assert found.peak_reserved_bytes == 200
+        assert found.utilization == 0.7
+        assert found.worst_event == 4
+        assert found.worst_free_bytes == 10 + 30 + 20
+        assert found.worst_largest_share == 0.5
+        assert found.worst_evenness == (100 + 900 + 400) / 3600
+        lost = [100, 70, 40, 140, 60, 90, 120]
+        assert found.max_lost_bytes == 140
+        assert found.mean_lost_bytes == pytest.approx(sum(lost) / 7)
+        shares = [1, 1, 30 / 40, 130 / 140, 30 / 60, 70 / 90, 100 / 120]
+        assert found.mean_largest_share == pytest.approx(sum(shares) / 7)
+        assert found.completed
+        assert found.counts["allocations"] == 3
+
+    def test_the_worst_moment_is_the_first_failure(self):
+        trace = trace_of(
+            segment(0, 100),
+            allocate(0, 10),
+            allocate(50, 10),
+            (Kind.OUT_OF_MEMORY, 0, 60),
+            free(0, 10),
+        )
+        row = report.recorded(trace)
+        assert not row.measures.completed
+        assert row.request_bytes == 60
+        assert row.holes == [40, 40]
+        assert row.measures.worst_evenness == 0.5
+
+    def test_what_is_free_and_not_in_the_block_that_was_made_room_for_is_lost(self):
+        # 100 bytes: A [0, 30), hole [30, 40), B [40, 60), hole [60, 75), C [75, 100). A request
+        # of 35 evicts B and gets [30, 65): it uses 10 + 5 of the 25 free bytes.
+        trace = trace_of(
+            (Kind.BUDGET, 0, 100),
+            segment(0, 100),
+            allocate(0, 30),
+            allocate(40, 20),
+            allocate(75, 25),
+            (Kind.ROOM, 0, 35),
+            (Kind.EVICT, 40, 20),
+            free(40, 20),
+            allocate(30, 35),
+        )
+        found = measures.of_walk(walk(trace))
+        assert found.mean_lost_at_evictions_bytes == 10
+        assert found.max_lost_at_evictions_bytes == 10
+        assert found.budget_bytes == 100
+        assert found.worst_event == 5
+
+    def test_nothing_is_lost_if_the_request_uses_all_that_is_free(self):
+        trace = trace_of(
+            (Kind.BUDGET, 0, 100),
+            segment(0, 100),
+            allocate(0, 80),
+            (Kind.ROOM, 0, 50),
+            (Kind.EVICT, 0, 80),
+            free(0, 80),
+            allocate(50, 50),
+        )
+        assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 0
+
+    def test_room_that_was_made_without_an_eviction_is_no_forced_eviction(self):
+        trace = trace_of(
+            segment(0, 50), allocate(0, 50), (Kind.ROOM, 0, 10), segment(50, 10), allocate(50, 10)
+        )
+        assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes is None
+
+    def test_a_trace_that_allocates_nothing_is_an_error(self):
+        with pytest.raises(TraceError, match="allocates nothing"):
+            measures.of_walk(walk(Trace({"source": "rmm"})))
+        with pytest.raises(TraceError, match="allocates nothing"):
+            report.reports("empty", trace_of(segment(0, 10)))
+
+    @pytest.mark.parametrize("make", [example.fragmented, example.training])
+    def test_the_examples_are_valid_and_the_same_for_the_same_seed(self, make):
+        trace = make(seed=3)
+        trace.validate()
+        assert make(seed=3).columns() == trace.columns()
+        assert make(seed=4).columns() != trace.columns()
+        series = walk(trace).series
+        for row in range(len(series)):
+            assert series.largest_free_bytes[row] <= series.free_bytes[row]
+            assert series.free_bytes[row] <= series.reserved_bytes[row] - series.live_bytes[row]
