@@ -352,11 +352,17 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
 )
 @click.option(
     "--space",
-    type=click.Choice(["bytes", "heap"]),
+    type=click.Choice(["bytes", "heap", "fixed"]),
     default="bytes",
     show_default=True,
-    help="Count bytes, or place blocks on the heap, so that fragmentation counts (with "
-    "--semantics runtime).",
+    help="Count bytes, or place blocks, so that fragmentation counts (with --semantics runtime): "
+    "on the heap, whose free memory is mapped where it is needed, or with no more addresses than "
+    "the budget has bytes.",
+)
+@click.option(
+    "--chunk",
+    metavar="SIZE",
+    help="The unit of mapping of --space heap and fixed, a multiple of 4KiB (default: a page).",
 )
 @click.option(
     "--thrash",

@@ -7,7 +7,8 @@ semantics:
   (native/replay/simrd.h);
 * ``runtime``: the engine that trains, on tensors without contents (native/replay/runtime.h).
   Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
-  (``bytes``) or the real heap on simulated addresses (``heap``), where fragmentation counts.
+  (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
+  chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
 
 A *study* is what ``dtr-alloc simulate`` makes: every log with every heuristic, deallocation
 policy, seed and budget. The runs are independent, so they are spread over processes; those are
@@ -42,7 +43,7 @@ from dtr_alloc.oplog import Program
 from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
-SPACES = ("bytes", "heap")
+SPACES = ("bytes", "heap", "fixed")
 GHOSTS = ("first", "at-once", "discounted")
 WAITING = ("yields", "holds")
 STATUSES = ("ok", "oom", "thrash", "assert")
@@ -134,6 +135,14 @@ class Run:
     constant_bytes: int
     running_bytes: int
     waiting_bytes: int
+    forced_requests: int
+    forced_times: int
+    lost_bytes: int
+    most_lost_bytes: int
+    left_bytes: int
+    scattered: int
+    scattered_times: int
+    remaps: int
     seconds: float
     """Real time of the replay alone."""
     decisions_sha256: str
@@ -155,6 +164,8 @@ def replay(
     seed: int = 0,
     semantics: str = "simrd",
     space: str = "bytes",
+    chunk_bytes: int = 0,
+    measure: bool = False,
     max_recompute: int | None = None,
     outputs: bool = True,
     min_evict_bytes: int = config.Config.min_evict.size_bytes,
@@ -172,7 +183,9 @@ def replay(
         dealloc: what becomes of what dies; one of DEALLOCS.
         seed: of ``random``, and of sampling.
         semantics: one of SEMANTICS.
-        space: one of SPACES; ``heap`` in runtime semantics only.
+        space: one of SPACES; all but ``bytes`` in runtime semantics only.
+        chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
+        measure: whether to count what fragmentation costs; in runtime semantics only.
         max_recompute: a run that spends more than this on recomputing ends as ``thrash``.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
@@ -211,6 +224,8 @@ def replay(
         runtime = ffi.new("dtr_runtime_options *")
         runtime.replay = options[0]
         runtime.space = SPACES.index(space)
+        runtime.chunk_bytes = chunk_bytes
+        runtime.measure = measure
         runtime.outputs = outputs
         runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
@@ -426,6 +441,7 @@ class Plan:
     seeds: Sequence[int] = (0,)
     semantics: str = "simrd"
     space: str = "bytes"
+    chunk_bytes: int = 0
     thrash: float | None = None
 
     def check(self) -> None:
@@ -481,6 +497,8 @@ def _replay_of(
         seed=seed or 0,
         semantics=plan.semantics,
         space=plan.space,
+        chunk_bytes=plan.chunk_bytes,
+        measure=plan.semantics == "runtime",
         max_recompute=max_recompute,
     )
 
@@ -524,6 +542,14 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "decisions_sha256": run.decisions_sha256,
         "seconds": run.seconds,
         "search_seconds": run.search_ns / 1e9,
+        "chunk_bytes": plan.chunk_bytes,
+        "forced_requests": run.forced_requests,
+        "forced_times": run.forced_times,
+        "lost_bytes": run.lost_bytes,
+        "most_lost_bytes": run.most_lost_bytes,
+        "left_bytes": run.left_bytes,
+        "scattered_evictions": run.scattered,
+        "remaps": run.remaps,
     }
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtr_alloc import simulate, simulate_report
+from dtr_alloc.config import parse_size
 from dtr_alloc.oplog import LogError, Program, compile_log
 
 _T = TypeVar("_T")
@@ -30,6 +31,7 @@ def run(
     seeds: Sequence[str],
     semantics: str,
     space: str,
+    chunk: str | None,
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
@@ -37,8 +39,10 @@ def run(
 ) -> None:
     """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
     click.ClickException for logs that are: then nothing was written."""
-    if space == "heap" and semantics != "runtime":
-        raise click.UsageError("--space heap needs --semantics runtime: simrd has no addresses")
+    if space != "bytes" and semantics != "runtime":
+        raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
+    if chunk is not None and space == "bytes":
+        raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
@@ -51,6 +55,7 @@ def run(
         seeds=each_once("--seed", seeds, simulate.parse_seeds),
         semantics=semantics,
         space=space,
+        chunk_bytes=0 if chunk is None else _given("--chunk", lambda: parse_size(chunk)),
         thrash=thrash,
     )
     _given("the combination", plan.check)

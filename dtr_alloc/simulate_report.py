@@ -26,6 +26,13 @@ def slowdown(row: Row) -> float:
     return row["total_compute"] / row["base_compute"] if row["base_compute"] else 1.0
 
 
+def lost(row: Row) -> float:
+    """The share of the budget that was lost to fragmentation at a forced eviction, in the mean
+    (native/replay/fragmentation.h)."""
+    times = row["forced_times"] * row["budget_bytes"]
+    return row["lost_bytes"] / times if times else 0.0
+
+
 def tables(rows: Sequence[Row]) -> Iterator[tuple[str, Table]]:
     """One per log, with a heading: every counter if there is one line of runs, else the slowdowns
     side by side."""
@@ -60,13 +67,15 @@ def _in_detail(rows: Sequence[Row]) -> Table:
     table = Table()
     for column in ("ratio", "budget", "slowdown", "remats", "evictions", "at deaths", "banished"):
         table.add_column(column, justify="right")
-    for column in ("peak", "chain", "seconds"):
+    placed = rows[0]["space"] != "bytes"
+    for column in (*(("lost", "scattered") if placed else ()), "peak", "chain", "seconds"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             *(_budget(row) if row["ratio"] else "-", format_size(row["budget_bytes"])),
             *(_outcome(row), f"{row['rematerializations']:,}", f"{row['forced_evictions']:,}"),
             *(f"{row['other_evictions']:,}", f"{row['banished']:,}"),
+            *((f"{lost(row):.2%}", f"{row['scattered_evictions']:,}") if placed else ()),
             *(format_size(row["peak_bytes"]), f"{row['chain_depth']:,}", f"{row['seconds']:.2f}"),
             style=None if row["status"] == "ok" else "dim",
         )

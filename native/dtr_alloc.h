@@ -728,6 +728,17 @@ typedef struct dtr_replay_result {
   uint64_t constant_bytes; /* resident when it ended: what cannot be evicted, */
   uint64_t running_bytes;  /* what the op or step in flight reads, */
   uint64_t waiting_bytes;  /* and what only waits */
+  /* On the engine, if it was to be measured, what fragmentation costs (fragmentation.h in
+   * native/replay/ says what is lost); of requests that found their place. Counted pools lose
+   * nothing: */
+  uint64_t forced_requests; /* requests for which something was evicted */
+  uint64_t forced_times;    /* how often something was evicted for them (by windows: several) */
+  uint64_t lost_bytes;      /* summed over these times; */
+  uint64_t most_lost_bytes; /* the most at one of them */
+  uint64_t left_bytes;      /* free once the request has its place, summed over the requests */
+  uint64_t scattered;       /* evictions while as much was free as was asked for; */
+  uint64_t scattered_times; /* of how many times */
+  uint64_t remaps;          /* as in dtr_pool_stats */
 } dtr_replay_result;
 
 /* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
@@ -737,8 +748,8 @@ int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* progr
                          uint64_t numbers, dtr_replay** out);
 
 /* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
- * simulated addresses, mapped in the host driver's unit. */
-enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1 };
+ * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
+enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
 
 /* Replays a program with the semantics of simrd, evicting for room what a list says
  * (native/replay/given.h): count pairs of numbers, after how many executions (first and repeated
@@ -760,6 +771,8 @@ typedef struct dtr_runtime_options {
   int32_t waiting;           /* likewise */
   dtr_score_fn score;        /* likewise */
   void* score_context;
+  uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
+  int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
 } dtr_runtime_options;
 
 /* Replays a program on the engine above, with costs and sizes of the program and no contents

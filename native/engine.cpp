@@ -151,9 +151,10 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   reset_all_bounds();
   dtr_pool_set_room(
       pool,
-      [](void* context, uint64_t, uint64_t) -> int32_t {
+      [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
         auto* of = static_cast<Device*>(context);
         const Bookkeeping time(*of->engine);
+        of->engine->tell_of_room(size_bytes);
         return of->engine->make_room(*of);
       },
       device);
@@ -568,6 +569,11 @@ uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
 void Engine::watch(Watcher* watcher) {
   std::lock_guard<EngineMutex> lock(mutex_);
   watcher_ = watcher;
+}
+
+void Engine::tell_of_room(uint64_t size_bytes) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (watcher_) watcher_->asked_for_room(size_bytes);
 }
 
 uint64_t Engine::id_of(const void* handle) {

@@ -193,6 +193,8 @@ class Watcher {
   virtual void died(uint64_t storage_id) = 0;
   // Removed for good although others were computed from it (dealloc.cpp).
   virtual void banished(uint64_t storage_id) = 0;
+  // A pool asks for room for a request of so many bytes; nothing has been evicted for it yet.
+  virtual void asked_for_room(uint64_t size_bytes) = 0;
 };
 
 class Engine {
@@ -225,6 +227,7 @@ class Engine {
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // Null for nobody. It must outlive the engine, or be taken back.
   void watch(Watcher* watcher);
+  void tell_of_room(uint64_t size_bytes);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
   uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);

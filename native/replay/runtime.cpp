@@ -9,6 +9,7 @@
 
 #include "engine.h"
 #include "error.h"
+#include "fragmentation.h"
 #include "program.h"
 #include "simulated_framework.h"
 
@@ -18,7 +19,8 @@ namespace {
 
 constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
 constexpr int8_t kIndex = -1;
-constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
+constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
+constexpr int32_t kByte = 0;               // c10::ScalarType::Byte
 
 enum Trace : int64_t { allocate, free_temporary, result };
 
@@ -103,10 +105,11 @@ uint64_t check_program(const Program& program) {
 struct World {
   explicit World(const dtr_runtime_options& options) {
     dtr_pool_options memory{};
-    const bool heap = options.space == DTR_SPACE_HEAP;
-    memory.driver = heap ? "simulated" : "counted";
+    const bool counted = options.space == DTR_SPACE_BYTES;
+    memory.driver = counted ? "counted" : "simulated";
     memory.budget_bytes = options.replay.budget_bytes;
-    if (heap) memory.chunk_bytes = page_bytes();
+    memory.fixed = options.space == DTR_SPACE_FIXED;
+    if (!counted) memory.chunk_bytes = chunk_bytes(options);
     raise(dtr_pool_create(&memory, &pool));
     try {
       dtr_engine_options settings{};
@@ -146,6 +149,10 @@ struct World {
     pool = nullptr;
   }
 
+  static uint64_t chunk_bytes(const dtr_runtime_options& options) {
+    return options.chunk_bytes > 0 ? options.chunk_bytes : page_bytes();
+  }
+
   // The unit in which the host driver maps.
   static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
@@ -176,6 +183,9 @@ class RuntimeReplay final : private Watcher {
         engine_(*reinterpret_cast<Engine*>(world_.engine)),
         framework_(*reinterpret_cast<SimulatedFramework*>(world_.sim)),
         frame_(engine_),
+        fragmentation_(world_.pool,
+                       options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
+                       options.space == DTR_SPACE_BYTES, out.result),
         names_(names, nullptr) {
     engine_.watch(this);
   }
@@ -451,6 +461,7 @@ class RuntimeReplay final : private Watcher {
 
   SimulatedTensor* make_tensor(int64_t size_bytes) {
     void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
+    fragmentation_.placed();
     SimulatedStorage* storage =
         framework_.make_storage(address ? Memory::core : Memory::none, address,
                                 static_cast<uint64_t>(size_bytes), kDevice, kIndex);
@@ -523,6 +534,10 @@ class RuntimeReplay final : private Watcher {
     if (serial_of(storage_id) != kUnknown) out_.decide('B', serial_of(storage_id));
   }
 
+  void asked_for_room(uint64_t size_bytes) override {
+    if (options_.measure) fragmentation_.asked(size_bytes);
+  }
+
   void count() {
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
@@ -537,6 +552,7 @@ class RuntimeReplay final : private Watcher {
     result.evaluations = engine.evaluations;
     result.accesses = engine.storage_accesses;
     result.yields = engine.yields;
+    result.remaps = pool.remaps;
     engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
   }
 
@@ -549,6 +565,7 @@ class RuntimeReplay final : private Watcher {
   Engine& engine_;
   SimulatedFramework& framework_;
   Frame frame_;
+  Fragmentation fragmentation_;
   std::vector<Buffer*> names_;
   std::vector<Operator> closures_;         // by the engine's op ids
   std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
@@ -565,13 +582,18 @@ class RuntimeReplay final : private Watcher {
 }  // namespace
 
 void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
-  if (options.space != DTR_SPACE_BYTES && options.space != DTR_SPACE_HEAP)
-    throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1");
+  if (options.space < DTR_SPACE_BYTES || options.space > DTR_SPACE_FIXED)
+    throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1, 2");
+  if (options.chunk_bytes % kSimulatedUnit != 0)
+    throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
+                          "; allowed: 0 (a page), or a multiple of " +
+                          std::to_string(kSimulatedUnit));
   if (options.replay.newest_staleness)
     throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
   const uint64_t names = check_program(program);
-  if (options.space == DTR_SPACE_HEAP && options.replay.budget_bytes < World::page_bytes()) {
-    // No page fits, so no block does.
+  if (options.space != DTR_SPACE_BYTES &&
+      options.replay.budget_bytes < World::chunk_bytes(options)) {
+    // No chunk fits, so no block does.
     replay.result.status = DTR_REPLAY_OUT_OF_MEMORY;
     replay.result.clock = 1;
     return;

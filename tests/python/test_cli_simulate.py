@@ -109,6 +109,20 @@ def test_runtime_semantics_have_a_heap():
     (placed,) = rows(simulate(*arguments, "--space", "heap").stdout)
     assert (counted["space"], placed["space"]) == ("bytes", "heap")
     assert counted["base_peak_bytes"] < placed["base_peak_bytes"]
+    assert placed["lost_bytes"] > counted["lost_bytes"] == 0
+
+
+def test_a_fixed_heap_loses_more_than_one_whose_chunks_move():
+    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--chunk", "64KiB")
+    found = {}
+    for space in ("heap", "fixed"):
+        (found[space],) = rows(simulate(*arguments, "--space", space, "--json", "-").stdout)
+    assert {row["chunk_bytes"] for row in found.values()} == {1 << 16}
+    assert found["fixed"]["remaps"] == 0
+    assert found["fixed"]["lost_bytes"] > found["heap"]["lost_bytes"]
+    assert found["fixed"]["scattered_evictions"] > found["heap"]["scattered_evictions"]
+    shown = simulate(*arguments, "--space", "fixed").stdout
+    assert f"{found['fixed']['scattered_evictions']}" in shown
 
 
 def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
@@ -148,6 +162,8 @@ def test_help_has_every_option():
         ),
         (["--seed", "x"], "--seed: seed 'x'; allowed"),
         (["--space", "heap"], "--space heap needs --semantics runtime"),
+        (["--space", "fixed"], "--space fixed needs --semantics runtime"),
+        (["--chunk", "4KiB"], "--chunk needs --space heap or fixed"),
         (["--space", "disk"], "'disk' is not one of"),
         (["--thrash", "0.5"], "--thrash is 0.5; allowed: 1 and more"),
         (["--thrash", "nan"], "--thrash is nan"),
