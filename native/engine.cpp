@@ -121,7 +121,6 @@ void Engine::configure(const dtr_engine_options& options) {
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
   configure_swap(deferred);
-  configure_moving();
   reset_all_bounds();
 }
 
@@ -147,8 +146,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             0,
                             {},
                             bandwidth_of(options_.swap_out_bytes_per_s, device_type),
-                            bandwidth_of(options_.swap_in_bytes_per_s, device_type),
-                            MovePrice(options_.move_bytes_per_s, device_type == 0)};
+                            bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
   devices_.push_back(device);
   reset_all_bounds();
   dtr_pool_set_room(
@@ -157,7 +155,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
         auto* of = static_cast<Device*>(context);
         const Bookkeeping time(*of->engine);
         of->engine->tell_of_room(size_bytes);
-        return of->engine->make_room(*of, size_bytes);
+        return of->engine->make_room(*of);
       },
       device);
 }

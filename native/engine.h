@@ -20,8 +20,8 @@
 // back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
 // lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
-// memory is short), moving.cpp (contents that go to other addresses), order.cpp (streams),
-// freeze.cpp (while a graph is captured), journal.cpp (op logs), invariants.cpp.
+// memory is short), order.cpp (streams), freeze.cpp (while a graph is captured),
+// journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,6 @@
 #include "host_memory.h"
 #include "journal.h"
 #include "locks.h"
-#include "move_price.h"
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
@@ -196,8 +195,6 @@ class Watcher {
   virtual void banished(uint64_t storage_id) = 0;
   // A pool asks for room for a request of so many bytes; nothing has been evicted for it yet.
   virtual void asked_for_room(uint64_t size_bytes) = 0;
-  // Its content is at another address.
-  virtual void moved(uint64_t) {}
 };
 
 class Engine {
@@ -255,7 +252,7 @@ class Engine {
   struct Device;
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
-  int32_t make_room(Device& device, uint64_t size_bytes);
+  int32_t make_room(Device& device);
   void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
   // ---- by hand (hand.cpp) ----
@@ -264,11 +261,6 @@ class Engine {
   void hand_pin(const void* tensor, int32_t escaped);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
-
-  // ---- moving.cpp ----
-  bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
-  uint64_t compact(dtr_pool* pool);
-  uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
   // ---- journal.cpp ----
   void journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
@@ -445,16 +437,6 @@ class Engine {
   void drop_host_copy(Storage* storage);
   void swapped_died(Storage* storage, Deferred& deferred);
 
-  // moving.cpp
-  bool is_movable(const Storage* storage) const;
-  double move_ns(const Storage* storage);
-  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end,
-                Deferred& deferred);
-  bool open_hole(Device& device, uint64_t size_bytes, Deferred& deferred);
-  void calibrate_moves(Device& device);
-  void configure_moving();
-  Device& device_with(const dtr_pool* pool) const;
-
   // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
@@ -573,8 +555,6 @@ struct Engine::Device {
   PendingTimes pending_times = {};
   Bandwidth way_out;  // to host memory
   Bandwidth way_in;
-  MovePrice move_price = {};
-  std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
 };
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.

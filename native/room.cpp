@@ -365,9 +365,8 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
 }
 
 // The pool's room callback: evicts one storage, or lets go of a dead constant that
-// turned out to be dispensable, or moves what lies in the way, or, as the last resort, evicts what
-// only waits.
-int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
+// turned out to be dispensable, or, as the last resort, evicts what only waits.
+int32_t Engine::make_room(Device& device) {
   const Spent spent(room_ns_of_thread());
   Deferred deferred(*this);
   std::unique_lock<EngineMutex> lock(mutex_);
@@ -408,7 +407,6 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
     unlock(constant, deferred);
   }
-  if (!freed && options_.moving) freed = open_hole(device, size_bytes, deferred);
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);

@@ -70,6 +70,31 @@ def _convert(
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
 @click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("all",),
+    show_default=True,
+    metavar="LIST",
+    help="Allocators to compare with: names, all or none. docs/fragment.md lists them.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("unlimited",),
+    show_default=True,
+    metavar="LIST",
+    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
+)
+@click.option(
+    "--smallest/--no-smallest",
+    default=True,
+    show_default=True,
+    help="Look for the smallest budget of each model, which takes about ten more replays.",
+)
+@click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
+@click.option(
     "--by-event", is_flag=True, help="Maps of the heap over the events instead of the time."
 )
 @click.option(

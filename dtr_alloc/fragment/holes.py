@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 
 
 class Holes:
@@ -33,6 +34,10 @@ class Holes:
     def sizes(self) -> list[int]:
         """In bytes, ascending."""
         return list(self._sizes)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Starts and ends, ascending."""
+        return [(start, self._ends[start]) for start in self._starts]
 
     def first_fit(self, size: int, before: int | None = None) -> int | None:
         """The lowest address of a hole of at least that size (that starts below ``before``)."""
@@ -91,3 +96,16 @@ class Holes:
         del self._sizes[bisect_left(self._sizes, size)]
         self.total_bytes -= size
         self.sum_squares -= size * size
+
+
+def common_bytes(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
+    """How many bytes lie in a range of both; each ascends."""
+    total = i = k = 0
+    while i < len(some) and k < len(others):
+        (a, b), (c, d) = some[i], others[k]
+        total += max(0, min(b, d) - max(a, c))
+        if b < d:
+            i += 1
+        else:
+            k += 1
+    return total

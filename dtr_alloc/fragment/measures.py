@@ -17,11 +17,12 @@ driver, and *lost* = reserved - live: rounding inside of blocks, and *free* byte
   (Simpson's index, Nature 1949). One over it is a number of holes, and unlike the largest share it
   sees what is beside the largest hole. Both ratios are also averaged over the events after which
   something is free.
-- *lost at evictions*: bytes of the budget that are free when something is evicted for a request,
-  and do not become part of its block. In a trace: budget - blocks when room is asked for, minus
-  those bytes of the block that the request gets which no block held then. Nothing is lost where an
-  eviction was necessary only because the request is larger than all that is free. On average and at
-  most over the requests for which something was evicted.
+- *lost at evictions*: when room is asked for and something is evicted for it, the bytes that are
+  free then and still free when the request has its place: it could use them neither as they were
+  nor by mapping nor by moving. Its own block does not count, nor what was evicted for it, which was
+  in use. Whole free chunks of memory that is mapped by chunks do not count either, as they are
+  mapped wherever they are needed. On average and at most over these times.
+  (native/replay/fragmentation.h measures the same where op logs are replayed.)
 - *smallest budget*: the least with which a model replays the trace without an out-of-memory error
   (dtr_alloc.fragment.replay); the trace itself has none. It cannot be less than peak live.
 - *time per operation*: nanoseconds that the replay of one allocation or free takes on this machine.
@@ -32,11 +33,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.fragment.residency import MOVED_IN
 from dtr_alloc.fragment.trace import Kind, TraceError
 from dtr_alloc.fragment.walk import Walk
+
+if TYPE_CHECKING:
+    from dtr_alloc.fragment.replay import ReplayResult
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,35 @@ def of_walk(walk: Walk) -> Measures:
         smallest_budget_bytes=None,
         ns_per_operation=None,
         counts=_counts(walk),
+    )
+
+
+def of_replay(result: ReplayResult) -> Measures:
+    """The numbers of a replay."""
+    series = result.series
+    worst = result.failed_event
+    if worst is None:
+        lost = [*map(int.__sub__, series.reserved_bytes, series.live_bytes)]
+        worst = series.event[lost.index(max(lost))]
+    held = result.peak_reserved_bytes
+    return Measures(
+        name=result.model,
+        completed=result.completed,
+        budget_bytes=result.budget_bytes,
+        **{
+            **_of_series(series, worst),
+            # The series is a sample; these are of all events.
+            "peak_live_bytes": result.peak_live_bytes,
+            "peak_reserved_bytes": result.peak_reserved_bytes,
+            "utilization": result.peak_live_bytes / held if held else None,
+            "mean_lost_bytes": result.mean_lost_bytes,
+            "max_lost_bytes": result.max_lost_bytes,
+        },
+        mean_lost_at_evictions_bytes=None,
+        max_lost_at_evictions_bytes=None,
+        smallest_budget_bytes=result.smallest_budget_bytes,
+        ns_per_operation=result.ns_per_operation,
+        counts={"events": result.events, "out_of_memory_errors": int(not result.completed)},
     )
 
 

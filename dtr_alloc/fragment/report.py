@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment import measures
 from dtr_alloc.fragment.measures import Measures, size_unit
-from dtr_alloc.fragment.residency import Residencies
+from dtr_alloc.fragment.residency import Residencies, placed
 from dtr_alloc.fragment.trace import Kind, Trace
 from dtr_alloc.fragment.walk import by_device, walk
+
+if TYPE_CHECKING:
+    from dtr_alloc.fragment.replay import Prepared
 
 FORMAT = "dtr_alloc fragment report"
 VERSION = 1
@@ -37,6 +43,8 @@ class Row:
         holes: sizes of the holes at the worst moment, in bytes.
         blocks: where blocks lay, if that is known.
         request_bytes: what found no place at the worst moment, if it is an out-of-memory error.
+        segments: events, addresses and sizes of memory that came from the device (True) or went
+            back; None: as the trace says.
     """
 
     measures: Measures
@@ -44,6 +52,7 @@ class Row:
     holes: Sequence[int]
     blocks: Residencies | None
     request_bytes: int | None
+    segments: Sequence[tuple[int, int, int, bool]] | None = None
 
 
 @dataclass
@@ -84,6 +93,43 @@ def recorded(trace: Trace) -> Row:
     return Row(found, done.series, done.holes_at(event), done.blocks, request)
 
 
+def replayed(
+    prepared: Prepared, model: str, budget_bytes: int | None, *, smallest: bool, blocks: bool
+) -> Row:
+    """What a model of an allocator makes of a trace of one device.
+
+    Args:
+        prepared: the trace.
+        model: a key of dtr_alloc.fragment.replay.MODELS.
+        budget_bytes: None: no limit.
+        smallest: whether to look for the smallest budget, which takes about ten replays more.
+        blocks: whether to keep where blocks lay.
+
+    Raises ValueError if there is no such model.
+    """
+    from dtr_alloc.fragment.replay import smallest_budget
+
+    done = prepared.replay(model, budget_bytes, placements=blocks)
+    if smallest:
+        done = replace(done, smallest_budget_bytes=smallest_budget(prepared, model))
+    found = measures.of_replay(done)
+    if budget_bytes is not None:
+        found = replace(found, name=f"{model} in {format_size(budget_bytes)}")
+    holes = done.holes
+    if not done.completed:
+        holes = array("Q", [b.size_bytes for b in done.end_blocks if not b.used])
+    return Row(
+        found,
+        done.series,
+        sorted(holes),
+        None
+        if done.placements is None
+        else placed(prepared.trace, done.placements, done.failed_event),
+        None if done.completed else done.failed_bytes,
+        [(at.event, at.address, at.size_bytes, at.taken) for at in done.segments],
+    )
+
+
 def table(report: Report) -> Table:
     """The numbers of a report, one row each. Columns that would be empty are left out."""
     found = [row.measures for row in report.rows]
@@ -97,22 +143,22 @@ def table(report: Report) -> Table:
 
     columns = {
         "budget": sizes("budget_bytes"),
-        "peak live": sizes("peak_live_bytes"),
-        "peak reserved": sizes("peak_reserved_bytes"),
-        "live / reserved": ratios("utilization"),
-        "lost, mean": sizes("mean_lost_bytes"),
-        "lost, most": sizes("max_lost_bytes"),
-        "lost at evictions": sizes("mean_lost_at_evictions_bytes"),
-        "largest / free": ratios("worst_largest_share"),
-        "Σ hole² / free²": ratios("worst_evenness"),
-        "smallest budget": sizes("smallest_budget_bytes"),
+        "peak\nlive": sizes("peak_live_bytes"),
+        "peak\nreserved": sizes("peak_reserved_bytes"),
+        "live /\nreserved": ratios("utilization"),
+        "lost,\nmean": sizes("mean_lost_bytes"),
+        "lost at\nevictions": sizes("mean_lost_at_evictions_bytes"),
+        "largest\n/ free": ratios("worst_largest_share"),
+        "Σ hole²\n/ free²": ratios("worst_evenness"),
+        "smallest\nbudget": sizes("smallest_budget_bytes"),
         "ns / op": [_number(row.ns_per_operation, 1, 0) for row in found],
     }
     columns = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
     shown = Table(title=f"{report.label} (sizes in {unit_name})", title_justify="left")
+    shown.box, shown.padding, shown.caption_justify = SIMPLE_HEAD, (0, 1, 0, 0), "left"
     shown.add_column("", no_wrap=True)
     for name in columns:
-        shown.add_column(name, justify="right")
+        shown.add_column(name, justify="right", vertical="bottom")
     for row, *cells in zip(found, *columns.values(), strict=True):
         shown.add_row(row.name, *cells, style=None if row.completed else "dim")
     failed = [row.name for row in found if not row.completed]
@@ -163,31 +209,47 @@ def _thinned(series: Any) -> dict[str, list[float]]:
     return {name: [getattr(series, name)[row] for row in sorted(kept)] for name in SERIES}
 
 
-def write_pictures(report: Report, folder: Path, stem: str, *, by_event: bool) -> list[Path]:
+def write_pictures(
+    report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
+) -> list[Path]:
     """Draws STEM-map.png, STEM-operators.png (if the trace names operators), STEM-live.png,
-    STEM-holes.png, and STEM-models.png if there are replays. Returns the paths.
+    STEM-holes.png; if there are replays, STEM-models.png, and with maps STEM-map-MODEL.png of each
+    that has addresses. Returns the paths.
 
     Raises OSError where the disk does.
     """
-    from dtr_alloc.fragment import pictures
+    from dtr_alloc.fragment import charts, pictures
 
     trace, rows = report.trace, report.rows
-    first = rows[0]
-    found = first.measures
     figures: dict[str, Any] = {}
-    if first.blocks is not None:
-        title = f"{report.label}: {finding(first)}"
-        figures["map"] = pictures.map_picture(trace, first.blocks, title, by_event=by_event)
-        if len(set(first.blocks.name)) > 1:
-            figures["operators"] = pictures.map_picture(
-                trace, first.blocks, title, color="operator", by_event=by_event
+    for row in rows if maps else rows[:1]:
+        name = row.measures.name
+        suffix = "" if row is rows[0] else "-" + re.sub(r"[^\w.-]+", "-", name)
+        if row.blocks is not None:
+            title = f"{report.label}, {name}: {finding(row)}"
+            figures[f"map{suffix}"] = pictures.map_picture(
+                trace, row.blocks, title, segments=row.segments, by_event=by_event
             )
-    figures["live"] = pictures.live_picture(trace, first.series, found)
-    figures["holes"] = pictures.holes_picture(
-        [(row.measures.name, row.holes) for row in rows], first.request_bytes
+    figures["live"] = charts.live_picture(
+        trace, [(row.series, row.measures) for row in rows], by_event=by_event
+    )
+    blocks = rows[0].blocks
+    if blocks is not None and len(set(blocks.name)) > 1:
+        title = f"{report.label}: {finding(rows[0])}"
+        figures["operators"] = pictures.map_picture(
+            trace, blocks, title, color="operator", by_event=by_event
+        )
+    figures["holes"] = charts.holes_picture(
+        [
+            (row.measures.name, row.holes, row.request_bytes)
+            for row in rows
+            if row.holes or row is rows[0]
+        ]
     )
     if len(rows) > 1:
-        figures["models"] = pictures.models_picture([row.measures for row in rows], report.label)
+        figures["models"] = charts.models_picture(
+            [row.measures for row in rows], f"{report.label}: {comparison(rows)}"
+        )
     paths = []
     for name, figure in figures.items():
         path = folder / f"{stem}-{name}.png"
@@ -217,6 +279,22 @@ def finding(row: Row) -> str:
         f"{format_size(found.peak_live_bytes)} live at the peaks; then "
         f"{format_size(found.worst_free_bytes)} free in {_count(len(holes), 'hole')}"
     )
+
+
+def comparison(rows: Sequence[Row]) -> str:
+    """One line on which allocator takes how much; of the first row, and the replays."""
+    found = [row.measures for row in rows[1:] if row.measures.completed]
+    found = [row for row in found if row.name != "exact"] or found
+    if not found:
+        return "no replay completed"
+    least = min(found, key=lambda row: row.peak_reserved_bytes)
+    most = max(found, key=lambda row: row.peak_reserved_bytes)
+    live = max(row.measures.peak_live_bytes for row in rows)
+    parts = [
+        f"{row.name} takes {row.peak_reserved_bytes / live:.3f} times peak live"
+        for row in ([least] if least is most else [least, most])
+    ]
+    return ", ".join(parts)
 
 
 def _count(number: int, what: str) -> str:

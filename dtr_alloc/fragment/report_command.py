@@ -13,7 +13,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from dtr_alloc import simulate
 from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.replay import MODELS, Prepared
 from dtr_alloc.fragment.trace import TraceError
 
 
@@ -22,6 +24,10 @@ def run(
     traces: Sequence[Path],
     out: Path | None,
     json_path: str | None,
+    models: Sequence[str],
+    budgets: Sequence[str],
+    smallest: bool,
+    maps: bool,
     by_event: bool,
     allow_truncated: bool,
 ) -> None:
@@ -33,6 +39,10 @@ def run(
         )
     if out is not None and out.exists() and not out.is_dir():
         raise click.UsageError(f"--out is {str(out)!r}, which is no folder")
+    if maps and out is None:
+        raise click.UsageError("--maps needs --out, the folder for them")
+    chosen = _models(models)
+    limits = _budgets(budgets)
     found: list[report.Report] = []
     for path in traces:
         try:
@@ -43,16 +53,45 @@ def run(
             raise click.ClickException(named) from None
     console = Console(stderr=json_path == "-", markup=False)
     for part in found:
+        prepared = Prepared(part.trace)
+        for model in chosen:
+            for at, limit in enumerate(limits):
+                size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
+                part.rows.append(
+                    report.replayed(
+                        prepared, model, size, smallest=smallest and not at, blocks=maps
+                    )
+                )
         console.print(report.table(part))
     try:
         if json_path is not None:
             _write_json(report.document(found), json_path)
         if out is not None:
             for stem, part in zip(stems(found), found, strict=True):
-                for picture in report.write_pictures(part, out, stem, by_event=by_event):
+                for picture in report.write_pictures(part, out, stem, by_event=by_event, maps=maps):
                     console.print(str(picture), soft_wrap=True)
     except OSError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _models(given: Sequence[str]) -> list[str]:
+    names = [name.strip() for text in given for name in text.split(",")]
+    found = list(MODELS) if "all" in names else [name for name in names if name != "none"]
+    for name in found:
+        if name not in MODELS:
+            allowed = ", ".join(("all", "none", *MODELS))
+            raise click.UsageError(f"there is no model {name!r} for --model; allowed: {allowed}")
+    return list(dict.fromkeys(found))
+
+
+def _budgets(given: Sequence[str]) -> list[simulate.Limit | None]:
+    found: list[simulate.Limit | None] = []
+    for text in given:
+        try:
+            found += [None] if text == "unlimited" else simulate.parse_limits(text)
+        except ValueError as error:
+            raise click.UsageError(f"--budget: {error}") from None
+    return list(dict.fromkeys(found))
 
 
 def stems(found: Sequence[report.Report]) -> list[str]:

@@ -7,6 +7,7 @@ time and address: what the map of the heap draws.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtr_alloc.fragment.trace import Kind, Trace
@@ -74,4 +75,30 @@ def residencies(trace: Trace) -> Residencies:
         elif kind in (Kind.REMATERIALIZE, Kind.MOVE_TO):
             how = REMATERIALIZED if kind == Kind.REMATERIALIZE else MOVED_IN
             found.began[resident[address]] = how
+    return found
+
+
+def placed(trace: Trace, addresses: Sequence[int], failed_event: int | None) -> Residencies:
+    """The blocks of a replay of a valid trace of one device.
+
+    Args:
+        addresses: of each allocation, in the order of Trace.lifetimes(); those of sizes 0 and those
+            that were not reached do not count.
+        failed_event: where the replay ended, None at the end.
+    """
+    found = Residencies()
+    last = len(trace) if failed_event is None else failed_event
+    lifetimes = trace.lifetimes()
+    columns = zip(lifetimes.start, lifetimes.end, lifetimes.size_bytes, addresses, strict=True)
+    for start, end, size, address in columns:
+        if not size or start >= last:
+            continue
+        is_freed = 0 <= end < last
+        found.start.append(start)
+        found.end.append(end if is_freed else last)
+        found.address.append(address)
+        found.size_bytes.append(size)
+        found.name.append(trace.name[start])
+        found.began.append(ALLOCATED)
+        found.ended.append(FREED if is_freed else STAYED)
     return found

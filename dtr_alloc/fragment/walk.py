@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtr_alloc.fragment.holes import Holes
+from dtr_alloc.fragment.holes import Holes, common_bytes
 from dtr_alloc.fragment.residency import Residencies, residencies
 from dtr_alloc.fragment.trace import Kind, Trace
 
@@ -60,7 +60,7 @@ class Walk:
         series: the heap over time.
         budget_bytes: the last budget, None without one.
         lost_at_evictions: the bytes lost (dtr_alloc.fragment.measures), by the event that asked
-            for room, for each request that something was evicted for.
+            for room, each time that something was evicted for it.
     """
 
     trace: Trace
@@ -108,13 +108,12 @@ def by_device(trace: Trace) -> dict[int, Trace]:
 
 
 @dataclass
-class _Request:
-    """A request that room is being made for."""
+class _Call:
+    """Room was asked for."""
 
     event: int
     size_bytes: int
-    free_bytes: int  # of the budget, when room was asked for
-    freed: list[tuple[int, int]] = field(default_factory=list)  # since then
+    free: list[tuple[int, int]]  # what was free then
     evictions: int = 0
 
 
@@ -128,15 +127,16 @@ class _Heap:
         self.reserved_bytes = 0
         self.budget_bytes: int | None = None
         self.lost: dict[int, int] = {}
+        self._calls: list[_Call] = []  # for the request that has no place yet
+        self._chunk_bytes = _moving_chunk_bytes(trace)
         self._walled = trace.meta.get("source") == "torch"
         self._walls: list[int] = []  # ascending
 
     def run(self, until: int) -> Any:
         """Applies the events before ``until`` and yields each that changed the heap."""
         resident: dict[int, tuple[int, int]] = {}  # address -> bytes of the block, as asked for
-        request: _Request | None = None
         row = 0
-        trace = self.trace
+        trace, calls = self.trace, self._calls
         sizes, holes = self.blocks.size_bytes, self.holes
         columns = zip(trace.kind, trace.address, trace.size_bytes, strict=True)
         for event, (kind, address, size) in enumerate(columns):
@@ -151,24 +151,22 @@ class _Heap:
                 resident[address] = block, size
                 self.used_bytes += block
                 self.live_bytes += size
-                if request is not None and request.size_bytes == size:
-                    self._serve(request, address, address + block)
-                    request = None
+                if calls and calls[0].size_bytes == size and not self._moves_to(event):
+                    self._count_lost()
                 yield event
             elif kind == 1:  # FREE
                 block, size = resident.pop(address)
                 holes.add(address, address + block)
                 self.used_bytes -= block
                 self.live_bytes -= size
-                if request is not None:
-                    request.freed.append((address, address + block))
                 yield event
             elif kind == Kind.ROOM:
-                limit = self.reserved_bytes if self.budget_bytes is None else self.budget_bytes
-                request = _Request(event, size, max(0, limit - self.used_bytes))
+                if calls and calls[0].size_bytes != size:
+                    calls.clear()
+                calls.append(_Call(event, size, self._not_in_whole_chunks()))
             elif kind == Kind.EVICT:
-                if request is not None:
-                    request.evictions += 1
+                if calls:
+                    calls[-1].evictions += 1
             elif kind == Kind.SEGMENT_ALLOCATE:
                 self._reserve(address, address + size)
                 yield event
@@ -176,16 +174,32 @@ class _Heap:
                 self.reserved_bytes -= holes.remove(address, address + size)
                 yield event
             elif kind == Kind.OUT_OF_MEMORY:
-                request = None
+                calls.clear()
             elif kind == Kind.BUDGET:
                 self.budget_bytes = None if size == NO_BUDGET else size
 
-    def _serve(self, request: _Request, start: int, end: int) -> None:
-        if not request.evictions:
-            return
-        overlap = sum(max(0, min(end, b) - max(start, a)) for a, b in request.freed)
-        was_free = end - start - min(overlap, end - start)
-        self.lost[request.event] = max(0, request.free_bytes - was_free)
+    def _moves_to(self, event: int) -> bool:
+        """Whether the block that this event allocates is there for a content that moves."""
+        kinds = self.trace.kind
+        return event + 1 < len(kinds) and kinds[event + 1] == Kind.MOVE_FROM
+
+    def _count_lost(self) -> None:
+        """The request has its place."""
+        for call in self._calls:
+            if call.evictions:
+                self.lost[call.event] = common_bytes(call.free, self.holes.ranges())
+        self._calls.clear()
+
+    def _not_in_whole_chunks(self) -> list[tuple[int, int]]:
+        """What is free and cannot be mapped elsewhere."""
+        ranges, chunk = self.holes.ranges(), self._chunk_bytes
+        if not chunk:
+            return ranges
+        found = []
+        for start, end in ranges:
+            first, last = -(-start // chunk) * chunk, end // chunk * chunk
+            found += [(start, end)] if first > last else [(start, first), (last, end)]
+        return [(start, end) for start, end in found if start < end]
 
     def _reserve(self, start: int, end: int) -> None:
         if self._walled:
@@ -200,3 +214,13 @@ class _Heap:
         low, high = bisect_right(self._walls, start), bisect_left(self._walls, end)
         self.holes.walls.difference_update(self._walls[low:high])
         del self._walls[low:high]
+
+
+def _moving_chunk_bytes(trace: Trace) -> int:
+    """The unit in which memory of a trace of ours can be mapped elsewhere, 0 if it cannot."""
+    if trace.meta.get("fixed") or not len(trace):
+        return 0
+    devices = trace.meta.get("devices", [])
+    which = trace.device[0]
+    device = devices[which] if which < len(devices) else {}
+    return int(device.get("chunk_bytes") or 0)

@@ -83,8 +83,6 @@ class EngineOptions(ctypes.Structure):
         ("swap_out_bytes_per_s", ctypes.c_double),
         ("swap_in_bytes_per_s", ctypes.c_double),
         ("verify", ctypes.c_uint64),
-        ("moving", ctypes.c_int32),
-        ("move_bytes_per_s", ctypes.c_double),
     ]
 
 

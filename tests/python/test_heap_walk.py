@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dtr_alloc.fragment import example, measures, report
-from dtr_alloc.fragment.holes import Holes
+from dtr_alloc.fragment.holes import Holes, common_bytes
 from dtr_alloc.fragment.residency import (
     ALLOCATED,
     EVICTED,
@@ -52,6 +52,10 @@ class TestHoles:
         assert holes.remove(5, 8) == 3
         assert holes.sizes() == [5, 22]
         assert (holes.total_bytes, holes.sum_squares, holes.largest_bytes) == (27, 25 + 484, 22)
+
+    def test_common_bytes_are_those_in_both(self):
+        assert common_bytes([(0, 10), (20, 30)], [(5, 22), (25, 26), (29, 40)]) == 5 + 2 + 1 + 1
+        assert common_bytes([(0, 10)], []) == 0
 
     def test_holes_do_not_merge_across_a_wall(self):
         holes = Holes()
@@ -252,6 +256,42 @@ class TestMeasures:
             allocate(50, 50),
         )
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 0
+
+    def test_what_a_move_on_the_way_used_is_not_lost(self):
+        # The request of 40 evicts B [40, 60), and C [60, 70) moves to the hole [90, 100).
+        trace = trace_of(
+            segment(0, 120),
+            allocate(0, 30),
+            allocate(40, 20),
+            allocate(60, 10),
+            allocate(70, 20),
+            (Kind.ROOM, 0, 40),
+            (Kind.EVICT, 40, 20),
+            free(40, 20),
+            allocate(90, 10),
+            (Kind.MOVE_FROM, 60, 10),
+            (Kind.MOVE_TO, 90, 10),
+            free(60, 10),
+            allocate(30, 40),
+        )
+        assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes == 20
+
+    def test_whole_chunks_that_can_be_mapped_elsewhere_are_not_lost(self):
+        events = (
+            segment(0, 80),
+            allocate(0, 5),
+            allocate(40, 20),
+            (Kind.ROOM, 0, 30),
+            (Kind.EVICT, 40, 20),
+            free(40, 20),
+            allocate(40, 30),
+        )
+        trace = trace_of(*events)
+        assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
+        trace.meta["devices"] = [{"chunk_bytes": 10}]
+        assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 5
+        trace.meta["fixed"] = True
+        assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
 
     def test_room_that_was_made_without_an_eviction_is_no_forced_eviction(self):
         trace = trace_of(

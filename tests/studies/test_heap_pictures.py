@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.fragment import example, heap_map, pictures, report, report_command, trace_file
+from dtr_alloc.fragment import (
+    charts,
+    example,
+    heap_map,
+    pictures,
+    report,
+    report_command,
+    trace_file,
+)
 from dtr_alloc.fragment.command import fragment
 from dtr_alloc.fragment.raster import CutAxis, coverage
 from dtr_alloc.fragment.residency import residencies
@@ -138,11 +146,11 @@ def test_a_thinned_line_keeps_its_peaks():
     series = report.recorded(example.fragmented()).series
     for name in ("event", "time_ns", "live_bytes", "reserved_bytes"):
         column = getattr(series, name)
-        while len(column) < 3 * pictures.MOST_POINTS:
+        while len(column) < 3 * charts.MOST_POINTS:
             column.extend(column)
     series.live_bytes[4321] = 1 << 40
-    _, live, _ = pictures.thinned(series, pictures.Clock(1.0, "event", True))
-    assert len(live) <= 2 * pictures.MOST_POINTS
+    _, live, _ = charts.thinned(series, pictures.Clock(1.0, "event", True))
+    assert len(live) <= 2 * charts.MOST_POINTS
     assert live.max() == 1 << 40
     assert live.min() == 0
 
@@ -154,10 +162,19 @@ class TestTheCommand:
         json_file, out = tmp_path / "report.json", tmp_path / "pictures"
         done = CliRunner().invoke(
             fragment,
-            ["report", str(tmp_path / "job.trace"), "--json", str(json_file), "--out", str(out)],
+            [
+                "report",
+                str(tmp_path / "job.trace"),
+                *("--model", "first_fit", "--maps", "--json", str(json_file)),
+                "--out",
+                str(out),
+            ],
         )
         assert done.exit_code == 0, done.output
-        names = {"job-map.png", "job-operators.png", "job-live.png", "job-holes.png"}
+        names = {
+            *("job-map.png", "job-map-first_fit.png", "job-operators.png", "job-live.png"),
+            *("job-holes.png", "job-models.png"),
+        }
         assert {path.name for path in out.iterdir()} == names
         from matplotlib.image import imread
 
@@ -167,8 +184,8 @@ class TestTheCommand:
         document = json.loads(json_file.read_text())
         assert document["format"] == report.FORMAT
         assert document["version"] == report.VERSION == 1
-        (row,) = document["traces"][0]["rows"]
-        assert row["name"] == "as recorded"
+        row, replay = document["traces"][0]["rows"]
+        assert (row["name"], replay["name"]) == ("as recorded", "first_fit")
         assert row["peak_live_bytes"] == max(report.recorded(trace).series.live_bytes)
         assert row["counts"]["evictions"] == trace.kind.count(Kind.EVICT) > 0
         assert set(row["series"]) == set(report.SERIES)
@@ -181,7 +198,9 @@ class TestTheCommand:
 
     def test_numbers_on_stdout_are_json_alone(self, tmp_path):
         trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")
-        done = CliRunner().invoke(fragment, ["report", str(tmp_path / "job.trace"), "--json", "-"])
+        done = CliRunner().invoke(
+            fragment, ["report", str(tmp_path / "job.trace"), "--model", "none", "--json", "-"]
+        )
         assert json.loads(done.stdout)["traces"][0]["trace"] == "job"
 
     def test_an_empty_trace_is_an_error_that_names_its_file(self, tmp_path):
