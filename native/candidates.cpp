@@ -27,17 +27,17 @@ float rounded_up(double value) {
 }
 
 struct Columns {
-  const float *numerator, *own, *weight, *access;
+  const float *numerator, *own, *weight, *access, *size, *span;
 };
 
 struct Terms {
-  float now, decreased, exponent;
+  float now, decreased, exponent, wanted;
 };
 
 enum class Power { none, one, some };
 
-// Eight bounds, from `at` on.
-template <Power power>
+// Eight bounds, from `at` on; of windows: their products over `wanted` (C3).
+template <Power power, bool windows>
 [[gnu::always_inline]] inline void bounds_of(const Columns& of, size_t at, const Terms& terms,
                                              Lanes& out) {
   Lanes cost, other;
@@ -55,11 +55,18 @@ template <Power power>
     if (power == Power::some) raise_above(other, terms.exponent);
     cost /= other;
   }
+  if (windows) {
+    std::memcpy(&other, of.size + at, sizeof other);
+    cost *= other;
+    std::memcpy(&other, of.span + at, sizeof other);
+    const Lanes wanted = Lanes{} + terms.wanted;
+    cost /= other > wanted ? other : wanted;
+  }
   out = cost;
 }
 
 // Each block's least bound into least[], or, if bounds is not null, every bound.
-template <Power power>
+template <Power power, bool windows>
 [[gnu::always_inline]] inline void scan_blocks(const Columns& of, size_t first, size_t blocks,
                                                const Terms& terms, float* least, float* bounds) {
   for (size_t block = first; block < first + blocks; ++block) {
@@ -67,7 +74,7 @@ template <Power power>
     Lanes lowest = Lanes{} + kInfinity;
     for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
       Lanes some;
-      bounds_of<power>(of, at + i, terms, some);
+      bounds_of<power, windows>(of, at + i, terms, some);
       if (bounds)
         std::memcpy(bounds + i, &some, sizeof some);
       else
@@ -80,17 +87,25 @@ template <Power power>
   }
 }
 
+template <bool windows>
+[[gnu::always_inline]] inline void scan_power(Power power, const Columns& of, size_t first,
+                                              size_t blocks, const Terms& terms, float* least,
+                                              float* bounds) {
+  switch (power) {
+    case Power::none:
+      return scan_blocks<Power::none, windows>(of, first, blocks, terms, least, bounds);
+    case Power::one:
+      return scan_blocks<Power::one, windows>(of, first, blocks, terms, least, bounds);
+    case Power::some:
+      return scan_blocks<Power::some, windows>(of, first, blocks, terms, least, bounds);
+  }
+}
+
 [[gnu::always_inline]] inline void scan_any(Power power, const Columns& of, size_t first,
                                             size_t blocks, const Terms& terms, float* least,
                                             float* bounds) {
-  switch (power) {
-    case Power::none:
-      return scan_blocks<Power::none>(of, first, blocks, terms, least, bounds);
-    case Power::one:
-      return scan_blocks<Power::one>(of, first, blocks, terms, least, bounds);
-    case Power::some:
-      return scan_blocks<Power::some>(of, first, blocks, terms, least, bounds);
-  }
+  if (terms.wanted > 0) return scan_power<true>(power, of, first, blocks, terms, least, bounds);
+  scan_power<false>(power, of, first, blocks, terms, least, bounds);
 }
 
 [[gnu::always_inline]] inline size_t least_of(const float* values, size_t count) {
@@ -129,56 +144,112 @@ constexpr bool has_avx2() { return false; }
 
 }  // namespace
 
+// What a pool rounds sizes to. If it rounds to more, the rest counts as free here.
+constexpr uint64_t kGrain = 512;
+
+void Candidates::grow(size_t blocks) {
+  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
+    column->resize(blocks * kBlock, 1);
+  weight_.resize(blocks * kBlock, kInfinity);
+  prices_.resize(blocks * kBlock);
+  slots_.resize(blocks * kBlock);
+  least_.resize(blocks);
+  priced_.resize(blocks);
+}
+
+void Candidates::shrink(size_t blocks) {
+  for (Column* column :
+       {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_})
+    column->resize(blocks * kBlock);
+  slots_.resize(blocks * kBlock);
+  least_.resize(blocks);
+  priced_.resize(blocks);
+}
+
+void Candidates::clear(uint32_t slot) {
+  weight_[slot] = kInfinity;
+  slots_[slot] = nullptr;
+}
+
+void Candidates::move(uint32_t from, uint32_t to) {
+  for (Column* column : {&numerator_, &own_, &weight_, &access_, &size_, &span_})
+    (*column)[to] = (*column)[from];
+  slots_[to] = slots_[from];
+  slots_[to]->slot = to;
+  clear(from);
+}
+
+// Its own range and all up to the candidates on both sides.
+float Candidates::span(uint32_t slot) const {
+  const uint32_t before = order_.previous(slot), behind = order_.next(slot);
+  const uint64_t begin = order_.begin(slot), end = order_.end(slot);
+  const uint64_t low = before == AddressOrder::kNone ? 0 : std::min(order_.end(before), begin);
+  const uint64_t high =
+      behind == AddressOrder::kNone ? UINT64_MAX : std::max(order_.begin(behind), end);
+  return rounded_up(static_cast<double>(high - low));
+}
+
+void Candidates::respan(uint32_t slot) {
+  if (slot != AddressOrder::kNone) span_[slot] = span(slot);
+}
+
 void Candidates::add(Storage* storage) {
   storage->candidate = static_cast<int64_t>(list_.size());
   storage->parked = false;
   list_.push_back(storage);
   bytes_ += storage->size_bytes;
-  if (list_.size() <= weight_.size()) return;
-  const size_t padded = weight_.size() + kBlock;
-  for (Column* column : {&numerator_, &own_, &access_}) column->resize(padded, 1);
-  weight_.resize(padded, kInfinity);
-  least_.resize(padded / kBlock);
+  const auto begin = reinterpret_cast<uint64_t>(storage->address);
+  const uint64_t end = begin + (storage->size_bytes + kGrain - 1) / kGrain * kGrain;
+  const uint32_t slot = order_.insert(
+      begin, end, [this](size_t blocks) { grow(blocks); },
+      [this](uint32_t from, uint32_t to) { move(from, to); });
+  storage->slot = slot;
+  slots_[slot] = storage;
+  respan(slot);
+  respan(order_.previous(slot));
+  respan(order_.next(slot));
 }
 
 void Candidates::remove(Storage* storage) {
-  const auto gap = static_cast<size_t>(storage->candidate);
-  const size_t last = list_.size() - 1;
-  list_[gap] = list_[last];
-  list_[gap]->candidate = static_cast<int64_t>(gap);
+  list_.back()->candidate = storage->candidate;
+  list_[static_cast<size_t>(storage->candidate)] = list_.back();
   list_.pop_back();
-  for (Column* column : {&numerator_, &own_, &weight_, &access_}) (*column)[gap] = (*column)[last];
-  weight_[last] = kInfinity;
   bytes_ -= storage->size_bytes;
   storage->candidate = -1;
   storage->parked = false;
-  if (last % kBlock == 0 && weight_.size() > 2 * last + kBlock) {
-    // Fewer than half are left: a search would pass over empty blocks.
-    for (Column* column : {&numerator_, &own_, &weight_, &access_}) column->resize(last);
-    least_.resize(last / kBlock);
-  }
+  const uint32_t slot = storage->slot;
+  const uint32_t before = order_.previous(slot), behind = order_.next(slot);
+  Storage* const neighbors[] = {before == AddressOrder::kNone ? nullptr : slots_[before],
+                                behind == AddressOrder::kNone ? nullptr : slots_[behind]};
+  clear(slot);
+  order_.erase(
+      slot, [this](size_t blocks) { shrink(blocks); },
+      [this](uint32_t from, uint32_t to) { move(from, to); });
+  for (const Storage* neighbor : neighbors)
+    if (neighbor) respan(neighbor->slot);
 }
 
 void Candidates::set(const Storage* storage, const CandidateBounds& bounds, int64_t decreased_ns) {
-  const auto i = static_cast<size_t>(storage->candidate);
+  const uint32_t i = storage->slot;
   own_[i] = rounded_down(bounds.own_ns);
   access_[i] = rounded_down(static_cast<double>(bounds.last_access_ns - epoch_ns_));
+  size_[i] = rounded_down(bounds.size);
   if (!storage->parked) weigh(storage, bounds.weight);
   lower(storage, bounds.numerator_ns, decreased_ns);
 }
 
 void Candidates::lower(const Storage* storage, double numerator_ns, int64_t decreased_ns) {
-  numerator_[static_cast<size_t>(storage->candidate)] =
+  numerator_[storage->slot] =
       rounded_down(numerator_ns + static_cast<double>(decreased_ns - base_ns_));
 }
 
 void Candidates::weigh(const Storage* storage, double weight) {
-  weight_[static_cast<size_t>(storage->candidate)] = rounded_down(weight);
+  weight_[storage->slot] = rounded_down(weight);
 }
 
 void Candidates::park(Storage* storage) {
   storage->parked = true;
-  weight_[static_cast<size_t>(storage->candidate)] = kInfinity;
+  weight_[storage->slot] = kInfinity;
 }
 
 Candidates::Query Candidates::query(int64_t now_ns, int64_t decreased_ns) {
@@ -191,15 +262,18 @@ void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
   const auto fallen = static_cast<double>(decreased_ns - base_ns_);
   epoch_ns_ = now_ns;
   base_ns_ = decreased_ns;
-  for (size_t i = 0; i < list_.size(); ++i) {
+  for (const Storage* storage : list_) {
+    const uint32_t i = storage->slot;
     numerator_[i] = std::max(rounded_down(numerator_[i] - fallen), own_[i]);
-    access_[i] = rounded_down(static_cast<double>(list_[i]->last_access_ns - epoch_ns_));
+    access_[i] = rounded_down(static_cast<double>(storage->last_access_ns - epoch_ns_));
   }
 }
 
-void Candidates::scan(const Query& query, size_t first_block, size_t blocks, float* bounds) {
-  const Columns columns{numerator_.data(), own_.data(), weight_.data(), access_.data()};
-  const Terms terms{query.now, query.decreased, query.exponent};
+void Candidates::scan(const Query& query, size_t first_block, size_t blocks, float* bounds,
+                      float wanted) {
+  const Columns columns{numerator_.data(), own_.data(),  weight_.data(),
+                        access_.data(),    size_.data(), span_.data()};
+  const Terms terms{query.now, query.decreased, query.exponent, wanted};
   const Power power = exponent_ == 0 ? Power::none : exponent_ == 1 ? Power::one : Power::some;
 #ifdef DTR_FOR_AVX2
   if (has_avx2())
@@ -209,7 +283,7 @@ void Candidates::scan(const Query& query, size_t first_block, size_t blocks, flo
 }
 
 float Candidates::bound_beside_free(const Query& query, const Storage* storage) const {
-  const auto i = static_cast<size_t>(storage->candidate);
+  const uint32_t i = storage->slot;
   const double cost = std::max(numerator_[i] - query.decreased, own_[i]);
   const double staleness = std::max(query.now - access_[i], 1.0f);
   const double size = std::max(static_cast<double>(storage->size_bytes), 1.0);
@@ -224,12 +298,34 @@ size_t Candidates::least_block() const {
   return least_of(least_.data(), least_.size());
 }
 
+// Bounds of prices, of the block of a slot; each block once in a search.
+const float* Candidates::prices(const Query& query, uint32_t slot) {
+  const size_t block = slot / kBlock;
+  float* const prices = prices_.data() + block * kBlock;
+  if (priced_[block] == search_) return prices;
+  priced_[block] = search_;
+  scan(query, block, 1, prices);
+  for (size_t i = 0; i < kBlock; ++i) prices[i] *= size_[block * kBlock + i];
+  return prices;
+}
+
 double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns) {
   const Query asked = query(now_ns, decreased_ns);
-  const auto index = static_cast<size_t>(storage->candidate);
   float bounds[kBlock];
-  scan(asked, index / kBlock, 1, bounds);
-  return bounds[index % kBlock];
+  scan(asked, storage->slot / kBlock, 1, bounds);
+  return bounds[storage->slot % kBlock];
+}
+
+std::string Candidates::check() const {
+  std::string broken = order_.check();
+  for (const Storage* storage : list_) {
+    if (slots_[storage->slot] != storage || (storage->address != nullptr &&
+        order_.begin(storage->slot) != reinterpret_cast<uint64_t>(storage->address)))
+      broken = "R6: a candidate stands in another's slot";
+    else if (span_[storage->slot] != span(storage->slot))
+      broken = "C3: a candidate's span is wrong";
+  }
+  return broken;
 }
 
 }  // namespace dtr

@@ -24,14 +24,30 @@
 //       weight is infinite, so that the next search passes over it without a look. It
 //       is unparked when what it was parked for may have ended.
 //
-// Order is of no account: the smallest score wins, among equals the smallest id.
+// For the least score order is of no account: the smallest wins, among equals the smallest id.
+//
+// Windows. The columns' blocks are in the order of addresses (address_order.h), so that they also
+// tell what a *window* costs at least: a run of candidates at consecutive addresses that, with what
+// is free between and beside them, spans the bytes wanted (window.h). The price of a member is its
+// score without the size. Until somebody asks the pool, all that lies between two candidates counts
+// as free. So, of a window that spans `wanted` bytes,
+//
+//   C3  its price >= the least of its members' price * wanted / max(wanted, span), up to kSlack,
+//       where a member's span is its own range and all up to the candidates on both sides: the
+//       spans of its members cover a window, and it has one member at least.
+//
+// A pass as above gives each block's least such product, and only windows with a member in a block
+// whose least is below the best known price are looked at.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "address_order.h"
 #include "records.h"
 
 namespace dtr {
@@ -41,6 +57,7 @@ struct CandidateBounds {
   double own_ns = 1;        // the cost that no neighborhood can take away; at least 1
   double numerator_ns = 1;  // the cost, or a lower bound of it
   double weight = 1;        // all factors but cost and staleness
+  double size = 1;          // of these, what the score divides by
   int64_t last_access_ns = 0;
 };
 
@@ -57,8 +74,8 @@ class Candidates {
   Storage* at(size_t index) const { return list_[index]; }
   uint64_t bytes() const { return bytes_; }
 
-  // Adds a storage; its bounds must be set() before the next search. Its place is
-  // storage->candidate until others are removed: the last one fills the gap.
+  // Adds a storage, at its address; its bounds must be set() before the next search. It is
+  // at(storage->candidate) until others are removed: the last one fills the gap.
   void add(Storage* storage);
   void remove(Storage* storage);
 
@@ -75,8 +92,26 @@ class Candidates {
   Storage* search(int64_t now_ns, int64_t decreased_ns, const std::vector<Storage*>& beside_free,
                   Evaluate&& evaluate);
 
+  // Calls begin(storage) for candidates with which a window of `wanted` bytes may begin, none left
+  // out that begins one of a price of at most `limit`, which begin() may lower meanwhile. It may
+  // be called twice for the same.
+  template <typename Begin>
+  void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
+                      Begin&& begin);
+
+  // The candidate that follows by address, or null.
+  Storage* next(const Storage* storage) const {
+    const uint32_t slot = order_.next(storage->slot);
+    return slot == AddressOrder::kNone ? nullptr : slots_[slot];
+  }
+  Storage* first() const {
+    return order_.first() == AddressOrder::kNone ? nullptr : slots_[order_.first()];
+  }
+
   // Of one candidate, for the check of C1.
   double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns);
+  // Empty, or the rule that is broken: those of address_order.h, and spans (C3).
+  std::string check() const;
 
  private:
   struct Query {
@@ -88,7 +123,16 @@ class Candidates {
 
   Query query(int64_t now_ns, int64_t decreased_ns);
   void move_base(int64_t now_ns, int64_t decreased_ns);
-  void scan(const Query& query, size_t first_block, size_t blocks, float* bounds);
+  // The least bound of each block; with `wanted`, of C3's products over it. bounds not null: every
+  // one's instead.
+  void scan(const Query& query, size_t first_block, size_t blocks, float* bounds, float wanted = 0);
+  const float* prices(const Query& query, uint32_t slot);
+  float span(uint32_t slot) const;
+  void respan(uint32_t slot);
+  void grow(size_t blocks);
+  void shrink(size_t blocks);
+  void move(uint32_t from, uint32_t to);
+  void clear(uint32_t slot);
   float bound_beside_free(const Query& query, const Storage* storage) const;
   // The block of the least bound.
   size_t least_block() const;
@@ -97,9 +141,15 @@ class Candidates {
   uint64_t bytes_ = 0;  // of all candidates
   double exponent_ = 1;
 
-  // Columns, padded to whole blocks with bounds of infinity.
+  AddressOrder order_;
+  std::vector<Storage*> slots_;
+  // Columns by slot; the bounds of empty slots are infinite.
   Column numerator_, own_, weight_, access_;
-  Column least_;  // scratch: the least bound of each block
+  Column size_, span_;  // what a score divides by; C3
+  Column least_;                  // scratch: the least bound of each block
+  Column prices_;                 // scratch: bounds of prices, of the blocks whose
+  std::vector<uint64_t> priced_;  // number is that of this search
+  uint64_t search_ = 0;
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0;
   int64_t base_ns_ = 0;
@@ -114,7 +164,7 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
   constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
   const Query asked = query(now_ns, decreased_ns);
-  const size_t blocks = weight_.size() / kBlock;
+  const size_t blocks = order_.blocks();
   scan(asked, 0, blocks, nullptr);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
@@ -135,9 +185,9 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
     for (size_t i = 1; i < kBlock; ++i)
       if (bounds[i] < bounds[lowest]) lowest = i;
     if (bounds[lowest] > limit) return;
-    visit(list_[block * kBlock + lowest]);
+    visit(slots_[block * kBlock + lowest]);
     for (size_t i = 0; i < kBlock; ++i)
-      if (bounds[i] <= limit && i != lowest) visit(list_[block * kBlock + i]);
+      if (bounds[i] <= limit && i != lowest) visit(slots_[block * kBlock + i]);
   };
   for (int probe = 0; probe < kProbes; ++probe) {
     const size_t block = least_block();
@@ -149,6 +199,70 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
   for (Storage* storage : beside_free)
     if (bound_beside_free(asked, storage) <= limit) visit(storage);
   return best;
+}
+
+template <typename Begin>
+void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
+                                const double& limit, Begin&& begin) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  constexpr uint32_t kNone = AddressOrder::kNone;
+  if (list_.empty()) return;
+  const Query asked = query(now_ns, decreased_ns);
+  ++search_;
+  const auto bytes = static_cast<float>(wanted);
+  scan(asked, 0, order_.blocks(), nullptr, bytes);
+  // As the bounds, and what follows from them: rounding is below the slack.
+  constexpr double kAbove = 1 + 2 * kSlack;
+  const auto visit_block = [&](uint32_t block) {
+    const uint64_t floor = order_.begin(order_.first_of(block));
+    const uint32_t last = order_.last_of(block);
+    least_[block] = kInfinite;
+    // Windows that begin before the block and reach into it, too.
+    uint32_t left = order_.first_of(block);
+    uint32_t before = order_.previous(left);
+    while (before != kNone && floor - std::min(floor, order_.end(before)) < wanted) {
+      left = before;
+      before = order_.previous(left);
+    }
+    uint64_t low = before == kNone ? 0 : order_.end(before);  // where the window's span begins
+    uint32_t right = left;                                    // the members are those before it
+    double sum = 0;
+    for (;;) {
+      // Members are added until the span suffices, or the price does not.
+      bool spans = false, walled = false;
+      while (!walled && sum <= limit * kAbove) {
+        const uint64_t high = right == kNone ? UINT64_MAX : order_.begin(right);
+        spans = right != left && high - std::min(high, low) >= wanted;
+        if (spans) break;
+        const float price = prices(asked, right)[right % kBlock];
+        walled = price == kInfinite;
+        if (walled) break;
+        sum += price;
+        right = order_.next(right);
+      }
+      // What begins in front of a wall ends there.
+      while (walled && left != right) {
+        if (left == last) return;
+        left = order_.next(left);
+      }
+      if (spans) begin(slots_[left]);
+      if (left == last) return;
+      low = order_.end(left);
+      if (walled) {
+        right = left = order_.next(left);
+        sum = 0;
+        continue;
+      }
+      sum -= prices(asked, left)[left % kBlock];
+      left = order_.next(left);
+      if (left == right) sum = 0;
+    }
+  };
+  for (;;) {
+    const auto block = static_cast<uint32_t>(least_block());
+    if (least_[block] == kInfinite || double{least_[block]} * bytes > limit * kAbove) return;
+    visit_block(block);
+  }
 }
 
 }  // namespace dtr

@@ -90,6 +90,7 @@ struct Storage {
   uint64_t free_seen = 0;
   uint64_t checksum = 0;       // of the content, if external
   int64_t candidate = -1;      // index in the list of candidates (R6), or -1
+  uint32_t slot = 0;           // of a candidate: in the columns (candidates.h)
   int64_t kept = -1;           // index in the list of kept constants, or -1
   uint64_t mark = 0;           // visited in the walk of that number
   Known below = Known::maybe;  // N2

@@ -1,0 +1,72 @@
+// What a request lacks, and which blocks lie beside each other: for those who make room.
+#include <algorithm>
+#include <mutex>
+
+#include "pool.h"
+
+namespace dtr {
+
+namespace {
+
+// How many holes, from the best fit up, are looked at: the largest is the last resort.
+constexpr int kHoles = 8;
+
+}  // namespace
+
+// Chunks that no block touches, mapped or not, may come to lie under any address. So a request has
+// its place where a hole is as large, if under the low end of it there are no more such chunks than
+// the budget has; and it lacks what it would take more in the hole where that is least.
+RoomInfo Pool::room_info(uint64_t size) {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  RoomInfo info{};
+  info.base = reservation_.base();
+  info.chunk_bytes = chunk_;
+  const uint64_t limit = limit_chunks();
+  const uint64_t touched = chunks_.mapped() - chunks_.idle();
+  info.spare_chunks = limit > touched ? limit - touched : 0;
+  info.lacking_chunks = kNoLimit;
+  info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
+  const auto look_at = [&](const Block* hole) {
+    const uint64_t begin = hole->offset / chunk_ * chunk_;
+    const uint64_t end = hole->offset + size;
+    // An untouched chunk that the hole has a part of is wholly in it.
+    uint64_t taken = (end - 1) / chunk_ + 1 - begin / chunk_;
+    if (begin < hole->offset) --taken;
+    if ((end - 1) / chunk_ * chunk_ + chunk_ > hole->end() && taken > 0) --taken;
+    info.lacking_chunks =
+        std::min(info.lacking_chunks, taken > info.spare_chunks ? taken - info.spare_chunks : 0);
+  };
+  int holes = 0;
+  for (const Block* hole = large_.best_fit(kIdle, size); hole != nullptr && holes < kHoles;
+       hole = large_.next_fit(hole), ++holes)
+    look_at(hole);
+  if (const Block* largest = large_.largest(kIdle); largest != nullptr && largest->size >= size)
+    look_at(largest);
+  return info;
+}
+
+uint64_t Pool::run(uint64_t address, BlockInfo* blocks, uint64_t capacity) {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  const Block* block = large_.first();
+  if (address != 0) {
+    if (!contains(address)) return 0;
+    block = large_.find(address - reservation_.base());
+    if (block == nullptr) return 0;
+    while (block->previous != nullptr && block->previous->state == BlockState::kFree)
+      block = block->previous;
+  }
+  uint64_t count = 0;
+  for (; block != nullptr && count < capacity; block = block->next) {
+    const bool is_free = block->state == BlockState::kFree;
+    BlockInfo& info = blocks[count++];
+    info.address = reservation_.base() + block->offset;
+    info.size_bytes = block->size;
+    info.requested_bytes = is_free ? 0 : block->requested;
+    info.stream = is_free ? 0 : block->stream;
+    info.state = is_free && streams_.withheld(block->owner) ? BlockState::kPending : block->state;
+    info.is_small = is_free && block->owner != kIdle;
+  }
+  return count;
+}
+
+}  // namespace dtr
