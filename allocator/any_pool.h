@@ -57,6 +57,30 @@ struct FreeNeighbor {
   uint64_t free_bytes;
 };
 
+// What a request of a size lacks; see Pool::room_info. Chunks are those of addresses.
+struct RoomInfo {
+  uint64_t base;            // where the first chunk begins
+  uint64_t chunk_bytes;     // 0: the pool cannot tell
+  uint64_t spare_chunks;    // of the budget, under no block
+  uint64_t lacking_chunks;  // how many more would serve; UINT64_MAX: no hole is large enough
+  int32_t fixed;            // addresses are all there is: chunks elsewhere help nobody
+  int32_t in_one_piece;     // 0: the budget is being lowered, which takes no place
+};
+
+// One of the large blocks in the order of addresses.
+enum class RunState : int32_t {
+  kFree,      // for everybody
+  kInUse,
+  kNobody,    // pending, or free and serving only some (arenas, captured streams)
+  kSettling,  // free, and work of the stream that freed it may be running
+};
+struct RunBlock {
+  uint64_t address;
+  uint64_t size_bytes;
+  RunState state;
+  int32_t unused;
+};
+
 class AnyPool {
  public:
   // Frees something and returns 1, or returns 0. Called with no lock held.
@@ -94,6 +118,11 @@ class AnyPool {
   // many there are.
   virtual uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) = 0;
   uint64_t unused_bytes();  // of the budget
+  virtual RoomInfo room_info(uint64_t) { return {}; }
+  // Large blocks in the order of addresses: from the block in use that begins at the address, with
+  // the free ones directly before it, or from the lowest (0). Writes up to capacity of them and
+  // returns how many.
+  virtual uint64_t run(uint64_t, RunBlock*, uint64_t) { return 0; }
   virtual PoolStats stats() = 0;
   virtual void reset_peak() = 0;
   virtual std::vector<BlockInfo> snapshot() = 0;

@@ -47,6 +47,7 @@ class Heap {
   // The best fit among the free blocks of one owner, or nullptr; then the next best.
   Block* best_fit(Owner owner, uint64_t size) const;
   Block* next_fit(const Block* hole) const;
+  Block* largest(Owner owner) const { return owners_[owner]->index.below(UINT64_MAX); }
 
   // Cuts `size` bytes off the low end of a free block and returns them as a block in use. The
   // chunks under them are mapped. Throws only std::bad_alloc, having changed nothing.

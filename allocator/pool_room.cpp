@@ -25,6 +25,7 @@ RoomInfo Pool::room_info(uint64_t size) {
   const uint64_t touched = chunks_.mapped() - chunks_.idle();
   info.spare_chunks = limit > touched ? limit - touched : 0;
   info.lacking_chunks = kNoLimit;
+  info.fixed = fixed_ ? 1 : 0;
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
   const auto look_at = [&](const Block* hole) {
     const uint64_t begin = hole->offset / chunk_ * chunk_;
@@ -45,7 +46,7 @@ RoomInfo Pool::room_info(uint64_t size) {
   return info;
 }
 
-uint64_t Pool::run(uint64_t address, BlockInfo* blocks, uint64_t capacity) {
+uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
   std::lock_guard<PoolMutex> lock(mutex_);
   const Block* block = large_.first();
   if (address != 0) {
@@ -57,14 +58,11 @@ uint64_t Pool::run(uint64_t address, BlockInfo* blocks, uint64_t capacity) {
   }
   uint64_t count = 0;
   for (; block != nullptr && count < capacity; block = block->next) {
-    const bool is_free = block->state == BlockState::kFree;
-    BlockInfo& info = blocks[count++];
-    info.address = reservation_.base() + block->offset;
-    info.size_bytes = block->size;
-    info.requested_bytes = is_free ? 0 : block->requested;
-    info.stream = is_free ? 0 : block->stream;
-    info.state = is_free && streams_.withheld(block->owner) ? BlockState::kPending : block->state;
-    info.is_small = is_free && block->owner != kIdle;
+    RunState state = RunState::kNobody;
+    if (block->state == BlockState::kInUse) state = RunState::kInUse;
+    if (block->state == BlockState::kFree && !streams_.withheld(block->owner))
+      state = block->owner == kIdle ? RunState::kFree : RunState::kSettling;
+    blocks[count++] = {reservation_.base() + block->offset, block->size, state, 0};
   }
   return count;
 }

@@ -100,6 +100,7 @@ def commands() -> None:
 @click.option(
     "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, lazy, banish, ignore."
 )
+@click.option("--room", metavar="R", help="How room is made: heuristic, auto, single, window.")
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
@@ -113,6 +114,7 @@ def run(
     device: str | None,
     heuristic: str | None,
     dealloc: str | None,
+    room: str | None,
     log: str | None,
     log_steps: str | None,
     show_report: bool,
@@ -133,6 +135,7 @@ def run(
         "device": device,
         "heuristic": heuristic,
         "dealloc": dealloc,
+        "room": room,
         "log": log,
         "log_steps": log_steps,
         "report": "1" if show_report else None,
@@ -363,6 +366,14 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
     "--chunk",
     metavar="SIZE",
     help="The unit of mapping of --space heap and fixed, a multiple of 4KiB (default: a page).",
+)
+@click.option(
+    "--room",
+    type=click.Choice(["heuristic", "auto", "single", "window"]),
+    default="heuristic",
+    show_default=True,
+    help="How room is made: as the heuristic was published, by what costs less, by single "
+    "storages, by runs of neighbors (with --semantics runtime).",
 )
 @click.option(
     "--thrash",

@@ -31,6 +31,7 @@ UNLIMITED_BYTES = 2**64 - 1
 DEVICES = ("auto", "cuda", "cpu")
 SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
+ROOMS = ("heuristic", *heuristics.ROOMS)
 DEALLOCS = ("eager", "banish", "ignore", "lazy")
 """By their numbers in the C header (DTR_DEALLOC_...)."""
 
@@ -276,6 +277,12 @@ class Config:
     budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
     on it, and never evicts what was computed from it any more. One of DEALLOCS."""
 
+    room: str = "heuristic"
+    """How an allocation that does not fit gets room: ``single`` evicts the storage of the least
+    score until it fits, ``window`` the cheapest run of neighbors that makes a place, ``auto`` what
+    costs less, ``heuristic`` as the heuristic was published (``auto`` if it is ours, or given by its
+    parts). One of ROOMS."""
+
     min_evict: Smallest = Smallest()
     """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what
     can be evicted) is what the DTR paper's prototype does."""
@@ -399,6 +406,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "device": (lambda v: _choice(DEVICES)(v), lambda: ", ".join(DEVICES)),
     "heuristic": (heuristics.parse, heuristics.allowed),
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
+    "room": (lambda v: _choice(ROOMS)(v), lambda: ", ".join(ROOMS)),
     "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
     "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
     "history": (_count(1), lambda: "a whole number of records, at least 1"),
@@ -506,4 +514,10 @@ def load_config(environ: Mapping[str, str] | None = None, /, **arguments: object
     Raises as given_settings does.
     """
     settings = given_settings(environ, **arguments)
-    return Config(**{field: setting.value for field, setting in settings.items()})
+    config = Config(**{field: setting.value for field, setting in settings.items()})
+    try:
+        config.heuristic.room_number(config.room)
+    except ValueError as error:
+        room = settings["room"]
+        raise ConfigError(room.source, room.written, str(error).partition("allowed: ")[2]) from None
+    return config

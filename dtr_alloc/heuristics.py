@@ -13,15 +13,22 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
   sides, as in MegEngine), ``none``;
 * ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1.
 
+How room is made with a score is the other half of a published policy, ``room``:
+
+* ``single``: the storage of the least score, one after the other until the request fits;
+* ``window``: the cheapest run of neighbors whose eviction makes a place (native/window.h);
+* ``auto``: the way that costs less (docs/policy.md).
+
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
 (``c=ancestors,m=size,s=0.5``; parts left out are ``none``, 0 and 1), or by a name registered for a
 Python callable.
 
-Presets and their sources: ``dtr-full``, ``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and
+Presets, with the room that they were published with, and their sources: ``dtr-full``, ``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and
 ``random``: DTR paper, section 4.1; ``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in
 the DTR paper; ``estar``: the reduced heuristic of the paper's proof, definition A.2;
 ``megengine``: MegEngine's article, section 3.6; ``coop``: Zhang et al., Coop (NeurIPS 2023), whose
-score leaves the size to the window that is evicted; ``marginal``: our own
+score leaves the size to the window that is evicted (the cost of the neighborhood is what its code
+in OneFlow takes unless told otherwise); ``marginal``: our own
 (docs/policy.md).
 """
 
@@ -38,6 +45,8 @@ SIZES = ("none", "size", "size+free")
 """By their numbers in the C header (DTR_SIZE_...)."""
 SELECTIONS = ("score", "random", "callback")
 """By their numbers in the C header (DTR_SELECT_...)."""
+ROOMS = ("auto", "single", "window")
+"""By their numbers in the C header (DTR_ROOM_...)."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +96,15 @@ class Heuristic:
     score: Callable[[Candidate], float] | None = None
     """For ``select="callback"``: gives a candidate's score. Slow: it is called for every candidate
     of every search."""
+    room: str = "auto"
+    """One of ROOMS. Windows need scores: with another ``select`` all is single."""
 
     def __post_init__(self) -> None:
         for part, value, allowed in (
             ("c", self.cost, COSTS),
             ("m", self.size, SIZES),
             ("select", self.select, SELECTIONS),
+            ("room", self.room, ROOMS),
         ):
             if value not in allowed:
                 raise ValueError(f"{part} is {value!r}; allowed: {', '.join(allowed)}")
@@ -107,6 +119,19 @@ class Heuristic:
 
     def __str__(self) -> str:
         return self.name
+
+    def room_number(self, asked: str = "heuristic") -> int:
+        """What dtr_engine_options.room is for this heuristic: as it says itself, or as asked for
+        (one of ROOMS). Raises ValueError for windows without scores."""
+        room = self.room if asked == "heuristic" else asked
+        if room not in ROOMS:
+            raise ValueError(f"room is {room!r}; allowed: heuristic, {', '.join(ROOMS)}")
+        if room == "window" and self.select != "score":
+            raise ValueError(
+                f"room is 'window', which needs scores, and heuristic {self.name!r} has none; "
+                "allowed: heuristic, auto, single"
+            )
+        return ROOMS.index(room)
 
     def numbers(self) -> tuple[int, int, int, float, float, int]:
         """The fields of a dtr_heuristic, in the order of the C header."""
@@ -124,16 +149,16 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
     {
         heuristic.name: heuristic
         for heuristic in (
-            Heuristic("dtr-full", "neighborhood", "size", 1),
-            Heuristic("dtr-eqclass", "component", "size", 1),
-            Heuristic("dtr-local", "local", "size", 1),
-            Heuristic("lru", "none", "none", 1),
-            Heuristic("largest", "none", "size", 0),
-            Heuristic("random", select="random"),
-            Heuristic("msps", "ancestors", "size", 0),
-            Heuristic("estar", "neighborhood", "size", 0),
-            Heuristic("megengine", "component", "size+free", 1, recompute_factor=1.5),
-            Heuristic("coop", "component", "none", 1),
+            Heuristic("dtr-full", "neighborhood", "size", 1, room="single"),
+            Heuristic("dtr-eqclass", "component", "size", 1, room="single"),
+            Heuristic("dtr-local", "local", "size", 1, room="single"),
+            Heuristic("lru", "none", "none", 1, room="single"),
+            Heuristic("largest", "none", "size", 0, room="single"),
+            Heuristic("random", select="random", room="single"),
+            Heuristic("msps", "ancestors", "size", 0, room="single"),
+            Heuristic("estar", "neighborhood", "size", 0, room="single"),
+            Heuristic("megengine", "component", "size+free", 1, 1.5, room="single"),
+            Heuristic("coop", "component", "none", 1, room="window"),
             Heuristic("marginal", "marginal", "size", 0.5),
         )
     }
@@ -167,7 +192,7 @@ def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
         raise ValueError(f"the name of a heuristic is {name!r}; allowed: text that is no preset's")
     if not callable(score):
         raise ValueError(f"the score of {name!r} is {score!r}; allowed: a callable")
-    _registered[name] = Heuristic(name, select="callback", score=score)
+    _registered[name] = Heuristic(name, select="callback", score=score, room="single")
     return _registered[name]
 
 

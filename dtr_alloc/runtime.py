@@ -311,6 +311,7 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.dealloc = dealloc
     options.swap_bytes = config.swap
     options.verify = config.verify
+    options.room = config.heuristic.room_number(config.room)
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
@@ -381,7 +382,7 @@ def enable(budget: object = None, **settings: object) -> None:
         budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
-        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc,
+        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
             min_evict, sampling, history, costs, swap, chunk, keep, fixed, poison, verify, log,
             log_steps, stats, report.
 

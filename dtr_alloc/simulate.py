@@ -143,6 +143,8 @@ class Run:
     scattered: int
     scattered_times: int
     remaps: int
+    windows: int
+    window_evictions: int
     seconds: float
     """Real time of the replay alone."""
     decisions_sha256: str
@@ -172,6 +174,7 @@ def replay(
     history_ops: int = config.Config.history,
     ghosts: str = "first",
     waiting: str = "yields",
+    room: str = "heuristic",
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -194,6 +197,7 @@ def replay(
         ghosts: what becomes of dead storages that were brought back; one of GHOSTS, in runtime
             semantics only (DTR_GHOSTS_... in native/dtr_alloc.h).
         waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
+        room: as the setting ``room``, in runtime semantics.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
@@ -207,6 +211,8 @@ def replay(
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     if semantics == "simrd" and (ghosts, waiting) != (GHOSTS[0], WAITING[0]):
         raise ValueError("ghosts and waiting are for semantics 'runtime'")
+    if semantics == "simrd" and room != "heuristic":
+        raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
@@ -231,6 +237,7 @@ def replay(
         runtime.history_ops = history_ops
         runtime.ghosts = GHOSTS.index(ghosts)
         runtime.waiting = WAITING.index(waiting)
+        runtime.room = parts.room_number(room)
         scorer = None if parts.score is None else Scorer(parts)
         if scorer is not None:
             runtime.score = scorer.pointer
@@ -442,6 +449,7 @@ class Plan:
     semantics: str = "simrd"
     space: str = "bytes"
     chunk_bytes: int = 0
+    room: str = "heuristic"
     thrash: float | None = None
 
     def check(self) -> None:
@@ -499,6 +507,7 @@ def _replay_of(
         space=plan.space,
         chunk_bytes=plan.chunk_bytes,
         measure=plan.semantics == "runtime",
+        room=plan.room,
         max_recompute=max_recompute,
     )
 
@@ -516,6 +525,7 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "log": label,
         "semantics": plan.semantics,
         "space": plan.space,
+        "room": plan.room,
         "heuristic": setup.rule.name,
         "dealloc": setup.dealloc,
         "seed": setup.seed,
@@ -527,6 +537,7 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "total_compute": run.total_cost,
         "rematerializations": run.remat_ops,
         "forced_evictions": run.forced,
+        "window_evictions": run.window_evictions,
         "other_evictions": run.other,
         "banished": run.banished,
         "collateral": run.collateral,

@@ -32,6 +32,7 @@ def run(
     semantics: str,
     space: str,
     chunk: str | None,
+    room: str,
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
@@ -56,6 +57,7 @@ def run(
         semantics=semantics,
         space=space,
         chunk_bytes=0 if chunk is None else _given("--chunk", lambda: parse_size(chunk)),
+        room=room,
         thrash=thrash,
     )
     _given("the combination", plan.check)

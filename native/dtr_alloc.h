@@ -183,6 +183,35 @@ int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, ui
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
+/* What a request for new memory lacks. A chunk that no block touches, mapped or not, may come to
+ * lie under any address: so a place is a hole as large as the request, with no more such chunks
+ * under the part of it that is taken than the budget has to spare. */
+typedef struct dtr_pool_room {
+  uint64_t base;           /* chunks begin here */
+  uint64_t chunk_bytes;    /* 0: the pool is one of segments, or counted, and cannot tell */
+  uint64_t spare_chunks;   /* of the budget, under no block */
+  uint64_t lacking_chunks; /* with so many more to spare a hole would do; UINT64_MAX: no hole would */
+  int32_t fixed;           /* 1: a fixed pool */
+  int32_t in_one_piece;    /* 0: the budget is being lowered, which needs no place */
+} dtr_pool_room;
+int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
+
+/* One of the large blocks, in the order of addresses. */
+typedef struct dtr_run_block {
+  uint64_t address;
+  uint64_t size_bytes;
+  int32_t state; /* 0 free, 1 in use, 2 neither: waiting for other streams, or free and serving only
+                    some (arenas, captured streams); 3 free, and the work of the stream that freed
+                    it may be running */
+  int32_t unused;
+} dtr_run_block;
+
+/* Writes up to capacity of them, and how many to *count: from the block in use that begins at
+ * address, with the free ones directly before it (none, if no such block begins there); address
+ * NULL: from the lowest. O(written). None of segments and counted pools. */
+int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks, uint64_t capacity,
+                     uint64_t* count);
+
 /* 1 if address lies in the pool's reservation (in one of its segments). Any thread; no lock but,
  * for segments, the pool's. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
@@ -333,6 +362,15 @@ enum {
                              what needs most memory is brought back first */
   DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
 };
+
+/* How an allocation that does not fit gets room (native/room.cpp), */
+enum {
+  DTR_ROOM_AUTO = 0,   /* the way that costs less: as single while bytes are lacking in a pool that
+                          maps memory anew, a window where they are not in one piece */
+  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits (DTR) */
+  DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
+};
+/* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
@@ -356,6 +394,7 @@ typedef struct dtr_engine_options {
   /* Each verify-th eviction of a live content keeps a copy of it, and the bytes are compared when
    * they come back: a difference fails the rematerialization with DTR_STATE. 0: none does. */
   uint64_t verify;
+  int32_t room; /* DTR_ROOM_... */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -390,6 +429,9 @@ typedef struct dtr_engine_stats {
   uint64_t verified;      /* rematerialized contents that were compared */
   uint64_t prefetches;    /* contents that were swapped in before they were needed */
   uint64_t prefetch_hits; /* of these, that were needed before they went again */
+  uint64_t contiguity_evictions; /* for room, while the bytes that no block took sufficed */
+  uint64_t window_searches;
+  uint64_t window_evictions; /* of members of windows */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -739,6 +781,8 @@ typedef struct dtr_replay_result {
   uint64_t scattered;       /* evictions while as much was free as was asked for; */
   uint64_t scattered_times; /* of how many times */
   uint64_t remaps;          /* as in dtr_pool_stats */
+  uint64_t windows;        /* searched for, as in dtr_engine_stats */
+  uint64_t window_evictions; /* of those that are forced */
 } dtr_replay_result;
 
 /* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
@@ -769,6 +813,7 @@ typedef struct dtr_runtime_options {
   uint64_t history_ops;      /* likewise */
   int32_t ghosts;            /* likewise */
   int32_t waiting;           /* likewise */
+  int32_t room;              /* likewise */
   dtr_score_fn score;        /* likewise */
   void* score_context;
   uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */

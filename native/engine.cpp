@@ -145,8 +145,12 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             {},
                             0,
                             {},
+                            false,
                             bandwidth_of(options_.swap_out_bytes_per_s, device_type),
                             bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
+  dtr_pool_room room{};
+  dtr_pool_get_room(pool, 1, &room);
+  device->fixed = room.fixed != 0;
   devices_.push_back(device);
   reset_all_bounds();
   dtr_pool_set_room(
@@ -155,7 +159,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
         auto* of = static_cast<Device*>(context);
         const Bookkeeping time(*of->engine);
         of->engine->tell_of_room(size_bytes);
-        return of->engine->make_room(*of);
+        return of->engine->make_room(*of, size_bytes);
       },
       device);
 }

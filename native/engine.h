@@ -15,7 +15,8 @@
 // failed cost nothing.
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), swap.cpp (contents that
+// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp (places for a
+// request in one piece), swap.cpp (contents that
 // go to host memory), prefetch.cpp (their way back), verify.cpp (whether the same comes
 // back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
 // lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
@@ -48,6 +49,7 @@
 #include "records.h"
 #include "score.h"
 #include "timing.h"
+#include "window.h"
 
 namespace dtr {
 
@@ -252,7 +254,7 @@ class Engine {
   struct Device;
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
-  int32_t make_room(Device& device);
+  int32_t make_room(Device& device, uint64_t size_bytes);
   void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
   // ---- by hand (hand.cpp) ----
@@ -397,6 +399,8 @@ class Engine {
   };
   bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, Deferred& deferred);
+  Storage* evict_victims(const Moment& moment, Deferred& deferred,
+                         std::unique_lock<EngineMutex>& lock, size_t* evicted);
   Storage* choose(Device& device, const Moment& moment);
   Storage* choose_by_callback(Device& device, const Moment& moment,
                               std::unique_lock<EngineMutex>& lock);
@@ -412,6 +416,7 @@ class Engine {
   }
   bool is_free_to_go(const Storage* storage, const Moment& moment) const;
   double exact_score(const Storage* storage, const Moment& moment, double cost_ns) const;
+  double learn_cost(Device& device, Storage* storage);
   double evaluate(Device& device, Storage* storage, const Moment& moment);
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
@@ -422,6 +427,21 @@ class Engine {
   }
   void reset_bounds(Device& device, Storage* storage);
   void reset_all_bounds();
+
+  // window.cpp
+  size_t run_of(const Device& device, const void* address, size_t blocks);
+  double price_factor(const Storage* storage, const Moment& moment) const;
+  double price_of(Device& device, Storage* storage, const Moment& moment);
+  bool extend_window(Device& device, const Moment& moment, const WindowNeed& need, Storage* first,
+                     double most, Window* window);
+  void search_windows(Device& device, const Moment& moment, const WindowNeed& need);
+  template <typename ForNext>
+  int64_t further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next);
+  double joint_price(const Moment& moment);
+  bool find_window(Device& device, const Moment& moment, const WindowNeed& need, double* joint);
+  double price_of_singles(Device& device, const Moment& moment, const WindowNeed& need,
+                          Storage* first);
+  bool choose_victims(Device& device, const Moment& moment, uint64_t size_bytes, bool fragmented);
 
   // swap.cpp
   static Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type);
@@ -465,6 +485,7 @@ class Engine {
   int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
   void check_neighborhoods();
   void check_search();
+  void check_windows(Device& device, const Moment& moment);
 
   // remat.cpp
   void push_wanted(Frame& frame, Storage* storage, bool forget);
@@ -510,6 +531,12 @@ class Engine {
   std::vector<Storage*> beside_free_;         // the candidates that it found some beside
   std::vector<dtr_free_neighbor> neighbors_;  // as the pool tells them
   std::vector<Storage*> pending_;             // worklist of walks through neighborhoods
+  uint64_t price_look_ = 0;                   // the search for windows that prices are of
+  std::vector<dtr_run_block> run_;            // blocks, as the pool tells them
+  FewWindows few_;                            // the best of the last search
+  std::vector<Storage*> members_;             // of the window that was looked at last
+  std::vector<int64_t> costs_of_members_;     // of joint_price()
+  std::vector<Storage*> victims_;             // what choose_victims() chose
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;
@@ -553,7 +580,8 @@ struct Engine::Device {
   Candidates candidates;
   double largest_parked_bytes = 0;  // of those parked because they are small
   PendingTimes pending_times = {};
-  Bandwidth way_out;  // to host memory
+  bool fixed = false;  // the pool is
+  Bandwidth way_out;   // to host memory
   Bandwidth way_in;
 };
 

@@ -47,6 +47,7 @@ void check(const dtr_engine_options& options) {
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_HOLDS);
+  check("room", options.room, DTR_ROOM_WINDOW);
   check("swap_out_bytes_per_s", options.swap_out_bytes_per_s, 0, kMost, "0 and more, finite");
   check("swap_in_bytes_per_s", options.swap_in_bytes_per_s, 0, kMost, "0 and more, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)

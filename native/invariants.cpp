@@ -1,5 +1,7 @@
 // invariants.cpp: the engine checks its own rules (records.h). Costs time in the
 // number of records: for tests and debug builds.
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -252,7 +254,10 @@ void Engine::check_search() {
       best = storage;
       least = value;
     }
+    if (const std::string broken = device->candidates.check(); !broken.empty())
+      throw StateError(broken);
     if (!search) continue;
+    check_windows(*device, moment);
     const Storage* found = choose(*device, moment);
     if (found != best)
       throw StateError("the search found storage " + std::to_string(found ? found->id : 0) +
@@ -260,6 +265,64 @@ void Engine::check_search() {
                        " has the least score");
   }
   stats_ = before;
+}
+
+// W5, by trying every run of blocks, for requests of several sizes: what the pool says that they
+// lack, and as if nothing but a hole of that size would do.
+void Engine::check_windows(Device& device, const Moment& moment) {
+  size_t blocks = 64, count;
+  while ((count = run_of(device, nullptr, blocks)) == blocks) blocks *= 2;
+  const std::vector<dtr_run_block> all(run_.begin(), run_.begin() + static_cast<int64_t>(count));
+  uint64_t largest = 512;
+  std::vector<Storage*> owners(count, nullptr);
+  for (size_t i = 0; i < count; ++i) {
+    if (all[i].state != 1) continue;
+    Storage* storage = by_address_.find(reinterpret_cast<const void*>(all[i].address));
+    if (storage && storage->candidate >= 0 && is_free_to_go(storage, moment)) owners[i] = storage;
+    largest = std::max(largest, all[i].size_bytes);
+  }
+  const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };
+  for (const uint64_t size : {uint64_t{512}, largest / 2 + 256, largest, 3 * largest, 9 * largest})
+    for (const bool only_hole : {false, true}) {
+      WindowNeed need{(size + 511) / 512 * 512, {}};
+      dtr_pool_get_room(device.pool, need.size_bytes, &need.room);
+      if (need.room.chunk_bytes == 0) return;
+      if (only_hole) need.room.lacking_chunks = std::numeric_limits<uint64_t>::max();
+      if (need.room.lacking_chunks == 0) continue;
+      FewWindows best;
+      best.clear();
+      ++price_look_;
+      for (size_t first = 0; first < count; ++first) {
+        if (!owners[first]) continue;
+        size_t begin = first;
+        while (begin > 0 && free(begin - 1)) --begin;
+        WindowSpan span;
+        Window window{owners[first], 0, 0};
+        for (size_t i = begin; i < count && (free(i) || owners[i]); ++i) {
+          span.add(all[i], need);
+          if (!free(i)) {
+            ++window.members;
+            window.price += price_of(device, owners[i], moment);
+          }
+          const bool ends = i + 1 == count || !free(i + 1);
+          if (window.members > 0 && ends && span.suffices(need)) {
+            best.offer(window);
+            break;
+          }
+        }
+      }
+      search_windows(device, moment, need);
+      bool same = few_.size() == best.size();
+      for (size_t i = 0; same && i < best.size(); ++i)
+        same = few_[i].first == best[i].first && few_[i].members == best[i].members &&
+               few_[i].price == best[i].price;
+      if (same) continue;
+      throw StateError("W5: for " + std::to_string(need.size_bytes) + " bytes the search found " +
+                       std::to_string(few_.size()) + " windows, the best of price " +
+                       std::to_string(few_.size() ? few_[0].price : 0) + ", where " +
+                       std::to_string(best.size()) + " are best, with " +
+                       std::to_string(best.size() ? best[0].price : 0));
+    }
 }
 
 }  // namespace dtr

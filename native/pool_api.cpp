@@ -127,6 +127,26 @@ DTR_EXPORT int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* ne
 
 DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) { return pool->pool.unused_bytes(); }
 
+DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    static_assert(sizeof(dtr_pool_room) == sizeof(dtr::RoomInfo), "dtr_pool_room and RoomInfo");
+    const dtr::RoomInfo info = pool->pool.room_info(size_bytes);
+    std::memcpy(out, &info, sizeof *out);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks,
+                                uint64_t capacity, uint64_t* count) {
+  return dtr::guard([&] {
+    require(count, "count");
+    *count = 0;
+    if (capacity != 0) require(blocks, "blocks");
+    static_assert(sizeof(dtr_run_block) == sizeof(dtr::RunBlock), "dtr_run_block and RunBlock");
+    *count = pool->pool.run(number(address), reinterpret_cast<dtr::RunBlock*>(blocks), capacity);
+  });
+}
+
 DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
   return pool->pool.contains(number(address)) ? 1 : 0;
 }

@@ -125,7 +125,11 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
   device.candidates.set(
       storage,
       {at_least_1(at_most_swap(storage, own)), at_least_1(at_most_swap(storage, numerator_ns)),
-       weight_of(storage), storage->last_access_ns},
+       weight_of(storage),
+       options_.heuristic.size == DTR_SIZE_NONE
+           ? 1
+           : at_least_1(static_cast<double>(storage->size_bytes)),
+       storage->last_access_ns},
       components_.decreased_ns());
 }
 
@@ -185,13 +189,17 @@ double Engine::exact_score(const Storage* storage, const Moment& moment, double 
   return score(options_.heuristic, signals) * ghost_factor(storage);
 }
 
-// The exact score of a candidate, from which its bounds learn.
-double Engine::evaluate(Device& device, Storage* storage, const Moment& moment) {
+// The exact cost of a candidate, from which its bounds learn.
+double Engine::learn_cost(Device& device, Storage* storage) {
   ++stats_.evaluations;
   ++stats_.storage_accesses;
   const double cost_ns = exact_cost_ns(storage);
   set_bounds(device, storage, cost_ns);
-  return exact_score(storage, moment, cost_ns);
+  return cost_ns;
+}
+
+double Engine::evaluate(Device& device, Storage* storage, const Moment& moment) {
+  return exact_score(storage, moment, learn_cost(device, storage));
 }
 
 Storage* Engine::choose(Device& device, const Moment& moment) {
@@ -364,10 +372,38 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
   return true;
 }
 
-// The pool's room callback: evicts one storage, or lets go of a dead constant that
-// turned out to be dispensable, or, as the last resort, evicts what only waits.
-int32_t Engine::make_room(Device& device) {
+// Evicts what was chosen, one after the other; null if all went, else the first that cannot be had
+// just now. *evicted: how many went.
+Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
+                               std::unique_lock<EngineMutex>& lock, size_t* evicted) {
+  *evicted = 0;
+  Storage* const first = victims_.front();
+  // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them.
+  const std::vector<Storage*> others(victims_.begin() + 1, victims_.end());
+  for (Storage* storage : others) ++storage->locks;
+  Storage* failed = evict(first, deferred, lock) ? nullptr : first;
+  if (!failed) ++*evicted;
+  for (Storage* storage : others) {
+    if (failed || storage->locks > 1 || storage->candidate < 0) {
+      if (!failed) failed = storage;
+      unlock(storage, deferred);
+      continue;
+    }
+    --storage->locks;
+    if (is_free_to_go(storage, moment) && evict(storage, deferred, lock))
+      ++*evicted;
+    else
+      failed = storage;
+  }
+  return failed;
+}
+
+// The pool's room callback: evicts what was chosen for the request, or lets go of a dead constant
+// that turned out to be dispensable, or, as the last resort, evicts what only waits.
+int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   const Spent spent(room_ns_of_thread());
+  // The bytes are there, but not in one piece.
+  const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
   Deferred deferred(*this);
   std::unique_lock<EngineMutex> lock(mutex_);
   // Locked, so that the next search passes over them.
@@ -385,18 +421,26 @@ int32_t Engine::make_room(Device& device) {
     while (!freed) {
       const int64_t begin = now_ns();
       const Moment moment = moment_of(device);
-      Storage* victim = options_.heuristic.select == DTR_SELECT_CALLBACK
-                            ? choose_by_callback(device, moment, lock)
-                            : choose(device, moment);
+      bool is_window = false;
+      if (options_.heuristic.select == DTR_SELECT_CALLBACK) {
+        Storage* chosen = choose_by_callback(device, moment, lock);
+        victims_.assign(chosen ? 1 : 0, chosen);
+      } else {
+        is_window = choose_victims(device, moment, size_bytes, fragmented);
+      }
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       ++stats_.searches;
-      if (!victim) break;
+      if (victims_.empty()) break;
+      size_t evicted = 0;
       eviction_cause_ = Journal::Cause::room;
-      freed = evict(victim, deferred, lock);
+      Storage* failed = evict_victims(moment, deferred, lock, &evicted);
       eviction_cause_ = Journal::Cause::gone;
+      freed = evicted > 0;
+      if (is_window) stats_.window_evictions += evicted;
+      if (fragmented) stats_.contiguity_evictions += evicted;
       if (!freed) {
-        ++victim->locks;
-        refused.storages.push_back(victim);
+        ++failed->locks;
+        refused.storages.push_back(failed);
       }
     }
   }

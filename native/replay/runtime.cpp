@@ -120,6 +120,7 @@ struct World {
       settings.history_ops = options.history_ops;
       settings.ghosts = options.ghosts;
       settings.waiting = options.waiting;
+      settings.room = options.room;
       settings.dealloc = kDeallocNames[options.replay.dealloc];
       raise(dtr_engine_create(&settings, &engine));
       raise(dtr_sim_create(engine, &sim));
@@ -553,6 +554,8 @@ class RuntimeReplay final : private Watcher {
     result.accesses = engine.storage_accesses;
     result.yields = engine.yields;
     result.remaps = pool.remaps;
+    result.windows = engine.window_searches;
+    result.window_evictions = engine.window_evictions;
     engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
   }
 

@@ -83,6 +83,7 @@ class EngineOptions(ctypes.Structure):
         ("swap_out_bytes_per_s", ctypes.c_double),
         ("swap_in_bytes_per_s", ctypes.c_double),
         ("verify", ctypes.c_uint64),
+        ("room", ctypes.c_int32),
     ]
 
 

@@ -19,8 +19,8 @@ def make_toy():
     tensors; then nothing is left: no record, no closure, no block."""
     made = []
 
-    def make(pages=64, kind=Toy, **options):
-        toy = kind(NativePool("host", budget=pages * PAGE), **options)
+    def make(pages=64, kind=Toy, driver="host", chunk=0, **options):
+        toy = kind(NativePool(driver, budget=pages * PAGE, chunk=chunk), **options)
         made.append(toy)
         return toy
 

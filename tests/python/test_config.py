@@ -277,6 +277,7 @@ def test_every_field_can_be_given_in_each_way():
         "device": "cpu",
         "heuristic": "marginal",
         "dealloc": "eager",
+        "room": "window",
         "min_evict": "1%",
         "sampling": "sqrt",
         "history": "7",

@@ -1,0 +1,239 @@
+// window.cpp: the search for the window of the least joint price (window.h), and what windows and
+// single evictions would cost each other.
+#include "window.h"
+
+#include <cmath>
+
+#include "engine.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr size_t kFewBlocks = 16;
+
+bool is_free(const dtr_run_block& block) { return block.state == 0 || block.state == 3; }
+
+template <typename F>
+void for_inputs(const Storage* storage, F&& visit) {
+  if (!storage->parent) return;
+  for (const Edge& edge : storage->parent->edges)
+    if (edge.input && edge.input != storage) visit(edge.input);
+}
+
+template <typename F>
+void for_dependents(const Storage* storage, F&& visit) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage != storage) visit(output.storage);
+}
+
+}  // namespace
+
+// Blocks in the order of addresses, at least so many if there are: in run_, how many is returned.
+size_t Engine::run_of(const Device& device, const void* address, size_t blocks) {
+  if (run_.size() < blocks) run_.resize(std::max(blocks, kFewBlocks));
+  uint64_t count = 0;
+  dtr_pool_run(device.pool, address, run_.data(), blocks, &count);
+  return count;
+}
+
+// The factor of a cost in the score without the size.
+double Engine::price_factor(const Storage* storage, const Moment& moment) const {
+  Signals signals;
+  signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
+  signals.recomputes = storage->recomputes;
+  return score(options_.heuristic, signals) * ghost_factor(storage);
+}
+
+// The price of a candidate that may be evicted, else infinity; each is looked at once in a search.
+double Engine::price_of(Device& device, Storage* storage, const Moment& moment) {
+  if (storage->priced == price_look_) return storage->price;
+  storage->priced = price_look_;
+  storage->price = std::numeric_limits<double>::infinity();
+  if (is_eligible(storage, moment, device))
+    storage->price = price_factor(storage, moment) * at_least_1(learn_cost(device, storage));
+  return storage->price;
+}
+
+// The minimal window whose first member is given, if there is one that costs no more than `most`.
+// Its members go to members_.
+bool Engine::extend_window(Device& device, const Moment& moment, const WindowNeed& need,
+                           Storage* first, double most, Window* window) {
+  for (size_t blocks = kFewBlocks;; blocks *= 2) {
+    const size_t count = run_of(device, first->address, blocks);
+    WindowSpan span;
+    Storage* next = first;
+    members_.clear();
+    *window = {first, 0, 0};
+    for (size_t i = 0; i < count; ++i) {
+      const dtr_run_block& block = run_[i];
+      if (is_free(block)) {
+        span.add(block, need);
+        continue;
+      }
+      if (window->members > 0 && span.suffices(need)) return true;
+      while (next && next->address < reinterpret_cast<void*>(block.address))
+        next = device.candidates.next(next);
+      if (block.state != 1 || !next || next->address != reinterpret_cast<void*>(block.address))
+        return false;
+      window->price += price_of(device, next, moment);
+      if (!(window->price <= most) || std::isinf(window->price)) return false;
+      members_.push_back(next);
+      ++window->members;
+      span.add(block, need);
+    }
+    if (count < blocks) return window->members > 0 && span.suffices(need);
+  }
+}
+
+// The best few windows by their price, in few_.
+void Engine::search_windows(Device& device, const Moment& moment, const WindowNeed& need) {
+  ++price_look_;
+  ++stats_.window_searches;
+  few_.clear();
+  device.candidates.search_windows(
+      moment.now_ns, components_.decreased_ns(), need.least_span(), few_.limit(),
+      [&](Storage* first) {
+        Window window;
+        if (extend_window(device, moment, need, first, few_.limit(), &window)) few_.offer(window);
+      });
+}
+
+// The evicted storages that are reached through evicted ones, and were not in this visit: their
+// summed parts.
+template <typename ForNext>
+int64_t Engine::further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next) {
+  int64_t sum = 0;
+  pending_.assign(1, const_cast<Storage*>(storage));
+  while (!pending_.empty()) {
+    const Storage* from = pending_.back();
+    pending_.pop_back();
+    for_next(from, [&](Storage* next) {
+      if (!next->counted || next->visit == visit) return;
+      next->visit = visit;
+      ++stats_.storage_accesses;
+      sum += part_of(next);
+      pending_.push_back(next);
+    });
+  }
+  return sum;
+}
+
+// Of what is in members_, which it sorts: the largest factor first, so that what is shared counts
+// with that. (Ancestors and descendants are shared each among themselves.)
+double Engine::joint_price(const Moment& moment) {
+  const auto factor = [&](const Storage* storage) { return price_factor(storage, moment); };
+  std::stable_sort(members_.begin(), members_.end(),
+                   [&](Storage* a, Storage* b) { return factor(a) > factor(b); });
+  const uint64_t upward = ++visits_, downward = ++visits_;
+  const int32_t kind = options_.heuristic.cost;
+  double joint = 0;
+  // An upward walk that has been somewhere has been to all above it, so two kinds of visits cannot
+  // share marks: all upward walks come first.
+  costs_of_members_.assign(members_.size(), 0);
+  if (needs_.ancestors)
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (needs_.tolls && is_idle(members_[i])) continue;
+      costs_of_members_[i] +=
+          further_cost(members_[i], upward,
+                       [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
+    }
+  if (needs_.descendants)
+    for (size_t i = 0; i < members_.size(); ++i)
+      costs_of_members_[i] +=
+          further_cost(members_[i], downward,
+                       [](const Storage* of, auto&& visit) { for_dependents(of, visit); });
+  for (size_t i = 0; i < members_.size(); ++i) {
+    Storage* storage = members_[i];
+    if (kind == DTR_COST_COMPONENT)
+      for_evicted_neighbors(storage, [&](Storage* neighbor) {
+        ComponentNode* root = components_.root(neighbor->component);
+        if (root->mark == upward) return;
+        root->mark = upward;
+        costs_of_members_[i] += root->cost_ns;
+      });
+    double cost = 1;
+    if (kind != DTR_COST_NONE) {
+      const double recompute =
+          !storage->parent ? 0
+          : needs_.tolls   ? with_tolls(cost_of(storage), costs_of_members_[i])
+                           : static_cast<double>(cost_of(storage) + costs_of_members_[i]);
+      cost = at_least_1(with_swap(storage, recompute));
+    }
+    joint += factor(storage) * cost;
+  }
+  return joint;
+}
+
+// The window of the least joint price, its members in members_; false if there is none.
+bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed& need,
+                         double* joint) {
+  search_windows(device, moment, need);
+  Window best;
+  *joint = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < few_.size(); ++i) {
+    double price = few_[i].price;
+    if (few_[i].members > 1) {
+      Window again;
+      extend_window(device, moment, need, few_[i].first, few_[i].price, &again);
+      price = joint_price(moment);
+    }
+    if (price >= *joint) continue;
+    *joint = price;
+    best = few_[i];
+  }
+  Window again;
+  return best.first && extend_window(device, moment, need, best.first, best.price, &again);
+}
+
+// What single evictions are likely to cost until a request has room, if the first is this: as often
+// as much as it releases too little. Infinity if it releases nothing.
+double Engine::price_of_singles(Device& device, const Moment& moment, const WindowNeed& need,
+                                Storage* first) {
+  WindowSpan span;
+  bool met = false;
+  const size_t count = run_of(device, first->address, kFewBlocks);
+  for (size_t i = 0; i < count; ++i) {
+    if (!is_free(run_[i])) {
+      if (met) break;
+      met = true;
+    }
+    span.add(run_[i], need);
+  }
+  const uint64_t released = span.released(need);
+  if (released == 0) return std::numeric_limits<double>::infinity();
+  const double times = std::ceil(static_cast<double>(need.room.lacking_chunks) /
+                                 static_cast<double>(released));
+  return price_of(device, first, moment) * times;
+}
+
+// Whom to evict for a request, in victims_; for `fragmented` see make_room. A window where that is
+// wanted and there is one (true), else the one of the least score.
+bool Engine::choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
+                            bool fragmented) {
+  victims_.clear();
+  const int32_t way = needs_.scores ? options_.room : DTR_ROOM_SINGLE;
+  WindowNeed need{size_bytes, {}};
+  double joint = 0;
+  bool found = false;
+  if (way == DTR_ROOM_WINDOW || (way == DTR_ROOM_AUTO && (device.fixed || fragmented))) {
+    dtr_pool_get_room(device.pool, size_bytes, &need.room);
+    // Where nothing is lacking what is missing is time, and no window.
+    if (need.room.chunk_bytes > 0 && need.room.in_one_piece && need.room.lacking_chunks > 0)
+      found = find_window(device, moment, need, &joint);
+  }
+  if (found && (way == DTR_ROOM_WINDOW || device.fixed)) {
+    victims_ = members_;
+    return true;
+  }
+  Storage* single = choose(device, moment);
+  if (found && (!single || joint <= price_of_singles(device, moment, need, single))) {
+    victims_ = members_;
+    return true;
+  }
+  if (single) victims_.push_back(single);
+  return false;
+}
+
+}  // namespace dtr

@@ -1,0 +1,122 @@
+// window.h: runs of neighbors whose eviction makes a place for a request in one piece.
+//
+// Coop (Zhang et al., NeurIPS 2023): what a request needs is not bytes but a place, so evict what
+// stands side by side. Rules:
+//
+//   W1  A window is a run of blocks in the order of addresses, each free or the block of a
+//       candidate that may be evicted, of these one at least. Free bytes cost nothing, so it goes
+//       on over all that is free on both sides. What is locked, pinned, frozen or too small, what
+//       no candidate owns, and what is free but not for everybody ends it.
+//   W2  It suffices if, with its members gone, either
+//         - it is as large as the request, where free chunks that no block touches count only as
+//           far as the budget has such chunks to spare (in a fixed pool it always has), or
+//         - so many chunks are touched by no block any more that a hole which is there serves:
+//           contiguity of addresses counts only below the chunk where memory is mapped anew.
+//       Either stays true for a longer run.
+//   W3  Only minimal windows count: for a first member the shortest run that suffices.
+//   W4  The price of a window is the sum of its members': the score without the size, as the
+//       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
+//       compared by their joint price, in which nothing that members would be recomputed
+//       through counts twice: it counts where its factor is largest.
+//   W5  What is found is what trying all would find; checked by check_invariants().
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "dtr_alloc.h"
+#include "records.h"
+
+namespace dtr {
+
+// What a request lacks.
+struct WindowNeed {
+  uint64_t size_bytes;
+  dtr_pool_room room;
+
+  // No window suffices that spans less.
+  uint64_t least_span() const {
+    if (room.lacking_chunks > size_bytes / room.chunk_bytes) return size_bytes;
+    return std::max<uint64_t>(room.lacking_chunks, 1) * room.chunk_bytes;
+  }
+};
+
+// A run of blocks, one after the other.
+class WindowSpan {
+ public:
+  void add(const dtr_run_block& block, const WindowNeed& need) {
+    if (end_ == 0) begin_ = block.address;
+    end_ = block.address + block.size_bytes;
+    bytes_ += block.size_bytes;
+    if (block.state == 0) untouched_ += whole_chunks(block.address, end_, need);
+  }
+
+  // Chunks that would be touched by no block, and are now.
+  uint64_t released(const WindowNeed& need) const {
+    return whole_chunks(begin_, end_, need) - untouched_;
+  }
+
+  bool suffices(const WindowNeed& need) const {
+    const uint64_t loose = untouched_ * need.room.chunk_bytes;
+    const uint64_t backed = std::min(untouched_, need.room.spare_chunks) * need.room.chunk_bytes;
+    return bytes_ - loose + backed >= need.size_bytes || released(need) >= need.room.lacking_chunks;
+  }
+
+ private:
+  static uint64_t whole_chunks(uint64_t begin, uint64_t end, const WindowNeed& need) {
+    const uint64_t chunk = need.room.chunk_bytes;
+    const uint64_t first = (begin - need.room.base + chunk - 1) / chunk;
+    const uint64_t last = (end - need.room.base) / chunk;
+    return last > first ? last - first : 0;
+  }
+
+  uint64_t begin_ = 0, end_ = 0, bytes_ = 0;
+  uint64_t untouched_ = 0;  // chunks wholly inside of blocks that are free for everybody
+};
+
+struct Window {
+  Storage* first = nullptr;  // member
+  size_t members = 0;
+  double price = 0;
+};
+
+// The best so far (W4).
+class FewWindows {
+ public:
+  static constexpr size_t kFew = 4;
+
+  void clear() {
+    count_ = 0;
+    limit_ = std::numeric_limits<double>::infinity();
+  }
+  size_t size() const { return count_; }
+  const Window& operator[](size_t index) const { return windows_[index]; }
+  // A price above it is of no interest.
+  const double& limit() const { return limit_; }
+
+  void offer(const Window& window) {
+    for (size_t i = 0; i < count_; ++i)
+      if (windows_[i].first == window.first) return;
+    const auto before = [](const Window& a, const Window& b) {
+      return a.price != b.price ? a.price < b.price : a.first->address < b.first->address;
+    };
+    if (count_ == kFew) {
+      if (!before(window, windows_[kFew - 1])) return;
+      --count_;
+    }
+    size_t at = count_++;
+    for (; at > 0 && before(window, windows_[at - 1]); --at) windows_[at] = windows_[at - 1];
+    windows_[at] = window;
+    if (count_ == kFew) limit_ = windows_[kFew - 1].price;
+  }
+
+ private:
+  std::array<Window, kFew> windows_;
+  size_t count_ = 0;
+  double limit_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace dtr

@@ -1,0 +1,163 @@
+"""Places for a request in one piece: windows. Needs the native build.
+
+check_invariants() compares, in every fourth step, the windows that the search finds for several
+sizes with those that trying every run of blocks finds (native/invariants.cpp).
+"""
+
+import pytest
+from native_pool import Invalid, OutOfMemory, check, ffi, lib
+from test_choice import Program
+from toy import Toy, engine_options
+
+from dtr_alloc.heuristics import COSTS
+
+PAGE = 4096
+WORDS = PAGE // 8
+AUTO, SINGLE, WINDOW = range(3)
+HISTORY = 60
+
+
+def filled(toy, sizes, words=8):
+    """Evictable neighbors at rising addresses, of so many words each, behind a constant."""
+    seed = toy.unseen(words)
+    tensors = [toy.one("fill", seed, words=words, parameter=i) for i, words in enumerate(sizes)]
+    addresses = [int(ffi.cast("uintptr_t", tensor.data)) for tensor in tensors]
+    assert addresses == sorted(addresses)
+    return [seed, *tensors]
+
+
+def use(*tensors):
+    for tensor in tensors:
+        tensor.toy.one("use", tensor, words=8, parameter=1).release()
+
+
+class Priced(Toy):
+    """The parameter of an operator is its cost."""
+
+    def cost(self, operator, tensors):
+        return operator.parameter
+
+
+def release(tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+class TestExactness:
+    @pytest.mark.parametrize("driver", ["host", "host-fixed"])
+    @pytest.mark.parametrize("cost", COSTS)
+    def test_the_search_finds_the_windows_that_trying_all_finds(self, make_toy, driver, cost):
+        heuristic = f"c={cost},m={'size' if cost != 'component' else 'none'},s=0.5,r=1.5"
+        toy = make_toy(pages=40, driver=driver, heuristic=heuristic, history=HISTORY)
+        program = Program(toy, heuristic, check_every=4).run(240)
+        stats = toy.stats()
+        assert stats.window_searches > (20 if driver == "host-fixed" else 0)
+        assert driver == "host" or stats.window_evictions > 20
+        program.end()
+
+    @pytest.mark.parametrize("chunk", [4, 16])
+    def test_where_memory_is_mapped_by_many_pages_and_all_is_a_window(self, make_toy, chunk):
+        toy = make_toy(pages=64, chunk=chunk * PAGE, room=WINDOW, history=HISTORY)
+        program = Program(toy, chunk, check_every=4).run(300)
+        assert toy.stats().window_evictions > 20
+        program.end()
+
+    def test_many_blocks_come_and_go(self, make_toy):
+        """More than one block of columns, so that they are split and merged."""
+        toy = make_toy(pages=300, driver="host-fixed", room=WINDOW, heuristic="lru")
+        constant = toy.unseen(8)
+        tensors = []
+        for i in range(900):
+            words = 64 + i * 7919 % (2 * WORDS)
+            tensors.append(toy.one("link", constant, words=words, parameter=i))
+            if i % 3 == 2:
+                tensors.pop(i * 31 % len(tensors)).release()
+            if i % 60 == 59:
+                toy.verify()
+        assert toy.stats().window_evictions > 100
+        release([*tensors, constant])
+
+
+def test_a_window_is_evicted_as_a_whole_and_the_request_has_its_place(make_toy):
+    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru", room=WINDOW)
+    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
+    use(*tensors[4:])
+    tensors.append(toy.one("large", tensors[0], words=2 * WORDS))
+    stats = toy.stats()
+    assert (stats.searches, stats.window_evictions) == (1, 2)
+    assert [tensor.evicted for tensor in tensors[1:4]].count(True) == 2
+    release(tensors)
+
+
+def test_single_evictions_ignore_neighbors(make_toy):
+    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru", room=SINGLE)
+    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
+    use(*tensors[2::2])
+    before = toy.stats().evictions
+    tensors.append(toy.one("large", tensors[0], words=2 * WORDS))
+    stats = toy.stats()
+    assert stats.window_searches == stats.window_evictions == 0
+    assert stats.evictions - before > 2
+    assert stats.contiguity_evictions > 0
+    release(tensors)
+
+
+@pytest.mark.parametrize("chunk_pages", [1, 8])
+def test_a_mapped_pool_evicts_a_window_only_for_bytes_in_one_chunk(make_toy, chunk_pages):
+    """Bytes in several chunks are as good as in one."""
+    toy = make_toy(pages=24, chunk=chunk_pages * PAGE, heuristic="c=local,m=size,s=0.5")
+    tensors = filled(toy, 23 * [WORDS], words=WORDS)
+    for tensor in tensors[2:24:2]:
+        assert toy.evict(tensor)
+    before = toy.stats().evictions
+    tensors.append(toy.one("large", tensors[0], words=8 * WORDS))
+    stats = toy.stats()
+    if chunk_pages == 1:
+        assert (stats.evictions - before, stats.contiguity_evictions) == (0, 0)
+    else:
+        assert stats.window_evictions == stats.contiguity_evictions == stats.evictions - before == 4
+    release(tensors)
+
+
+def test_what_is_pinned_or_locked_ends_a_window(make_toy):
+    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru")
+    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
+    for tensor in tensors[2::2]:
+        toy.pin(tensor)
+    with pytest.raises(OutOfMemory):
+        toy.one("large", tensors[0], words=2 * WORDS)
+    toy.verify()
+    toy.unpin(tensors[4])
+    large = toy.one("large", tensors[0], words=2 * WORDS)
+    assert toy.stats().window_evictions >= 1
+    for tensor in tensors[2::2]:
+        if tensor is not tensors[4]:
+            toy.unpin(tensor)
+    release([*tensors, large])
+
+
+def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice(make_toy):
+    """Two neighbors hang on one dear evicted storage, two others on a storage each, which cost less
+    but together more."""
+    toy = make_toy(
+        pages=8, kind=Priced, driver="host-fixed", heuristic="c=ancestors,m=size,s=0", room=WINDOW
+    )
+    seed = toy.unseen(64)
+    pad = toy.one("pad", seed, words=WORDS - 64, parameter=10**8)
+    roots = [toy.one("root", seed, words=WORDS, parameter=c) for c in (10**5, 7 * 10**4, 7 * 10**4)]
+    pairs = [toy.one("leaf", roots[i], words=WORDS, parameter=10 + i) for i in (0, 0, 1, 2)]
+    for root in roots:
+        assert toy.evict(root)
+    wall = toy.one("wall", seed, words=3 * WORDS, parameter=10**9)
+    toy.pin(wall)
+    large = toy.one("large", seed, words=2 * WORDS, parameter=1)
+    assert [pair.evicted for pair in pairs] == [True, True, False, False]
+    assert toy.stats().window_evictions == 2
+    toy.unpin(wall)
+    release([seed, pad, *roots, *pairs, wall, large])
+
+
+def test_a_strategy_that_there_is_not_is_named(make_toy):
+    toy = make_toy()
+    with pytest.raises(Invalid, match="room is 3; allowed: 0 to 2"):
+        check(lib.dtr_engine_configure(toy.engine, engine_options("lru", room=3)))
