@@ -69,7 +69,7 @@ struct RoomInfo {
 
 // One of the large blocks in the order of addresses.
 enum class RunState : int32_t {
-  kFree,      // for everybody
+  kFree,  // for everybody
   kInUse,
   kNobody,    // pending, or free and serving only some (arenas, captured streams)
   kSettling,  // free, and work of the stream that freed it may be running

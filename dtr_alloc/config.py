@@ -280,8 +280,8 @@ class Config:
     room: str = "heuristic"
     """How an allocation that does not fit gets room: ``single`` evicts the storage of the least
     score until it fits, ``window`` the cheapest run of neighbors that makes a place, ``auto`` what
-    costs less, ``heuristic`` as the heuristic was published (``auto`` if it is ours, or given by its
-    parts). One of ROOMS."""
+    costs less, ``heuristic`` as the heuristic was published (``auto`` if it is ours or given by
+    its parts). One of ROOMS."""
 
     min_evict: Smallest = Smallest()
     """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what

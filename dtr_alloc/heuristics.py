@@ -23,13 +23,13 @@ A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
 (``c=ancestors,m=size,s=0.5``; parts left out are ``none``, 0 and 1), or by a name registered for a
 Python callable.
 
-Presets, with the room that they were published with, and their sources: ``dtr-full``, ``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and
-``random``: DTR paper, section 4.1; ``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in
-the DTR paper; ``estar``: the reduced heuristic of the paper's proof, definition A.2;
-``megengine``: MegEngine's article, section 3.6; ``coop``: Zhang et al., Coop (NeurIPS 2023), whose
-score leaves the size to the window that is evicted (the cost of the neighborhood is what its code
-in OneFlow takes unless told otherwise); ``marginal``: our own
-(docs/policy.md).
+Presets, each with the room that it was published with, and their sources: ``dtr-full``,
+``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and ``random``: DTR paper, section 4.1;
+``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in the DTR paper; ``estar``: the reduced
+heuristic of the paper's proof, definition A.2; ``megengine``: MegEngine's article, section 3.6;
+``coop``: Zhang et al., Coop (NeurIPS 2023), whose score leaves the size to the window that is
+evicted (a neighborhood's cost, as its code in OneFlow has it unless told otherwise);
+``marginal``: our own (docs/policy.md).
 """
 
 from __future__ import annotations

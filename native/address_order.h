@@ -3,7 +3,8 @@
 // Slots stand in blocks of kBlock, for columns beside them that are read by blocks. Each block has
 // the ranges between two addresses, in any slots of its own, and a list of them in order; so an
 // insertion moves bytes of that list, not entries. Rules, checked by check():
-//   A1  In the order of `sequence_`, and inside of each block in the order of its list, ranges begin
+//   A1  In the order of `sequence_`, and inside of each block in the order of its list, ranges
+//   begin
 //       at addresses that do not fall. (Two versions of one buffer begin at the same for a moment.)
 //   A2  No block is empty. Blocks that are neighbors hold more than kMerged entries together, or a
 //       removal has not looked at them yet.

@@ -158,8 +158,7 @@ void Candidates::grow(size_t blocks) {
 }
 
 void Candidates::shrink(size_t blocks) {
-  for (Column* column :
-       {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_})
+  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_})
     column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
@@ -319,8 +318,9 @@ double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreas
 std::string Candidates::check() const {
   std::string broken = order_.check();
   for (const Storage* storage : list_) {
-    if (slots_[storage->slot] != storage || (storage->address != nullptr &&
-        order_.begin(storage->slot) != reinterpret_cast<uint64_t>(storage->address)))
+    if (slots_[storage->slot] != storage ||
+        (storage->address != nullptr &&
+         order_.begin(storage->slot) != reinterpret_cast<uint64_t>(storage->address)))
       broken = "R6: a candidate stands in another's slot";
     else if (span_[storage->slot] != span(storage->slot))
       broken = "C3: a candidate's span is wrong";

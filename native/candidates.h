@@ -145,7 +145,7 @@ class Candidates {
   std::vector<Storage*> slots_;
   // Columns by slot; the bounds of empty slots are infinite.
   Column numerator_, own_, weight_, access_;
-  Column size_, span_;  // what a score divides by; C3
+  Column size_, span_;            // what a score divides by; C3
   Column least_;                  // scratch: the least bound of each block
   Column prices_;                 // scratch: bounds of prices, of the blocks whose
   std::vector<uint64_t> priced_;  // number is that of this search

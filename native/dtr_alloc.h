@@ -187,12 +187,13 @@ uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
  * lie under any address: so a place is a hole as large as the request, with no more such chunks
  * under the part of it that is taken than the budget has to spare. */
 typedef struct dtr_pool_room {
-  uint64_t base;           /* chunks begin here */
-  uint64_t chunk_bytes;    /* 0: the pool is one of segments, or counted, and cannot tell */
-  uint64_t spare_chunks;   /* of the budget, under no block */
-  uint64_t lacking_chunks; /* with so many more to spare a hole would do; UINT64_MAX: no hole would */
-  int32_t fixed;           /* 1: a fixed pool */
-  int32_t in_one_piece;    /* 0: the budget is being lowered, which needs no place */
+  uint64_t base;         /* chunks begin here */
+  uint64_t chunk_bytes;  /* 0: the pool is one of segments, or counted, and cannot tell */
+  uint64_t spare_chunks; /* of the budget, under no block */
+  uint64_t
+      lacking_chunks;   /* with so many more to spare a hole would do; UINT64_MAX: no hole would */
+  int32_t fixed;        /* 1: a fixed pool */
+  int32_t in_one_piece; /* 0: the budget is being lowered, which needs no place */
 } dtr_pool_room;
 int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
 
@@ -425,10 +426,10 @@ typedef struct dtr_engine_stats {
   uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
-  uint64_t host_bytes;    /* of contents that are in host memory now */
-  uint64_t verified;      /* rematerialized contents that were compared */
-  uint64_t prefetches;    /* contents that were swapped in before they were needed */
-  uint64_t prefetch_hits; /* of these, that were needed before they went again */
+  uint64_t host_bytes;           /* of contents that are in host memory now */
+  uint64_t verified;             /* rematerialized contents that were compared */
+  uint64_t prefetches;           /* contents that were swapped in before they were needed */
+  uint64_t prefetch_hits;        /* of these, that were needed before they went again */
   uint64_t contiguity_evictions; /* for room, while the bytes that no block took sufficed */
   uint64_t window_searches;
   uint64_t window_evictions; /* of members of windows */
@@ -773,15 +774,15 @@ typedef struct dtr_replay_result {
   /* On the engine, if it was to be measured, what fragmentation costs (fragmentation.h in
    * native/replay/ says what is lost); of requests that found their place. Counted pools lose
    * nothing: */
-  uint64_t forced_requests; /* requests for which something was evicted */
-  uint64_t forced_times;    /* how often something was evicted for them (by windows: several) */
-  uint64_t lost_bytes;      /* summed over these times; */
-  uint64_t most_lost_bytes; /* the most at one of them */
-  uint64_t left_bytes;      /* free once the request has its place, summed over the requests */
-  uint64_t scattered;       /* evictions while as much was free as was asked for; */
-  uint64_t scattered_times; /* of how many times */
-  uint64_t remaps;          /* as in dtr_pool_stats */
-  uint64_t windows;        /* searched for, as in dtr_engine_stats */
+  uint64_t forced_requests;  /* requests for which something was evicted */
+  uint64_t forced_times;     /* how often something was evicted for them (by windows: several) */
+  uint64_t lost_bytes;       /* summed over these times; */
+  uint64_t most_lost_bytes;  /* the most at one of them */
+  uint64_t left_bytes;       /* free once the request has its place, summed over the requests */
+  uint64_t scattered;        /* evictions while as much was free as was asked for; */
+  uint64_t scattered_times;  /* of how many times */
+  uint64_t remaps;           /* as in dtr_pool_stats */
+  uint64_t windows;          /* searched for, as in dtr_engine_stats */
   uint64_t window_evictions; /* of those that are forced */
 } dtr_replay_result;
 

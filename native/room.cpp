@@ -122,15 +122,14 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
   if (!needs_.scores) return;
   const double own =
       options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
-  device.candidates.set(
-      storage,
-      {at_least_1(at_most_swap(storage, own)), at_least_1(at_most_swap(storage, numerator_ns)),
-       weight_of(storage),
-       options_.heuristic.size == DTR_SIZE_NONE
-           ? 1
-           : at_least_1(static_cast<double>(storage->size_bytes)),
-       storage->last_access_ns},
-      components_.decreased_ns());
+  device.candidates.set(storage,
+                        {at_least_1(at_most_swap(storage, own)),
+                         at_least_1(at_most_swap(storage, numerator_ns)), weight_of(storage),
+                         options_.heuristic.size == DTR_SIZE_NONE
+                             ? 1
+                             : at_least_1(static_cast<double>(storage->size_bytes)),
+                         storage->last_access_ns},
+                        components_.decreased_ns());
 }
 
 // The candidate's weight has changed, or it may be evicted again.

@@ -135,9 +135,8 @@ double Engine::joint_price(const Moment& moment) {
   if (needs_.ancestors)
     for (size_t i = 0; i < members_.size(); ++i) {
       if (needs_.tolls && is_idle(members_[i])) continue;
-      costs_of_members_[i] +=
-          further_cost(members_[i], upward,
-                       [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
+      costs_of_members_[i] += further_cost(
+          members_[i], upward, [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
     }
   if (needs_.descendants)
     for (size_t i = 0; i < members_.size(); ++i)
@@ -155,10 +154,10 @@ double Engine::joint_price(const Moment& moment) {
       });
     double cost = 1;
     if (kind != DTR_COST_NONE) {
-      const double recompute =
-          !storage->parent ? 0
-          : needs_.tolls   ? with_tolls(cost_of(storage), costs_of_members_[i])
-                           : static_cast<double>(cost_of(storage) + costs_of_members_[i]);
+      const double recompute = !storage->parent ? 0
+                               : needs_.tolls
+                                   ? with_tolls(cost_of(storage), costs_of_members_[i])
+                                   : static_cast<double>(cost_of(storage) + costs_of_members_[i]);
       cost = at_least_1(with_swap(storage, recompute));
     }
     joint += factor(storage) * cost;
@@ -203,8 +202,8 @@ double Engine::price_of_singles(Device& device, const Moment& moment, const Wind
   }
   const uint64_t released = span.released(need);
   if (released == 0) return std::numeric_limits<double>::infinity();
-  const double times = std::ceil(static_cast<double>(need.room.lacking_chunks) /
-                                 static_cast<double>(released));
+  const double times =
+      std::ceil(static_cast<double>(need.room.lacking_chunks) / static_cast<double>(released));
   return price_of(device, first, moment) * times;
 }
 
