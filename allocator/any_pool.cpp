@@ -145,6 +145,30 @@ void AnyPool::copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint
   work_.copy_in(address, host, size_bytes, stream);
 }
 
+uint64_t AnyPool::try_outside(uint64_t, uint64_t, uint64_t, uint64_t) { return 0; }
+
+uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream,
+                       bool timed) {
+  Lock lock(mutex_);
+  require_inside("copy", to, size_bytes);
+  require_inside("copy", from, size_bytes);
+  if (size_bytes == 0 || !driver_->has_contents()) return 0;
+  if (!follow_uses(from, stream)) {
+    throw StateError("copy: stream " + std::to_string(stream) +
+                     ", or another that uses the block, is being captured into a graph");
+  }
+  Timers& timers = work_.timers();
+  const uint64_t timer = timed ? timers.begin(stream) : 0;
+  try {
+    driver_->copy(to, from, size_bytes, stream);
+    timers.end(timer);
+  } catch (...) {
+    timers.drop(timer);
+    throw;
+  }
+  return timer;
+}
+
 // Others may allocate and free meanwhile.
 void AnyPool::synchronize(uint64_t stream) { work_.synchronize(stream); }
 

@@ -99,6 +99,9 @@ class AnyPool {
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
+  // The same outside of [begin, end), where memory is or may be mapped, and without a wait on the
+  // device: a place to move a block to. 0 also for what is small.
+  virtual uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end);
   virtual void free(uint64_t address) = 0;
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;
@@ -139,6 +142,9 @@ class AnyPool {
   void host_free(uint64_t host);
   void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream);
   void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream);
+  // From one block to another in stream order, behind all work that was recorded to use the first.
+  // Returns a timer of the copy if one is wanted, 0 where there is none.
+  uint64_t copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream, bool timed);
   void synchronize(uint64_t stream);
   uint64_t side_stream();
 
@@ -160,6 +166,10 @@ class AnyPool {
   virtual const char* held_in() const = 0;
   // Throws StateError while there are any, on closing.
   void require_no_blocks() const;
+
+  // Makes work on the stream from now on wait for what was recorded to use the block; false if a
+  // capture forbids it. Under the lock.
+  virtual bool follow_uses(uint64_t, uint64_t) { return true; }
 
   // Of an address in the span.
   virtual bool owns(uint64_t) const { return true; }

@@ -101,15 +101,37 @@ Block* Heap::best_fit(Owner owner, uint64_t size) const {
 
 Block* Heap::next_fit(const Block* hole) const { return owners_[hole->owner]->index.after(hole); }
 
-Block* Heap::take(Block* hole, uint64_t size) {
-  if ((used_ + 1) * 2 > table_.size()) {
-    std::vector<Slot> old(table_.size() * 2);
-    old.swap(table_);
-    --table_shift_;
-    for (const Slot& slot : old) {
-      if (slot.block != nullptr) table_insert(slot.block);
-    }
+void Heap::grow_table() {
+  if ((used_ + 1) * 2 <= table_.size()) return;
+  std::vector<Slot> old(table_.size() * 2);
+  old.swap(table_);
+  --table_shift_;
+  for (const Slot& slot : old) {
+    if (slot.block != nullptr) table_insert(slot.block);
   }
+}
+
+Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
+  if (offset == hole->offset) return take(hole, size);
+  grow_table();
+  Block* high = new_node();
+  leave(hole);
+  high->offset = offset;
+  high->size = hole->end() - offset;
+  high->owner = hole->owner;
+  high->point = hole->point;
+  high->previous = hole;
+  high->next = hole->next;
+  if (high->next != nullptr) high->next->previous = high;
+  hole->next = high;
+  hole->size = offset - hole->offset;
+  enter(hole);
+  enter(high);
+  return take(high, size);
+}
+
+Block* Heap::take(Block* hole, uint64_t size) {
+  grow_table();
   Block* block = hole;
   if (hole->size == size) {
     leave(hole);

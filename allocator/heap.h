@@ -52,6 +52,8 @@ class Heap {
   // Cuts `size` bytes off the low end of a free block and returns them as a block in use. The
   // chunks under them are mapped. Throws only std::bad_alloc, having changed nothing.
   Block* take(Block* hole, uint64_t size);
+  // The same at an offset inside of the hole, a multiple of the grain.
+  Block* take_at(Block* hole, uint64_t offset, uint64_t size);
 
   // Makes a block in use (or pending) free, for everybody or, for an owner, from a point on;
   // merges it with its neighbors.
@@ -114,6 +116,7 @@ class Heap {
   void leave(Block* block);
   void shrink(Block* hole, uint64_t size);  // by its low end
   Block* merge(Block* low, Block* high);
+  void grow_table();  // so that one more block fits
 
   void table_insert(Block* block);
   void table_erase(uint64_t offset);

@@ -102,6 +102,8 @@ class Pool final : public AnyPool {
   uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override {
     return try_once(size_bytes, stream, kNoArena, false);
   }
+  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) override;
+  bool follow_uses(uint64_t address, uint64_t stream) override;
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
   uint64_t largest_hole();
@@ -138,6 +140,7 @@ class Pool final : public AnyPool {
   // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
+  void count_allocation(uint64_t rounded, uint64_t size);
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
   uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();
@@ -154,6 +157,9 @@ class Pool final : public AnyPool {
 
   void poison(const Place& place);
   void give_back_excess() noexcept;
+
+  // pool_move.cpp
+  Block* take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
 
   // pool_arenas.cpp
   bool settle_arenas();

@@ -96,6 +96,11 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
     if (of_arena) arenas_.took(owner);
   }
   if (offset == Slabs::kNone) return Slabs::kNone;
+  count_allocation(rounded, size);
+  return offset;
+}
+
+void Pool::count_allocation(uint64_t rounded, uint64_t size) {
   counts_.allocated_bytes += rounded;
   counts_.requested_bytes += size;
   counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
@@ -106,7 +111,6 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
   ++counts_.allocations;
   note_unused();
-  return offset;
 }
 
 // Where nothing serves, pending blocks do: their own streams wait for those that still use them, on

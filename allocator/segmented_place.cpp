@@ -83,6 +83,24 @@ uint64_t SegmentedPool::try_segments(const Request& request, bool last) {
   return 0;
 }
 
+uint64_t SegmentedPool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
+                                    uint64_t end) {
+  Lock lock(mutex_);
+  for (auto& [start, segment] : segments_) {
+    if (segment.is_small) continue;
+    const PoolStats before = segment.pool->counts();
+    const uint64_t address = segment.pool->try_outside(size_bytes, stream, begin, end);
+    if (address == 0) continue;
+    count_change(before, segment.pool->counts());
+    return address;
+  }
+  return 0;
+}
+
+bool SegmentedPool::follow_uses(uint64_t address, uint64_t stream) {
+  return in_use_at(address, "copy").pool->follow_uses(address, stream);
+}
+
 uint64_t SegmentedPool::try_in(Segment& segment, const Request& request, bool last) {
   uint64_t arena = 0;
   if (request.arena != 0) {

@@ -42,6 +42,8 @@ class SegmentedPool final : public AnyPool {
 
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
+  // In segments that are there.
+  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) override;
   void free(uint64_t address) override;
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
@@ -67,6 +69,7 @@ class SegmentedPool final : public AnyPool {
 
   bool owns(uint64_t address) const override;
   bool spans(uint64_t address, uint64_t size_bytes) const override;
+  bool follow_uses(uint64_t address, uint64_t stream) override;
 
   // What is asked for; arena 0: none.
   struct Request {

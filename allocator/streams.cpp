@@ -195,14 +195,21 @@ void Streams::retire(uint64_t offset, Owner home) {
   uses_.erase(offset);
 }
 
-bool Streams::await_uses(uint64_t offset, Owner owner) {
-  auto found = uses_.find(offset);
+bool Streams::follow_uses(uint64_t offset, Owner owner) {
+  const auto found = uses_.find(offset);
   if (found == uses_.end()) return true;
   for (Owner user : found->second) {
-    if (!may_wait(user)) return false;
+    if (user != owner && !may_wait(user)) return false;
   }
-  for (Owner user : found->second) wait(owner, mark(user));
-  uses_.erase(found);
+  for (Owner user : found->second) {
+    if (user != owner) wait(owner, mark(user));
+  }
+  return true;
+}
+
+bool Streams::await_uses(uint64_t offset, Owner owner) {
+  if (!follow_uses(offset, owner)) return false;
+  forget_uses(offset);
   return true;
 }
 

@@ -103,6 +103,8 @@ class Streams {
   // them; false, and nothing was done, if a stream that is being captured forbids it.
   bool await_uses(uint64_t offset, Owner owner);
   void forget_uses(uint64_t offset) { uses_.erase(offset); }
+  // The same, but they are kept: the owner's work from now on reads what the uses may still write.
+  bool follow_uses(uint64_t offset, Owner owner);
   // Marks points on all streams that use the range, freed by `home`, and makes it pending.
   void retire(uint64_t offset, Owner home);
   bool pending(uint64_t offset) const {

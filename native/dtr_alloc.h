@@ -132,6 +132,13 @@ int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, 
  * that would be needed, and always from pools of segments and counted ones. Any thread. */
 int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
+/* A place to move a block of size_bytes to: as dtr_pool_try_allocate, but outside of the addresses
+ * [begin, end) (both NULL: anywhere), and only where memory is there for the stream or may be
+ * mapped: nothing is remapped, and the stream waits for no other. *out is NULL and the status
+ * DTR_OK where there is none, and always for small requests and from counted pools. Any thread. */
+int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                             const void* begin, const void* end, void** out);
+
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
  * start of a block in use, twice-freed ones included. Any thread. */
 int32_t dtr_pool_free(dtr_pool* pool, void* address);
@@ -250,6 +257,14 @@ int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address, uint6
                           uint64_t stream);
 int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64_t size_bytes,
                          uint64_t stream);
+
+/* Copies the content of the block that starts at from to the one that starts at to, in stream
+ * order, behind all work that was recorded to use the first (dtr_pool_record_stream). The caller
+ * does not wait, and orders what uses the second. Where memory has no contents nothing is done.
+ * *timer is a timer of the copy, as dtr_pool_time_end leaves it; timer may be NULL. DTR_INVALID
+ * for ranges that are not in the pool, DTR_STATE if a stream concerned is being captured. */
+int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
+                      uint64_t stream, uint64_t* timer);
 
 /* Waits on the host for the stream's work so far, without a lock. */
 int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);

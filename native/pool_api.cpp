@@ -183,6 +183,25 @@ DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, ui
   });
 }
 
+DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                        const void* begin, const void* end, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(pool->pool.try_outside(size_bytes, stream, number(begin), number(end)));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
+                                 uint64_t stream, uint64_t* timer) {
+  return dtr::guard([&] {
+    if (timer != nullptr) *timer = 0;
+    const uint64_t made =
+        pool->pool.copy(number(to), number(from), size_bytes, stream, timer != nullptr);
+    if (timer != nullptr) *timer = made;
+  });
+}
+
 DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
   return dtr::guard([&] {
     require(out, "out");

@@ -1,0 +1,76 @@
+// A place to move a block to. Unlike a request (pool.h) it takes only what is there: no room is
+// asked for, nothing is remapped, nobody waits. So a move never costs more than its copy.
+#include <algorithm>
+#include <mutex>
+
+#include "errors.h"
+#include "pool.h"
+
+namespace dtr {
+
+namespace {
+
+using Lock = std::lock_guard<PoolMutex>;
+
+// How many holes, from the best fit up, are looked at.
+constexpr int kMostHoles = 64;
+
+}  // namespace
+
+// The part of a hole that lies outside of [begin, end), offsets: its low end, or what begins at
+// end; nullptr if neither is large enough, or its memory is not to be had.
+Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end) {
+  uint64_t at = hole->offset;
+  if (at < end && at + size > begin) at = std::max(at, end);
+  if (at > hole->end() || hole->end() - at < size) return nullptr;
+  if (stale_.any_in(at / chunk_, (at + size - 1) / chunk_ + 1)) return nullptr;
+  const uint64_t absent = chunks_.absent_in(at, at + size);
+  if (absent != 0) {
+    if (chunks_.mapped() + absent > limit_chunks()) return nullptr;
+    try {
+      chunks_.map(at, at + size);
+    } catch (const DriverError& error) {
+      if (!error.out_of_memory) throw;
+      return nullptr;
+    }
+  }
+  return large_.take_at(hole, at, size);
+}
+
+uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) {
+  Lock lock(mutex_);
+  if (slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
+  const uint64_t size = (size_bytes + kGrain - 1) / kGrain * kGrain;
+  // As offsets, in whole grains.
+  const uint64_t base = reservation_.base();
+  const auto offset_of = [&](uint64_t address) {
+    return std::min(std::max(address, base) - base, reservation_.size());
+  };
+  begin = offset_of(begin) / kGrain * kGrain;
+  end = (offset_of(end) + kGrain - 1) / kGrain * kGrain;
+  poll();
+  const Owner owner = streams_.owner_of(stream);
+  Block* own = owner == kIdle ? nullptr : large_.best_fit(owner, size);
+  Block* idle = large_.best_fit(kIdle, size);
+  for (int tries = 0; (own != nullptr || idle != nullptr) && tries < kMostHoles; ++tries) {
+    Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;
+    Block* const next = large_.next_fit(hole);
+    if (Block* block = take_outside(hole, size, begin, end); block != nullptr) {
+      block->owner = owner;
+      block->stream = stream;
+      block->requested = size_bytes;
+      count_allocation(size, size_bytes);
+      return base + block->offset;
+    }
+    hole = next;
+  }
+  return 0;
+}
+
+bool Pool::follow_uses(uint64_t address, uint64_t stream) {
+  const Place place = in_use_at(address, "copy");
+  const Owner owner = streams_.owner_of(stream);
+  return owner == kIdle || (streams_.may_wait(owner) && streams_.follow_uses(place.start, owner));
+}
+
+}  // namespace dtr
