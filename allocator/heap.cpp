@@ -122,7 +122,7 @@ Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
   high->point = hole->point;
   high->previous = hole;
   high->next = hole->next;
-  if (high->next != nullptr) high->next->previous = high;
+  (high->next != nullptr ? high->next->previous : last_) = high;
   hole->next = high;
   hole->size = offset - hole->offset;
   enter(hole);

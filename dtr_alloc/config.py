@@ -312,6 +312,10 @@ class Config:
     """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
     (written ``off``): none are."""
 
+    moving: bool = True
+    """Whether tensors may be copied to other addresses of the heap where what is free is not in one
+    piece, rather than fail. A tensor whose address was given away stays where it is."""
+
     chunk: int = 0
     """The unit, in bytes, in which the heap gets memory from the driver and gives it back: a
     multiple of the driver's own (2 MiB on CUDA); 0 (written ``auto``): the driver's default. Fixed
@@ -413,6 +417,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
     "swap": (_size_or_word("swap"), lambda: f"{SIZE_FORMS}, or 'off'"),
+    "moving": (_switch, lambda: SWITCHES),
     "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
     "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
     "fixed": (_switch, lambda: SWITCHES),

@@ -312,6 +312,7 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.swap_bytes = config.swap
     options.verify = config.verify
     options.room = config.heuristic.room_number(config.room)
+    options.moving = config.moving
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
@@ -383,8 +384,8 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
-            min_evict, sampling, history, costs, swap, chunk, keep, fixed, poison, verify, log,
-            log_steps, stats, report.
+            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, poison,
+            verify, log, log_steps, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use

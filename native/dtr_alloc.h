@@ -410,7 +410,10 @@ typedef struct dtr_engine_options {
   /* Each verify-th eviction of a live content keeps a copy of it, and the bytes are compared when
    * they come back: a difference fails the rematerialization with DTR_STATE. 0: none does. */
   uint64_t verify;
-  int32_t room; /* DTR_ROOM_... */
+  int32_t room;   /* DTR_ROOM_... */
+  int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
+                     piece (native/moving.cpp) */
+  double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -425,7 +428,7 @@ typedef struct dtr_engine_stats {
   uint64_t evicted_storages;    /* records whose content is gone */
   uint64_t kept_constant_bytes; /* dead constants kept because something may need them */
   uint64_t settled;             /* storages that became constants before a loss */
-  uint64_t moved_bytes;         /* of storages relocated; nothing relocates them yet */
+  uint64_t moved_bytes;         /* of contents that were moved within a pool */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
   uint64_t yields;              /* evictions of what only waited: there was no other way */
@@ -448,6 +451,8 @@ typedef struct dtr_engine_stats {
   uint64_t contiguity_evictions; /* for room, while the bytes that no block took sufficed */
   uint64_t window_searches;
   uint64_t window_evictions; /* of members of windows */
+  uint64_t moves;            /* contents moved within a pool */
+  uint64_t move_ns;          /* what the host spent on them; copies that a device makes later not */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -607,6 +612,19 @@ int32_t dtr_remat_want_any(dtr_frame* frame);
  * seen counts as a resident constant. */
 int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible, -status */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
+/* Moves a handle's content to another address of its pool, outside of [avoid_begin, avoid_end)
+ * (both NULL: to any other): 1 done, 0 if it may not be moved or there is no place, -status if the
+ * copy fails; then it is where it was. Whatever the option moving says. Addresses that were given
+ * away (dtr_pin with escaped) and pinned ones stay. Any thread. */
+int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_begin,
+                            const void* avoid_end);
+/* Moves what can be moved, from the highest address down, into free places below. It slides
+ * nothing into memory of its own. *moved_bytes (may be NULL): how much. Any thread. */
+int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes);
+/* For tests: moves up to count storages, drawn by the seed, to any other place. *moved (may be
+ * NULL): how many. */
+int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
+                             uint64_t* moved);
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
  * given away; the storage becomes a constant for good and is watched for changes, if it is
  * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,

@@ -121,6 +121,7 @@ void Engine::configure(const dtr_engine_options& options) {
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
   configure_swap(deferred);
+  configure_moving();
   reset_all_bounds();
 }
 
@@ -147,7 +148,8 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             {},
                             false,
                             bandwidth_of(options_.swap_out_bytes_per_s, device_type),
-                            bandwidth_of(options_.swap_in_bytes_per_s, device_type)};
+                            bandwidth_of(options_.swap_in_bytes_per_s, device_type),
+                            MovePrice(options_.move_bytes_per_s, device_type == 0)};
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   device->fixed = room.fixed != 0;

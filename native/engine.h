@@ -21,8 +21,8 @@
 // back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
 // lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
-// memory is short), order.cpp (streams), freeze.cpp (while a graph is captured),
-// journal.cpp (op logs), invariants.cpp.
+// memory is short), moving.cpp (contents that go to other addresses), order.cpp (streams),
+// freeze.cpp (while a graph is captured), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -45,6 +45,7 @@
 #include "host_memory.h"
 #include "journal.h"
 #include "locks.h"
+#include "move_price.h"
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
@@ -197,6 +198,8 @@ class Watcher {
   virtual void banished(uint64_t storage_id) = 0;
   // A pool asks for room for a request of so many bytes; nothing has been evicted for it yet.
   virtual void asked_for_room(uint64_t size_bytes) = 0;
+  // Its content is at another address.
+  virtual void moved(uint64_t) {}
 };
 
 class Engine {
@@ -263,6 +266,11 @@ class Engine {
   void hand_pin(const void* tensor, int32_t escaped);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
+
+  // ---- moving.cpp ----
+  bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
+  uint64_t compact(dtr_pool* pool);
+  uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
   // ---- journal.cpp ----
   void journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
@@ -457,6 +465,16 @@ class Engine {
   void drop_host_copy(Storage* storage);
   void swapped_died(Storage* storage, Deferred& deferred);
 
+  // moving.cpp
+  bool is_movable(const Storage* storage) const;
+  double move_ns(const Storage* storage);
+  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end,
+                Deferred& deferred);
+  bool open_hole(Device& device, uint64_t size_bytes, Deferred& deferred);
+  void calibrate_moves(Device& device);
+  void configure_moving();
+  Device& device_with(const dtr_pool* pool) const;
+
   // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
@@ -583,6 +601,8 @@ struct Engine::Device {
   bool fixed = false;  // the pool is
   Bandwidth way_out;   // to host memory
   Bandwidth way_in;
+  MovePrice move_price = {};
+  std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
 };
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.

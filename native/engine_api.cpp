@@ -50,6 +50,8 @@ void check(const dtr_engine_options& options) {
   check("room", options.room, DTR_ROOM_WINDOW);
   check("swap_out_bytes_per_s", options.swap_out_bytes_per_s, 0, kMost, "0 and more, finite");
   check("swap_in_bytes_per_s", options.swap_in_bytes_per_s, 0, kMost, "0 and more, finite");
+  check("moving", options.moving, 1);
+  check("move_bytes_per_s", options.move_bytes_per_s, 0, kMost, "0 and more, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
@@ -243,6 +245,29 @@ int32_t dtr_evict(dtr_engine* engine, void* handle) {
   bool done = false;
   const int32_t status = dtr::guard([&] { done = engine_of(engine)->hand_evict(handle); });
   return status == DTR_OK ? done : -status;
+}
+
+int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_begin,
+                            const void* avoid_end) {
+  bool done = false;
+  const int32_t status =
+      dtr::guard([&] { done = engine_of(engine)->hand_move(handle, avoid_begin, avoid_end); });
+  return status == DTR_OK ? done : -status;
+}
+
+int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes) {
+  return dtr::guard([&] {
+    const uint64_t bytes = engine_of(engine)->compact(pool);
+    if (moved_bytes) *moved_bytes = bytes;
+  });
+}
+
+int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
+                             uint64_t* moved) {
+  return dtr::guard([&] {
+    const uint64_t done = engine_of(engine)->move_some(pool, seed, count);
+    if (moved) *moved = done;
+  });
 }
 
 int32_t dtr_is_resident(dtr_engine* engine, void* handle) {

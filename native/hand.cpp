@@ -28,11 +28,11 @@ bool Engine::hand_is_resident(void* handle) {
 }
 
 void Engine::hand_pin(const void* tensor, int32_t escaped) {
-  dtr_tensor_desc desc;
-  describe(tensor, &desc);
-  if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
+  dtr_tensor_desc desc;
+  describe(tensor, &desc);  // not before: another thread might evict or move it in between
+  if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
   Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return;
   if (escaped == 0) {

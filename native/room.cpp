@@ -398,7 +398,8 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
 }
 
 // The pool's room callback: evicts what was chosen for the request, or lets go of a dead constant
-// that turned out to be dispensable, or, as the last resort, evicts what only waits.
+// that turned out to be dispensable, or moves what lies in the way, or, as the last resort, evicts
+// what only waits.
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   const Spent spent(room_ns_of_thread());
   // The bytes are there, but not in one piece.
@@ -450,6 +451,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
     unlock(constant, deferred);
   }
+  if (!freed && options_.moving) freed = open_hole(device, size_bytes, deferred);
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);

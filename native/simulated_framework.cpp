@@ -127,6 +127,14 @@ void attach(void* handle, void* address) {
   storage.pointer = address;
 }
 
+void* replace(void* handle, void* address) {
+  SimulatedStorage& storage = storage_of(handle);
+  if (storage.memory != Memory::core) return nullptr;
+  void* old = storage.pointer;
+  storage.pointer = address;
+  return old;
+}
+
 void* take(void* handle) {
   SimulatedStorage& storage = storage_of(handle);
   if (storage.memory != Memory::core) return nullptr;
@@ -150,11 +158,21 @@ thread_local uint64_t stream_in_use = 0;
 
 uint64_t current_stream(uint8_t, int8_t) { return stream_in_use; }
 
-const dtr_framework table = {
-    DTR_BRIDGE_ABI_VERSION, &describe, &strong_count, &retain_weak, &release_weak, &retain_strong,
-    &retain_strong,  // no GIL here
-    &release_strong,        &data,     &detach,       &attach,      &take,         &make,
-    &current_stream};
+const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
+                             &describe,
+                             &strong_count,
+                             &retain_weak,
+                             &release_weak,
+                             &retain_strong,
+                             &retain_strong,  // no GIL here
+                             &release_strong,
+                             &data,
+                             &detach,
+                             &attach,
+                             &replace,
+                             &take,
+                             &make,
+                             &current_stream};
 
 }  // namespace
 

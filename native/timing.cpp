@@ -58,6 +58,12 @@ void Engine::learn(Frame& frame, uint64_t signature) {
   for (Device* device : devices_) {
     if (device->pool != frame.queued_in) continue;
     for (uint64_t i = 0; i < frame.times.count; ++i) {
+      const auto moved = device->pending_moves.find(frame.times.timers[i]);
+      if (moved != device->pending_moves.end()) {
+        device->move_price.add_copy(moved->second, frame.times.ns[i]);
+        device->pending_moves.erase(moved);
+        continue;
+      }
       const auto found = device->pending_times.find(frame.times.timers[i]);
       if (found == device->pending_times.end()) continue;
       costs_.add(found->second.signature, found->second.op_key, frame.times.ns[i]);

@@ -186,6 +186,14 @@ void attach(void* handle, void* address) {
   storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_block, device));
 }
 
+void* replace(void* handle, void* address) {
+  c10::StorageImpl& storage = *storage_of(handle);
+  const c10::Device device = storage._mutable_data_ptr_no_checks().device();
+  void* old = release_address(storage);
+  if (old) storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_block, device));
+  return old;
+}
+
 void* take(void* handle) {
   c10::StorageImpl& storage = *storage_of(handle);
   void* address = release_address(storage);
@@ -233,6 +241,7 @@ dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                            &data,
                            &detach,
                            &attach,
+                           &replace,
                            &take,
                            &make,
                            nullptr};  // see set_current_stream

@@ -101,6 +101,18 @@ class NativePool:
         check(lib.dtr_pool_allocate(self.handle, size, stream, self._out))
         return int(ffi.cast("uintptr_t", self._out[0]))
 
+    def try_outside(self, size: int, begin: int = 0, end: int = 0, stream: int = 0) -> int:
+        bounds = [ffi.cast("void *", address) for address in (begin, end)]
+        check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def copy(self, to: int, source: int, size: int, stream: int = 0) -> int:
+        """Returns the copy's timer."""
+        timer = ffi.new("uint64_t *")
+        ends = ffi.cast("void *", to), ffi.cast("void *", source)
+        check(lib.dtr_pool_copy(self.handle, *ends, size, stream, timer))
+        return timer[0]
+
     def free(self, address: int) -> None:
         check(lib.dtr_pool_free(self.handle, ffi.cast("void *", address)))
 

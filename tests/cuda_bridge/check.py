@@ -84,6 +84,8 @@ class EngineOptions(ctypes.Structure):
         ("swap_in_bytes_per_s", ctypes.c_double),
         ("verify", ctypes.c_uint64),
         ("room", ctypes.c_int32),
+        ("moving", ctypes.c_int32),
+        ("move_bytes_per_s", ctypes.c_double),
     ]
 
 

@@ -53,6 +53,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
     dealloc = "eager"
     swap = 0  # most bytes of host memory
+    fixed = 0  # as many addresses as the budget has bytes
     fake = None
 
     def __init__(self):
@@ -61,7 +62,10 @@ class EngineAgainstModel(RuleBasedStateMachine):
             self.fake.reset()
         self.budget = 16
         self.pool = NativePool(
-            self.driver, budget=self.budget * self.chunk, reserve=1024 * self.chunk
+            self.driver,
+            budget=self.budget * self.chunk,
+            reserve=1024 * self.chunk,
+            fixed=self.fixed,
         )
         self.toy = FailingToy(
             self.pool,
@@ -69,6 +73,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             grain=self.grain,
             dealloc=self.dealloc,
             swap_bytes=self.swap,
+            moving=1,
         )
         self.tensors = []
         self.next_parameter = 0
@@ -115,6 +120,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         with self.may_fail():
             tensor = self.toy.unseen(self.sizes[size], seed=self.parameter())
             tensor.store.pins, tensor.store.escaped = 0, False
+            tensor.store.given_away = False
             self.tensors.append(tensor)
 
     @precondition(lambda self: self.tensors)
@@ -196,6 +202,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
                 replayable=replayable,
             ):
                 tensor.store.pins, tensor.store.escaped = 0, False
+                tensor.store.given_away = False
                 self.tensors.append(tensor)
             return True
         return False
@@ -261,6 +268,30 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tensors)
     @rule(index=INDEX)
+    def move(self, index):
+        tensor = self.pick(index)
+        before = tensor.data
+        with self.may_fail():
+            moved = self.toy.move(tensor)
+            assert moved == (tensor.data != before)
+            if moved:
+                assert not tensor.store.pins
+                assert not tensor.store.given_away
+        if not tensor.evicted:
+            assert tensor.is_right()
+
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 8))
+    def move_some(self, seed, count):
+        with self.may_fail():
+            self.toy.move_some(seed, count)
+
+    @rule()
+    def compact(self):
+        with self.may_fail():
+            self.toy.compact()
+
+    @precondition(lambda self: self.tensors)
+    @rule(index=INDEX)
     def materialize(self, index):
         tensor = self.pick(index)
         with self.may_fail():
@@ -284,7 +315,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             self.toy.materialize(tensor)
             self.toy.pin(tensor, escaped)
             if escaped:
-                tensor.store.escaped = True
+                tensor.store.escaped = tensor.store.given_away = True
             else:
                 tensor.store.pins += 1
 
@@ -307,6 +338,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             self.toy.write(whole, seed)
             tensor.store.expected[:] = seed * self.toy.count(whole)
             tensor.store.pins, tensor.store.escaped = 0, False
+            tensor.store.given_away = False
             whole.release()
 
     # ---- surroundings ----
@@ -432,6 +464,17 @@ def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
 
     class OnHost(SwappingAgainstModel):
         dealloc = policy
+
+    run(OnHost, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("policy", ["eager", "banish"])
+def test_jobs_in_a_fixed_pool_agree_with_the_model(policy):
+    """Where holes do not come together by themselves, so that moves make room."""
+
+    class OnHost(EngineAgainstModel):
+        dealloc = policy
+        fixed = 1
 
     run(OnHost, settings=SETTINGS)
 

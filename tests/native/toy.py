@@ -440,6 +440,24 @@ class Toy:
     def evict(self, tensor: Tensor) -> bool:
         return lib.dtr_evict(self.engine, tensor.handle) == 1
 
+    def move(self, tensor: Tensor, begin: int = 0, end: int = 0) -> bool:
+        """To a place outside of [begin, end)."""
+        bounds = [ffi.cast("void *", address) for address in (begin, end)]
+        done = lib.dtr_engine_relocate(self.engine, tensor.handle, *bounds)
+        if done < 0:
+            check(-done)
+        return done == 1
+
+    def move_some(self, seed: int, count: int) -> int:
+        moved = ffi.new("uint64_t *")
+        check(lib.dtr_engine_move_some(self.engine, self.pool.handle, seed, count, moved))
+        return moved[0]
+
+    def compact(self) -> int:
+        moved_bytes = ffi.new("uint64_t *")
+        check(lib.dtr_engine_compact(self.engine, self.pool.handle, moved_bytes))
+        return moved_bytes[0]
+
     def resident(self, tensor: Tensor) -> bool:
         return lib.dtr_is_resident(self.engine, tensor.handle) == 1
 

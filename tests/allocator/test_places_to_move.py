@@ -1,0 +1,132 @@
+"""A place outside of a range, and copies between blocks (allocator/pool_move.cpp)."""
+
+import pytest
+from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
+
+CHUNK = 64 * KIB
+A, B = 16, 32
+
+
+def address_order(pool):
+    return [(block.address, block.size_bytes, block.state) for block in pool.snapshot()]
+
+
+def test_it_lies_outside_and_counts_as_a_block(make_pool, chunk):
+    with make_pool(8) as pool:
+        first = pool.allocate(chunk)
+        place = pool.try_outside(chunk, first, first + 3 * chunk)
+        if pool.in_segments:
+            assert place == 0, "its only segment was made for the first"
+            return
+        assert place >= first + 3 * chunk
+        assert pool.block_bytes(place) == chunk
+        assert pool.stats().live_blocks == 2
+        assert pool.stats().allocated_bytes == 2 * chunk
+        if pool.has_memory:
+            fill(place, chunk, 3)
+        pool.verify()
+
+
+def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
+    with make_pool(4, reserve=0) as pool:
+        asked = []
+        pool.set_room(lambda size, stream: asked.append(size))
+        blocks = [pool.allocate(chunk) for _ in range(4)]
+        pool.free(blocks[1])
+        before = address_order(pool)
+        assert pool.try_outside(2 * chunk) == 0
+        assert pool.try_outside(chunk, blocks[1], blocks[1] + chunk) == 0
+        assert address_order(pool) == before
+        assert asked == []
+        pool.set_room(None)
+
+
+class TestInOneHole:
+    """Of a fixed pool of 16 chunks that holds nothing but what the test says."""
+
+    @pytest.fixture
+    def pool(self):
+        with NativePool("host", budget=16 * CHUNK, chunk=CHUNK, fixed=1) as pool:
+            self.base = pool.snapshot()[0].address
+            yield pool
+
+    def test_the_low_end_is_taken_if_it_is_outside(self, pool):
+        assert (
+            pool.try_outside(2 * CHUNK, self.base + 2 * CHUNK, self.base + 9 * CHUNK) == self.base
+        )
+
+    def test_else_what_begins_where_the_range_ends(self, pool):
+        begin, end = self.base + CHUNK, self.base + 9 * CHUNK
+        assert pool.try_outside(2 * CHUNK, begin, end) == end
+        assert [block.state for block in pool.snapshot()] == [0, 1, 0]
+        pool.verify()
+        pool.free(end)
+        assert len(pool.snapshot()) == 1
+
+    def test_the_very_end_counts(self, pool):
+        assert pool.try_outside(2 * CHUNK, self.base, self.base + 14 * CHUNK) == (
+            self.base + 14 * CHUNK
+        )
+        assert pool.try_outside(2 * CHUNK, self.base, self.base + 14 * CHUNK) == 0
+        pool.verify()
+
+    def test_odd_bounds_are_kept(self, pool):
+        begin, end = self.base + 100, self.base + 8 * CHUNK + 1
+        place = pool.try_outside(CHUNK, begin, end)
+        assert place >= end
+        assert pool.try_outside(100, 0, 2**64 - 1) == 0
+        pool.verify()
+
+    def test_larger_holes_are_looked_at_where_the_best_fit_lies_inside(self, pool):
+        blocks = [pool.allocate(n * CHUNK) for n in (1, 1, 2, 1, 3, 1)]
+        for index in (0, 2, 4):
+            pool.free(blocks[index])
+        assert pool.try_outside(CHUNK, self.base, blocks[4]) == blocks[4]
+
+
+def test_small_requests_and_counted_pools_have_none():
+    with NativePool("host") as pool:
+        assert pool.try_outside(100) == 0
+        assert pool.try_outside(0) == 0
+    with NativePool("counted") as pool:
+        assert pool.try_outside(MIB) == 0
+
+
+def test_a_copy_has_the_bytes(make_pool, chunk):
+    with make_pool(8) as pool:
+        source, to = pool.allocate(chunk), pool.allocate(chunk)
+        if pool.has_memory:
+            fill(source, chunk, 7)
+            fill(to, chunk, 1)
+        pool.copy(to, source, chunk)
+        pool.synchronize(0)
+        if pool.has_memory:
+            assert read(to, chunk) == {7}
+        with pytest.raises(Invalid, match="copy: address"):
+            pool.copy(to, 4096, chunk)
+
+
+def test_a_copy_of_what_another_stream_uses_comes_behind_it_and_is_timed(fake_cuda):
+    with NativePool("cuda", budget=16 * MIB) as pool:
+        for stream in (A, B):
+            pool.free(pool.allocate(MIB, stream))
+        source, to = pool.allocate(2 * MIB, A), pool.allocate(2 * MIB, A)
+        fake_cuda.hold(1)
+        fake_cuda.launch(B, source, 2 * MIB)
+        pool.record_stream(source, B)
+        timer = pool.copy(to, source, 2 * MIB, A)
+        assert timer != 0
+        assert pool.times() == {}
+        fake_cuda.hold(0)
+        assert list(pool.times()) == [timer]
+        assert pool.stats().host_waits == 0
+
+
+def test_on_a_captured_stream_nothing_is_copied(fake_cuda):
+    with NativePool("cuda", budget=16 * MIB) as pool:
+        pool.free(pool.allocate(MIB, B))
+        source, to = pool.allocate(2 * MIB, A), pool.allocate(2 * MIB, A)
+        fake_cuda.capture(A, 1)
+        with pytest.raises(WrongState, match="captured"):
+            pool.copy(to, source, 2 * MIB, A)
+        fake_cuda.capture(A, 0)

@@ -1,0 +1,525 @@
+"""Contents go to other addresses of their pool (native/moving.cpp). Needs the native build.
+
+The fixtures check at the end that nothing was left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, ffi, lib
+from test_order import CHUNK, CUDA, LARGE, A, B
+from test_order import make_toy as make_stream_toy
+from toy import CONSTANT, MUTATE, SCRATCH, WORD, Toy
+
+__all__ = ["make_stream_toy"]
+
+PAGE = 4096
+WORDS = PAGE // WORD
+CHUNKS = 64 << 10  # of the fixed pools
+
+
+def address(tensor):
+    return int(ffi.cast("uintptr_t", tensor.data))
+
+
+def release(*tensors):
+    for tensor in tensors:
+        tensor.release()
+
+
+def all_right(toy, *tensors):
+    return all(toy.content(tensor) == tensor.expected() for tensor in tensors)
+
+
+class TestWhatMoves:
+    def test_a_result_and_its_views_go_together(self, make_toy):
+        toy = make_toy()
+        source = toy.unseen(WORDS)
+        x = toy.one("f", source, words=WORDS)
+        head, tail = toy.view(x, 0, 100), toy.view(x, WORDS - 100, 100)
+        before = address(x)
+        assert toy.move(x)
+        assert address(x) != before
+        assert address(head) == address(x)
+        assert address(tail) == address(x) + (WORDS - 100) * WORD
+        assert all(tensor.is_right() for tensor in (x, head, tail))
+        assert (toy.stats().moves, toy.stats().moved_bytes) == (1, PAGE)
+        assert toy.pool.block_bytes(before) == 0
+        toy.run("add_", (head, MUTATE))
+        y = toy.one("g", tail, words=WORDS)
+        assert all_right(toy, x, head, tail, y)
+        assert toy.evict(x)
+        assert all_right(toy, x, head, tail, y)
+        release(source, x, head, tail, y)
+
+    def test_constants_and_parameters_do(self, make_toy):
+        toy = make_toy()
+        unseen, weight = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
+        x = toy.one("layer", unseen, (weight, CONSTANT), words=WORDS)
+        assert toy.move(unseen)
+        assert toy.move(weight)
+        assert all_right(toy, unseen, weight)
+        assert toy.evict(x)
+        toy.run("update", (weight, MUTATE | CONSTANT))
+        assert all_right(toy, unseen, weight, x)
+        release(unseen, weight, x)
+
+    def test_what_is_dead_does_and_is_computed_from_afterwards(self, make_toy):
+        """Constants that are kept, and ghosts, with and without a handle."""
+        toy = make_toy()
+        source = toy.unseen(WORDS)
+        x = toy.one("x", source, words=WORDS)
+        y = toy.one("y", x, words=WORDS)
+        z = toy.one("z", y, words=WORDS)
+        for tensor in (z, y, x):
+            assert toy.evict(tensor)
+        release(source, x, y)  # the source is kept for the others
+        for seed in range(40):
+            assert toy.move_some(seed, 1) == 1, "the source alone is resident"
+            toy.verify()
+        assert all_right(toy, z)
+        assert toy.evict(z)
+        toy.move_some(0, 10)
+        assert all_right(toy, z)
+        release(z)
+
+    @pytest.mark.parametrize("dealloc", ["ignore", "lazy"])
+    def test_ghosts_do(self, make_toy, dealloc):
+        toy = make_toy(dealloc=dealloc)
+        source = toy.unseen(WORDS)
+        x = toy.one("x", source, words=WORDS)
+        y = toy.one("y", x, words=WORDS)
+        x.release()
+        assert toy.move_some(1, 20) == 20
+        assert toy.evict(y)
+        assert all_right(toy, y)
+        assert toy.replays == ["y"], "x was there, wherever"
+        release(source, y)
+
+    def test_pinned_escaped_evicted_and_unknown_ones_stay(self, make_toy):
+        toy = make_toy()
+        pinned, escaped, unknown = (toy.unseen(WORDS, seed=i) for i in range(3))
+        gone = toy.one("f", pinned, escaped, words=WORDS)
+        toy.pin(pinned)
+        toy.pin(escaped, escaped=True)
+        toy.evict(gone)
+        for tensor in (pinned, escaped, gone, unknown):
+            before = tensor.data
+            assert not toy.move(tensor)
+            assert tensor.data == before
+        toy.unpin(pinned)
+        assert toy.move(pinned)
+        assert toy.move_some(3, 50) == 50
+        assert all_right(toy, pinned, escaped, unknown, gone)
+        release(pinned, escaped, unknown, gone)
+
+    def test_what_a_running_operator_uses_stays(self, make_toy):
+        toy = make_toy()
+        source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
+        x = toy.one("x", source, words=WORDS)
+        toy.one("look", other, words=8).release()
+        seen = []
+
+        def meanwhile(operator):
+            seen.append((toy.move(source), toy.move(x), toy.move(other)))
+
+        y = toy.one("y", source, (x, MUTATE), words=WORDS, fails=meanwhile)
+        assert seen == [(False, False, True)]
+        assert all_right(toy, source, other, x, y)
+        release(source, other, x, y)
+
+    def test_what_a_running_replay_uses_stays_and_others_move_meanwhile(self, make_toy):
+        toy = make_toy()
+        source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
+        seen = []
+
+        def meanwhile(operator):
+            seen.append((toy.move(source), toy.move(other), toy.move_some(len(seen), 5)))
+
+        toy.one("look", other, words=8).release()
+        x = toy.one("x", source, words=WORDS, fails=meanwhile)
+        y = toy.one("y", x, source, words=WORDS, fails=meanwhile)
+        z = toy.one("z", y, x, source, words=WORDS, fails=meanwhile)
+        for tensor in (x, y, z):
+            assert toy.evict(tensor)
+        assert all_right(toy, z)
+        assert len(seen) == 6
+        assert all(of[:2] == (False, True) for of in seen)
+        assert all_right(toy, source, other, x, y)
+        release(source, other, x, y, z)
+
+    def test_hidden_state_and_old_versions_are_right_afterwards(self, make_toy):
+        toy = make_toy()
+        source, hidden = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
+        x = toy.one("norm", source, (hidden, SCRATCH), words=WORDS)
+        y = toy.one("y", x, words=WORDS)
+        toy.run("add_", (x, MUTATE))
+        assert toy.move(hidden)
+        assert toy.move(x)
+        assert toy.evict(y)
+        assert toy.evict(x)
+        toy.move_some(0, 5)
+        assert all_right(toy, source, hidden, x, y)
+        release(source, hidden, x, y)
+
+    def test_nothing_does_while_a_graph_is_captured_nor_what_it_touched(self, make_stream_toy):
+        toy = make_stream_toy(8, streams=())
+        source, other = toy.unseen(LARGE), toy.unseen(LARGE, seed=1)
+        x = toy.one("x", source, words=LARGE)
+        toy.one("look", other, words=8).release()
+        assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
+        assert not toy.move(x)
+        inside = toy.one("inside", x, words=LARGE, replayable=False)
+        assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_OK
+        assert not toy.move(x)
+        assert toy.move(other)
+        release(source, other, x, inside)
+
+
+class TestPlaces:
+    def test_none_is_made(self, make_toy):
+        toy = make_toy(pages=4)
+        source = toy.unseen(2 * WORDS)
+        x = toy.one("f", source, words=2 * WORDS)
+        assert not toy.move(x)
+        assert toy.stats().evictions == 0
+        release(source, x)
+
+    def test_a_range_is_avoided(self, make_toy):
+        toy = make_toy()
+        source = toy.unseen(WORDS)
+        x = toy.one("f", source, words=WORDS)
+        low = min(block.address for block in toy.pool.snapshot())
+        assert toy.move(x, low, low + 20 * PAGE)
+        assert address(x) >= low + 20 * PAGE
+        assert toy.move(x, low + 10 * PAGE, 2**63)
+        assert address(x) < low + 10 * PAGE
+        assert all_right(toy, x)
+        release(source, x)
+
+    def test_small_ones_have_theirs(self, make_toy):
+        toy = make_toy()
+        source = toy.unseen(128)
+        x = toy.one("f", source, words=128)
+        assert not toy.move(x)
+        release(source, x)
+
+    def test_what_was_swapped_moves_once_it_is_back(self, make_toy):
+        toy = make_toy(swap_bytes=64 * PAGE)
+        source = toy.unseen(WORDS)
+        x = toy.one("f", source, words=WORDS)
+        assert toy.evict(source)
+        assert not toy.move(source)
+        toy.materialize(source)
+        assert toy.move(source)
+        assert toy.evict(source)
+        assert all_right(toy, source, x)
+        release(source, x)
+
+
+def test_compacting_gathers_what_is_free_at_the_end(make_fixed_toy):
+    toy = make_fixed_toy(16)
+    kept = every_other(toy, 16)
+    assert toy.pool.stats().largest_free_bytes == CHUNKS
+    assert toy.compact() == 4 * CHUNKS
+    assert toy.pool.stats().largest_free_bytes == 8 * CHUNKS
+    assert toy.compact() == 0
+    assert all_right(toy, *kept)
+    release(*kept)
+
+
+@pytest.fixture
+def make_fixed_toy():
+    """Engines on pools whose addresses are as many as the bytes of their budget, in chunks."""
+    made = []
+
+    def make(chunks, driver="host", device=(0, -1), **options):
+        pool = NativePool(driver, budget=chunks * CHUNKS, chunk=CHUNKS, fixed=1)
+        made.append(Toy(pool, device=device, **options))
+        return made[-1]
+
+    yield make
+    for toy in made:
+        toy.verify()
+        toy.drain()
+        assert toy.pool.stats().live_blocks == 0
+        toy.close()
+        toy.pool.destroy()
+
+
+def every_other(toy, count, words=CHUNKS // WORD):
+    """Constants with holes of their size between them."""
+    tensors = [toy.unseen(words, seed=i) for i in range(count)]
+    for tensor in tensors:
+        toy.run("touch", (tensor, MUTATE))
+    release(*tensors[::2])
+    return tensors[1::2]
+
+
+class TestRescue:
+    """Where nothing can be evicted and what is free is not in one piece."""
+
+    def test_moving_turns_out_of_memory_into_copies(self, make_fixed_toy):
+        for moving in (0, 1):
+            toy = make_fixed_toy(16, moving=moving)
+            kept = every_other(toy, 16)
+            if not moving:
+                with pytest.raises(OutOfMemory):
+                    toy.unseen(3 * CHUNKS // WORD)
+            else:
+                large = toy.unseen(3 * CHUNKS // WORD, seed=99)
+                assert toy.stats().moved_bytes == CHUNKS, "no more than needed"
+                toy.run("touch", (large, MUTATE))
+                largest = toy.unseen(5 * CHUNKS // WORD, seed=100)
+                assert all_right(toy, large)
+                release(large, largest)
+            assert toy.stats().evictions == 0
+            assert all_right(toy, *kept)
+            release(*kept)
+
+    def test_what_is_in_the_way_may_slide_within_the_hole(self, make_fixed_toy):
+        """There is no other place: the hole begins where the content was."""
+        toy = make_fixed_toy(16, moving=1)
+        low, mover, high = (toy.unseen(n * CHUNKS // WORD, seed=n) for n in (7, 1, 8))
+        toy.run("touch", (mover, MUTATE))
+        release(low, high)
+        large = toy.unseen(14 * CHUNKS // WORD)
+        assert toy.stats().moves == 1
+        assert all_right(toy, mover)
+        release(mover, large)
+
+    def test_pinned_ones_end_a_run(self, make_fixed_toy):
+        toy = make_fixed_toy(16, moving=1)
+        kept = every_other(toy, 16)
+        for tensor in kept[::2]:
+            toy.pin(tensor)
+        with pytest.raises(OutOfMemory):
+            toy.unseen(5 * CHUNKS // WORD)
+        large = toy.unseen(3 * CHUNKS // WORD)
+        assert all_right(toy, *kept)
+        release(large, *kept)
+
+    def test_where_nothing_helps_it_fails_and_nothing_is_lost(self, make_fixed_toy):
+        toy = make_fixed_toy(16, moving=1)
+        kept = every_other(toy, 16)
+        with pytest.raises(OutOfMemory):
+            toy.unseen(9 * CHUNKS // WORD)
+        assert all_right(toy, *kept)
+        release(*kept)
+
+    def test_what_only_waits_moves_before_it_yields(self, make_fixed_toy):
+        """Inputs that are there while others are brought back."""
+        toy = make_fixed_toy(8, moving=1)
+        words = CHUNKS // WORD
+        source = toy.unseen(words)
+        parts = [toy.one("part", source, words=words, parameter=i) for i in range(4)]
+        wide = toy.one("wide", parts[0], words=2 * words)
+        assert toy.evict(wide)
+        last = toy.one("last", *parts, wide, words=words)
+        assert all_right(toy, source, *parts, wide, last)
+        release(source, *parts, wide, last)
+
+
+class TestPrices:
+    def test_copies_are_measured(self, make_fixed_toy):
+        toy = make_fixed_toy(64, moving=1)
+        kept = every_other(toy, 16, words=4 * CHUNKS // WORD)
+        large = toy.unseen(12 * CHUNKS // WORD)
+        stats = toy.stats()
+        assert stats.moved_bytes == 4 * CHUNKS
+        assert stats.move_ns > 0
+        assert all_right(toy, *kept)
+        release(large, *kept)
+
+    @pytest.mark.parametrize(("option", "value"), [("moving", 2), ("move_bytes_per_s", -1.0)])
+    def test_a_wrong_option_is_named(self, make_toy, option, value):
+        toy = make_toy()
+        with pytest.raises(Invalid, match=f"{option} is -?[12]"):
+            toy.configure(**{option: value})
+        toy.configure(**{option: 0})
+
+
+def test_other_threads_find_their_contents(make_toy):
+    """One moves whatever it can while others compute, drop and read."""
+    toy = make_toy(pages=128)
+    sources = [toy.unseen(WORDS, seed=i) for i in range(4)]
+    failures = []
+    done = threading.Event()
+
+    def work(first):
+        try:
+            results = []
+            for i in range(150):
+                results.append(toy.one("f", sources[i % 4], words=WORDS, parameter=(first, i)))
+                toy.run("g", (results[-1], MUTATE))
+                if len(results) > 5:
+                    oldest = results.pop(0)
+                    toy.pin(oldest)
+                    toy.materialize(oldest)
+                    assert oldest.is_right()
+                    oldest.release()
+            release(*results)
+        except BaseException as error:
+            failures.append(error)
+
+    def move():
+        try:
+            seed = 0
+            while not done.is_set():
+                toy.move_some(seed, 3)
+                seed += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    mover = threading.Thread(target=move)
+    for thread in [*threads, mover]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    mover.join()
+    assert failures == []
+    assert toy.stats().moves > 0
+    assert all_right(toy, *sources)
+    release(*sources)
+
+
+class TestOnStreams:
+    """Over streams that finish late."""
+
+    def test_the_copy_comes_behind_the_last_use_and_before_the_next(
+        self, make_stream_toy, fake_cuda
+    ):
+        toy = make_stream_toy(12)
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            x = toy.one("x", source, words=LARGE)
+        toy.wait(B, A)
+        with toy.on(B):
+            toy.run("add_", (x, MUTATE))
+        with toy.on(A):
+            # A knows nothing of B's change, and moves what B used last.
+            assert toy.move(x)
+        assert fake_cuda.unfinished(B) > 0, "nobody waited"
+        toy.wait(A, B)
+        with toy.on(A):
+            y = toy.one("y", x, words=LARGE)
+            others = [toy.one("other", source, words=LARGE, parameter=i) for i in range(6)]
+        assert toy.pool.stats().host_waits == 0
+        release(source, x, y, *others)
+
+    def test_another_stream_that_was_behind_the_making_is_not_behind_the_copy(
+        self, make_stream_toy, fake_cuda
+    ):
+        """O2: it waits once."""
+        toy = make_stream_toy(12)
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            x = toy.one("x", source, words=LARGE)
+        toy.wait(B, A)
+        with toy.on(A):
+            assert toy.move(x)
+        waits = fake_cuda.waits()
+        with toy.on(B):
+            y = toy.one("y", x, words=LARGE)
+            assert fake_cuda.waits() > waits
+            waits = fake_cuda.waits()
+            z = toy.one("z", x, words=LARGE)
+            assert fake_cuda.waits() == waits
+        release(source, x, y, z)
+
+    def test_what_was_recorded_to_use_the_block_is_waited_for(self, make_stream_toy, fake_cuda):
+        """A library writes on a stream of its own, and says so by record_stream."""
+        toy = make_stream_toy(12)
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            x = toy.one("x", source, words=LARGE)
+            toy.wait(B, A)
+            fake_cuda.launch(B, address(x), LARGE * WORD)
+            toy.pool.record_stream(address(x), B)
+            assert toy.move(x)  # its copy would overlap B's work otherwise
+            assert fake_cuda.unfinished(B) > 0
+            y = toy.one("y", x, words=LARGE)
+        release(source, x, y)
+
+    def test_the_content_goes_with_it(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(12)
+        fake_cuda.hold(2)  # copies at once, work late
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            x = toy.one("x", source, words=LARGE)
+            for seed in range(10):
+                toy.move_some(seed, 2)
+                assert x.is_right()
+                assert source.is_right()
+            assert toy.evict(x)
+            assert all_right(toy, x, source)
+        assert toy.stats().moves > 10
+        release(source, x)
+
+    def test_moves_are_timed_on_the_device_and_nobody_waits(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(24)
+        with toy.on(A):
+            source = toy.unseen(LARGE)
+            made = [toy.one("f", source, words=LARGE, parameter=i) for i in range(4)]
+            for seed in range(8):
+                toy.move_some(seed, 2)
+            fake_cuda.hold(0)
+            made += [toy.one("g", source, words=8, parameter=i) for i in range(40)]
+        assert toy.pool.times() == {}, "all were read"
+        assert toy.pool.stats().host_waits == 0
+        release(source, *made)
+
+
+def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
+    toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=CUDA, grain=4096)
+    source = toy.unseen(LARGE)
+    x = toy.one("f", source, words=LARGE)
+    failed, told = set(), 0
+    # Where it goes at first has no memory yet; then two places have.
+    for call in [*range(1, 12), *range(1, 100)]:
+        before = x.data
+        blocks = toy.pool.stats().live_blocks
+        fake_cuda.fail_call(call, 999)
+        try:
+            moved = toy.move(x)
+        except DriverFailed as error:
+            failed.add(fake_cuda.failed())
+            told += fake_cuda.failed() in str(error)
+            moved = False
+        fake_cuda.fail_call(0, 0)
+        toy.verify()
+        assert toy.pool.stats().live_blocks == blocks
+        assert moved == (x.data != before)
+        assert x.is_right()
+        assert all_right(toy, x, source)
+        if moved and "cuMemcpyDtoDAsync" in failed:
+            break
+    assert {"cuMemMap", "cuMemcpyDtoDAsync"} <= failed
+    assert told >= len(failed)
+    assert toy.evict(x)
+    assert all_right(toy, x, source)
+    release(source, x)
+    toy.drain()
+    toy.close()
+    toy.pool.destroy()
+
+
+def test_a_move_between_segments(fake_cuda):
+    """Where the device cannot map: a plain copy from one piece of memory to another."""
+    toy = Toy(
+        NativePool("cuda-segments", budget=12 * CHUNK, chunk=4 * CHUNK), device=CUDA, grain=4096
+    )
+    source = toy.unseen(LARGE)
+    made = [toy.one("f", source, words=LARGE, parameter=i) for i in range(7)]
+    release(*made[1:4])
+    far = made[5]
+    assert toy.move(far, address(far) // CHUNK * CHUNK, address(far) + 4 * CHUNK)
+    assert all_right(toy, source, made[0], *made[4:])
+    release(source, *made)
+    toy.drain()
+    toy.close()
+    toy.pool.destroy()
