@@ -468,15 +468,13 @@ def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
     run(OnHost, settings=SETTINGS)
 
 
-@pytest.mark.parametrize("policy", ["eager", "banish"])
-def test_jobs_in_a_fixed_pool_agree_with_the_model(policy):
+def test_jobs_in_a_fixed_pool_agree_with_the_model():
     """Where holes do not come together by themselves, so that moves make room."""
 
     class OnHost(EngineAgainstModel):
-        dealloc = policy
         fixed = 1
 
-    run(OnHost, settings=SETTINGS)
+    run(OnHost, settings=settings(SETTINGS, max_examples=60))
 
 
 class OnCuda:
