@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dtr_alloc.fragment import rmm, torch_snapshot, trace_file
+from dtr_alloc.fragment import rmm, torch_export, torch_snapshot, trace_file
 from dtr_alloc.fragment.trace import Trace, TraceError
 
-WRITES = ("trace", "rmm")
+WRITES = ("trace", "torch", "rmm")
 """What write() can make."""
 
 
@@ -47,6 +47,7 @@ def write(trace: Trace, path: str | os.PathLike[str], to: str, device: int | Non
     """
     makers: dict[str, Callable[[Path], None]] = {
         "trace": lambda beside: trace_file.write(trace, beside),
+        "torch": lambda beside: torch_export.write(trace, beside),
         "rmm": lambda beside: rmm.write(trace, beside, device=device),
     }
     path = Path(path)

@@ -21,17 +21,30 @@ class Names:
     of a stack of nothing else, the innermost; ``""`` without a stack."""
 
     def __init__(self) -> None:
-        self._of_stack: dict[int, str] = {}  # a snapshot keeps one list for all that share it
+        # A snapshot keeps one list for all that share it; without the mark in front, or with it.
+        self._of_stack: dict[tuple[int, bool], str] = {}
 
     def of(self, event: dict[str, Any]) -> str:
         """The name of an event or block. Frames that are none count as no stack."""
         stack = event.get("frames")
         if not isinstance(stack, list) or not stack:
             return ""
-        name = self._of_stack.get(id(stack))
-        if name is None:
-            name = self._of_stack[id(stack)] = _name(stack)
-        return name
+        is_marked = is_of_mark(event, stack[0])
+        key = (id(stack), is_marked)
+        if key not in self._of_stack:
+            self._of_stack[key] = _name(stack[1:] if is_marked else stack)
+        return self._of_stack[key]
+
+
+def is_of_mark(event: dict[str, Any], frame: Any) -> bool:
+    """Whether the innermost frame is a mark of ours and no operator. (A job may put any text in
+    user_metadata.)"""
+    return (
+        isinstance(frame, dict)
+        and frame.get("filename") == OURS
+        and bool(frame.get("name"))
+        and frame.get("name") == event.get("user_metadata")
+    )
 
 
 def _name(stack: list[Any]) -> str:
@@ -65,10 +78,9 @@ def marks(event: dict[str, Any], kind: Kind, address: int) -> list[tuple[Kind, i
     text = event.get("user_metadata")
     if not isinstance(text, str) or not text:
         return []
-    frames = event.get("frames")
-    first = frames[0] if isinstance(frames, list) and frames else None
-    if not isinstance(first, dict) or first.get("filename") != OURS:
-        return []  # a job may put any text there
+    stack = event.get("frames")
+    if not isinstance(stack, list) or not stack or not is_of_mark(event, stack[0]):
+        return []
     if kind == Kind.FREE and text == EVICTED:
         return [(Kind.EVICT, address)]
     if kind == Kind.FREE and (moved := _MOVED.fullmatch(text)):

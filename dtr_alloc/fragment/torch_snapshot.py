@@ -21,6 +21,9 @@ from dtr_alloc.fragment import plain_pickle, torch_frames
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.fragment.trace import Kind, Trace, TraceError
 
+KEY = "dtr_alloc"
+"""Where a snapshot that we wrote (torch_export) has the meta of its trace."""
+
 STEP_ANNOTATION = "Optimizer.step"
 """A training step begins where an annotation of this beginning ends."""
 
@@ -101,7 +104,8 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         device.run()
     rows = [device.rows for device in found]
     # As far as the history goes back.
-    rows += [_annotations(snapshot["external_annotations"], device) for device in found]
+    read = _our_annotations if KEY in snapshot else _annotations
+    rows += [read(snapshot["external_annotations"], device) for device in found]
     meta: dict[str, Any] = {
         "source": "torch",
         "time_unit": "ns",
@@ -109,19 +113,23 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         "begins_with": sum(device.blocks_at_begin for device in found),
         "begins_with_segments": sum(device.segments_at_begin for device in found),
     }
+    ours = snapshot.get(KEY)
+    if isinstance(ours, dict) and isinstance(ours.get("meta"), dict):
+        meta = {**meta, **ours["meta"]}
     unknown = [text for device in found for text in device.unknown]
     if unknown:
         meta["unknown"] = unknown
-    trace = _merge(rows, meta)
+    # Ours count from the first event on; where no times were recorded, all are 0.
+    times = [row.time_us for part in rows for row in part if row.time_us]
+    trace = _merge(rows, meta, 0 if KEY in snapshot else min(times, default=0))
     trace.validate()
     return trace
 
 
-def _merge(rows: list[list[Row]], meta: dict[str, Any]) -> Trace:
+def _merge(rows: list[list[Row]], meta: dict[str, Any], begin: int) -> Trace:
     trace = Trace(meta)
     numbers = {"": 0}
     devices = len(rows) // 2  # and as many lists of annotations
-    begin = min((row.time_us for part in rows for row in part if row.time_us), default=0)
 
     def of(index: int) -> Iterator[tuple[int, int, int, Row]]:
         now = 0
@@ -160,6 +168,21 @@ def _annotations(annotations: list[Any], device: _Device) -> list[Row]:
         else:
             rows.append(Row(time, Kind.MARK, name=f"{stage} {name}"))
     rows.sort(key=lambda row: row.time_us)
+    return rows
+
+
+def _our_annotations(annotations: list[Any], device: _Device) -> list[Row]:
+    rows = []
+    for index, one in enumerate(annotations):
+        at = f"annotation {index}"
+        time = _number(one, "time_us", at)
+        kind, _, rest = str(one.get("name", "")).partition(" ")
+        size, _, name = rest.partition(" ")
+        if _number(one, "device", at) != device.device or one.get("stage") != "START":
+            continue
+        if kind not in Kind.__members__ or not size.isdecimal():
+            raise TraceError(f"{at}: {one.get('name')!r:.80} is none that dtr_alloc writes")
+        rows.append(Row(time, Kind[kind], 0, int(size), name=name))
     return rows
 
 
@@ -301,16 +324,13 @@ class _Device:
                     rows.append(Row(time, Kind.MARK, address, size, stream, "free completed"))
             else:
                 kind = Kind.ALLOCATE if action == "alloc" else Kind.FREE
-                marks = torch_frames.marks(event, kind, address)
                 row = Row(time, kind, address, size, stream, self.names.of(event))
-                before_it = [of for of in marks if of[0] != Kind.REMATERIALIZE]
-                rows += [Row(time, of, where, size, stream) for of, where in before_it]
-                rows.append(row)
-                rows += [
+                marks = [
                     row._replace(kind=of, address=where)
-                    for of, where in marks
-                    if of == Kind.REMATERIALIZE
+                    for of, where in torch_frames.marks(event, kind, address)
                 ]
+                # An allocation comes before what is said of it, a free after.
+                rows += [row, *marks] if kind == Kind.ALLOCATE else [*marks, row]
 
 
 def _blocks(segment: dict[str, Any], device: int) -> Iterator[tuple[int, dict[str, Any]]]:

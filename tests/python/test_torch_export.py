@@ -1,0 +1,203 @@
+"""Traces as memory snapshots for PyTorch's viewer. Needs nothing, not even PyTorch."""
+
+import pickle
+import pickletools
+import random
+from pathlib import Path
+
+import pytest
+
+from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
+from dtr_alloc.fragment.trace import Kind, Trace
+
+DATA = Path(__file__).parents[1] / "data/torch_snapshots"
+MIB = 1 << 20
+BASE = 1 << 46
+
+
+def a_life(seed=4, steps=400):
+    """A trace of a mapped heap with evictions, returns and moves, on two devices."""
+    rng = random.Random(seed)
+    trace = Trace({"source": "dtr_alloc", "time_unit": "ns"}, ["", "aten::mm", "aten::relu"])
+    live = [{}, {}]  # by device: address -> slots
+    mapped = [set(), set()]
+    now = 0
+
+    def add(kind, address=0, size=0, device=0, name=0):
+        nonlocal now
+        trace.add(kind, time_ns=now, address=address, size_bytes=size, device=device, name=name)
+        now += 1000 * rng.randrange(1, 9)
+
+    def place(device, slots):
+        taken = {s for a, n in live[device].items() for s in range(a, a + n)}
+        for at in range(64):
+            if not taken & set(range(at, at + slots)):
+                for chunk in range(at // 4, (at + slots - 1) // 4 + 1):
+                    if chunk not in mapped[device]:
+                        mapped[device].add(chunk)
+                        add(Kind.SEGMENT_ALLOCATE, BASE + chunk * 2 * MIB, 2 * MIB, device)
+                return at
+        return None
+
+    def address(slot):
+        return BASE + slot * MIB // 2
+
+    add(Kind.BUDGET, size=64 * MIB)
+    for _ in range(steps):
+        device = rng.randrange(2)
+        if rng.random() < 0.5 or not live[device]:
+            slots = rng.randrange(1, 7)
+            at = place(device, slots)
+            size = slots * MIB // 2 - rng.randrange(300)
+            if at is None:
+                add(Kind.ROOM, size=size, device=device, name=1)
+                add(Kind.OUT_OF_MEMORY, size=size, device=device, name=1)
+                continue
+            live[device][at] = slots
+            add(Kind.ALLOCATE, address(at), size, device, name=rng.randrange(3))
+            if rng.random() < 0.2:
+                add(Kind.REMATERIALIZE, address(at), size, device, name=2)
+            continue
+        old = rng.choice(sorted(live[device]))
+        slots = live[device][old]
+        fate = rng.random()
+        if fate < 0.3:
+            add(Kind.EVICT, address(old), 0, device, name=1)
+        elif fate < 0.5 and (at := place(device, slots)) is not None:
+            live[device][at] = slots
+            add(Kind.ALLOCATE, address(at), slots * MIB // 2, device)
+            add(Kind.MOVE_FROM, address(old), slots * MIB // 2, device)
+            add(Kind.MOVE_TO, address(at), slots * MIB // 2, device)
+        del live[device][old]
+        add(Kind.FREE, address(old), slots * MIB // 2, device)
+        used = {s // 4 for a, n in live[device].items() for s in range(a, a + n)}
+        for chunk in sorted(mapped[device] - used):
+            if rng.random() < 0.3:
+                mapped[device].remove(chunk)
+                add(Kind.SEGMENT_FREE, BASE + chunk * 2 * MIB, 2 * MIB, device)
+    add(Kind.STEP, name=2)
+    trace.validate()
+    return trace
+
+
+def check_as_the_viewer_does(snapshot):
+    """Undoes the events one by one from the end, as MemoryViz.js does to show a moment."""
+    for device, events in enumerate(snapshot["device_traces"]):
+        segments, blocks = {}, {}
+        for segment in snapshot["segments"]:
+            if segment["device"] != device:
+                continue
+            segments[segment["address"]] = segment["address"] + segment["total_size"]
+            at = segment["address"]
+            for block in segment["blocks"]:
+                assert block["address"] == at, "blocks do not tile"
+                at += block["size"]
+                if block["state"] != "inactive":
+                    assert block["requested_size"] <= block["size"]
+                    blocks[block["address"]] = [block["size"], False]
+            assert at == segments[segment["address"]]
+
+        def within(begin, end, segments=segments):
+            return [b for b, e in segments.items() if b <= begin and end <= e]
+
+        for event in reversed(events):
+            action, begin = event["action"], event.get("addr")
+            end = begin + event["size"] if begin is not None else None
+            if action == "alloc":
+                del blocks[begin]
+            elif action == "free_completed":
+                assert begin not in blocks
+                blocks[begin] = [event["size"], True]
+            elif action == "free_requested":
+                assert blocks[begin][1], "not completed"
+                blocks[begin][1] = False
+            elif action in ("segment_alloc", "segment_map"):
+                (of,) = within(begin, end)
+                of_end = segments.pop(of)
+                if action == "segment_alloc":
+                    assert (of, of_end) == (begin, end)
+                if of < begin:
+                    segments[of] = begin
+                if end < of_end:
+                    segments[end] = of_end
+            elif action in ("segment_free", "segment_unmap"):
+                assert not within(begin, begin + 1)
+                for of, of_end in list(segments.items()):  # neighbors join
+                    if action == "segment_unmap" and begin in (of_end,):
+                        begin = of
+                        del segments[of]
+                    elif action == "segment_unmap" and of == end:
+                        end = segments.pop(of)
+                segments[begin] = end
+            for address, (size, _) in blocks.items():
+                assert within(address, address + size), "a block outside of all segments"
+        assert not blocks
+
+
+def test_a_snapshot_fits_together_at_every_moment():
+    check_as_the_viewer_does(torch_export.to_snapshot(a_life()))
+
+
+@pytest.mark.parametrize("name", ["two_devices", "last_20_events"])
+def test_a_snapshot_of_pytorchs_own_trace_fits_together_too(name):
+    trace = torch_snapshot.read(DATA / f"{name}.pickle")
+    check_as_the_viewer_does(torch_export.to_snapshot(trace))
+
+
+def test_a_trace_without_segments_gets_some_around_its_blocks(tmp_path):
+    rmm.write(a_life(), tmp_path / "log.csv", device=1)
+    trace = rmm.read(tmp_path / "log.csv")
+    snapshot = torch_export.to_snapshot(trace)
+    check_as_the_viewer_does(snapshot)
+    assert snapshot["segments"]
+
+
+def rows(trace, *, without=()):
+    """What must survive: all but times below a microsecond, and sizes that say nothing."""
+    return [
+        (kind, time // 1000, address, size if kind in (0, 6, 7, 8, 9, 10) else None, device)
+        for kind, time, address, size, device in zip(
+            trace.kind, trace.time_ns, trace.address, trace.size_bytes, trace.device, strict=True
+        )
+        if kind not in without
+    ]
+
+
+def test_a_trace_survives_the_way_to_pytorch_and_back(tmp_path):
+    trace = a_life()
+    formats.write(trace, tmp_path / "s.pickle", "torch")
+    found = formats.read(tmp_path / "s.pickle")
+    # A mark stands beside the event it belongs to afterwards.
+    marks = (Kind.EVICT, Kind.REMATERIALIZE, Kind.MOVE_FROM, Kind.MOVE_TO)
+    assert rows(found, without=marks) == rows(trace, without=marks)
+    for mark in marks:
+        of = [a for k, a in zip(trace.kind, trace.address, strict=True) if k == mark]
+        assert [a for k, a in zip(found.kind, found.address, strict=True) if k == mark] == of
+    assert found.meta["source"] == "dtr_alloc"
+
+    def named(trace, *kinds):
+        return [trace.names[n] for k, n in zip(trace.kind, trace.name, strict=True) if k in kinds]
+
+    assert named(found, Kind.EVICT, Kind.STEP) == named(trace, Kind.EVICT, Kind.STEP)
+    back = [named(found, Kind.ALLOCATE), named(trace, Kind.ALLOCATE)]
+    assert all(a in (b, "aten::relu") for a, b in zip(*back, strict=True))
+
+
+def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_came_back(
+    tmp_path,
+):
+    torch_export.write(a_life(), tmp_path / "s.pickle")
+    data = (tmp_path / "s.pickle").read_bytes()
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(data)}
+    assert not opcodes & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "NEWOBJ", "INST", "OBJ"}
+    events = pickle.loads(data)["device_traces"][0]
+    said = {event.get("user_metadata", "") for event in events}
+    assert {"evict", "remat: aten::relu"} <= said
+    assert any(text.startswith("move to 0x4000") for text in said)
+    evicted = next(event for event in events if event.get("user_metadata") == "evict")
+    assert [frame["name"] for frame in evicted["frames"]] == ["evict", "aten::mm"]
+
+
+def test_an_empty_trace_is_an_empty_snapshot(tmp_path):
+    formats.write(Trace(), tmp_path / "s.pickle", "torch")
+    assert len(formats.read(tmp_path / "s.pickle")) == 0
