@@ -964,7 +964,9 @@ typedef struct dtr_fragment_options {
   uint64_t max_split_bytes;   /* max_split_size_mb, in bytes */
   uint64_t max_unsplit_rounding_bytes; /* max_non_split_rounding_mb, in bytes */
   uint64_t roundup_power2_divisions;
-  double collect_threshold;          /* garbage_collection_threshold; needs budget_is_fraction */
+  double collect_threshold; /* garbage_collection_threshold; needs budget_is_fraction */
+  int32_t ties_by_address;  /* 1: of free blocks of one size the lowest serves, as up to 2.12; 0:
+                               that of the oldest segment, as from 2.13 on */
   const uint64_t* segment_addresses; /* of the segments that the device gives, in order, if known
                                         (not expandable); NULL */
   uint64_t segment_address_count;

@@ -106,3 +106,48 @@ def report(**options: Any) -> None:
     from dtr_alloc.fragment import report_command
 
     report_command.run(**options)
+
+
+@fragment.command(short_help="What another allocator would have made of the same requests.")
+@click.argument("source", metavar="TRACE", type=FILE)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("all",),
+    show_default=True,
+    metavar="LIST",
+    help="Allocators: names, or all. The top of dtr_alloc/fragment/replay.py lists them.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("unlimited",),
+    show_default=True,
+    metavar="LIST",
+    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
+)
+@click.option(
+    "--set",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the models that have it: max_split_bytes=32MiB, ties_by_address=1, ...",
+)
+@click.option("--device", type=click.IntRange(min=0), help="Which, if the trace has several.")
+@click.option("--smallest", is_flag=True, help="Look for the smallest budget of each model.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Compare the models of PyTorch's allocator, event by event, with what the trace recorded.",
+)
+@click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
+@click.option(
+    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
+)
+def replay(**options: Any) -> None:
+    """Replays the allocations of TRACE (or what `import` reads) on models of allocators."""
+    from dtr_alloc.fragment import replay_command
+
+    replay_command.run(**options)

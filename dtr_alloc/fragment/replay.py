@@ -53,6 +53,7 @@ OPTIONS: dict[int, frozenset[str]] = {
         {
             *("expandable", "budget_is_fraction", "max_split_bytes", "max_unsplit_rounding_bytes"),
             *("roundup_power2_divisions", "collect_threshold", "segment_addresses"),
+            "ties_by_address",
         }
     ),
     lib.DTR_FRAGMENT_PAGING: frozenset({"page_bytes"}),
@@ -313,8 +314,8 @@ def smallest_budget(
 
 def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
     """Where the segments of a recorded run lay, in the order in which they came: what
-    ``replay(..., "pytorch", segment_addresses=...)`` takes, so that equal blocks are chosen in the
-    order of the real addresses."""
+    ``replay(..., "pytorch", segment_addresses=...)`` takes, so that with ``ties_by_address`` equal
+    blocks are chosen as they were."""
     return array(
         "Q",
         [

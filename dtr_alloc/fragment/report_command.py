@@ -41,8 +41,8 @@ def run(
         raise click.UsageError(f"--out is {str(out)!r}, which is no folder")
     if maps and out is None:
         raise click.UsageError("--maps needs --out, the folder for them")
-    chosen = _models(models)
-    limits = _budgets(budgets)
+    chosen = models_of(models)
+    limits = budgets_of(budgets)
     found: list[report.Report] = []
     for path in traces:
         try:
@@ -65,7 +65,7 @@ def run(
         console.print(report.table(part))
     try:
         if json_path is not None:
-            _write_json(report.document(found), json_path)
+            write_json(report.document(found), json_path)
         if out is not None:
             for stem, part in zip(stems(found), found, strict=True):
                 for picture in report.write_pictures(part, out, stem, by_event=by_event, maps=maps):
@@ -74,7 +74,8 @@ def run(
         raise click.ClickException(str(error)) from None
 
 
-def _models(given: Sequence[str]) -> list[str]:
+def models_of(given: Sequence[str]) -> list[str]:
+    """What --model says. Raises click.UsageError."""
     names = [name.strip() for text in given for name in text.split(",")]
     found = list(MODELS) if "all" in names else [name for name in names if name != "none"]
     for name in found:
@@ -84,7 +85,8 @@ def _models(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _budgets(given: Sequence[str]) -> list[simulate.Limit | None]:
+def budgets_of(given: Sequence[str]) -> list[simulate.Limit | None]:
+    """What --budget says; None: unlimited. Raises click.UsageError."""
     found: list[simulate.Limit | None] = []
     for text in given:
         try:
@@ -104,7 +106,8 @@ def stems(found: Sequence[report.Report]) -> list[str]:
     return stems
 
 
-def _write_json(document: object, path: str) -> None:
+def write_json(document: object, path: str) -> None:
+    """To standard output for ``-``, else to a file as a whole. Raises OSError."""
     if path == "-":
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")

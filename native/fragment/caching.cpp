@@ -29,6 +29,7 @@ CachingModel::CachingModel(const dtr_fragment_options& options, uint32_t count)
       divisions_(options.roundup_power2_divisions),
       collect_threshold_(options.collect_threshold),
       expandable_(options.expandable != 0),
+      ties_by_address_(options.ties_by_address != 0),
       device_(options.budget_bytes, options.segment_addresses, options.segment_address_count),
       live_(count),
       next_range_(uint64_t{1} << 46) {}
@@ -48,6 +49,13 @@ CachingModel::Block* CachingModel::new_block(uint64_t address, uint64_t size, ui
   block->stream = stream;
   block->pool = pool;
   return block;
+}
+
+CachingModel::Block* CachingModel::piece_of(const Block* block, uint64_t address, uint64_t size) {
+  Block* piece = new_block(address, size, block->stream, block->pool);
+  piece->range = block->range;
+  piece->age = block->age;
+  return piece;
 }
 
 uint64_t CachingModel::rounded(uint64_t size) const {
@@ -128,12 +136,13 @@ CachingModel::Block* CachingModel::new_segment(Pool& pool, uint64_t size, uint64
   const uint64_t address = device_.take(bytes);
   if (address == kNoPlace) return nullptr;
   note_segment(address, bytes, true);
-  return segments_[address] = new_block(address, bytes, stream, &pool);
+  Block* block = new_block(address, bytes, stream, &pool);
+  block->age = next_age();
+  return segments_[address] = block;
 }
 
 CachingModel::Block* CachingModel::take_front(Block* block, uint64_t size) {
-  Block* front = new_block(block->address, size, block->stream, block->pool);
-  front->range = block->range;
+  Block* front = piece_of(block, block->address, size);
   front->previous = block->previous;
   front->next = block;
   if (front->previous != nullptr) {

@@ -3,9 +3,10 @@
 // What it does, as found in that file and checked against snapshots of real ones (2.11, 2.13):
 //   - Requests are rounded to 512 bytes, or to one of `roundup_power2_divisions` steps between two
 //     powers of two. Up to 1 MiB they are small; small and large ones have a pool each.
-//   - A pool's free blocks are sorted by stream, size, address; the first that is large enough
-//     serves. Its rest stays a free block if it is at least 512 bytes (small) or more than 1 MiB
-//     (large; any rest of 512 bytes in expandable segments).
+//   - A pool's free blocks are sorted by stream, size, age of their segment and address (by stream,
+//     size, address before 2.13: ties_by_address); the first that is large enough serves. Its rest
+//     stays a free block if it is at least 512 bytes (small) or more than 1 MiB (large; any rest of
+//     512 bytes in expandable segments).
 //   - Otherwise the device gives a segment: 2 MiB for small requests, 20 MiB for large ones under
 //     10 MiB, else the size rounded to 2 MiB. A freed block merges with its free neighbors.
 //   - max_split_bytes: larger blocks are not split, and serve only requests that large, unless
@@ -56,6 +57,7 @@ class CachingModel final : public Model {
     Pool* pool = nullptr;
     Block* previous = nullptr;  // of the same segment, by address
     Block* next = nullptr;
+    uint64_t age = 0;        // the number of the segment; 0 with ties_by_address
     Range* range = nullptr;  // nullptr: the device gave the segment in one piece
     uint64_t since = 0;      // the pool's searches when it became free
     bool used = false;
@@ -66,6 +68,7 @@ class CachingModel final : public Model {
     bool operator()(const Block* a, const Block* b) const {
       if (a->stream != b->stream) return a->stream < b->stream;
       if (a->size != b->size) return a->size < b->size;
+      if (a->age != b->age) return a->age < b->age;
       return a->address < b->address;
     }
   };
@@ -106,6 +109,9 @@ class CachingModel final : public Model {
   void drop_range(Block* block);
 
   Block* new_block(uint64_t address, uint64_t size, uint64_t stream, Pool* pool);
+  // A further block of the same segment; its neighbors are up to the caller.
+  Block* piece_of(const Block* block, uint64_t address, uint64_t size);
+  uint64_t next_age() { return ties_by_address_ ? 0 : ++segments_ever_; }
   void drop_block(Block* block) { spare_.push_back(block); }
 
   const uint64_t budget_;
@@ -115,11 +121,13 @@ class CachingModel final : public Model {
   const uint64_t divisions_;
   const double collect_threshold_;
   const bool expandable_;
+  const bool ties_by_address_;
 
   Device device_;
   Pool small_{true, {}, {}};
   Pool large_{false, {}, {}};
   uint64_t used_ = 0;
+  uint64_t segments_ever_ = 0;
   std::vector<Block*> live_;             // by id
   std::map<uint64_t, Block*> segments_;  // first blocks, by address; not expandable ones
   std::vector<std::unique_ptr<Range>> ranges_;

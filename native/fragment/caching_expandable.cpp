@@ -52,6 +52,7 @@ CachingModel::Block* CachingModel::find_expandable(Pool& pool, uint64_t size, ui
   next_range_ += round_up(bytes, uint64_t{1} << 30);
   Block* block = new_block(range->base, range->size, stream, &pool);
   block->range = range;
+  block->age = next_age();
   block->mapped = false;
   pool.unmapped.insert(block);
   range_blocks_[range->base] = block;
@@ -68,9 +69,8 @@ bool CachingModel::map(Block* block, uint64_t size) {
   pool.unmapped.erase(block);
   block->mapped = true;
   if (bytes < block->size) {
-    Block* rest = new_block(block->address + bytes, block->size - bytes, block->stream, &pool);
+    Block* rest = piece_of(block, block->address + bytes, block->size - bytes);
     rest->mapped = false;
-    rest->range = block->range;
     rest->previous = block;
     rest->next = block->next;
     if (rest->next != nullptr) rest->next->previous = rest;
@@ -94,8 +94,7 @@ void CachingModel::unmap(Block* block) {
   Pool& pool = *block->pool;
   pool.free.erase(block);
   const auto cut = [&](uint64_t address, uint64_t size) {
-    Block* piece = new_block(address, size, block->stream, &pool);
-    piece->range = block->range;
+    Block* piece = piece_of(block, address, size);
     enter(piece);
     return piece;
   };

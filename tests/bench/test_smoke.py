@@ -135,3 +135,16 @@ def test_demo(job: str, tmp_path: Path) -> None:
     assert all(row["same_bits"] for row in rows if row["fits"])
     assert (tmp_path / f"demo_{job}.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "demo.json").read_text()) == document
+
+
+def test_fragment() -> None:
+    """A short trace through every model."""
+    document = run("bench.fragment")
+    assert document.keys() >= ENVIRONMENT | {"events", "read_seconds", "pair_seconds", "file_bytes"}
+    rows = {row["model"]: row for row in document["results"]}
+    assert len(rows) == 8
+    assert document["events"] == 20_000
+    for row in rows.values():
+        assert row["peak_reserved_bytes"] >= row["peak_live_bytes"] > 0
+        assert 0 < row["replay_seconds"] < row["whole_seconds"]
+    assert rows["exact"]["mean_lost_bytes"] == 0

@@ -63,8 +63,8 @@ class Run:
 class Machine:
     """A machine with emulated devices."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
-        self.library, self.folder = library, folder
+    def __init__(self, library: Path, folder: Path, management: Path) -> None:
+        self.library, self.folder, self.management = library, folder, management
         self.runs = 0
 
     def run(
@@ -77,11 +77,13 @@ class Machine:
         memory: int = 1 << 30,
         clean: bool = True,
         swap: str = "off",
+        settings: str | None = None,
     ) -> Run:
         """Runs a script (its text, or a file) in a process.
 
-        Queued work stays unfinished until somebody waits for it. Unless `clean` is False, the
-        script must end well, and the stand-in must have nothing to report.
+        Queued work stays unfinished until somebody waits for it. `settings` are those of PyTorch's
+        own allocator (PYTORCH_CUDA_ALLOC_CONF), for which there is a stand-in for NVML. Unless
+        `clean` is False, the script must end well, and the stand-in must have nothing to report.
         """
         self.runs += 1
         report = self.folder / f"report-{self.runs}.json"
@@ -97,13 +99,17 @@ class Machine:
             for name in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
             if name in os.environ
         }
+        preloaded = [self.library]
+        if settings is not None:
+            environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
+            preloaded.append(self.management)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", HERE / "start.py", report, str(budget), script]
             + [str(argument) for argument in arguments],
             env={
                 **environ,
                 "PYTHONPATH": f"{_package_folder()}{os.pathsep}{HERE}",
-                "LD_PRELOAD": str(self.library),
+                "LD_PRELOAD": " ".join(map(str, preloaded)),
                 "CUDA_EMULATOR_DEVICES": str(devices),
                 "CUDA_EMULATOR_CHUNK": str(chunk),
                 "CUDA_EMULATOR_MEMORY": str(memory),
@@ -150,5 +156,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def machine(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(library, tmp_path_factory.mktemp("jobs"))
+def management(library: Path) -> Path:
+    """The stand-in for NVML, in a library of its own, as the real one is."""
+    from dtr_alloc import bridge
+
+    output = library.with_name("nvml_stand_in.so")
+    cxx = bridge.compiler()
+    assert cxx, "no C++ compiler"
+    line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", str(HERE / "nvml.cpp")]
+    line += ["-o", str(output), "-Wl,-soname,libnvidia-ml.so.1"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def machine(library: Path, management: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(library, tmp_path_factory.mktemp("jobs"), management)

@@ -1,0 +1,129 @@
+"""The model of PyTorch's caching allocator does what the real one does, event by event.
+
+Real ones record their own history here: every allocation's place and every segment. Where a
+variant is marked as kept, its history lies in tests/data/caching for the tests that have no CUDA
+build of torch; DTR_ALLOC_KEEP_HISTORIES=FOLDER writes those of this torch anew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+try:
+    import torch
+
+    TIES_BY_ADDRESS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+except ImportError:  # the tests are skipped
+    TIES_BY_ADDRESS = False
+
+JOBS = Path(__file__).parent / "caching_jobs.py"
+MIB = 1 << 20
+
+
+class Variant(NamedTuple):
+    job: str
+    settings: str = ""
+    memory: int = 4096 * MIB
+    fraction: float | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - of the model; never changed
+    kept: bool = False
+
+
+VARIANTS = {
+    "plain": Variant("brief", kept=True),
+    "plain, long": Variant("mixed"),
+    "plain, training": Variant("train"),
+    "plain, tight": Variant("brief", memory=128 * MIB, kept=True),
+    "plain, long and tight": Variant("large", memory=420 * MIB),
+    "rounded to eighths": Variant(
+        "mixed", "roundup_power2_divisions:8", options={"roundup_power2_divisions": 8}
+    ),
+    "no large splits": Variant(
+        *("brief", "max_split_size_mb:20", 128 * MIB),
+        options={"max_split_bytes": 20 * MIB},
+        kept=True,
+    ),
+    "no large splits, long": Variant(
+        *("large", "max_split_size_mb:32", 420 * MIB), options={"max_split_bytes": 32 * MIB}
+    ),
+    "collecting": Variant(
+        *("brief", "garbage_collection_threshold:0.7", 256 * MIB, 0.5),
+        options={"collect_threshold": 0.7},
+        kept=True,
+    ),
+    "collecting, long": Variant(
+        *("large", "garbage_collection_threshold:0.7", 840 * MIB, 0.5),
+        options={"collect_threshold": 0.7},
+    ),
+    "expandable": Variant(
+        *("brief", "expandable_segments:True", 128 * MIB), options={"expandable": 1}, kept=True
+    ),
+    "expandable, long": Variant(
+        *("large", "expandable_segments:True", 420 * MIB), options={"expandable": 1}
+    ),
+    "expandable, a share of the device": Variant(
+        *("large", "expandable_segments:True", 840 * MIB, 0.5), options={"expandable": 1}
+    ),
+    "expandable, training": Variant("train", "expandable_segments:True", options={"expandable": 1}),
+}
+
+
+def recorded(machine, folder, variant):
+    """The trace of a run, and what the model is to be told."""
+    from dtr_alloc.fragment import torch_snapshot
+
+    snapshot = folder / "snapshot.pickle"
+    fraction = [] if variant.fraction is None else [variant.fraction]
+    run = machine.run(
+        *(JOBS, variant.job, snapshot, *fraction),
+        settings=variant.settings,
+        memory=variant.memory,
+        chunk=2 * MIB,
+    )
+    told = dict(variant.options, budget_bytes=variant.memory)
+    if variant.fraction is not None:
+        told |= {"budget_bytes": int(variant.memory * variant.fraction), "budget_is_fraction": 1}
+    if TIES_BY_ADDRESS:
+        told["ties_by_address"] = 1
+    return torch_snapshot.read(snapshot), told, run.output
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_place_and_segment_is_as_in_a_real_one(machine, tmp_path, name):
+    from dtr_alloc.fragment.fidelity import compare
+
+    trace, told, output = recorded(machine, tmp_path, VARIANTS[name])
+    assert output == ""
+    found = compare(trace, **told)
+    assert found.exact, found
+    assert found.allocations >= 500
+    if VARIANTS[name].kept and (folder := os.environ.get("DTR_ALLOC_KEEP_HISTORIES")):
+        keep(trace, told, Path(folder), name)
+
+
+def keep(trace, told, folder, name):
+    from dtr_alloc.fragment import trace_file
+
+    version = torch.__version__.split("+")[0]
+    trace.time_ns[:] = type(trace.time_ns)("q", bytes(8 * len(trace)))  # hard to compress
+    trace.meta = {"source": "torch", "time_unit": "ns", "torch": version, "model": told}
+    path = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{version}.trace"
+    trace_file.write(trace, path)
+
+
+def test_memory_runs_out_at_the_request_that_the_model_names(machine, tmp_path):
+    from dtr_alloc.fragment.replay import replay
+    from dtr_alloc.fragment.trace import Kind
+
+    free, told, _ = recorded(machine, tmp_path, Variant("brief"))
+    told["budget_bytes"] = 112 * MIB
+    model = replay(free, "pytorch", **told)
+    assert not model.completed
+    trace, _, output = recorded(machine, tmp_path, Variant("brief", memory=112 * MIB))
+    assert output == "out of memory\n"
+    served = sum(kind == Kind.ALLOCATE for kind in trace.kind)
+    assert served == sum(kind == Kind.ALLOCATE for kind in free.kind[: model.failed_event])

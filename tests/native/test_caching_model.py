@@ -1,0 +1,125 @@
+"""The model of PyTorch's caching allocator against histories that real ones recorded.
+
+The histories in tests/data/caching are of PyTorch's own allocator in CUDA builds, over a stand-in
+for the device (tests/cuda_emulator/test_caching_model.py makes and checks them, and longer ones).
+"""
+
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dtr_alloc.fragment import trace_file
+from dtr_alloc.fragment.fidelity import compare
+from dtr_alloc.fragment.replay import MIB, replay
+from dtr_alloc.fragment.trace import Kind, Trace
+
+HISTORIES = sorted((Path(__file__).parents[1] / "data" / "caching").glob("*.trace"))
+
+
+def test_there_are_histories_of_both_orders_of_ties():
+    versions = {trace_file.read(path).meta["torch"] for path in HISTORIES}
+    assert versions == {"2.11.0", "2.13.0"}
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_every_place_and_segment_is_as_recorded(path):
+    trace = trace_file.read(path)
+    found = compare(trace, **trace.meta["model"])
+    assert found.exact, found
+    assert found.allocations == 500
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_a_comparison_sees_an_allocation_that_lies_elsewhere(path):
+    trace = trace_file.read(path)
+    row = next(
+        row
+        for row, (kind, size) in enumerate(zip(trace.kind, trace.size_bytes, strict=True))
+        if kind == Kind.ALLOCATE and size and row > 300
+    )
+    end = next(
+        later
+        for later in range(row, len(trace))
+        if trace.kind[later] == Kind.FREE and trace.address[later] == trace.address[row]
+    )
+    trace.address[end] = trace.address[row] = trace.address[row] + (1 << 50)
+    found = compare(trace, **trace.meta["model"])
+    assert (found.misplaced, found.first_misplaced_event) == (1, row)
+    assert not found.exact
+
+
+def test_a_comparison_sees_segments_that_come_otherwise():
+    path = next(path for path in HISTORIES if path.stem == "plain-tight-2.13.0")
+    trace = trace_file.read(path)
+    found = compare(trace, **trace.meta["model"] | {"max_split_bytes": 20 * MIB})
+    assert found.segment_errors > 0
+    assert found.reserved_errors > 0
+    assert found.max_reserved_error_bytes > 0
+    assert found.mean_reserved_error > 0
+    assert asdict(found)["peak_reserved_error"] != 0
+
+
+def test_a_history_that_begins_in_the_middle_cannot_be_compared():
+    with pytest.raises(ValueError, match="begins in the middle of the job"):
+        compare(Trace(meta={"begins_with": 3}))
+
+
+def sizes_trace(*rows):
+    """A trace of sizes to allocate, and negative indices of the allocation to free."""
+    trace = Trace()
+    for row in rows:
+        if row >= 0:
+            trace.add(Kind.ALLOCATE, address=(len(trace) + 1) << 30, size_bytes=row)
+        else:
+            trace.add(Kind.FREE, address=trace.address[-row - 1])
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+    ],
+)
+def test_a_first_request_gets_a_segment_by_its_size(size, segment):
+    assert replay(sizes_trace(size), "pytorch").peak_reserved_bytes == segment
+
+
+@pytest.mark.parametrize(
+    ("size", "divisions", "rounded"),
+    [
+        (1, 4, 512),
+        (513, 0, 1024),
+        (1200, 4, 1536),  # no more than 512 * 4: as without divisions
+        (5000, 4, 5120),
+        (8192, 4, 8192),
+        (9 * MIB, 4, 10 * MIB),
+        (9 * MIB, 1, 9 * MIB),
+    ],
+)
+def test_requests_are_rounded_by_the_divisions_of_powers_of_two(size, divisions, rounded):
+    result = replay(sizes_trace(size), "pytorch", roundup_power2_divisions=divisions)
+    assert result.peak_used_bytes == rounded
+
+
+def test_ties_go_to_the_older_segment_or_to_the_lower_address():
+    # Two segments, of one block each that is free again.
+    trace = sizes_trace(11 * MIB, 11 * MIB, -1, -2, 11 * MIB)
+    known = array("Q", [1 << 40, 1 << 39])
+    older = replay(trace, "pytorch", placements=True, segment_addresses=known)
+    lower = replay(*(trace, "pytorch"), placements=True, segment_addresses=known, ties_by_address=1)
+    assert list(older.placements) == [1 << 40, 1 << 39, 1 << 40]
+    assert list(lower.placements) == [1 << 40, 1 << 39, 1 << 39]
+
+
+def test_expandable_segments_grow_where_others_need_new_ones():
+    rows = [30 * MIB, -1, 40 * MIB]
+    assert replay(sizes_trace(*rows), "pytorch").peak_reserved_bytes == 70 * MIB
+    assert replay(sizes_trace(*rows), "pytorch-expandable").peak_reserved_bytes == 40 * MIB
