@@ -40,7 +40,10 @@ MOST_WITH_FREE = 10_000
 INT8 = 1  # c10::ScalarType::Char
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "exact": {},
+    "exact": {"room": lib.DTR_ROOM_SINGLE},
+    "exact, fixed pool": {"room": lib.DTR_ROOM_SINGLE, "fixed": True},
+    "windows, fixed pool": {"room": lib.DTR_ROOM_WINDOW, "fixed": True},
+    "auto, fixed pool": {"room": lib.DTR_ROOM_AUTO, "fixed": True},
     "sqrt sample": {"sampling": 1},
     "ignoring small": {"min_evict_share": 0.01},
     "sqrt sample, ignoring small": {"sampling": 1, "min_evict_share": 0.01},
@@ -59,14 +62,16 @@ class Timing:
 class SimulatedJob:
     """The engine on simulated memory, with operators that only take time."""
 
-    def __init__(self, heuristic: str, budget: int, seed: int, **options: Any) -> None:
+    def __init__(
+        self, heuristic: str, budget: int, seed: int, fixed: bool = False, **options: Any
+    ) -> None:
         self.random = random.Random(seed)
         self.timing = Timing()
         self.measuring = False
         self.rate_every = 0
         self.closures: dict[int, int] = {}
         driver = ffi.new("char[]", b"simulated")
-        pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0])
+        pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0, 0, 0, fixed])
         self.pool = self._created(lib.dtr_pool_create, "dtr_pool **", pool_options)
         engine_options = ffi.new("dtr_engine_options *")
         parsed = heuristics.parse(heuristic)

@@ -36,7 +36,7 @@ struct Terms {
 
 enum class Power { none, one, some };
 
-// Eight bounds, from `at` on; of windows: their products over `wanted` (C3).
+// Eight bounds, from `at` on; of windows: the products of C3.
 template <Power power, bool windows>
 [[gnu::always_inline]] inline void bounds_of(const Columns& of, size_t at, const Terms& terms,
                                              Lanes& out) {
@@ -60,7 +60,7 @@ template <Power power, bool windows>
     cost *= other;
     std::memcpy(&other, of.span + at, sizeof other);
     const Lanes wanted = Lanes{} + terms.wanted;
-    cost /= other > wanted ? other : wanted;
+    cost *= (other > wanted ? other : wanted) / other;
   }
   out = cost;
 }

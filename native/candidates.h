@@ -32,9 +32,9 @@
 // score without the size. Until somebody asks the pool, all that lies between two candidates counts
 // as free. So, of a window that spans `wanted` bytes,
 //
-//   C3  its price >= the least of its members' price * wanted / max(wanted, span), up to kSlack,
-//       where a member's span is its own range and all up to the candidates on both sides: the
-//       spans of its members cover a window, and it has one member at least.
+//   C3  its price >= the least of its members' price * max(wanted, span) / span, up to kSlack,
+//       where a member's span is its own range and all up to the candidates on both sides: one
+//       member is paid in full, and together their spans cover the window.
 //
 // A pass as above gives each block's least such product, and only windows with a member in a block
 // whose least is below the best known price are looked at.
@@ -123,7 +123,7 @@ class Candidates {
 
   Query query(int64_t now_ns, int64_t decreased_ns);
   void move_base(int64_t now_ns, int64_t decreased_ns);
-  // The least bound of each block; with `wanted`, of C3's products over it. bounds not null: every
+  // The least bound of each block; with `wanted`, of C3's products. bounds not null: every
   // one's instead.
   void scan(const Query& query, size_t first_block, size_t blocks, float* bounds, float wanted = 0);
   const float* prices(const Query& query, uint32_t slot);
@@ -206,11 +206,11 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
                                 const double& limit, Begin&& begin) {
   constexpr float kInfinite = std::numeric_limits<float>::infinity();
   constexpr uint32_t kNone = AddressOrder::kNone;
+  constexpr size_t kProbed = 8;
   if (list_.empty()) return;
   const Query asked = query(now_ns, decreased_ns);
   ++search_;
-  const auto bytes = static_cast<float>(wanted);
-  scan(asked, 0, order_.blocks(), nullptr, bytes);
+  scan(asked, 0, order_.blocks(), nullptr, static_cast<float>(wanted));
   // As the bounds, and what follows from them: rounding is below the slack.
   constexpr double kAbove = 1 + 2 * kSlack;
   const auto visit_block = [&](uint32_t block) {
@@ -258,9 +258,25 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
       if (left == right) sum = 0;
     }
   };
+  // One of the likeliest blocks each first: a limit that is near the least spares most of the rest.
+  uint32_t probed[kProbed];
+  float leasts[kProbed];
+  size_t probes = 0;
+  for (; probes < kProbed; ++probes) {
+    const auto block = static_cast<uint32_t>(least_block());
+    if (least_[block] == kInfinite || least_[block] > limit * kAbove) break;
+    float products[kBlock];
+    scan(asked, block, 1, products, static_cast<float>(wanted));
+    begin(slots_[block * kBlock +
+                 static_cast<size_t>(std::min_element(products, products + kBlock) - products)]);
+    probed[probes] = block;
+    leasts[probes] = least_[block];
+    least_[block] = kInfinite;
+  }
+  while (probes-- > 0) least_[probed[probes]] = leasts[probes];
   for (;;) {
     const auto block = static_cast<uint32_t>(least_block());
-    if (least_[block] == kInfinite || double{least_[block]} * bytes > limit * kAbove) return;
+    if (least_[block] == kInfinite || least_[block] > limit * kAbove) return;
     visit_block(block);
   }
 }

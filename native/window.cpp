@@ -187,7 +187,7 @@ bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed&
 }
 
 // What single evictions are likely to cost until a request has room, if the first is this: as often
-// as much as it releases too little. Infinity if it releases nothing.
+// as much as it releases too little. 0 if it is enough alone, infinity if it releases nothing.
 double Engine::price_of_singles(Device& device, const Moment& moment, const WindowNeed& need,
                                 Storage* first) {
   WindowSpan span;
@@ -200,36 +200,43 @@ double Engine::price_of_singles(Device& device, const Moment& moment, const Wind
     }
     span.add(run_[i], need);
   }
-  const uint64_t released = span.released(need);
-  if (released == 0) return std::numeric_limits<double>::infinity();
+  if (met && span.suffices(need)) return 0;
+  const uint64_t released = met ? span.released(need) : 0;
+  if (released == 0 || device.fixed) return std::numeric_limits<double>::infinity();
+  ++price_look_;
   const double times =
       std::ceil(static_cast<double>(need.room.lacking_chunks) / static_cast<double>(released));
   return price_of(device, first, moment) * times;
 }
 
-// Whom to evict for a request, in victims_; for `fragmented` see make_room. A window where that is
-// wanted and there is one (true), else the one of the least score.
+// Whom to evict for a request, in victims_; for `fragmented` see make_room. True: the members of a
+// window, else the one of the least score.
+//
+// Under DTR_ROOM_AUTO the best score is the first choice, as it is the best use of what is freed
+// beyond the request. If that one does not make the place, singles may be blind to what does: so in
+// a fixed pool, and where bytes are lacking in one piece only, a window goes instead, unless
+// further singles are likely to cost less.
 bool Engine::choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
                             bool fragmented) {
   victims_.clear();
   const int32_t way = needs_.scores ? options_.room : DTR_ROOM_SINGLE;
   WindowNeed need{size_bytes, {}};
-  double joint = 0;
-  bool found = false;
-  if (way == DTR_ROOM_WINDOW || (way == DTR_ROOM_AUTO && (device.fixed || fragmented))) {
+  bool wanted = way == DTR_ROOM_WINDOW || (way == DTR_ROOM_AUTO && (device.fixed || fragmented));
+  if (wanted) {
     dtr_pool_get_room(device.pool, size_bytes, &need.room);
     // Where nothing is lacking what is missing is time, and no window.
-    if (need.room.chunk_bytes > 0 && need.room.in_one_piece && need.room.lacking_chunks > 0)
-      found = find_window(device, moment, need, &joint);
+    wanted = need.room.chunk_bytes > 0 && need.room.in_one_piece && need.room.lacking_chunks > 0;
   }
-  if (found && (way == DTR_ROOM_WINDOW || device.fixed)) {
-    victims_ = members_;
-    return true;
-  }
-  Storage* single = choose(device, moment);
-  if (found && (!single || joint <= price_of_singles(device, moment, need, single))) {
-    victims_ = members_;
-    return true;
+  Storage* single = wanted && way == DTR_ROOM_WINDOW ? nullptr : choose(device, moment);
+  if (wanted) {
+    const double singles = single ? price_of_singles(device, moment, need, single)
+                                  : std::numeric_limits<double>::infinity();
+    double joint = 0;
+    if (singles > 0 && find_window(device, moment, need, &joint) && joint <= singles) {
+      victims_ = members_;
+      return true;
+    }
+    if (!single) single = choose(device, moment);
   }
   if (single) victims_.push_back(single);
   return false;

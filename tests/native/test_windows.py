@@ -120,7 +120,7 @@ def test_a_mapped_pool_evicts_a_window_only_for_bytes_in_one_chunk(make_toy, chu
 
 
 def test_what_is_pinned_or_locked_ends_a_window(make_toy):
-    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru")
+    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru", room=WINDOW)
     tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
     for tensor in tensors[2::2]:
         toy.pin(tensor)
