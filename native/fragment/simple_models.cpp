@@ -19,12 +19,33 @@ struct Place {
   uint64_t size = 0;
 };
 
+// The allocations that are live, to be visited without the others.
+class LiveIds {
+ public:
+  explicit LiveIds(uint32_t count) : position_(count) {}
+  void add(uint32_t id) {
+    position_[id] = static_cast<uint32_t>(ids_.size());
+    ids_.push_back(id);
+  }
+  void remove(uint32_t id) {
+    const uint32_t last = ids_.back();
+    ids_[position_[id]] = last;
+    position_[last] = position_[id];
+    ids_.pop_back();
+  }
+  const std::vector<uint32_t>& ids() const { return ids_; }
+
+ private:
+  std::vector<uint32_t> ids_;
+  std::vector<uint32_t> position_;  // in ids_, of those that are live
+};
+
 // Requests rounded to powers of two, of 512 bytes at least. A free block serves requests of its
 // own power and stream, and is never split or merged. If the device refuses, all that is free goes
 // back to it.
 class Bins final : public Model {
  public:
-  Bins(uint64_t budget, uint32_t count) : device_(budget, nullptr, 0), live_(count) {}
+  Bins(uint64_t budget, uint32_t count) : device_(budget, nullptr, 0), live_(count), ids_(count) {}
 
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t stream) override {
     if (size > uint64_t{1} << 62) return kNoPlace;
@@ -41,21 +62,21 @@ class Bins final : public Model {
     }
     used_ += power;
     live_[id] = {{address, power}, stream};
+    ids_.add(id);
     return address;
   }
   void free(uint32_t id) override {
     const Owned& block = live_[id];
     used_ -= block.place.size;
     free_[{block.stream, block.place.size}].push_back(block.place.address);
-    live_[id].place.size = 0;
+    ids_.remove(id);
   }
   uint64_t reserved_bytes() const override { return device_.held_bytes(); }
   uint64_t used_bytes() const override { return used_; }
   std::vector<dtr_fragment_block> blocks() override {
     std::vector<dtr_fragment_block> all;
-    for (const Owned& block : live_)
-      if (block.place.size != 0)
-        all.push_back({block.place.address, block.place.size, block.stream, 1, 0});
+    for (const uint32_t id : ids_.ids())
+      all.push_back({live_[id].place.address, live_[id].place.size, live_[id].stream, 1, 0});
     for (const auto& [key, bin] : free_)
       for (const uint64_t address : bin) all.push_back({address, key.second, key.first, 0, 0});
     std::sort(all.begin(), all.end(),
@@ -86,7 +107,8 @@ class Bins final : public Model {
 
   Device device_;
   uint64_t used_ = 0;
-  std::vector<Owned> live_;
+  std::vector<Owned> live_;  // by id
+  LiveIds ids_;
   std::map<std::pair<uint64_t, uint64_t>, std::vector<uint64_t>> free_;  // stream, size
 };
 
@@ -95,7 +117,7 @@ class Bins final : public Model {
 class FirstFit final : public Model {
  public:
   FirstFit(uint64_t budget, uint32_t count)
-      : end_(std::min(budget, uint64_t{1} << 62) / kGrain * kGrain), live_(count) {
+      : end_(std::min(budget, uint64_t{1} << 62) / kGrain * kGrain), live_(count), ids_(count) {
     if (end_ > 0) holes_.add(0, end_);
   }
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t) override {
@@ -105,19 +127,20 @@ class FirstFit final : public Model {
     reached_ = std::max(reached_, at + size);
     used_ += size;
     live_[id] = {at, size};
+    ids_.add(id);
     return kBase + at;
   }
   void free(uint32_t id) override {
     used_ -= live_[id].size;
     holes_.add(live_[id].address, live_[id].size);
-    live_[id].size = 0;
+    ids_.remove(id);
   }
   uint64_t reserved_bytes() const override { return reached_; }
   uint64_t used_bytes() const override { return used_; }
   std::vector<dtr_fragment_block> blocks() override {
     std::vector<dtr_fragment_block> all;
-    for (const Place& place : live_)
-      if (place.size != 0) all.push_back({kBase + place.address, place.size, 0, 1, 0});
+    for (const uint32_t id : ids_.ids())
+      all.push_back({kBase + live_[id].address, live_[id].size, 0, 1, 0});
     holes_.for_each([&](uint64_t at, uint64_t size) {
       if (at < reached_) all.push_back({kBase + at, std::min(size, reached_ - at), 0, 0, 0});
     });
@@ -132,7 +155,8 @@ class FirstFit final : public Model {
   uint64_t reached_ = 0;
   uint64_t used_ = 0;
   Holes holes_;
-  std::vector<Place> live_;
+  std::vector<Place> live_;  // by id
+  LiveIds ids_;
 };
 
 // Counts bytes: each request takes whole units, wherever they are. Pages of 2 MiB: what remains
