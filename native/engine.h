@@ -470,7 +470,10 @@ class Engine {
   double move_ns(const Storage* storage);
   bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end,
                 Deferred& deferred);
-  bool open_hole(Device& device, uint64_t size_bytes, Deferred& deferred);
+  bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
+  double loss_ns(Storage* storage);
+  bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
+                    Deferred& deferred);
   void calibrate_moves(Device& device);
   void configure_moving();
   Device& device_with(const dtr_pool* pool) const;
@@ -602,6 +605,7 @@ struct Engine::Device {
   Bandwidth way_out;   // to host memory
   Bandwidth way_in;
   MovePrice move_price = {};
+  double hole_search_ns = 0;                                  // what the last one took
   std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
 };
 

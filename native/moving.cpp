@@ -20,6 +20,11 @@
 //      that the old block is used by that stream, and its address goes back in that order.
 //  M5  A failure leaves the content where it was, and the new place goes back.
 //
+// When. In a fixed pool, unless room is made by single evictions only: what was chosen for eviction
+// is compared with moves. Either a hole is made by moves alone, which may take constants out of the
+// way, or members of a window are moved that cost less to copy than to make anew, beside evictions.
+// In every pool: before what only waits is evicted or a request fails.
+//
 // The price (move_price.h) is measured: what the host spends on a move by the clock, copies by the
 // clock or, on streams, by timers that are read some operators later. Nothing waits for them.
 #include <algorithm>
@@ -40,6 +45,7 @@ constexpr int kCalibrationCopies = 4;
 // Of the runs that would make a hole, how many of the cheapest are looked at closely.
 constexpr size_t kMostRuns = 16;
 
+uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
 
 }  // namespace
@@ -220,10 +226,78 @@ struct Run {
 
 }  // namespace
 
-// The last resort before what only waits is evicted, or the request fails: moves what lies in the
-// cheapest stretch that is large enough to places outside of it. True if something was moved and
-// the stretch is free now. (If one is free already, more holes would not help.)
-bool Engine::open_hole(Device& device, uint64_t size_bytes, Deferred& deferred) {
+// What evicting it loses, where nothing is known of when it is needed again.
+double Engine::loss_ns(Storage* storage) {
+  return is_idle(storage) ? 0
+                          : with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+}
+
+// Before victims_ are evicted for a request: if a hole for it can be made by moves alone that cost
+// less than they would, it is (true, and no victims are left). Else, of a window's members, those
+// that are cheaper to move go elsewhere; true if any did. Only in a fixed pool: elsewhere holes are
+// made of memory that is mapped anew, and a place to move to may take as much.
+bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
+                          Deferred& deferred) {
+  if (!device.fixed || options_.room == DTR_ROOM_SINGLE || frozen_ > 0) return false;
+  constexpr double kLooks = 4;  // what is at stake is worth at least so many looks at the heap
+  double evicting_ns = 0;
+  for (Storage* storage : victims_) {
+    const double loss = loss_ns(storage);
+    evicting_ns += is_window ? std::min(loss, move_ns(storage)) : loss;
+  }
+  if (fragmented && evicting_ns > kLooks * device.hole_search_ns &&
+      open_hole(device, size_bytes, evicting_ns, deferred)) {
+    victims_.clear();
+    return true;
+  }
+  if (!is_window) return false;
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const Storage* storage : victims_) {
+    const uint64_t address = number(storage->address);
+    begin = std::min(begin, address);
+    end = std::max(end, address + storage->size_bytes);
+  }
+  // With the free bytes at both ends, which the window may need.
+  for (size_t blocks = 2 * victims_.size() + 2, count = blocks; count == blocks; blocks *= 2) {
+    count = run_of(device, pointer(begin), blocks);
+    size_t i = 0;
+    while (i < count && run_[i].address < end) ++i;
+    while (i < count && (run_[i].state == 0 || run_[i].state == 3)) {
+      end = run_[i].address + run_[i].size_bytes;
+      ++i;
+    }
+    if (count > 0) begin = std::min(begin, run_[0].address);
+    if (i < count) break;
+  }
+  const auto first_kept =
+      std::stable_partition(victims_.begin(), victims_.end(), [&](Storage* storage) {
+        return move_ns(storage) < loss_ns(storage) &&
+               relocate(storage, pointer(begin), pointer(end), deferred);
+      });
+  const bool moved = first_kept != victims_.begin();
+  victims_.erase(victims_.begin(), first_kept);
+  return moved;
+}
+
+// Moves what lies in the cheapest stretch that is large enough to places outside of it, if that
+// costs less than most_ns: infinity is the last resort before what only waits is evicted, or the
+// request fails. True if something was moved and the stretch is free now. (If one is free already,
+// more holes would not help.)
+bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
+  const int64_t begin_ns = now_ns();
+  struct Look {
+    double& ns;
+    uint64_t& total;
+    int64_t begin;
+    bool over = false;
+    void end() {
+      if (over) return;
+      over = true;
+      ns = static_cast<double>(now_ns() - begin);
+      total += static_cast<uint64_t>(now_ns() - begin);
+    }
+    ~Look() { end(); }
+  } look{device.hole_search_ns, stats_.search_ns, begin_ns};
   const std::vector<dtr_block> blocks = blocks_of(device.pool);
   std::vector<Storage*> in_way(blocks.size(), nullptr);
   std::vector<double> cost(blocks.size(), 0);
@@ -266,6 +340,7 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, Deferred& deferred) 
                     [](const Run& a, const Run& b) { return a.cost_ns < b.cost_ns; });
   for (size_t r = 0; r < most; ++r) {
     const Run& run = runs[r];
+    if (run.cost_ns >= most_ns) return false;
     // Whether all find a place, the largest first.
     std::vector<uint64_t> moving;
     std::multiset<uint64_t> holes;
@@ -297,6 +372,7 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, Deferred& deferred) 
       if (rest > 0) holes.insert(rest);
     }
     if (!fits) continue;
+    look.end();
     bool moved = true;
     for (size_t i = 0; moved && i < moving.size(); ++i)
       moved = relocate(in_way[moving[i]], pointer(run.begin), pointer(run.end), deferred);

@@ -431,11 +431,15 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       ++stats_.searches;
       if (victims_.empty()) break;
+      if (options_.moving && move_instead(device, size_bytes, fragmented, is_window, deferred)) {
+        freed = true;
+        if (victims_.empty()) break;
+      }
       size_t evicted = 0;
       eviction_cause_ = Journal::Cause::room;
       Storage* failed = evict_victims(moment, deferred, lock, &evicted);
       eviction_cause_ = Journal::Cause::gone;
-      freed = evicted > 0;
+      freed |= evicted > 0;
       if (is_window) stats_.window_evictions += evicted;
       if (fragmented) stats_.contiguity_evictions += evicted;
       if (!freed) {
@@ -451,7 +455,8 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
     unlock(constant, deferred);
   }
-  if (!freed && options_.moving) freed = open_hole(device, size_bytes, deferred);
+  if (!freed && options_.moving)
+    freed = open_hole(device, size_bytes, std::numeric_limits<double>::infinity(), deferred);
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);

@@ -235,9 +235,9 @@ def make_fixed_toy():
     """Engines on pools whose addresses are as many as the bytes of their budget, in chunks."""
     made = []
 
-    def make(chunks, driver="host", device=(0, -1), **options):
-        pool = NativePool(driver, budget=chunks * CHUNKS, chunk=CHUNKS, fixed=1)
-        made.append(Toy(pool, device=device, **options))
+    def make(chunks, kind=Toy, **options):
+        pool = NativePool("host", budget=chunks * CHUNKS, chunk=CHUNKS, fixed=1)
+        made.append(kind(pool, **options))
         return made[-1]
 
     yield make
@@ -320,6 +320,71 @@ class TestRescue:
         last = toy.one("last", *parts, wide, words=words)
         assert all_right(toy, source, *parts, wide, last)
         release(source, *parts, wide, last)
+
+
+class Priced(Toy):
+    def cost(self, operator, tensors):
+        return 10**12 if operator.name == "dear" else 10**3
+
+
+class TestInsteadOfEvicting:
+    """In a fixed pool, where a request finds no hole that is large enough."""
+
+    def holes(self, make_fixed_toy, name, **options):
+        """Results with holes of their size between them, which take 7 of 16 chunks."""
+        toy = make_fixed_toy(16, kind=Priced, move_bytes_per_s=1e9, **options)
+        words = CHUNKS // WORD
+        source = toy.unseen(words)
+        results = [toy.one(name, source, words=words, parameter=i) for i in range(15)]
+        release(*results[::2])
+        return toy, source, results[1::2]
+
+    @pytest.mark.parametrize(
+        ("name", "moving", "moves"), [("dear", 1, True), ("dear", 0, False), ("cheap", 1, False)]
+    )
+    def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
+        self, make_fixed_toy, name, moving, moves
+    ):
+        toy, source, results = self.holes(make_fixed_toy, name, moving=moving)
+        large = toy.unseen(3 * CHUNKS // WORD, seed=9)
+        assert (toy.stats().moves > 0) == moves
+        assert (toy.stats().evictions > 0) != moves
+        assert all_right(toy, source, *results)
+        assert (len(toy.replays) > 0) != moves
+        release(source, large, *results)
+
+    def test_in_one_window_some_move_and_others_are_evicted(self, make_fixed_toy):
+        """There is one place to move to; more is needed than is free."""
+        toy = make_fixed_toy(
+            8, kind=Priced, moving=1, move_bytes_per_s=1e9, room=lib.DTR_ROOM_WINDOW
+        )
+        words = CHUNKS // WORD
+        source = toy.unseen(words)
+        wall = toy.unseen(words, seed=1)
+        hole = toy.unseen(words)
+        end = toy.unseen(words, seed=2)
+        results = [toy.one("cheap", source, words=words, parameter=i) for i in range(2)]
+        dear = toy.one("dear", source, words=words)
+        results.append(toy.one("cheap", source, words=words, parameter=2))
+        hole.release()
+        for tensor in (source, wall, end):
+            toy.pin(tensor)
+        large = toy.unseen(4 * words, seed=3)
+        assert (toy.stats().moves, toy.stats().evictions) == (1, 3)
+        assert toy.resident(dear)
+        large.release()
+        assert all_right(toy, source, wall, end, dear, *results)
+        assert "dear" not in toy.replays
+        release(source, wall, end, dear, *results)
+
+    def test_single_evictions_do_not_move(self, make_fixed_toy):
+        toy, source, results = self.holes(
+            make_fixed_toy, "dear", moving=1, room=lib.DTR_ROOM_SINGLE
+        )
+        large = toy.unseen(3 * CHUNKS // WORD, seed=9)
+        assert toy.stats().evictions > 0
+        assert toy.stats().moves == 0
+        release(source, large, *results)
 
 
 class TestPrices:

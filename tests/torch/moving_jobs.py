@@ -1,4 +1,4 @@
-"""Jobs whose storages are moved at every operator, in a process of their own (test_moving.py).
+"""Jobs whose storages are moved at every operator, in a process of their own (test_moved_jobs.py).
 
 Where its pools fill freed memory with NaN, whoever still used an old address would show. Prints the
 job, how many storages were moved and evicted; fails with the tensors that differ.

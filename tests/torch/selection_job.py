@@ -1,4 +1,4 @@
-"""A job that needs one piece of memory where there are many (test_moving.py), in fixed pools.
+"""A job that needs one piece of memory where there are many (test_moved_jobs.py), in fixed pools.
 
 Every other one of some models is dropped, so that what is free lies between the others, whose
 parameters cannot be computed again. What comes then is larger than each of the holes.
