@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment.measures import Measures, size_unit
-from dtr_alloc.fragment.pictures import FAILED, Clock
+from dtr_alloc.fragment.pictures import FAILED, Clock, wrapped
 from dtr_alloc.fragment.trace import Trace
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LIVE, LOST, RESERVED = "#0072b2", "#e69f00", "#000000"
 MOST_POINTS = 2000
 """A line of more gets the largest and the smallest of each part instead."""
+CUT_OFF = 2.5
+"""What takes more than so many times the peak of live bytes is cut off, and its number stands."""
 
 
 def live_picture(
@@ -35,7 +37,9 @@ def live_picture(
         panel.set_ylabel(name)
         panel.set_xlabel(clock.label)
     _label_outer(panels[: len(rows)])
-    panels[0].set_ylim(0, 1.06 * max(m.peak_reserved_bytes for _, m in rows) / unit)
+    most = max(measures.peak_reserved_bytes for _, measures in rows)
+    live = max(measures.peak_live_bytes for _, measures in rows)
+    panels[0].set_ylim(0, 1.06 * (min(most, CUT_OFF * live) or 1) / unit)
     handles = {
         label: handle
         for panel in panels[: len(rows)]
@@ -193,31 +197,34 @@ def models_picture(rows: Sequence[Measures], title: str) -> Figure:
     axes = figure.subplots()
     has_budgets = any(row.smallest_budget_bytes for row in rows)
     high = 0.38 if has_budgets else 0.7
-    live = max(row.peak_live_bytes for row in rows)
+    live = max(row.peak_live_bytes for row in rows) or 1
+    widest = max(max(row.peak_reserved_bytes, row.smallest_budget_bytes or 0) for row in rows)
+    end = min(widest / live, CUT_OFF)
     for y, row in enumerate(rows):
         bars = [(row.peak_reserved_bytes, LOST, "peak reserved", -high / 2 if has_budgets else 0)]
         if row.smallest_budget_bytes:
             bars.append((row.smallest_budget_bytes, LIVE, "smallest budget", high / 2))
         for size, color, label, shift in bars:
             text = f" {size / live:.3f}  ({format_size(size)})"
+            if size / live > end:
+                text = f" →{text}"
             if label == "peak reserved" and not row.completed:
                 text += ", out of memory"
             axes.barh(
                 y + shift,
-                size / live,
+                min(size / live, end),
                 high,
                 color=color,
                 ec="w",
                 hatch="//" if text.endswith("out of memory") else None,
             )
-            axes.text(size / live, y + shift, text, va="center", fontsize=8)
+            axes.text(min(size / live, end), y + shift, text, va="center", fontsize=8)
     axes.axvline(1, color="k", lw=1)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.invert_yaxis()
-    widest = max(max(row.peak_reserved_bytes, row.smallest_budget_bytes or 0) for row in rows)
-    axes.set_xlim(0, 1.3 * widest / live)
+    axes.set_xlim(0, 1.35 * end)
     axes.set_xlabel(f"in terms of peak live ({format_size(live)})")
-    axes.set_title(title, loc="left")
+    axes.set_title(wrapped(title, 80), loc="left")
     axes.grid(axis="x", alpha=0.3)
     handles = [Patch(fc=LOST, label="peak reserved")]
     if has_budgets:

@@ -94,9 +94,7 @@ def _convert(
     help="Look for the smallest budget of each model, which takes about ten more replays.",
 )
 @click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
-@click.option(
-    "--by-event", is_flag=True, help="Maps of the heap over the events instead of the time."
-)
+@click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
 @click.option(
     "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
 )

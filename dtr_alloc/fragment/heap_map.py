@@ -260,7 +260,8 @@ def _by_operator(trace: Trace, blocks: Residencies) -> tuple[Array, list[tuple[s
     classes: list[tuple[str, Any]] = []
     for name, color in zip(shown, OPERATORS, strict=False):
         palette[name] = to_rgb(color)
-        classes.append((trace.names[name] or "(no name)", color))
+        label = trace.names[name].removesuffix(".default")
+        classes.append((label or "(no name)", color))
     if len(first) > len(shown):
         classes.append((f"{len(first) - len(shown)} others", OTHERS))
     return palette[names], classes

@@ -5,6 +5,7 @@ Each title says what was found; the axes have units.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ def save(figure: Figure, path: Path, dpi: int = 110) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_figure(path, dpi=dpi)
+
+
+def wrapped(title: str, columns: int) -> str:
+    """A title in lines of so many characters at most."""
+    return "\n".join(textwrap.wrap(title, columns))
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def map_picture(
         axes.axhline(offset / unit, color="0.3", lw=0.6)
     what = "unused addresses cut out at the lines" if len(drawn.axis.offsets) > 1 else "address"
     axes.set_ylabel(f"{what if what == 'address' else f'address ({what})'}, {name}")
-    axes.set_title(title, loc="left")
+    axes.set_title(wrapped(title, 104), loc="left")
     _events(axes, trace, clock)
     handles: list[Any] = [Patch(fc=shade, label=label) for label, shade in drawn.classes]
     handles.append(Patch(fc=heap_map.FREE, label="free, reserved"))

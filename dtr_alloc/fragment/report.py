@@ -291,7 +291,7 @@ def comparison(rows: Sequence[Row]) -> str:
     most = max(found, key=lambda row: row.peak_reserved_bytes)
     live = max(row.measures.peak_live_bytes for row in rows)
     parts = [
-        f"{row.name} takes {row.peak_reserved_bytes / live:.3f} times peak live"
+        f"{row.name} reserves {row.peak_reserved_bytes / live:.2f} times the peak of live bytes"
         for row in ([least] if least is most else [least, most])
     ]
     return ", ".join(parts)

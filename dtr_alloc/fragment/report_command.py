@@ -28,7 +28,7 @@ def run(
     budgets: Sequence[str],
     smallest: bool,
     maps: bool,
-    by_event: bool,
+    by_time: bool,
     allow_truncated: bool,
 ) -> None:
     """Prints tables, and writes JSON and pictures where they are asked for. Raises
@@ -68,7 +68,9 @@ def run(
             write_json(report.document(found), json_path)
         if out is not None:
             for stem, part in zip(stems(found), found, strict=True):
-                for picture in report.write_pictures(part, out, stem, by_event=by_event, maps=maps):
+                for picture in report.write_pictures(
+                    part, out, stem, by_event=not by_time, maps=maps
+                ):
                     console.print(str(picture), soft_wrap=True)
     except OSError as error:
         raise click.ClickException(str(error)) from None
