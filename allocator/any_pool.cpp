@@ -32,6 +32,7 @@ bool AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
   {
     Lock lock(mutex_);
     before = counts_.frees;
+    if (lowering_ == kNoLimit) events_.add(EventKind::kRoom, 0, size, stream);
   }
   if (room_(room_context_, size, stream) == 0) return false;
   Lock lock(mutex_);
@@ -58,6 +59,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
       const uint64_t held = shrink(budget_bytes, last);
       if (held <= budget_bytes) {
         budget_ = budget_bytes;
+        events_.add(EventKind::kBudget, 0, budget_);
         return;
       }
       excess = held - budget_bytes;
@@ -95,6 +97,26 @@ void AnyPool::require_inside(const char* call, uint64_t address, uint64_t size_b
   throw InvalidArgument(std::string(call) + ": address " + address_text(address) + " with " +
                         size_text(size_bytes) +
                         " is not in this pool; allowed: a range in a block in use");
+}
+
+void AnyPool::set_log(EventLog* log, uint16_t device) {
+  Lock lock(mutex_);
+  events_.set(log, device);
+  if (log == nullptr) return;
+  events_.add(EventKind::kBudget, 0, budget_);
+  log_present();
+}
+
+void AnyPool::note(EventKind kind, uint64_t address, uint64_t size_bytes) {
+  if (!events_.is_on()) return;
+  Lock lock(mutex_);
+  events_.add(kind, address, size_bytes);
+}
+
+void AnyPool::note_move(uint64_t from, uint64_t to, uint64_t size_bytes) {
+  if (!events_.is_on()) return;
+  Lock lock(mutex_);
+  events_.add_move(from, to, size_bytes);
 }
 
 void AnyPool::order(uint64_t stream, uint64_t after) {

@@ -11,6 +11,7 @@
 #include "block.h"
 #include "device_work.h"
 #include "driver.h"
+#include "event_log.h"
 #include "locks.h"
 
 namespace dtr {
@@ -148,6 +149,15 @@ class AnyPool {
   void synchronize(uint64_t stream);
   uint64_t side_stream();
 
+  // Events go to this log from now on, beginning with the budget, the memory and the blocks that
+  // are there; nullptr: to none.
+  void set_log(EventLog* log, uint16_t device);
+  bool is_logged() const { return events_.is_on(); }
+  // What those above the pool know of a block in use, or of nothing in particular. No event if
+  // there is no log.
+  void note(EventKind kind, uint64_t address, uint64_t size_bytes);
+  void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
+
   // Around fork: in the child nobody else could let go of the lock.
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
@@ -164,6 +174,8 @@ class AnyPool {
   virtual uint64_t shrink(uint64_t budget_bytes, bool last) = 0;
   // What a budget is counted in, for messages; "" if that is the blocks themselves.
   virtual const char* held_in() const = 0;
+  // Under the lock: the memory and the blocks in use that are there, to the log.
+  virtual void log_present() = 0;
   // Throws StateError while there are any, on closing.
   void require_no_blocks() const;
 
@@ -179,7 +191,8 @@ class AnyPool {
 
   mutable PoolMutex mutex_;
   std::shared_ptr<Driver> driver_;
-  DeviceWork work_;     // destroyed before the driver
+  DeviceWork work_;  // destroyed before the driver
+  EventSource events_;
   uint64_t first_ = 0;  // all addresses ever handed out are in [first_, first_ + span_)
   uint64_t span_ = 0;
   PoolStats counts_{};

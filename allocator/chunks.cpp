@@ -7,8 +7,10 @@
 
 namespace dtr {
 
-Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes)
+Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes,
+               const EventSource& events)
     : driver_(driver),
+      events_(events),
       base_(reservation.base()),
       chunk_(chunk_bytes),
       count_(reservation.size() / chunk_bytes),
@@ -18,12 +20,8 @@ Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_by
 
 Chunks::~Chunks() {
   try {
-    uint64_t begin = 0;
-    while ((begin = mapped_.first_present(begin, count_)) < count_) {
-      uint64_t end = mapped_.first_absent(begin, count_);
-      driver_.unmap(base_ + begin * chunk_, (end - begin) * chunk_);
-      begin = end;
-    }
+    for_each_mapped(
+        [&](uint64_t begin, uint64_t end) { driver_.unmap(base_ + begin, end - begin); });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dtr_alloc: memory not returned: %s\n", error.what());
   }
@@ -69,6 +67,7 @@ void Chunks::map(uint64_t begin, uint64_t end) {
     peak_mapped_ = std::max(peak_mapped_, mapped_count_);
     idle_count_ += stop - from;
     maps_ += stop - from;
+    events_.add(EventKind::kSegmentAllocate, base_ + from * chunk_, (stop - from) * chunk_);
     from = mapped_.first_absent(stop, to);
   }
 }
@@ -124,6 +123,7 @@ uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
     mapped_count_ -= run;
     idle_count_ -= run;
     unmaps_ += run;
+    events_.add(EventKind::kSegmentFree, base_ + from * chunk_, run * chunk_);
     done += run;
     top = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);
   }
@@ -147,6 +147,8 @@ void Chunks::move(uint64_t count, uint64_t begin, uint64_t end, std::vector<uint
     idle_.clear(from);
     ++maps_;
     ++unmaps_;
+    events_.add(EventKind::kSegmentFree, base_ + from * chunk_, chunk_);
+    events_.add(EventKind::kSegmentAllocate, base_ + to * chunk_, chunk_);
     moved->push_back(from);
     to = mapped_.first_absent(to + 1, keep_to);
     from = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);

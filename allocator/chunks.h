@@ -21,13 +21,15 @@
 
 #include "bitset.h"
 #include "driver.h"
+#include "event_log.h"
 
 namespace dtr {
 
 class Chunks {
  public:
   // All offsets are from the base of the reservation, which must outlive this object.
-  Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes);
+  Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes,
+         const EventSource& events);
   // Reports to stderr if the driver refuses to take memory back.
   ~Chunks();
   Chunks(const Chunks&) = delete;
@@ -53,6 +55,17 @@ class Chunks {
   // Maps the absent chunks under [begin, end). If the driver refuses half way (DriverError), the
   // chunks mapped so far stay, as idle ones.
   void map(uint64_t begin, uint64_t end);
+
+  // Calls visit(begin, end) for each run of mapped chunks.
+  template <typename Visit>
+  void for_each_mapped(Visit visit) const {
+    uint64_t begin = 0;
+    while ((begin = mapped_.first_present(begin, count_)) < count_) {
+      const uint64_t end = mapped_.first_absent(begin, count_);
+      visit(begin * chunk_, end * chunk_);
+      begin = end;
+    }
+  }
 
   // Declares that something usable lies, or no longer lies, over [begin, end). A range is
   // untouched as it was touched.
@@ -86,6 +99,7 @@ class Chunks {
   void untouch_edge(uint64_t chunk);
 
   Driver& driver_;
+  const EventSource& events_;
   uint64_t base_;
   uint64_t chunk_;
   uint64_t count_;

@@ -56,10 +56,12 @@ uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
         ++counts_.live_blocks;
         counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
         ++counts_.allocations;
+        events_.add(EventKind::kAllocate, address, size_bytes, stream);
         return address;
       }
       if (last || size_bytes > budget_) {
         ++counts_.out_of_memory_errors;
+        events_.add(EventKind::kOutOfMemory, 0, size_bytes, stream);
         std::string text = "out of memory: requested " + size_text(size_bytes) + "; budget " +
                            size_text(budget_) + ", allocated " + size_text(counts_.allocated_bytes);
         if (size_bytes > budget_) text += "; the request is larger than the budget";
@@ -84,6 +86,7 @@ void CountedPool::free(uint64_t address) {
   Lock lock(mutex_);
   auto at = in_use_at(address, "free");
   counts_.allocated_bytes -= at->second.size_bytes;
+  events_.add(EventKind::kFree, address, at->second.size_bytes);
   blocks_.erase(at);
   --counts_.live_blocks;
   ++counts_.frees;
@@ -146,6 +149,13 @@ void CountedPool::reset_peak() {
   Lock lock(mutex_);
   counts_.peak_allocated_bytes = counts_.allocated_bytes;
   counts_.peak_live_blocks = counts_.live_blocks;
+}
+
+// There is no memory, and no order but that of a table.
+void CountedPool::log_present() {
+  for (const auto& [address, block] : blocks_) {
+    events_.add(EventKind::kAllocate, address, block.size_bytes, block.stream);
+  }
 }
 
 std::vector<BlockInfo> CountedPool::snapshot() {

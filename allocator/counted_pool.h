@@ -48,6 +48,7 @@ class CountedPool final : public AnyPool {
 
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  void log_present() override;
   const char* held_in() const override { return ""; }
 
   std::unordered_map<uint64_t, Counted> blocks_;

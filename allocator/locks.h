@@ -4,6 +4,7 @@
 // - kEngine: the engine's records (native/)
 // - kPool: one pool's heap, chunks, slabs, streams and counters
 // - kDriverTable: which libcuda is loaded, and who uses it
+// - an EventLog's: innermost, without a rank, as nothing is called under it
 //
 // A thread takes only locks of a higher rank than those it holds (of the same rank only around
 // fork, where all pools are held, and a SegmentedPool's segments under its own), and no callback

@@ -105,7 +105,7 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
     : AnyPool(std::move(driver), options.budget_bytes),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
-      chunks_(*driver_, reservation_, chunk_),
+      chunks_(*driver_, reservation_, chunk_, events_),
       stale_(*driver_, reservation_.base(), chunk_, reservation_.size() / chunk_),
       large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
       small_(chunks_, large_.end(), reservation_.size(), chunk_),
@@ -166,6 +166,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
       }
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
+        events_.add(EventKind::kOutOfMemory, 0, size_bytes, stream);
         throw OutOfMemory(out_of_memory_message(size_bytes, stream));
       }
     }
@@ -251,6 +252,7 @@ void Pool::free(uint64_t address) {
   counts_.requested_bytes -= place.requested;
   --counts_.live_blocks;
   ++counts_.frees;
+  events_.add(EventKind::kFree, address, place.size);
   note_unused();
   if (keep_chunks_ != kNoLimit) give_back_excess();
 }
@@ -333,6 +335,17 @@ PoolStats Pool::stats() {
   stats.unmapped_chunks = chunks_.unmaps();
   stats.host_waits = driver_->host_waits();
   return stats;
+}
+
+void Pool::log_present() {
+  const uint64_t base = reservation_.base();
+  chunks_.for_each_mapped([&](uint64_t begin, uint64_t end) {
+    events_.add(EventKind::kSegmentAllocate, base + begin, end - begin);
+  });
+  for (const BlockInfo& block : walk()) {
+    if (block.state != BlockState::kInUse) continue;
+    events_.add(EventKind::kAllocate, block.address, block.requested_bytes, block.stream);
+  }
 }
 
 void Pool::reset_peak() {

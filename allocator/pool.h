@@ -179,6 +179,7 @@ class Pool final : public AnyPool {
   uint64_t limit_chunks() const;
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  void log_present() override;
   const char* held_in() const override { return fixed_ ? "addresses" : "chunks"; }
   void give_back_above(uint64_t budget_bytes);
   uint64_t fixed_end(uint64_t budget_bytes) const;

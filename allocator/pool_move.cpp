@@ -60,6 +60,7 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
       block->stream = stream;
       block->requested = size_bytes;
       count_allocation(size, size_bytes);
+      events_.add(EventKind::kAllocate, base + block->offset, size_bytes, stream);
       return base + block->offset;
     }
     hole = next;

@@ -97,6 +97,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   }
   if (offset == Slabs::kNone) return Slabs::kNone;
   count_allocation(rounded, size);
+  events_.add(EventKind::kAllocate, reservation_.base() + offset, size, stream);
   return offset;
 }
 

@@ -48,6 +48,7 @@ uint64_t SegmentedPool::place(const Request& request) {
       }
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
+        events_.add(EventKind::kOutOfMemory, 0, request.size, request.stream);
         throw OutOfMemory(out_of_memory_message(request));
       }
     }
@@ -92,6 +93,7 @@ uint64_t SegmentedPool::try_outside(uint64_t size_bytes, uint64_t stream, uint64
     const uint64_t address = segment.pool->try_outside(size_bytes, stream, begin, end);
     if (address == 0) continue;
     count_change(before, segment.pool->counts());
+    events_.add(EventKind::kAllocate, address, size_bytes, stream);
     return address;
   }
   return 0;
@@ -113,7 +115,10 @@ uint64_t SegmentedPool::try_in(Segment& segment, const Request& request, bool la
   }
   const PoolStats before = segment.pool->counts();
   const uint64_t address = segment.pool->try_once(request.size, request.stream, arena, last);
-  if (address != 0) count_change(before, segment.pool->counts());
+  if (address != 0) {
+    count_change(before, segment.pool->counts());
+    events_.add(EventKind::kAllocate, address, request.size, request.stream);
+  }
   return address;
 }
 
@@ -155,6 +160,7 @@ SegmentedPool::Segment* SegmentedPool::make_segment(uint64_t size_bytes, bool is
   mapped_ += size_bytes;
   peak_mapped_ = std::max(peak_mapped_, mapped_);
   ++counts_.mapped_chunks;
+  events_.add(EventKind::kSegmentAllocate, start, size_bytes);
   return &added->second;
 }
 
@@ -177,6 +183,7 @@ void SegmentedPool::give_back(Segments::iterator segment) {
   segment->second.pool->close();
   mapped_ -= segment->second.size_bytes;
   ++counts_.unmapped_chunks;
+  events_.add(EventKind::kSegmentFree, segment->first, segment->second.size_bytes);
   segments_.erase(segment);
 }
 

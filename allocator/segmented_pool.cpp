@@ -125,6 +125,7 @@ void SegmentedPool::free(uint64_t address) {
   const PoolStats before = pool.counts();
   pool.free(address);
   count_change(before, pool.counts());
+  events_.add(EventKind::kFree, address, before.allocated_bytes - pool.counts().allocated_bytes);
   give_back_excess();
 }
 
@@ -204,6 +205,16 @@ void SegmentedPool::reset_peak() {
   counts_.peak_live_blocks = counts_.live_blocks;
   counts_.peak_unused_bytes = mapped_ - counts_.allocated_bytes;
   peak_mapped_ = mapped_;
+}
+
+void SegmentedPool::log_present() {
+  for (auto& [start, segment] : segments_) {
+    events_.add(EventKind::kSegmentAllocate, start, segment.size_bytes);
+    for (const BlockInfo& block : segment.pool->snapshot()) {
+      if (block.state != BlockState::kInUse) continue;
+      events_.add(EventKind::kAllocate, block.address, block.requested_bytes, block.stream);
+    }
+  }
 }
 
 std::vector<BlockInfo> SegmentedPool::snapshot() {

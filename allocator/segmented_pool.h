@@ -97,6 +97,7 @@ class SegmentedPool final : public AnyPool {
   uint64_t room_for_segments() const;  // bytes of the budget that are no segment yet
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  void log_present() override;
   const char* held_in() const override { return "segments"; }
 
   PoolOptions options_;  // of a segment, but for its size

@@ -2,7 +2,7 @@
 
 PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
 ``_import_device_backends``) in every process that imports torch, so this module imports next to
-nothing and returns at once unless ``DTR_ALLOC_BUDGET`` or ``DTR_ALLOC_LOG`` is set.
+nothing and returns at once unless one of SWITCHES is set.
 
 PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
 the import. Going on without a budget would be worse: the job asked for one, and would run out
@@ -18,7 +18,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG")
+SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
 
 _stands_aside = False
 _waits_for_runtime = False
@@ -45,7 +45,8 @@ def autoload() -> None:
 
 
 def asked_by() -> str | None:
-    """The variable that switches a job on: DTR_ALLOC_BUDGET, or DTR_ALLOC_LOG without a budget."""
+    """The variable that switches a job on: DTR_ALLOC_BUDGET; without one, DTR_ALLOC_LOG or
+    DTR_ALLOC_TRACE."""
     return next((name for name in SWITCHES if os.environ.get(name)), None)
 
 

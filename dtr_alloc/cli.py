@@ -103,6 +103,7 @@ def commands() -> None:
 @click.option("--room", metavar="R", help="How room is made: heuristic, auto, single, window.")
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
+@click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
 @click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
 @click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
@@ -117,6 +118,7 @@ def run(
     room: str | None,
     log: str | None,
     log_steps: str | None,
+    trace: str | None,
     show_report: bool,
     costs: str | None,
     stats: str | None,
@@ -127,8 +129,9 @@ def run(
     """Runs SCRIPT (with -m: the module SCRIPT) with ARGUMENTS under a budget.
 
     Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
-    by DTR_ALLOC_CONFIG must give one; with --log it is unlimited. Processes that the job starts
-    get the same settings each.
+    by DTR_ALLOC_CONFIG must give one; with --log it is unlimited, and with --trace alone only the
+    allocator is on, and nothing is ever evicted. Processes that the job starts get the same
+    settings each.
     """
     options = {
         "budget": budget,
@@ -138,6 +141,7 @@ def run(
         "room": room,
         "log": log,
         "log_steps": log_steps,
+        "trace": trace,
         "report": "1" if show_report else None,
         "costs": costs,
         "stats": stats,
@@ -155,7 +159,7 @@ def run(
         raise click.UsageError(
             str(config.ConfigError(source, error.value, error.allowed))
         ) from None
-    if not {"budget", "log"} & given.keys():
+    if not {"budget", "log", "trace"} & given.keys():
         raise click.UsageError(
             "no budget: give --budget 8GiB (or 60%, or unlimited), or set DTR_ALLOC_BUDGET"
         )
@@ -165,9 +169,12 @@ def run(
         if value is not None:
             os.environ[config.variable(name)] = value
     # The file may have given it; the entry point looks at the variable only.
-    os.environ["DTR_ALLOC_BUDGET"] = str(
-        given["budget"].written if "budget" in given else "unlimited"
-    )
+    if "trace" in given:
+        os.environ["DTR_ALLOC_TRACE"] = str(given["trace"].written)
+    if {"budget", "log"} & given.keys():
+        os.environ["DTR_ALLOC_BUDGET"] = str(
+            given["budget"].written if "budget" in given else "unlimited"
+        )
     return Job(script, is_module, arguments)
 
 

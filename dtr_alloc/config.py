@@ -346,6 +346,10 @@ class Config:
     log_steps: Steps = Steps()
     """Which steps are logged. A step ends when an optimizer's step() returns."""
 
+    trace: Path | None = None
+    """Where a trace of the allocator is written (docs/trace-format.md); the same placeholders as in
+    ``stats``. Without a budget and a log, only the allocator is on: no recorder, no eviction."""
+
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
     def parse(value: object) -> str:
@@ -428,6 +432,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
         Steps.parse,
         lambda: "steps counted from 1, both ends included: 3, 3..5, 3.. or ..5",
     ),
+    "trace": (_path, lambda: "a path"),
     "report": (_report, lambda: f"{SWITCHES}, or a path"),
 }
 

@@ -42,6 +42,11 @@ def operator_key(name: str) -> int:
     return key
 
 
+def operator_name(key: int) -> str:
+    """The operator that operator_key() gave this key in this process; "" if none."""
+    return _operator_names.get(key, "")
+
+
 class CostFileError(ConfigError):
     """The file that the setting ``costs`` names is not one that can be used here."""
 

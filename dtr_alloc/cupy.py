@@ -26,7 +26,7 @@ import sys
 import threading
 from typing import Any
 
-from dtr_alloc import pools
+from dtr_alloc import pools, report
 from dtr_alloc.config import (
     BUDGET_FORMS,
     Budget,
@@ -162,6 +162,7 @@ def enable(budget: object = None) -> None:
             cupy.cuda.set_allocator(allocator.before)
             raise
         _allocator = allocator
+        _record(config, shared, joins)
         cupy.get_default_memory_pool().free_all_blocks()
 
 
@@ -220,6 +221,14 @@ def _settings(budget: object) -> Config:
     if "budget" not in given and not _torch_is_enabled():
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
     return load_config(budget=budget)
+
+
+def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
+    """Begins the trace that is asked for, where dtr_alloc.enable() has not."""
+    if config.trace is not None and not joins:
+        from dtr_alloc.fragment import recording
+
+        recording.start(shared, report.fill_in(config.trace), "budget")
 
 
 def _refuse_other_budget(shared: pools.Pools, budget: object) -> None:

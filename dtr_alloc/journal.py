@@ -27,7 +27,6 @@ that belong to an operator allocate inside it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import threading
@@ -43,30 +42,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dtr_alloc import oplog
 from dtr_alloc.config import Steps
 from dtr_alloc.core import ffi, lib
+from dtr_alloc.in_use import mark_in_use
 from dtr_alloc.recorder import Recorder, hide_from_compiler, is_plain
 
 _OPERATIONS_BETWEEN_DRAINS = 512
 _IMPLICIT_VIEW = "view"
-
-
-class InUse(RuntimeError):
-    """Another process writes this log: one that this job started, or that started it."""
-
-
-def _mark_in_use(path: Path) -> int:
-    """A descriptor that keeps other processes from writing the same log while it is open."""
-    mark = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(mark)
-        raise InUse(
-            f"{path} is being written by another process, so this one (pid {os.getpid()}) has no "
-            "op log; with {pid} or {rank} in DTR_ALLOC_LOG each has its own"
-        ) from None
-    except OSError:
-        pass  # a file system without locks
-    return mark
 
 
 class Log:
@@ -83,7 +63,7 @@ class Log:
     """
 
     def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
-        self._in_use = _mark_in_use(path)
+        self._in_use = mark_in_use(path, "op log", "DTR_ALLOC_LOG")
         self._engine = runtime.engine
         self._steps = steps
         self._step = 1

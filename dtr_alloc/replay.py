@@ -115,6 +115,8 @@ class Replayer:
         args = [_fill(argument, marks) for argument in marked]
         kwargs = {name: _fill(argument, marks) for name, argument in marked_kwargs.items()}
         results: list[Tensor | None] = []
+        if recording := self._runtime.recording:
+            lib.dtr_running_op(self._runtime.main.rule(func).key)
         with torch.set_grad_enabled(grad), _standing_at(random, self._runtime.bridge):
             flatten(func(*args, **kwargs), results)
         everything = [*tensors, *results]
@@ -122,6 +124,8 @@ class Replayer:
         for index, tensor in enumerate(everything):
             step[index] = 0 if tensor is None else tensor._cdata
         status = lib.dtr_remat_commit(frame, len(tensors), len(results))
+        if recording:
+            lib.dtr_running_op(0)
         if status < 0:
             try:
                 check(-status)

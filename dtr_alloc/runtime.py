@@ -13,12 +13,13 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import _autoload, costs, escapes, graphs, pools, refusals, report
 from dtr_alloc.bridge import Bridge
@@ -37,6 +38,7 @@ from dtr_alloc.replay import Replayer
 from dtr_alloc.scorer import Scorer
 
 if TYPE_CHECKING:
+    from dtr_alloc.fragment.recording import Recording
     from dtr_alloc.journal import Log
 
 _C10_CPU, _C10_CUDA = 0, 1
@@ -69,9 +71,12 @@ class Runtime:
         self.cost_file: costs.CostFile | None = None
         self.replayer = Replayer(self)
         self.log: Log | None = None
+        self.recording: Recording | None = None
+        self.is_light = False
         self.main = Recorder(self)
         self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._captures = 0
+        self._step_hooks: list[Any] = []
         self._default_run: Callable[[threading.Thread], None] | None = None
 
     def default_generator(self, device: torch.device | None) -> torch.Generator:
@@ -165,17 +170,22 @@ class Runtime:
         if largest:
             error.add_note("dtr_alloc: results that can be recomputed: " + ", ".join(largest))
 
-    def start(self) -> None:
-        """Puts the allocator, the escapes and the recorder in place, in this order."""
+    def start(self, light: bool) -> None:
+        """Puts the allocator, the escapes and the recorder in place, in this order.
+
+        Args:
+            light: the allocator only, to record a trace.
+        """
+        self.is_light = light
         self.log = None
+        self._start_recording()
+        if light:
+            self._install_allocator()
+            return
         if self.config.log is not None:
             self.log = _open_log(self, self.config)
         self.main = self.new_recorder()
-        if self.device_type == "cuda":
-            self.bridge.install_cuda()
-            refusals.install("cuda")
-        else:
-            self.bridge.install_cpu(True)
+        self._install_allocator()
         escapes.install(self)
         if self.device_type == "cuda":
             graphs.install(self)
@@ -193,11 +203,54 @@ class Runtime:
             self.log.start()
         self.main.__enter__()
 
+    def _install_allocator(self) -> None:
+        if self.device_type == "cuda":
+            self.bridge.install_cuda()
+            refusals.install("cuda")
+        else:
+            self.bridge.install_cpu(True)
+
+    def _start_recording(self) -> None:
+        if self.config.trace is None:
+            return
+        # Imported when it is used, as most jobs record nothing.
+        from dtr_alloc.fragment import recording
+        from dtr_alloc.fragment.trace import Kind
+
+        path = report.fill_in(self.config.trace)
+        mode = "light" if self.is_light else "budget"
+        self.recording = recording.start(self.pools, path, mode, costs.operator_name)
+        if (running := self.recording) is None:
+            return
+        for device in range(len(self.pools.handles)):
+            running.note(Kind.STEP, device)
+            self._step_hooks.append(
+                register_optimizer_step_post_hook(
+                    lambda *_, device=device: running.note(Kind.STEP, device)
+                )
+            )
+
+    def _stop_recording(self) -> None:
+        if self.recording is None:
+            return
+        from dtr_alloc.fragment import recording
+
+        for hook in self._step_hooks:
+            hook.remove()
+        self._step_hooks.clear()
+        self.recording = None
+        recording.stop()
+
     def stop(self) -> None:
         """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back.
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
         """
+        if self.is_light:
+            if self.device_type == "cpu":
+                self.bridge.install_cpu(False)
+            self._stop_recording()
+            return
         if not self.recorder().is_innermost():
             raise StateError(
                 "disable: another dispatch mode was entered on this thread and not left, or "
@@ -224,6 +277,7 @@ class Runtime:
             self.bridge.install_cpu(False)
         self.drain()
         self.closures.clear()
+        self._stop_recording()
         self.write_costs()
 
     def use_costs(self, file: costs.CostFile | None) -> None:
@@ -320,7 +374,8 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
 
 def _open_log(runtime: Runtime, config: Config) -> Log | None:
     # Imported when it is used: it brings the reading and writing of logs along.
-    from dtr_alloc.journal import InUse, Log
+    from dtr_alloc.in_use import InUse
+    from dtr_alloc.journal import Log
     from dtr_alloc.oplog import LogError
 
     assert config.log is not None
@@ -382,10 +437,11 @@ def enable(budget: object = None, **settings: object) -> None:
     Args:
         budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
-            ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for.
+            ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
+            and no recorder, only the allocator, where nothing but a trace is.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
             min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, poison,
-            verify, log, log_steps, stats, report.
+            verify, log, log_steps, trace, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -396,17 +452,23 @@ def enable(budget: object = None, **settings: object) -> None:
     working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
     ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
     """
-    if not {"budget", "log"} & given_settings(budget=budget, **settings).keys():
+    given = given_settings(budget=budget, **settings).keys()
+    if not {"budget", "log", "trace"} & given:
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
-    _enable(load_config(budget=budget, **settings))
+    _enable(load_config(budget=budget, **settings), _is_light(given))
 
 
 def enable_from_environment() -> None:
     """enable() with nothing but DTR_ALLOC_*: what the ``torch.backends`` entry point calls."""
-    _enable(load_config())
+    _enable(load_config(), _is_light(given_settings().keys()))
 
 
-def _enable(config: Config) -> None:
+def _is_light(given: Iterable[str]) -> bool:
+    """Whether these settings ask for a trace and nothing else that needs the recorder."""
+    return "trace" in given and not {"budget", "log"} & set(given)
+
+
+def _enable(config: Config, light: bool) -> None:
     global _runtime, _active
     with _state:
         if _active:
@@ -429,7 +491,7 @@ def _enable(config: Config) -> None:
         _runtime.set_budget(config.budget)
         _runtime.pools.reset_peak()
         _runtime.use_costs(file)
-        _runtime.start()
+        _runtime.start(light)
         _active = True
         if _runtime.log is not None:
             atexit.unregister(_close_log)
@@ -487,6 +549,8 @@ def set_budget(budget: object) -> None:
         parsed = Budget.parse(budget)
     except ValueError:
         raise ConfigError("the argument budget", budget, BUDGET_FORMS) from None
+    if _enabled().is_light:
+        raise StateError("only a trace is being recorded: nothing could be evicted for a budget")
     _enabled().set_budget(parsed)
 
 

@@ -5,6 +5,7 @@
 #include "checksum.h"
 #include "engine.h"
 #include "error.h"
+#include "event_log.h"
 
 namespace dtr {
 
@@ -149,6 +150,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
 void Engine::about_to_run(Frame& frame) {
   order_inputs(frame);
   decide_timing(frame);
+  running_op_of_thread() = frame.op_key;
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
@@ -364,6 +366,7 @@ int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
 
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
+  running_op_of_thread() = 0;
   const int64_t reading_ns =
       now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   stop_timer(frame, cost_ns < 0);
@@ -452,6 +455,7 @@ void Engine::op_abort(Frame& frame, bool started) {
 }
 
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
+  running_op_of_thread() = 0;
   frame.timed = false;
   hold_inputs(frame, false);
   if (frame.log.open) journal_running(nullptr);

@@ -139,6 +139,7 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
   }
   if (queues) storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
+  dtr_pool_note_move(device.pool, from, to, bytes);
   dtr_pool_free(device.pool, from);
 
   const int64_t end_ns = now_ns();

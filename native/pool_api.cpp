@@ -3,17 +3,24 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda_driver.h"
 #include "cuda_map_times.h"
 #include "dtr_alloc.h"
 #include "error.h"
+#include "event_log.h"
 #include "make_pool.h"
 
 struct dtr_pool {
   explicit dtr_pool(std::unique_ptr<dtr::AnyPool> made) : owned(std::move(made)), pool(*owned) {}
   std::unique_ptr<dtr::AnyPool> owned;
   dtr::AnyPool& pool;
+};
+
+struct dtr_event_log {
+  dtr::EventLog log;
+  std::vector<dtr::Event> drained = std::vector<dtr::Event>(dtr::EventLog::kBlockEvents);
 };
 
 namespace {
@@ -302,3 +309,52 @@ DTR_EXPORT int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint
 DTR_EXPORT int32_t dtr_cuda_set_library(const char* library_path) {
   return dtr::guard([&] { dtr::cuda_set_library(library_path); });
 }
+
+DTR_EXPORT int32_t dtr_event_log_create(dtr_event_log** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = new dtr_event_log;
+  });
+}
+
+DTR_EXPORT void dtr_event_log_destroy(dtr_event_log* log) { delete log; }
+
+DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
+                                        uint64_t capacity) {
+  std::vector<dtr::Event>& events = log->drained;
+  uint64_t done = 0;
+  while (capacity - done >= events.size()) {
+    const uint64_t count = log->log.drain(events.data(), events.size());
+    if (count == 0) break;
+    for (uint64_t i = 0; i < count; ++i, ++done) {
+      const dtr::Event& event = events[i];
+      columns->kind[done] = static_cast<uint8_t>(event.kind);
+      columns->time_ns[done] = event.time_ns;
+      columns->address[done] = event.address;
+      columns->size_bytes[done] = event.size_bytes;
+      columns->stream[done] = event.stream;
+      columns->device[done] = event.device;
+      columns->op[done] = event.op;
+    }
+  }
+  return done;
+}
+
+DTR_EXPORT uint64_t dtr_event_log_lost(const dtr_event_log* log) { return log->log.lost(); }
+
+DTR_EXPORT int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device) {
+  return dtr::guard([&] { pool->pool.set_log(log == nullptr ? nullptr : &log->log, device); });
+}
+
+DTR_EXPORT void dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address,
+                              uint64_t size_bytes) {
+  pool->pool.note(static_cast<dtr::EventKind>(kind), number(address), size_bytes);
+}
+
+DTR_EXPORT void dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to,
+                                   uint64_t size_bytes) {
+  pool->pool.note_move(number(from), number(to), size_bytes);
+}
+
+DTR_EXPORT void dtr_running_op(uint64_t op_key) { dtr::running_op_of_thread() = op_key; }

@@ -177,6 +177,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
   storage->ordered_on = kNoStream;
   become_resident(storage, address);
+  dtr_pool_note(device_of(storage).pool, DTR_EVENT_REMATERIALIZE, address, storage->size_bytes);
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {

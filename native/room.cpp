@@ -364,6 +364,9 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
     deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
   by_address_.erase(address);
+  // What the job itself dropped is free as if there were no evictions.
+  if (storage->live || eviction_cause_ != Journal::Cause::gone)
+    dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
   become_evicted(storage);
   if (watcher_) watcher_->evicted(storage->id);
   ++stats_.evictions;

@@ -159,7 +159,10 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   if (status == DTR_OK) {
     // The block's own stream may be another one than that of the copy.
     all_right(dtr_pool_record_stream(copy->pool, address, stream));
-    if (status == DTR_OK) dtr_pool_free(copy->pool, address);
+    if (status == DTR_OK) {
+      dtr_pool_note(copy->pool, DTR_EVENT_EVICT, address, bytes);
+      dtr_pool_free(copy->pool, address);
+    }
   }
   lock.lock();
 
@@ -248,6 +251,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   storage->ordered_on = kNoStream;
   by_address_.insert(address, storage);
   become_resident(storage, address);
+  dtr_pool_note(device.pool, DTR_EVENT_REMATERIALIZE, address, bytes);
   if (!storage->live && !storage->parent) keep_constant(storage);
   return true;
 }

@@ -1,0 +1,102 @@
+// What pools do, in the order in which it happens, for traces (docs/trace-format.md).
+//
+// One log serves the pools of a process, so that their events have one order. A pool adds to it
+// under its own lock; whoever drains it holds no pool's lock, and only for a moment the log's.
+// Nothing waits for the reader: if it does not keep up, the log ends, and counts what it lost.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace dtr {
+
+// As in dtr_alloc.h (DTR_EVENT_...) and dtr_alloc/fragment/trace.py.
+enum class EventKind : uint8_t {
+  kAllocate = 0,
+  kFree = 1,
+  kEvict = 2,
+  kRematerialize = 3,
+  kMoveFrom = 4,
+  kMoveTo = 5,
+  kRoom = 6,
+  kOutOfMemory = 7,
+  kSegmentAllocate = 8,
+  kSegmentFree = 9,
+  kBudget = 10,
+  kStep = 11,
+  kMark = 12,
+};
+
+struct Event {
+  int64_t time_ns;  // since the log's first event
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t stream;
+  uint64_t op;  // what the framework calls the operator that runs on the thread; 0: none
+  uint16_t device;
+  EventKind kind;
+};
+
+// Whoever runs operators says so here, for the events of this thread.
+inline uint64_t& running_op_of_thread() {
+  thread_local uint64_t op = 0;
+  return op;
+}
+
+class EventLog {
+ public:
+  static constexpr uint64_t kBlockEvents = 4096;
+  static constexpr uint64_t kMostBlocks = 1024;  // 200 MB that nobody took out
+
+  void add(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+           uint64_t stream) noexcept;
+  // One event directly behind the other.
+  void add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept;
+
+  // Moves up to capacity events (kBlockEvents at least) out, oldest first; returns how many. One
+  // thread at a time.
+  uint64_t drain(Event* events, uint64_t capacity);
+  uint64_t lost() const;
+
+ private:
+  struct Block {
+    uint64_t count = 0;
+    Event events[kBlockEvents];
+  };
+
+  void push(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+            uint64_t stream) noexcept;
+
+  mutable std::mutex mutex_;                    // a leaf: nothing is called under it
+  std::vector<std::unique_ptr<Block>> blocks_;  // oldest first; the last one is being filled
+  std::unique_ptr<Block> spare_;
+  int64_t begin_ns_ = 0;
+  uint64_t lost_ = 0;
+};
+
+// A pool's side: to which log its events go, if to any. Changed and used under the pool's lock.
+class EventSource {
+ public:
+  bool is_on() const { return log_.load(std::memory_order_relaxed) != nullptr; }
+  void set(EventLog* log, uint16_t device) {
+    log_.store(log, std::memory_order_relaxed);
+    device_ = device;
+  }
+  void add(EventKind kind, uint64_t address, uint64_t size_bytes, uint64_t stream = 0) const {
+    EventLog* log = log_.load(std::memory_order_relaxed);
+    if (log != nullptr) log->add(device_, kind, address, size_bytes, stream);
+  }
+  void add_move(uint64_t from, uint64_t to, uint64_t size_bytes) const {
+    EventLog* log = log_.load(std::memory_order_relaxed);
+    if (log != nullptr) log->add_move(device_, from, to, size_bytes);
+  }
+
+ private:
+  std::atomic<EventLog*> log_{nullptr};  // asked without the lock whether it is worth taking it
+  uint16_t device_ = 0;
+};
+
+}  // namespace dtr

@@ -1,0 +1,257 @@
+"""The log of a pool's events, over every driver: what it says is what the pool is."""
+
+import random
+
+import pytest
+from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib
+
+from dtr_alloc.fragment import recording, trace_file
+from dtr_alloc.fragment.ranges import Ranges
+from dtr_alloc.fragment.trace import Kind
+
+
+class PoolsOf:
+    """What a recording wants to know of pools."""
+
+    device_type = "host"
+
+    def __init__(self, *pools):
+        self.handles = [pool.handle for pool in pools]
+
+    def stats(self):
+        names = ("budget_bytes", "total_bytes", "chunk_bytes")
+        found = []
+        for handle in self.handles:
+            stats = ffi.new("dtr_pool_stats *")
+            lib.dtr_pool_get_stats(handle, stats)
+            found.append({name: int(getattr(stats, name)) for name in names})
+        return found
+
+
+@pytest.fixture
+def record(tmp_path):
+    """record(pools): begins a recording; its stop() returns the checked trace."""
+
+    class Here(recording.Recording):
+        def stop(self):
+            super().stop()
+            trace = trace_file.read(self.path)
+            trace.validate()
+            return trace
+
+    def begin(*pools, name_of=str):
+        made = Here(PoolsOf(*pools), tmp_path / "some.trace", "light", name_of)
+        made.start()
+        return made
+
+    return begin
+
+
+def events(trace, *kinds):
+    return [
+        (kind, address, size)
+        for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True)
+        if kind in kinds
+    ]
+
+
+def live(trace, device=0):
+    lifetimes = trace.lifetimes()
+    rows = zip(lifetimes.start, lifetimes.end, lifetimes.size_bytes, strict=True)
+    return sorted(
+        (trace.address[start], size)
+        for start, end, size in rows
+        if end < 0 and trace.device[start] == device
+    )
+
+
+def in_use(pool):
+    return [(b.address, b.requested_bytes) for b in pool.snapshot() if b.state == IN_USE]
+
+
+def memory(trace):
+    """After each event: the ranges with memory, and the budget."""
+    ranges, budget = Ranges(), NO_LIMIT
+    for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True):
+        if kind == Kind.SEGMENT_ALLOCATE:
+            assert not any(b < address + size and address < e for b, e in ranges), "twice"
+            ranges.add(address, address + size)
+        elif kind == Kind.SEGMENT_FREE:
+            assert ranges.cover(address, address + size), "was not there"
+            ranges.remove(address, address + size)
+        elif kind == Kind.BUDGET:
+            budget = size
+        elif kind == Kind.ALLOCATE:
+            assert ranges.cover(address, address + size), "a block without memory"
+        yield sum(end - begin for begin, end in ranges), budget
+
+
+def churn(pool, rng, live, steps):
+    for _ in range(steps):
+        if live and rng.random() < 0.45:
+            pool.free(live.pop(rng.randrange(len(live))))
+        else:
+            size = rng.choice((rng.randrange(1, 3000), rng.randrange(1, 6 * pool.chunk)))
+            try:
+                live.append(pool.allocate(size, rng.choice((0, 0, 7))))
+            except OutOfMemory:
+                assert live
+                pool.free(live.pop())
+
+
+def test_a_log_says_what_the_pool_did_from_the_moment_it_was_on(make_pool, record):
+    rng = random.Random(5)
+    with make_pool(24) as pool:
+        blocks = []
+        churn(pool, rng, blocks, 60)
+        before = len(in_use(pool))
+        recorded = record(pool)
+        churn(pool, rng, blocks, 300)
+        pool.trim()
+        churn(pool, rng, blocks, 100)
+        trace = recorded.stop()
+        assert live(trace) == in_use(pool)
+        stats = pool.stats()
+        held = list(memory(trace))
+        assert held[-1] == (stats.reserved_bytes, 24 * pool.chunk)
+        assert all(bytes_ <= budget for bytes_, budget in held)
+        assert [kind for kind, _, _ in events(trace, *range(8))[:before]] == [0] * before
+        failures = events(trace, Kind.OUT_OF_MEMORY)
+        assert len(failures) <= stats.out_of_memory_errors
+        assert {0, 7} <= set(trace.stream)
+
+
+def test_nothing_is_logged_once_the_log_is_off(make_pool, record):
+    with make_pool() as pool:
+        recorded = record(pool)
+        first = pool.allocate(1000)
+        trace = recorded.stop()
+        pool.free(first)
+        pool.free(pool.allocate(5000))
+        assert events(trace, Kind.ALLOCATE, Kind.FREE) == [(Kind.ALLOCATE, first, 1000)]
+
+
+def test_room_failures_and_budgets_are_events(make_pool, record):
+    with make_pool(8) as pool:
+        blocks = [pool.allocate(pool.chunk)]
+
+        def give(size, stream):
+            if not blocks:
+                return False
+            pool.free(blocks.pop())
+            return True
+
+        pool.set_room(give)
+        recorded = record(pool)
+        large = pool.allocate(8 * pool.chunk - (pool.chunk if pool.in_segments else 0))
+        with pytest.raises(OutOfMemory):
+            pool.allocate(3 * pool.chunk)
+        pool.free(large)
+        pool.set_room(None)
+        if not pool.is_fixed:
+            pool.set_budget(16 * pool.chunk)
+        trace = recorded.stop()
+    found = [kind for kind, _, _ in events(trace, 0, 1, 6, 7)]
+    if not pool.in_segments:
+        assert found == [0, Kind.ROOM, Kind.FREE, 0, Kind.ROOM, Kind.OUT_OF_MEMORY, Kind.FREE]
+    assert found.count(Kind.OUT_OF_MEMORY) == 1
+    assert (Kind.OUT_OF_MEMORY, 0, 3 * pool.chunk) in events(trace, 7)
+    budgets = [size for _, _, size in events(trace, Kind.BUDGET)]
+    assert budgets == [8 * pool.chunk] + [16 * pool.chunk] * (not pool.is_fixed)
+
+
+def test_pools_that_share_a_log_are_devices_in_one_order(make_pool, record):
+    rng = random.Random(9)
+    with make_pool() as one, make_pool() as other:
+        recorded = record(one, other)
+        blocks = [[], []]
+        for _ in range(30):
+            churn(one, rng, blocks[0], 5)
+            churn(other, rng, blocks[1], 5)
+        trace = recorded.stop()
+        assert live(trace, 0) == in_use(one)
+        assert live(trace, 1) == in_use(other)
+    changes = sum(a != b for a, b in zip(trace.device, trace.device[1:], strict=False))
+    assert changes > 50
+
+
+def test_marks_of_others_stand_where_they_were_made_with_the_operator_of_the_thread(record):
+    with NativePool("simulated") as pool:
+        recorded = record(pool, name_of="op {}".format)
+        old, new = pool.allocate(100), pool.allocate(200)
+        lib.dtr_running_op(77)
+        lib.dtr_pool_note_move(pool.handle, ffi.cast("void *", old), ffi.cast("void *", new), 100)
+        pool.free(old)
+        lib.dtr_running_op(0)
+        lib.dtr_pool_note(pool.handle, Kind.EVICT, ffi.cast("void *", new), 200)
+        pool.free(new)
+        trace = recorded.stop()
+    kinds = [kind for kind in trace.kind if kind not in (8, 9, 10)]
+    assert kinds == [0, 0, Kind.MOVE_FROM, Kind.MOVE_TO, 1, Kind.EVICT, 1]
+    assert [trace.names[name] for name in trace.name if name] == ["op 77"] * 3
+    assert len(trace.lifetimes().start) == 1
+
+
+def test_many_events_are_written_in_their_order_while_they_come(record):
+    with NativePool("counted") as pool:
+        recorded = record(pool)
+        for _ in range(4):
+            for _ in range(5000):
+                pool.free(pool.allocate(64))
+            recorded.drain()
+        trace = recorded.stop()
+    assert list(trace.kind[1:]) == [0, 1] * 20000
+    assert len(set(trace.address)) == 20001  # and the budget's
+
+
+def test_events_that_nobody_takes_are_lost_from_one_moment_on_and_counted():
+    log = ffi.new("dtr_event_log **")
+    check(lib.dtr_event_log_create(log))
+    with NativePool("counted") as pool:
+        for _ in range(20000):
+            address = pool.allocate(64)
+        for _ in range(210):  # each begins with the budget and the blocks
+            check(lib.dtr_pool_set_log(pool.handle, log[0], 0))
+        lost = lib.dtr_event_log_lost(log[0])
+        assert 210 * 20001 - lost == 1 << 22
+        pool.free(address)
+        assert lib.dtr_event_log_lost(log[0]) == lost + 1
+        check(lib.dtr_pool_set_log(pool.handle, ffi.NULL, 0))
+    lib.dtr_event_log_destroy(log[0])
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_job(record, capsys):
+    with NativePool("simulated") as pool:
+        recorded = record(pool)
+        pool.allocate(64)
+        recorded.drain()
+
+        class Full:
+            closed = False
+
+            def write(self, data):
+                raise OSError(28, "No space left on device")
+
+            def truncate(self, size):
+                pass
+
+            def close(self):
+                self.closed = True
+
+        recorded._writer._file.close()
+        recorded._writer._file = Full()
+        pool.allocate(64)
+        recorded.drain()
+        pool.allocate(64)
+        recording.Recording.stop(recorded)
+        assert "cannot be written to its end: [Errno 28]" in capsys.readouterr().err
+        trace = trace_file.read(recorded.path, allow_truncated=True)
+    assert len(events(trace, Kind.ALLOCATE)) == 1
+
+
+def test_one_file_is_one_recording(record, tmp_path, capsys):
+    with NativePool("simulated") as pool:
+        recorded = record(pool)
+        assert recording.start(PoolsOf(pool), tmp_path / "some.trace", "light") is None
+        assert "is being written by another process" in capsys.readouterr().err
+        recorded.stop()

@@ -1,0 +1,171 @@
+"""A job's trace says where its memory went. Needs torch and the core.
+
+Jobs run as users start them, in processes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed here")
+pytest.importorskip(
+    "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
+)
+
+import torch
+
+import dtr_alloc
+from dtr_alloc.core import StateError
+from dtr_alloc.fragment import formats
+from dtr_alloc.fragment.trace import Kind, TraceError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+JOB = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+x = torch.randn(1024, 256)
+for _ in range(3):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(sum(p.double().sum().item() for p in model.parameters()).hex())
+"""
+
+
+def start(code, folder, **environ):
+    (folder / "job.py").write_text(code)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
+    keep = {
+        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
+    }
+    environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.Popen(
+        [sys.executable, "-m", "dtr_alloc.cli", "run", "job.py"],
+        env={**clean, **keep, "PYTHONPATH": str(ROOT), **environ},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code, folder, **environ):
+    job = start(code, folder, **environ)
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, errors
+    return output
+
+
+def kinds(trace):
+    return Counter(Kind(kind).name for kind in trace.kind)
+
+
+def test_without_a_budget_the_allocator_alone_is_on_until_the_job_fails_children_left_out(tmp_path):
+    code = JOB + (
+        "import os\n"
+        "if os.fork() == 0:\n"
+        "    for _ in range(1000): torch.ones(5000).sum()\n"
+        "    os._exit(0)\n"
+        "assert os.wait()[1] == 0\n"
+        "x = torch.ones(12345)\n"
+        "raise KeyError(torch._C._len_torch_dispatch_stack())\n"
+    )
+    job = start(code, tmp_path, DTR_ALLOC_TRACE="traces/{rank}.trace")
+    _, errors = job.communicate(timeout=240)
+    assert "KeyError: 0" in errors  # nothing sees the operators
+    trace = formats.read(tmp_path / "traces/0.trace")
+    assert trace.meta["mode"] == "light"
+    found = kinds(trace)
+    assert found["STEP"] == 4
+    assert found["ALLOCATE"] > 150
+    assert not {"EVICT", "ROOM", "REMATERIALIZE"} & found.keys()
+    sizes = Counter(
+        size for kind, size in zip(trace.kind, trace.size_bytes, strict=True) if kind == 0
+    )
+    assert sizes[4 * 12345] == 1
+    assert sizes[4 * 5000] == 0
+
+
+def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(tmp_path):
+    code = JOB + "import dtr_alloc, json\nprint(json.dumps(dtr_alloc.stats()))"
+    environ = {"DTR_ALLOC_TRACE": "some.trace", "DTR_ALLOC_BUDGET": "14MiB"}
+    assert '"evictions": 0,' not in run(code, tmp_path, **environ)
+    trace = formats.read(tmp_path / "some.trace")
+    found = kinds(trace)
+    assert trace.meta["mode"] == "budget"
+    assert found["EVICT"] > 5
+    assert found["REMATERIALIZE"] > 5
+    assert found["ROOM"] >= found["EVICT"] // 2
+    assert min(size for kind, size in zip(trace.kind, trace.size_bytes, strict=True)
+               if kind == Kind.BUDGET) == 14 << 20  # fmt: skip
+    named = Counter(
+        trace.names[name]
+        for kind, name in zip(trace.kind, trace.name, strict=True)
+        if kind == Kind.ALLOCATE
+    )
+    assert named["aten::addmm.default"] >= 24
+    live = peak = 0
+    sizes = {}
+    for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True):
+        if kind == Kind.ALLOCATE:
+            sizes[address] = size
+            live += size
+            peak = max(peak, live)
+        elif kind == Kind.FREE:
+            live -= sizes.pop(address)
+    assert 8 << 20 < peak <= 14 << 20
+
+
+def test_a_job_that_is_killed_leaves_what_was_written(tmp_path):
+    code = JOB + "print('ready', flush=True)\nwhile True: torch.ones(1000).sum()"
+    job = start(code, tmp_path, DTR_ALLOC_TRACE="some.trace")
+    try:
+        job.stdout.readline()
+        assert job.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.communicate()
+    with pytest.raises(TraceError, match="cut off"):
+        formats.read(tmp_path / "some.trace")
+    trace = formats.read(tmp_path / "some.trace", allow_truncated=True)
+    assert trace.meta["truncated"]
+    assert kinds(trace)["STEP"] == 4
+
+
+def test_a_session_is_recorded_from_its_beginning_to_its_end(tmp_path):
+    with dtr_alloc.session(trace=tmp_path / "light.trace", device="cpu"):
+        kept = torch.ones(1000)
+        with pytest.raises(StateError, match="only a trace"):
+            dtr_alloc.set_budget("1GiB")
+    after = torch.ones(2000)
+    with dtr_alloc.session("1GiB", trace=tmp_path / "full.trace", device="cpu"):
+        made = torch.ones(3000)
+        dtr_alloc.evict(made)
+        assert made.sum() == 3000
+    light = formats.read(tmp_path / "light.trace")
+    full = formats.read(tmp_path / "full.trace")
+    assert 4 * len(kept) in light.size_bytes
+    assert 4 * len(after) not in light.size_bytes
+    assert full.meta["mode"] == "budget"
+    # What an earlier session left is there at the beginning.
+    assert full.address[list(full.size_bytes).index(4 * len(kept))] == kept.data_ptr()
+    marks = [kind for kind in full.kind if kind in (Kind.EVICT, Kind.REMATERIALIZE)]
+    assert marks == [Kind.EVICT, Kind.REMATERIALIZE]
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_before_the_job_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    job = start(JOB, tmp_path, DTR_ALLOC_TRACE="file/some.trace")
+    _, errors = job.communicate(timeout=240)
+    assert job.returncode == 1
+    assert "DTR_ALLOC_TRACE is 'file/some.trace', but it cannot be had here" in errors
