@@ -21,6 +21,25 @@ def fragment() -> None:
     memory snapshots, RMM's logs."""
 
 
+@fragment.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script and record its trace.",
+)
+@click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
+@click.option("--budget", metavar="B", help="As for run; without one, nothing is ever evicted.")
+@click.option("--device", metavar="D", help="auto, cuda or cpu.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def record(context: click.Context, out: Path, **options: Any) -> Any:
+    """Runs SCRIPT with ARGUMENTS and records what its memory did: short for `dtr-alloc run
+    --trace OUT`."""
+    from dtr_alloc.cli import run
+
+    return context.invoke(run, trace=str(out), **options)
+
+
 @fragment.command("import", short_help="Make a trace of another tool's file.")
 @click.argument("source", metavar="IN", type=FILE)
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")

@@ -148,3 +148,12 @@ def test_fragment() -> None:
         assert row["peak_reserved_bytes"] >= row["peak_live_bytes"] > 0
         assert 0 < row["replay_seconds"] < row["whole_seconds"]
     assert rows["exact"]["mean_lost_bytes"] == 0
+
+
+def test_recording() -> None:
+    """A light recording and a trace, each beside the same without it."""
+    document = run("bench.recording")
+    assert document.keys() >= ENVIRONMENT | {"results", "pool_pair_ns", "event_ns"}
+    for row in document["results"]:
+        assert row["ns"].keys() == {"plain", "light", "recorder", "both"}
+        assert min(row["ns"].values()) > 0
