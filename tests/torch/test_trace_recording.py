@@ -41,7 +41,7 @@ print(sum(p.double().sum().item() for p in model.parameters()).hex())
 """
 
 
-def start(code, folder, **environ):
+def start(code, folder, *command, **environ):
     (folder / "job.py").write_text(code)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
     keep = {
@@ -49,20 +49,13 @@ def start(code, folder, **environ):
     }
     environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
     return subprocess.Popen(
-        [sys.executable, "-m", "dtr_alloc.cli", "run", "job.py"],
+        [sys.executable, "-m", "dtr_alloc.cli", *(command or ("run",)), "job.py"],
         env={**clean, **keep, "PYTHONPATH": str(ROOT), **environ},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def run(code, folder, **environ):
-    job = start(code, folder, **environ)
-    output, errors = job.communicate(timeout=240)
-    assert job.returncode == 0, errors
-    return output
 
 
 def kinds(trace):
@@ -97,8 +90,10 @@ def test_without_a_budget_the_allocator_alone_is_on_until_the_job_fails_children
 
 def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(tmp_path):
     code = JOB + "import dtr_alloc, json\nprint(json.dumps(dtr_alloc.stats()))"
-    environ = {"DTR_ALLOC_TRACE": "some.trace", "DTR_ALLOC_BUDGET": "14MiB"}
-    assert '"evictions": 0,' not in run(code, tmp_path, **environ)
+    command = ("fragment", "record", "-o", "some.trace", "--budget", "14MiB")
+    output, errors = start(code, tmp_path, *command).communicate(timeout=240)
+    assert "evictions" in output, errors
+    assert '"evictions": 0,' not in output
     trace = formats.read(tmp_path / "some.trace")
     found = kinds(trace)
     assert trace.meta["mode"] == "budget"

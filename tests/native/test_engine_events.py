@@ -1,0 +1,77 @@
+"""What the engine adds to a trace: evictions, returns, moves, operators. Needs the native build."""
+
+from __future__ import annotations
+
+from native_pool import ffi
+from test_event_log import PoolsOf
+from toy import WORD, op_key
+
+from dtr_alloc.fragment import trace_file
+from dtr_alloc.fragment.recording import Recording
+from dtr_alloc.fragment.trace import Kind
+
+WORDS = 4096 // WORD
+
+
+def address(tensor):
+    return int(ffi.cast("uintptr_t", tensor.data))
+
+
+def record(toy, path, *names):
+    keys = {op_key(name): name for name in names}
+    recorded = Recording(PoolsOf(toy.pool), path, "budget", lambda key: keys.get(key, "?"))
+    recorded.start()
+    return recorded
+
+
+def ended(recorded):
+    recorded.stop()
+    trace = trace_file.read(recorded.path)
+    trace.validate()
+    return trace
+
+
+def marks(trace):
+    kinds = (Kind.EVICT, Kind.REMATERIALIZE, Kind.MOVE_FROM, Kind.MOVE_TO)
+    return [(k, a) for k, a in zip(trace.kind, trace.address, strict=True) if k in kinds]
+
+
+def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(make_toy, tmp_path):
+    toy = make_toy()
+    source = toy.unseen(WORDS)
+    recorded = record(toy, tmp_path / "t", "f")
+    x = toy.one("f", source, words=WORDS)
+    places = [address(x)]
+    assert toy.move(x)
+    places.append(address(x))
+    assert toy.evict(x)
+    toy.materialize(x)
+    places.append(address(x))
+    trace = ended(recorded)
+    assert marks(trace) == [
+        (Kind.MOVE_FROM, places[0]),
+        (Kind.MOVE_TO, places[1]),
+        (Kind.EVICT, places[1]),
+        (Kind.REMATERIALIZE, places[2]),
+    ]
+    begun = trace.address.index(places[0], list(trace.address).index(address(source)) + 1)
+    assert trace.names[trace.name[begun]] == "f"
+    ends = dict(zip(trace.lifetimes().start, trace.lifetimes().end, strict=True))
+    assert trace.kind[ends[begun]] == Kind.FREE
+    assert trace.address[ends[begun]] == places[1]
+    x.release()
+    source.release()
+
+
+def test_what_the_job_drops_is_free_without_an_eviction(make_toy, tmp_path):
+    toy = make_toy()
+    source = toy.unseen(WORDS)
+    recorded = record(toy, tmp_path / "t")
+    x = toy.one("f", source, words=WORDS)
+    y = toy.one("g", x, words=WORDS)
+    x.release()  # y could be computed from it again
+    y.release()
+    source.release()
+    trace = ended(recorded)
+    assert marks(trace) == []
+    assert list(trace.lifetimes().end).count(-1) == 0
