@@ -35,9 +35,9 @@ def fragment() -> None:
 def record(context: click.Context, out: Path, **options: Any) -> Any:
     """Runs SCRIPT with ARGUMENTS and records what its memory did: short for `dtr-alloc run
     --trace OUT`."""
-    from dtr_alloc.cli import run
-
-    return context.invoke(run, trace=str(out), **options)
+    commands = context.find_root().command
+    assert isinstance(commands, click.Group)
+    return context.invoke(commands.commands["run"], trace=str(out), **options)
 
 
 @fragment.command("import", short_help="Make a trace of another tool's file.")

@@ -54,7 +54,8 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(make_toy, tm
         (Kind.EVICT, places[1]),
         (Kind.REMATERIALIZE, places[2]),
     ]
-    begun = trace.address.index(places[0], list(trace.address).index(address(source)) + 1)
+    rows = list(zip(trace.kind, trace.address, strict=True))
+    begun = rows.index((Kind.ALLOCATE, places[0]))
     assert trace.names[trace.name[begun]] == "f"
     ends = dict(zip(trace.lifetimes().start, trace.lifetimes().end, strict=True))
     assert trace.kind[ends[begun]] == Kind.FREE

@@ -293,6 +293,7 @@ def test_every_field_can_be_given_in_each_way():
         "verify": "100",
         "log": "job.log.xz",
         "log_steps": "3..5",
+        "trace": "job.trace",
     }
     assert tuple(written) == FIELDS
     by_variable = load_config({f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()})
