@@ -168,10 +168,17 @@ def _meta(pools: Pools, mode: str) -> dict[str, Any]:
                 "budget_bytes": of["budget_bytes"],
                 "total_bytes": of["total_bytes"],
                 "chunk_bytes": of["chunk_bytes"],
+                "fixed": _is_fixed(pool),
             }
-            for of in pools.stats()
+            for pool, of in zip(pools.handles, pools.stats(), strict=True)
         ],
     }
+
+
+def _is_fixed(pool: Any) -> bool:
+    room = ffi.new("dtr_pool_room *")
+    check(lib.dtr_pool_get_room(pool, 1, room))
+    return bool(room.fixed)
 
 
 def _no_name(_: int) -> str:

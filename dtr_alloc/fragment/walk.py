@@ -218,9 +218,7 @@ class _Heap:
 
 def _moving_chunk_bytes(trace: Trace) -> int:
     """The unit in which memory of a trace of ours can be mapped elsewhere, 0 if it cannot."""
-    if trace.meta.get("fixed") or not len(trace):
-        return 0
     devices = trace.meta.get("devices", [])
-    which = trace.device[0]
+    which = trace.device[0] if len(trace) else 0
     device = devices[which] if which < len(devices) else {}
-    return int(device.get("chunk_bytes") or 0)
+    return 0 if device.get("fixed") else int(device.get("chunk_bytes") or 0)

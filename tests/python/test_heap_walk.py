@@ -290,7 +290,7 @@ class TestMeasures:
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
         trace.meta["devices"] = [{"chunk_bytes": 10}]
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 5
-        trace.meta["fixed"] = True
+        trace.meta["devices"][0]["fixed"] = True
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
 
     def test_room_that_was_made_without_an_eviction_is_no_forced_eviction(self):
