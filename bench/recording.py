@@ -119,14 +119,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rounds, calls = (1, 200) if arguments.smoke else (15, 20000)
-    steps = 1 if arguments.smoke else 4
-    jobs = ("mlp",) if arguments.smoke else ("mlp", "transformer", "lstm")
+    job_rounds, steps = (1, 1) if arguments.smoke else (4, 3)
+    jobs = ("mlp",) if arguments.smoke else ("mlp", "transformer")
     with tempfile.TemporaryDirectory() as folder:
         of = ways(Path(folder) / "job.trace")
         rows = [row("add of 1 KiB", least_ns(one_operator, of, rounds, calls))]
         for job in jobs:
             make = lambda job=job: one_step(job)  # noqa: E731
-            rows.append(row(f"a step of {job}", least_ns(make, of, rounds, steps)))
+            rows.append(row(f"a step of {job}", least_ns(make, of, job_rounds, steps)))
     pairs = 4000 if arguments.smoke else 200_000
     pool = {
         "plain": min(pool_pair_ns(False, pairs) for _ in range(rounds)),
@@ -147,6 +147,7 @@ def main() -> None:
             **results.environment("cpu", SEED),
             "bench": "recording",
             "rounds": rounds,
+            "job_rounds": job_rounds,
             "results": rows,
             "pool_pair_ns": {name: round(ns, 1) for name, ns in pool.items()},
             "event_ns": round(added, 1),
