@@ -383,6 +383,12 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
     "storages, by runs of neighbors (with --semantics runtime).",
 )
 @click.option(
+    "--moving",
+    metavar="SIZE",
+    help="Move contents where that costs less than evicting, at so many bytes a second (200GB), "
+    "the log's costs being nanoseconds; with --space heap or fixed (default: nothing moves).",
+)
+@click.option(
     "--thrash",
     type=float,
     metavar="X",

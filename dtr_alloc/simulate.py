@@ -145,6 +145,9 @@ class Run:
     remaps: int
     windows: int
     window_evictions: int
+    moves: int
+    moved_bytes: int
+    move_cost: int
     seconds: float
     """Real time of the replay alone."""
     decisions_sha256: str
@@ -168,6 +171,7 @@ def replay(
     space: str = "bytes",
     chunk_bytes: int = 0,
     measure: bool = False,
+    move_bytes_per_s: float = 0,
     max_recompute: int | None = None,
     outputs: bool = True,
     min_evict_bytes: int = config.Config.min_evict.size_bytes,
@@ -188,6 +192,8 @@ def replay(
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
+        move_bytes_per_s: how fast contents are moved within the heap, with costs as nanoseconds; 0:
+            nothing is moved. In runtime semantics only.
         measure: whether to count what fragmentation costs; in runtime semantics only.
         max_recompute: a run that spends more than this on recomputing ends as ``thrash``.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
@@ -232,6 +238,7 @@ def replay(
         runtime.space = SPACES.index(space)
         runtime.chunk_bytes = chunk_bytes
         runtime.measure = measure
+        runtime.move_bytes_per_s = move_bytes_per_s
         runtime.outputs = outputs
         runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
@@ -450,6 +457,7 @@ class Plan:
     space: str = "bytes"
     chunk_bytes: int = 0
     room: str = "heuristic"
+    move_bytes_per_s: float = 0
     thrash: float | None = None
 
     def check(self) -> None:
@@ -506,6 +514,7 @@ def _replay_of(
         semantics=plan.semantics,
         space=plan.space,
         chunk_bytes=plan.chunk_bytes,
+        move_bytes_per_s=plan.move_bytes_per_s,
         measure=plan.semantics == "runtime",
         room=plan.room,
         max_recompute=max_recompute,
@@ -561,6 +570,8 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "left_bytes": run.left_bytes,
         "scattered_evictions": run.scattered,
         "remaps": run.remaps,
+        "moved_bytes": run.moved_bytes,
+        "move_compute": run.move_cost,
     }
 
 

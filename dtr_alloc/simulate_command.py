@@ -33,6 +33,7 @@ def run(
     space: str,
     chunk: str | None,
     room: str,
+    moving: str | None,
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
@@ -44,6 +45,8 @@ def run(
         raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
     if chunk is not None and space == "bytes":
         raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
+    if moving is not None and space == "bytes":
+        raise click.UsageError("--moving needs --space heap or fixed: counted bytes have no place")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
@@ -58,6 +61,7 @@ def run(
         space=space,
         chunk_bytes=0 if chunk is None else _given("--chunk", lambda: parse_size(chunk)),
         room=room,
+        move_bytes_per_s=0 if moving is None else _given("--moving", lambda: parse_size(moving)),
         thrash=thrash,
     )
     _given("the combination", plan.check)

@@ -873,6 +873,10 @@ typedef struct dtr_replay_result {
   uint64_t remaps;           /* as in dtr_pool_stats */
   uint64_t windows;          /* searched for, as in dtr_engine_stats */
   uint64_t window_evictions; /* of those that are forced */
+  uint64_t moves;            /* contents moved within the pool, */
+  uint64_t moved_bytes;      /* their bytes, */
+  int64_t move_cost;         /* and time; part of neither clock nor remat_cost, but if both together
+                                are above max_recompute, the run is one that thrashed */
 } dtr_replay_result;
 
 /* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
@@ -908,6 +912,8 @@ typedef struct dtr_runtime_options {
   void* score_context;
   uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
   int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
+  double move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
+                              moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
 } dtr_runtime_options;
 
 /* Replays a program on the engine above, with costs and sizes of the program and no contents

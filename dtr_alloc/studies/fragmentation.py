@@ -8,12 +8,19 @@ published policies. The *mapped* heap has memory mapped by chunks of 2 MiB, as C
 The peak is that of the fixed heap without a limit, for all. The jobs of ours are small, so their
 mapped chunk is as large a part of their peak as 2 MiB is of 8 GiB, and a page at least.
 
+Moves are not free: a run's overhead is what is recomputed and what moving takes. The published logs
+are of a GPU, their costs are taken as nanoseconds and a copy on the device as MOVE_BYTES_PER_S; for
+the jobs of ours, whose costs are measured on the CPU, the CPU's copy is measured, too. A move costs
+5 microseconds besides.
+
 What is lost at an eviction, and when an eviction is scattered, says native/replay/fragmentation.h.
 """
 
 from __future__ import annotations
 
+import ctypes
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -37,11 +44,16 @@ CHUNK = 2 << 20
 """The least that CUDA maps."""
 CHUNKS_OF_A_PEAK = (8 << 30) // CHUNK
 PAGE = 4096
+MOVE_BYTES_PER_S = 200e9
+"""Of a copy within the memory of a GPU of the logs' time (it reads and writes, at half of the
+memory's bandwidth at most); an assumption."""
 
 PERCENTS = tuple(range(30, 91, 10))
 """Budgets of the comparison, in percent of the peak."""
 SEARCHED = range(60, 2, -2)
 """Budgets among which the smallest that works is looked for, likewise."""
+COPIED = 64 << 20
+"""Bytes that are copied to measure the speed of copies."""
 GIVEN_UP = 5
 """After so many failures in a row none of the smaller ones is tried."""
 OUR_JOBS = ("mlp", "resnet", "unet", "transformer", "lstm")
@@ -54,6 +66,8 @@ class Policy:
     Attributes:
         heuristic: a preset, which brings its way of making room along.
         space: one of simulate.SPACES.
+        moves: whether contents may be moved.
+        speed: of moves, in terms of the logs' own; 1 but to see what depends on it.
         options: further ones of simulate.replay.
         color, style: of its line in pictures.
     """
@@ -62,6 +76,8 @@ class Policy:
     space: str
     color: str
     style: str = "-"
+    moves: bool = False
+    speed: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,8 +88,12 @@ POLICIES: dict[str, Policy] = {
     "dtr-eqclass": Policy("dtr-eqclass", "fixed", "#56b4e9"),
     "megengine": Policy("megengine", "fixed", "#b8a300"),
     "coop": Policy("coop", "fixed", "#5e3c99"),
-    "ours": Policy(OURS, "fixed", "#000000"),
-    "ours, mapped": Policy(OURS, "heap", "#d55e00"),
+    "ours": Policy(OURS, "fixed", "#000000", moves=True),
+    "ours, moves at a quarter of the speed": Policy(
+        OURS, "fixed", "#000000", "--", moves=True, speed=0.25
+    ),
+    "ours, no moves": Policy(OURS, "fixed", "#009e73"),
+    "ours, mapped": Policy(OURS, "heap", "#d55e00", moves=True),
     "ours, counted": Policy(OURS, "bytes", "#9a9a9a", ":"),
 }
 PUBLISHED_POLICIES = ("dtr-full", "dtr-eqclass", "megengine", "coop")
@@ -84,13 +104,14 @@ COLUMNS = {
     # bytes are shares of the budget, the mean over all times that something was evicted for room.
     "rows": [
         *("logs", "log", "policy", "percent", "status", "overhead", "lost_mean", "lost_most"),
-        *("evictions", "scattered", "times", "remaps"),
+        *("evictions", "scattered", "times", "remaps", "moved_bytes", "moving"),
     ],
     "floors": ["logs", "log", "policy", "floor_percent", "safe_percent"],
     # Over all logs of a kind at the budgets of the comparison.
     "summary": [
         *("logs", "policy", "cells", "failures", "overhead_mean", "lost_mean", "lost_most"),
-        *("evictions", "scattered", "remaps", "floor_mean", "ahead_of_ours", "behind_ours"),
+        *("evictions", "scattered", "remaps", "moved_bytes", "floor_mean", "ahead_of_ours"),
+        "behind_ours",
     ],
 }
 
@@ -105,16 +126,16 @@ def chunk_of(logs: str, peak_bytes: int) -> int:
 # ---- one log ----
 
 
-def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
-    """The rows of one log."""
-    logs, program = log
+def _study(log: tuple[str, Program, float], smoke: bool) -> dict[str, list[Row]]:
+    """The rows of one log, given with what moving does in a second, in bytes."""
+    logs, program, speed = log
     name = program.path
     base = simulate.replay(program, "lru", semantics="runtime", space="fixed", outputs=False)
     chunk_bytes = chunk_of(logs, base.peak_bytes)
     found: dict[str, list[Row]] = {"rows": [], "floors": []}
     found["logs"] = [[logs, name, base.peak_bytes, base.model_cost, chunk_bytes]]
     for label, policy in POLICIES.items():
-        run = partial(_run, program, policy, base=base, chunk_bytes=chunk_bytes)
+        run = partial(_run, program, policy, base=base, chunk_bytes=chunk_bytes, speed=speed)
         for percent in PERCENTS[-1:] if smoke else PERCENTS:
             budget_bytes = base.peak_bytes * percent // 100
             figures = _figures(run(budget_bytes, measure=True), budget_bytes)
@@ -140,6 +161,7 @@ def _run(
     *,
     base: simulate.Run,
     chunk_bytes: int,
+    speed: float,
     measure: bool = False,
 ) -> simulate.Run:
     return simulate.replay(
@@ -149,6 +171,7 @@ def _run(
         semantics="runtime",
         space=policy.space,
         chunk_bytes=chunk_bytes if policy.space == "heap" else 0,
+        move_bytes_per_s=policy.moves * policy.speed * speed,
         measure=measure,
         outputs=False,
         max_recompute=simulate.thrash_limit(base.model_cost, THRASHING),
@@ -160,20 +183,34 @@ def _figures(run: simulate.Run, budget_bytes: int) -> Row:
     times = max(1, run.forced_times)
     return [
         run.status,
-        round(run.remat_cost / run.model_cost, 5) if run.status == "ok" else None,
+        round((run.remat_cost + run.move_cost) / run.model_cost, 5) if run.status == "ok" else None,
         round(run.lost_bytes / times / budget_bytes, 6),
         round(run.most_lost_bytes / budget_bytes, 6),
-        *(run.forced, run.scattered, run.forced_times, run.remaps),
+        *(run.forced, run.scattered, run.forced_times, run.remaps, run.moved_bytes),
+        round(run.move_cost / run.model_cost, 5) if run.status == "ok" else None,
     ]
+
+
+def cpu_copy_bytes_per_s() -> float:
+    """What this CPU copies in a second, from memory to memory: the median of some copies."""
+    source, target = ctypes.create_string_buffer(COPIED), ctypes.create_string_buffer(COPIED)
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        ctypes.memmove(target, source, COPIED)
+        times.append(time.perf_counter() - begin)
+    return COPIED / statistics.median(times)
 
 
 # ---- the document ----
 
 
 def compute(options: Options) -> Document:
-    logs = [("published", program) for program in published_logs(options).values()]
+    published = published_logs(options).values()
+    logs = [("published", program, MOVE_BYTES_PER_S) for program in published]
+    cpu = cpu_copy_bytes_per_s()
     jobs = job_logs(("mlp",) if options.smoke else OUR_JOBS)
-    logs += [("jobs", program) for program in jobs.values()]
+    logs += [("jobs", program, cpu) for program in jobs.values()]
     one = partial(_study, smoke=options.smoke)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
@@ -185,7 +222,12 @@ def compute(options: Options) -> Document:
         for table, rows in part.items():
             tables[table] += rows
     tables["summary"] = list(summary(tables["rows"], tables["floors"]))
-    return {"columns": COLUMNS, "thrashing": THRASHING, **tables}
+    return {
+        "columns": COLUMNS,
+        "thrashing": THRASHING,
+        "cpu_copy_bytes_per_s": round(cpu),
+        **tables,
+    }
 
 
 def summary(rows: Sequence[Row], floors: Sequence[Row]) -> Iterator[Row]:
@@ -208,7 +250,7 @@ def summary(rows: Sequence[Row], floors: Sequence[Row]) -> Iterator[Row]:
                 round(statistics.fmean(min(1.0, _cost(row[5])) for row in cells), 4),
                 round(statistics.fmean([row[6] for row in evicting] or [0.0]), 5),
                 max((row[7] for row in evicting), default=0.0),
-                *(sum(row[column] for row in worked) for column in (8, 9, 11)),
+                *(sum(row[column] for row in worked) for column in (8, 9, 11, 12)),
                 round(statistics.fmean(100 if low is None else low for low in lowest), 2),
                 sum(own < of - 0.001 for own, of in own_and_ours),
                 sum(own > of + 0.001 for own, of in own_and_ours),

@@ -10,6 +10,7 @@
 #include "engine.h"
 #include "error.h"
 #include "fragmentation.h"
+#include "move_price.h"
 #include "program.h"
 #include "simulated_framework.h"
 
@@ -121,6 +122,8 @@ struct World {
       settings.ghosts = options.ghosts;
       settings.waiting = options.waiting;
       settings.room = options.room;
+      settings.moving = options.move_bytes_per_s > 0;
+      settings.move_bytes_per_s = options.move_bytes_per_s;
       settings.dealloc = kDeallocNames[options.replay.dealloc];
       raise(dtr_engine_create(&settings, &engine));
       raise(dtr_sim_create(engine, &sim));
@@ -554,6 +557,17 @@ class RuntimeReplay final : private Watcher {
     result.accesses = engine.storage_accesses;
     result.yields = engine.yields;
     result.remaps = pool.remaps;
+    result.moves = engine.moves;
+    result.moved_bytes = engine.moved_bytes;
+    if (engine.moves > 0) {
+      const MovePrice price(options_.move_bytes_per_s, true);
+      result.move_cost =
+          static_cast<int64_t>(price.ns_of(engine.moved_bytes) +
+                               price.launch_ns() * static_cast<double>(engine.moves - 1));
+    }
+    const int64_t most = options_.replay.max_recompute;
+    if (result.status == DTR_REPLAY_OK && most >= 0 && result.remat_cost + result.move_cost > most)
+      result.status = DTR_REPLAY_THRASH;
     result.windows = engine.window_searches;
     result.window_evictions = engine.window_evictions;
     engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
@@ -587,6 +601,9 @@ class RuntimeReplay final : private Watcher {
 void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
   if (options.space < DTR_SPACE_BYTES || options.space > DTR_SPACE_FIXED)
     throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1, 2");
+  if (!(options.move_bytes_per_s >= 0))
+    throw InvalidArgument("move_bytes_per_s is " + std::to_string(options.move_bytes_per_s) +
+                          "; allowed: 0 (nothing is moved) and more");
   if (options.chunk_bytes % kSimulatedUnit != 0)
     throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
                           "; allowed: 0 (a page), or a multiple of " +

@@ -164,6 +164,7 @@ def test_help_has_every_option():
         (["--space", "heap"], "--space heap needs --semantics runtime"),
         (["--space", "fixed"], "--space fixed needs --semantics runtime"),
         (["--chunk", "4KiB"], "--chunk needs --space heap or fixed"),
+        (["--moving", "1GB"], "--moving needs --space heap or fixed"),
         (["--space", "disk"], "'disk' is not one of"),
         (["--thrash", "0.5"], "--thrash is 0.5; allowed: 1 and more"),
         (["--thrash", "nan"], "--thrash is nan"),
