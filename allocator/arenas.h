@@ -36,6 +36,7 @@ class Arenas {
   // Who gets a block of this owner that other streams may still use.
   Owner apart_of(Owner owner);
 
+  bool own_any() const { return !owners_.empty(); }
   bool owns(Owner owner) const { return !owners_.empty() && owners_.count(owner) != 0; }
   bool is_open(Owner owner) const { return owners_.at(owner).open; }
   uint64_t live(Owner owner) const { return owners_.at(owner).live; }

@@ -1,7 +1,11 @@
 // A block: one piece of the address range, free or not. The heap's nodes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <new>
+
+#include "lazy_array.h"
 
 namespace dtr {
 
@@ -9,6 +13,7 @@ namespace dtr {
 // it, whose work up to the block's point may still be running (streams.h).
 using Owner = uint32_t;
 constexpr Owner kIdle = 0;
+constexpr Owner kMostOwners = 1 << 16;
 
 enum class BlockState : uint8_t {
   kFree,     // in its owner's free index
@@ -16,33 +21,74 @@ enum class BlockState : uint8_t {
   kPending,  // given back by the caller, but other streams' recorded work may still use it
 };
 
-// The first cache line is all that allocating, freeing, searching and merging read.
-struct alignas(64) Block {
+// Half a cache line: what a heap of thousands of blocks costs is the lines that it touches. So
+// neighbors are named by their distance, and what is seldom needed is in a BlockDetail.
+struct alignas(32) Block {
   uint64_t offset = 0;  // from the start of the reservation
   uint64_t size = 0;
-  Block* previous = nullptr;  // by address
-  Block* next = nullptr;
-  union {
-    struct {  // of a free block: in the free index
-      Block* left;
-      Block* right;
-    };
-    struct {               // of any other
-      uint64_t requested;  // as asked for
-      uint64_t stream;     // that it was allocated for
-    };
-  };
-  uint32_t priority = 0;  // of the free index's treap
-  Owner owner = kIdle;
+  int32_t to_previous = 0;  // by address; in blocks from this one, 0: there is none
+  int32_t to_next = 0;
+  uint32_t slack = 0;  // of one that is not free: what is unused of size
+  uint16_t owner = kIdle;
   BlockState state = BlockState::kFree;
+  bool has_stream = false;  // of one that is not free: its stream is not 0
 
+  uint64_t end() const { return offset + size; }
+  uint64_t requested() const { return size - slack; }
+  Block* previous() { return to_previous == 0 ? nullptr : this + to_previous; }
+  Block* next() { return to_next == 0 ? nullptr : this + to_next; }
+  const Block* previous() const { return to_previous == 0 ? nullptr : this + to_previous; }
+  const Block* next() const { return to_next == 0 ? nullptr : this + to_next; }
+};
+
+static_assert(sizeof(Block) == 32, "two blocks are one cache line");
+
+struct BlockDetail {
   // Of a free block with an owner:
   uint64_t point = 0;      // when that stream freed it
   Block* older = nullptr;  // among the free blocks of the same owner, by point
   Block* newer = nullptr;
+  // Of one that is not free and has_stream: that it was allocated for.
+  uint64_t stream = 0;
+};
 
-  Block() : left(nullptr), right(nullptr) {}
-  uint64_t end() const { return offset + size; }
+// The blocks of one heap, in one array, so that a number of 25 bits names one. Number 0 is none.
+class BlockNodes {
+ public:
+  static constexpr uint64_t kMost = 1 << 25;
+
+  explicit BlockNodes(uint64_t most_blocks)
+      : capacity_(std::min(most_blocks + 1, kMost)), blocks_(capacity_), details_(capacity_) {}
+
+  Block* at(uint32_t number) { return &blocks_[number]; }
+  const Block* at(uint32_t number) const { return &blocks_[number]; }
+  uint32_t number(const Block* block) const { return static_cast<uint32_t>(block - &blocks_[0]); }
+  BlockDetail& detail(const Block* block) { return details_[number(block)]; }
+  const BlockDetail& detail(const Block* block) const { return details_[number(block)]; }
+
+  // The one dropped last, or a new one; std::bad_alloc if there are too many.
+  Block* make() {
+    Block* block = spare_;
+    if (block != nullptr) {
+      spare_ = block->next();
+    } else {
+      if (made_ == capacity_) throw std::bad_alloc();
+      block = at(made_++);
+    }
+    *block = Block{};
+    return block;
+  }
+  void drop(Block* block) {
+    block->to_next = spare_ == nullptr ? 0 : static_cast<int32_t>(spare_ - block);
+    spare_ = block;
+  }
+
+ private:
+  uint64_t capacity_;
+  LazyArray<Block> blocks_;
+  LazyArray<BlockDetail> details_;
+  uint32_t made_ = 1;
+  Block* spare_ = nullptr;
 };
 
 }  // namespace dtr

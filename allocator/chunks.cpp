@@ -13,6 +13,7 @@ Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_by
       events_(events),
       base_(reservation.base()),
       chunk_(chunk_bytes),
+      chunk_shift_((chunk_bytes & (chunk_bytes - 1)) == 0 ? __builtin_ctzll(chunk_bytes) : -1),
       count_(reservation.size() / chunk_bytes),
       mapped_(count_),
       idle_(count_),
@@ -72,34 +73,12 @@ void Chunks::map(uint64_t begin, uint64_t end) {
   }
 }
 
-void Chunks::touch_edge(uint64_t chunk) {
-  if (edges_[chunk]++ == 0) {
-    idle_.clear(chunk);
-    --idle_count_;
-  }
+void Chunks::touch_inside(uint64_t from, uint64_t to) {
+  idle_count_ -= idle_.clear_range(from, to);
 }
 
-void Chunks::untouch_edge(uint64_t chunk) {
-  if (--edges_[chunk] == 0) {
-    idle_.set(chunk);
-    ++idle_count_;
-  }
-}
-
-void Chunks::touch(uint64_t begin, uint64_t end) {
-  uint64_t from = first(begin), to = last(end);
-  touch_edge(from);
-  if (from == to) return;
-  touch_edge(to);
-  if (from + 1 < to) idle_count_ -= idle_.clear_range(from + 1, to);
-}
-
-void Chunks::untouch(uint64_t begin, uint64_t end) {
-  uint64_t from = first(begin), to = last(end);
-  untouch_edge(from);
-  if (from == to) return;
-  untouch_edge(to);
-  if (from + 1 < to) idle_count_ += idle_.set_range(from + 1, to);
+void Chunks::untouch_inside(uint64_t from, uint64_t to) {
+  idle_count_ += idle_.set_range(from, to);
 }
 
 uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {

@@ -36,6 +36,10 @@ class Chunks {
   Chunks& operator=(const Chunks&) = delete;
 
   uint64_t chunk_bytes() const { return chunk_; }
+  // The chunk that an offset lies in.
+  uint64_t number(uint64_t offset) const {
+    return chunk_shift_ >= 0 ? offset >> chunk_shift_ : offset / chunk_;
+  }
   uint64_t mapped() const { return mapped_count_; }
   uint64_t idle() const { return idle_count_; }
   uint64_t mapped_bytes() const { return mapped_count_ * chunk_; }
@@ -69,8 +73,20 @@ class Chunks {
 
   // Declares that something usable lies, or no longer lies, over [begin, end). A range is
   // untouched as it was touched.
-  void touch(uint64_t begin, uint64_t end);
-  void untouch(uint64_t begin, uint64_t end);
+  void touch(uint64_t begin, uint64_t end) {
+    const uint64_t from = first(begin), to = last(end);
+    touch_edge(from);
+    if (from == to) return;
+    touch_edge(to);
+    if (from + 1 < to) touch_inside(from + 1, to);
+  }
+  void untouch(uint64_t begin, uint64_t end) {
+    const uint64_t from = first(begin), to = last(end);
+    untouch_edge(from);
+    if (from == to) return;
+    untouch_edge(to);
+    if (from + 1 < to) untouch_inside(from + 1, to);
+  }
 
   // Shows the memory of up to `count` idle chunks, from the highest address down, none under
   // [begin, end), in absent chunks under [begin, end), as idle ones (Driver::alias). Returns the
@@ -83,7 +99,10 @@ class Chunks {
   uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
 
   // For checking: whether all of [begin, end) is mapped, and the edges counted in a chunk.
-  bool all_mapped(uint64_t begin, uint64_t end) const { return absent_in(begin, end) == 0; }
+  bool all_mapped(uint64_t begin, uint64_t end) const {
+    const uint64_t from = first(begin), to = last(end) + 1;
+    return mapped_.test(from) && (to - from == 1 || mapped_.first_absent(from, to) == to);
+  }
   bool is_absent(uint64_t chunk) const { return !mapped_.test(chunk); }
   uint32_t edges(uint64_t chunk) const { return edges_[chunk]; }
 
@@ -93,15 +112,26 @@ class Chunks {
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
 
-  uint64_t first(uint64_t begin) const { return begin / chunk_; }
-  uint64_t last(uint64_t end) const { return (end - 1) / chunk_; }
-  void touch_edge(uint64_t chunk);
-  void untouch_edge(uint64_t chunk);
+  uint64_t first(uint64_t begin) const { return number(begin); }
+  uint64_t last(uint64_t end) const { return number(end - 1); }
+  void touch_edge(uint64_t chunk) {
+    if (edges_[chunk]++ != 0) return;
+    idle_.clear(chunk);
+    --idle_count_;
+  }
+  void untouch_edge(uint64_t chunk) {
+    if (--edges_[chunk] != 0) return;
+    idle_.set(chunk);
+    ++idle_count_;
+  }
+  void touch_inside(uint64_t from, uint64_t to);
+  void untouch_inside(uint64_t from, uint64_t to);
 
   Driver& driver_;
   const EventSource& events_;
   uint64_t base_;
   uint64_t chunk_;
+  int chunk_shift_;  // -1: the chunk is no power of two
   uint64_t count_;
   Bitset mapped_;
   Bitset idle_;

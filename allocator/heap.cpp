@@ -8,8 +8,8 @@ namespace dtr {
 
 namespace {
 
-constexpr uint64_t kNodesAtOnce = 256;
-constexpr int kFirstTableBits = 8;
+// The power of two in it.
+uint64_t grain_unit(uint64_t grain) { return grain & (~grain + 1); }
 
 }  // namespace
 
@@ -17,60 +17,54 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
     : chunks_(chunks),
       begin_(begin),
       end_(end),
+      most_end_(end),
       grain_(grain),
-      table_(uint64_t{1} << kFirstTableBits),
-      table_shift_(64 - kFirstTableBits),
-      starts_((end - begin) / grain) {
+      nodes_((end - begin) / grain),
+      used_(nodes_, grain_unit(grain)),
+      starts_(nodes_, begin, end) {
   owned(kIdle);
   if (begin == end) return;
-  first_ = last_ = new_node();
-  first_->offset = begin;
-  first_->size = end - begin;
-  enter(first_);
+  append(begin, end);
 }
 
-Heap::OwnerBlocks& Heap::owned(Owner owner) {
-  while (owner >= owners_.size()) owners_.push_back(std::make_unique<OwnerBlocks>());
+Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
+  if (owner >= kMostOwners) {
+    throw StateError("more than " + std::to_string(kMostOwners) +
+                     " streams have used memory of one pool");
+  }
+  while (owner >= owners_.size()) owners_.push_back(std::make_unique<OwnerBlocks>(*this));
   return *owners_[owner];
 }
 
-Block* Heap::new_node() {
-  if (spare_ == nullptr) {
-    nodes_.push_back(std::make_unique<Block[]>(kNodesAtOnce));
-    for (uint64_t i = 0; i < kNodesAtOnce; ++i) {
-      nodes_.back()[i].next = spare_;
-      spare_ = &nodes_.back()[i];
-    }
+// Makes two blocks neighbors; nullptr: the range ends there.
+void Heap::link(Block* low, Block* high) {
+  if (low != nullptr) {
+    low->to_next = high == nullptr ? 0 : static_cast<int32_t>(high - low);
+  } else {
+    first_ = high;
   }
-  Block* block = spare_;
-  spare_ = block->next;
-  *block = Block{};
-  // xorshift: treap priorities need only be unrelated to sizes and addresses.
-  random_ ^= random_ << 13;
-  random_ ^= random_ >> 17;
-  random_ ^= random_ << 5;
-  block->priority = random_;
-  return block;
-}
-
-void Heap::drop_node(Block* block) {
-  block->next = spare_;
-  spare_ = block;
+  if (high != nullptr) {
+    high->to_previous = low == nullptr ? 0 : static_cast<int32_t>(low - high);
+  } else {
+    last_ = low;
+  }
 }
 
 void Heap::enter(Block* block) {
-  OwnerBlocks& blocks = owned(block->owner);
+  OwnerBlocks& blocks = *owners_[block->owner];
   block->state = BlockState::kFree;
   blocks.index.insert(block);
   if (block->owner == kIdle) return;
   chunks_.touch(block->offset, block->end());
   // Nearly always the newest; a pending block that is done late may be older.
+  BlockDetail& detail = nodes_.detail(block);
   Block* before = blocks.newest;
-  while (before != nullptr && before->point > block->point) before = before->older;
-  block->older = before;
-  block->newer = before != nullptr ? before->newer : blocks.oldest;
-  (before != nullptr ? before->newer : blocks.oldest) = block;
-  (block->newer != nullptr ? block->newer->older : blocks.newest) = block;
+  while (before != nullptr && point_of(before) > detail.point) before = nodes_.detail(before).older;
+  Block* after = before != nullptr ? nodes_.detail(before).newer : blocks.oldest;
+  detail.older = before;
+  detail.newer = after;
+  (before != nullptr ? nodes_.detail(before).newer : blocks.oldest) = block;
+  (after != nullptr ? nodes_.detail(after).older : blocks.newest) = block;
 }
 
 void Heap::leave(Block* block) {
@@ -78,19 +72,19 @@ void Heap::leave(Block* block) {
   blocks.index.erase(block);
   if (block->owner == kIdle) return;
   chunks_.untouch(block->offset, block->end());
-  (block->older != nullptr ? block->older->newer : blocks.oldest) = block->newer;
-  (block->newer != nullptr ? block->newer->older : blocks.newest) = block->older;
-  block->older = block->newer = nullptr;
+  BlockDetail& detail = nodes_.detail(block);
+  (detail.older != nullptr ? nodes_.detail(detail.older).newer : blocks.oldest) = detail.newer;
+  (detail.newer != nullptr ? nodes_.detail(detail.newer).older : blocks.newest) = detail.older;
 }
 
 // What leave() and enter() would do, keeping the place among the owner's blocks: the point is
 // the same.
-void Heap::shrink(Block* hole, uint64_t size) {
+void Heap::shrink(Block* hole, uint64_t offset, uint64_t size) {
   FreeIndex& index = owners_[hole->owner]->index;
   index.erase(hole);
   if (hole->owner != kIdle) chunks_.untouch(hole->offset, hole->end());
-  hole->offset += size;
-  hole->size -= size;
+  hole->offset = offset;
+  hole->size = size;
   index.insert(hole);
   if (hole->owner != kIdle) chunks_.touch(hole->offset, hole->end());
 }
@@ -101,87 +95,92 @@ Block* Heap::best_fit(Owner owner, uint64_t size) const {
 
 Block* Heap::next_fit(const Block* hole) const { return owners_[hole->owner]->index.after(hole); }
 
-void Heap::grow_table() {
-  if ((used_ + 1) * 2 <= table_.size()) return;
-  std::vector<Slot> old(table_.size() * 2);
-  old.swap(table_);
-  --table_shift_;
-  for (const Slot& slot : old) {
-    if (slot.block != nullptr) table_insert(slot.block);
+Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
+  if (offset == hole->offset) return take(hole, size);
+  if (offset + size == hole->end()) return take(hole, size, true);
+  owners_[hole->owner]->index.prepare();
+  Block* rest = nodes_.make();
+  rest->offset = offset + size;
+  rest->size = hole->end() - rest->offset;
+  rest->owner = hole->owner;
+  if (rest->owner != kIdle) nodes_.detail(rest).point = point_of(hole);
+  link(rest, hole->next());
+  link(hole, rest);
+  shrink(hole, hole->offset, rest->offset - hole->offset);
+  starts_.add(rest);
+  enter(rest);
+  try {
+    return take(hole, size, true);
+  } catch (...) {
+    leave(rest);
+    leave(hole);
+    merge(hole, rest);
+    enter(hole);
+    throw;
   }
 }
 
-Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
-  if (offset == hole->offset) return take(hole, size);
-  grow_table();
-  Block* high = new_node();
-  leave(hole);
-  high->offset = offset;
-  high->size = hole->end() - offset;
-  high->owner = hole->owner;
-  high->point = hole->point;
-  high->previous = hole;
-  high->next = hole->next;
-  (high->next != nullptr ? high->next->previous : last_) = high;
-  hole->next = high;
-  hole->size = offset - hole->offset;
-  enter(hole);
-  enter(high);
-  return take(high, size);
-}
-
-Block* Heap::take(Block* hole, uint64_t size) {
-  grow_table();
+Block* Heap::take(Block* hole, uint64_t size, bool high) {
+  used_.prepare(high ? hole->end() - size : hole->offset);
   Block* block = hole;
   if (hole->size == size) {
     leave(hole);
   } else {
-    block = new_node();
-    block->offset = hole->offset;
+    owners_[hole->owner]->index.prepare();
+    block = nodes_.make();
     block->size = size;
-    block->previous = hole->previous;
-    block->next = hole;
-    (block->previous != nullptr ? block->previous->next : first_) = block;
-    hole->previous = block;
-    shrink(hole, size);
+    if (high) {
+      block->offset = hole->end() - size;
+      link(block, hole->next());
+      link(hole, block);
+      shrink(hole, hole->offset, hole->size - size);
+      starts_.add(block);
+    } else {
+      block->offset = hole->offset;
+      link(hole->previous(), block);
+      link(block, hole);
+      starts_.replace(hole, block);
+      shrink(hole, hole->offset + size, hole->size - size);
+      starts_.add(hole);
+    }
   }
   block->state = BlockState::kInUse;
-  block->requested = block->stream = 0;
+  block->slack = 0;
+  block->has_stream = false;
   chunks_.touch(block->offset, block->end());
-  table_insert(block);
-  starts_.set((block->offset - begin_) / grain_);
-  ++used_;
+  used_.insert(block);
   return block;
 }
 
 // Both have left their index; the high one's node is dropped.
 Block* Heap::merge(Block* low, Block* high) {
+  starts_.remove(high);
   low->size += high->size;
-  low->point = std::max(low->point, high->point);
-  low->next = high->next;
-  (low->next != nullptr ? low->next->previous : last_) = low;
-  drop_node(high);
+  if (low->owner != kIdle) nodes_.detail(low).point = std::max(point_of(low), point_of(high));
+  link(low, high->next());
+  nodes_.drop(high);
   return low;
 }
 
 void Heap::release(Block* block, Owner owner, uint64_t point) {
-  owned(owner);
-  table_erase(block->offset);
-  starts_.clear((block->offset - begin_) / grain_);
-  --used_;
+  Block* next = block->next();
+  Block* previous = block->previous();
+  if (previous != nullptr) __builtin_prefetch(previous);
+  owned(owner).index.prepare();
+  used_.erase(block);
   chunks_.untouch(block->offset, block->end());
-  block->owner = owner;
-  block->point = point;
+  block->owner = static_cast<uint16_t>(owner);
+  if (owner != kIdle) nodes_.detail(block).point = point;
   auto mergeable = [&](const Block* other) {
     return other != nullptr && other->state == BlockState::kFree && other->owner == owner;
   };
-  if (mergeable(block->next)) {
-    leave(block->next);
-    merge(block, block->next);
+  if (mergeable(next)) {
+    leave(next);
+    merge(block, next);
   }
-  if (mergeable(block->previous)) {
-    leave(block->previous);
-    block = merge(block->previous, block);
+  if (mergeable(previous)) {
+    leave(previous);
+    block = merge(previous, block);
   }
   enter(block);
 }
@@ -189,12 +188,12 @@ void Heap::release(Block* block, Owner owner, uint64_t point) {
 void Heap::settle(Owner owner, uint64_t point) {
   if (owner >= owners_.size()) return;
   OwnerBlocks& blocks = *owners_[owner];
-  while (blocks.oldest != nullptr && blocks.oldest->point <= point) {
+  while (blocks.oldest != nullptr && point_of(blocks.oldest) <= point) {
+    owners_[kIdle]->index.prepare();
     Block* block = blocks.oldest;
     leave(block);
     block->owner = kIdle;
-    block->point = 0;
-    for (Block* other : {block->next, block->previous}) {
+    for (Block* other : {block->next(), block->previous()}) {
       if (other == nullptr || other->state != BlockState::kFree || other->owner != kIdle) continue;
       leave(other);
       block = other->offset < block->offset ? merge(other, block) : merge(block, other);
@@ -209,81 +208,50 @@ uint64_t Heap::used_end() const {
   return is_free ? last_->offset : end_;
 }
 
-bool Heap::resize(uint64_t end) {
-  if (end < used_end()) return false;
-  if (end == end_) return true;
-  if (used_end() != end_) {
-    Block* block = last_;
-    leave(block);
-    if (block->offset == end) {
-      last_ = block->previous;
-      (last_ != nullptr ? last_->next : first_) = nullptr;
-      drop_node(block);
-    } else {
-      block->size = end - block->offset;
-      enter(block);
-    }
-  } else {
-    Block* block = new_node();
-    block->offset = end_;
-    block->size = end - end_;
-    block->previous = last_;
-    (last_ != nullptr ? last_->next : first_) = block;
-    last_ = block;
-    enter(block);
-  }
-  end_ = end;
-  return true;
+// A free block at the end of the range.
+void Heap::append(uint64_t offset, uint64_t end) {
+  owners_[kIdle]->index.prepare();
+  Block* block = nodes_.make();
+  block->offset = offset;
+  block->size = end - offset;
+  link(last_, block);
+  link(block, nullptr);
+  starts_.add(block);
+  enter(block);
 }
 
-Block* Heap::find(uint64_t offset) const {
-  uint64_t mask = table_.size() - 1;
-  for (uint64_t i = slot_of(offset);; i = (i + 1) & mask) {
-    if (table_[i].block == nullptr) return nullptr;
-    if (table_[i].offset == offset) return table_[i].block;
+bool Heap::resize(uint64_t end) {
+  if (end < used_end() || end > most_end_) return false;
+  if (end == end_) return true;
+  const uint64_t from = used_end();
+  if (from != end_) {
+    Block* block = last_;
+    leave(block);
+    starts_.remove(block);
+    link(block->previous(), nullptr);
+    nodes_.drop(block);
   }
+  end_ = end;
+  if (from != end) append(from, end);
+  return true;
 }
 
 Block* Heap::containing(uint64_t offset) const {
   if (offset < begin_ || offset >= end_) return nullptr;
-  uint64_t start = starts_.at_or_below((offset - begin_) / grain_);
-  if (start == Bitset::kNone) return nullptr;
-  Block* block = find(begin_ + start * grain_);
-  return block != nullptr && offset < block->end() ? block : nullptr;
+  Block* block = starts_.containing(offset);
+  return block->state != BlockState::kFree ? block : nullptr;
 }
 
 uint64_t Heap::largest_free_of(Owner owner, uint64_t absent, uint64_t above) const {
   uint64_t best = above;
   const FreeIndex& index = owners_[owner]->index;
-  Block* hole = index.below(UINT64_MAX);
+  Block* hole = index.largest();
   while (hole != nullptr && hole->size > best) {
     uint64_t reach = chunks_.reach(hole->offset, hole->end(), absent);
     best = std::max(best, (reach - hole->offset) / grain_ * grain_);
-    hole = index.below(hole->size, hole->offset);
+    hole = index.before(hole);
   }
   return best;
-}
-
-void Heap::table_insert(Block* block) {
-  uint64_t mask = table_.size() - 1;
-  uint64_t i = slot_of(block->offset);
-  while (table_[i].block != nullptr) i = (i + 1) & mask;
-  table_[i] = {block->offset, block};
-}
-
-// Moves later entries of the same run back into the gap, so that no marks are left behind.
-void Heap::table_erase(uint64_t offset) {
-  uint64_t mask = table_.size() - 1;
-  uint64_t gap = slot_of(offset);
-  while (table_[gap].offset != offset || table_[gap].block == nullptr) gap = (gap + 1) & mask;
-  for (uint64_t i = (gap + 1) & mask; table_[i].block != nullptr; i = (i + 1) & mask) {
-    uint64_t home = slot_of(table_[i].offset);
-    if (((i - home) & mask) >= ((i - gap) & mask)) {
-      table_[gap] = table_[i];
-      gap = i;
-    }
-  }
-  table_[gap] = {0, nullptr};
 }
 
 std::string Heap::check() const {
@@ -291,9 +259,11 @@ std::string Heap::check() const {
   uint64_t at = begin_, used = 0;
   std::vector<uint64_t> free(owners_.size(), 0);
   const Block* previous = nullptr;
-  for (const Block* block = first_; block != nullptr; block = block->next) {
+  for (const Block* block = first_; block != nullptr; block = block->next()) {
     std::string where = " at offset " + std::to_string(block->offset);
-    if (block->offset != at || block->previous != previous) return "H1: blocks do not tile" + where;
+    if (block->offset != at || block->previous() != previous) {
+      return "H1: blocks do not tile" + where;
+    }
     if (block->size == 0 || block->size % grain_ != 0) return "H1: wrong size of block" + where;
     if (block->state == BlockState::kFree) {
       if (block->owner >= owners_.size()) return "H2: unknown owner of block" + where;
@@ -307,27 +277,28 @@ std::string Heap::check() const {
       }
     } else {
       ++used;
-      if (find(block->offset) != block || !starts_.test((block->offset - begin_) / grain_)) {
-        return "H4: a block in use is not found" + where;
-      }
+      if (find(block->offset) != block) return "H4: a block in use is not found" + where;
+    }
+    if (starts_.containing(block->offset) != block ||
+        starts_.containing(block->end() - 1) != block) {
+      return "H7: another block is said to be" + where;
     }
     at = block->end();
     previous = block;
   }
   if (previous != last_) return "H1: the last block is another";
   if (at != end_) return "H1: the last block does not end where the heap does";
-  if (used != used_ || used != starts_.count()) {
-    return "H4: the blocks in use are miscounted";
-  }
+  if (used != used_.count()) return "H4: the blocks in use are miscounted";
   for (uint32_t owner = 0; owner < owners_.size(); ++owner) {
     if (owners_[owner]->index.check(&broken) != free[owner] && broken.empty()) {
       broken = "a free index holds a block that is not free";
     }
     if (!broken.empty()) return "H2: " + broken;
     uint64_t point = 0, listed = 0;
-    for (const Block* block = owners_[owner]->oldest; block != nullptr; block = block->newer) {
-      if (block->point < point) return "H5: the free blocks of a stream are out of order";
-      point = block->point;
+    for (const Block* block = owners_[owner]->oldest; block != nullptr;
+         block = nodes_.detail(block).newer) {
+      if (point_of(block) < point) return "H5: the free blocks of a stream are out of order";
+      point = point_of(block);
       ++listed;
     }
     if (listed != (owner == kIdle ? 0 : free[owner])) {

@@ -1,4 +1,4 @@
-// An address-ordered heap with best fit and immediate coalescing.
+// An address-ordered heap with immediate coalescing.
 //
 // It manages [begin, end) of a reservation without ever touching that memory: blocks are nodes
 // outside of it. It knows streams only as owners of free blocks, and physical memory only as
@@ -14,9 +14,12 @@
 //   H6  A block that is not free for everybody lies over mapped chunks only, and each chunk's
 //       edge count is the number of such blocks with an edge in it (all heaps of a pool taken
 //       together: the pool checks this rule).
+//   H7  Every offset is known to lie in the block that contains it.
 //
-// Cost: a search, a take and a release are O(log free blocks); find is O(1), containing is
-// O(log range). Nodes come from a free list: no allocation in the steady state.
+// Cost: a search, a take and a release are O(log free blocks), and nearly always touch one or two
+// lines of the free index, the blocks themselves and their neighbors; find is O(1); containing
+// walks over the blocks of one cell, 1 MiB of the range. Nodes come from a free list: no allocation
+// in the steady state.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +28,11 @@
 #include <string>
 #include <vector>
 
-#include "bitset.h"
 #include "block.h"
+#include "block_table.h"
 #include "chunks.h"
 #include "free_index.h"
+#include "starts.h"
 
 namespace dtr {
 
@@ -42,16 +46,17 @@ class Heap {
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   uint64_t grain() const { return grain_; }
-  uint64_t used_blocks() const { return used_; }
+  uint64_t used_blocks() const { return used_.count(); }
 
   // The best fit among the free blocks of one owner, or nullptr; then the next best.
   Block* best_fit(Owner owner, uint64_t size) const;
   Block* next_fit(const Block* hole) const;
-  Block* largest(Owner owner) const { return owners_[owner]->index.below(UINT64_MAX); }
+  Block* largest(Owner owner) const { return owners_[owner]->index.largest(); }
 
-  // Cuts `size` bytes off the low end of a free block and returns them as a block in use. The
-  // chunks under them are mapped. Throws only std::bad_alloc, having changed nothing.
-  Block* take(Block* hole, uint64_t size);
+  // Cuts `size` bytes off the low end (or the high end) of a free block and returns them as a
+  // block in use. The chunks under them are mapped. Throws only std::bad_alloc, having changed
+  // nothing.
+  Block* take(Block* hole, uint64_t size, bool high = false);
   // The same at an offset inside of the hole, a multiple of the grain.
   Block* take_at(Block* hole, uint64_t offset, uint64_t size);
 
@@ -69,7 +74,7 @@ class Heap {
   uint64_t used_end() const;
 
   // The block in use or pending that begins at the offset, or that contains it; or nullptr.
-  Block* find(uint64_t offset) const;
+  Block* find(uint64_t offset) const { return used_.find(offset); }
   Block* containing(uint64_t offset) const;
 
   // The largest size that take() could give now if `absent` more chunks may be mapped, from the
@@ -81,6 +86,19 @@ class Heap {
       if (may_take(owner)) best = std::max(best, largest_free_of(owner, absent, best));
     }
     return best;
+  }
+
+  // When a free block's owner freed it; for everybody's, 0.
+  uint64_t point_of(const Block* block) const {
+    return block->owner == kIdle ? 0 : nodes_.detail(block).point;
+  }
+  // The stream that a block in use was allocated for.
+  uint64_t stream_of(const Block* block) const {
+    return block->has_stream ? nodes_.detail(block).stream : 0;
+  }
+  void set_stream(Block* block, uint64_t stream) {
+    block->has_stream = stream != 0;
+    if (stream != 0) nodes_.detail(block).stream = stream;
   }
 
   // Every free block, by owner and size.
@@ -103,48 +121,36 @@ class Heap {
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
 
   struct OwnerBlocks {
+    explicit OwnerBlocks(Heap& heap)
+        : index(heap.nodes_, heap.begin_, heap.most_end_, heap.grain_) {}
     FreeIndex index;
     Block* oldest = nullptr;
     Block* newest = nullptr;
   };
 
   uint64_t largest_free_of(Owner owner, uint64_t absent, uint64_t above) const;
-  OwnerBlocks& owned(Owner owner);
-  Block* new_node();
-  void drop_node(Block* block);
+  OwnerBlocks& owned(Owner owner) {
+    return owner < owners_.size() ? *owners_[owner] : first_owned(owner);
+  }
+  OwnerBlocks& first_owned(Owner owner);
+  void link(Block* low, Block* high);
+  void append(uint64_t offset, uint64_t end);
   void enter(Block* block);  // into the index and the age list of its owner; touches chunks
   void leave(Block* block);
-  void shrink(Block* hole, uint64_t size);  // by its low end
+  void shrink(Block* hole, uint64_t offset, uint64_t size);
   Block* merge(Block* low, Block* high);
-  void grow_table();  // so that one more block fits
-
-  void table_insert(Block* block);
-  void table_erase(uint64_t offset);
-  uint64_t slot_of(uint64_t offset) const {
-    return (offset / grain_ * 0x9e3779b97f4a7c15ULL) >> table_shift_;
-  }
 
   Chunks& chunks_;
   uint64_t begin_;
   uint64_t end_;
+  uint64_t most_end_;
   uint64_t grain_;
   Block* first_ = nullptr;
-  Block* last_ = nullptr;  // of them all
+  Block* last_ = nullptr;
+  BlockNodes nodes_;
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
-  uint64_t used_ = 0;
-
-  // Blocks in use, by offset: open addressing, at most half full. And in order: a bit per grain.
-  struct Slot {
-    uint64_t offset;
-    Block* block;
-  };
-  std::vector<Slot> table_;
-  int table_shift_;
-  Bitset starts_;
-
-  std::vector<std::unique_ptr<Block[]>> nodes_;
-  Block* spare_ = nullptr;
-  uint32_t random_ = 0x9e3779b9;
+  BlockTable used_;  // blocks in use or pending
+  Starts starts_;    // all blocks
 };
 
 }  // namespace dtr

@@ -12,10 +12,14 @@
 // take kEngine. Under kPool the driver is called (map, unmap, events); drivers call nobody back.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cassert>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 
 namespace dtr {
 
@@ -27,7 +31,9 @@ inline int64_t& waited_ns_of_thread() {
   return waited;
 }
 
-// A mutex that asserts the order above in builds with assertions, and counts what is waited.
+// A mutex that asserts the order above in builds with assertions, and counts what is waited. Taking
+// and leaving it free is one atomic instruction each; who waits does so in the kernel (U. Drepper,
+// "Futexes are tricky", 2011, section 6).
 template <LockRank rank>
 class RankedMutex {
  public:
@@ -35,12 +41,8 @@ class RankedMutex {
 #ifndef NDEBUG
     assert(rank >= held() && "locks taken against the order of locks.h");
 #endif
-    if (!mutex_.try_lock()) {
-      const auto begin = std::chrono::steady_clock::now();
-      mutex_.lock();
-      waited_ns_of_thread() +=
-          std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
-    }
+    int free = kFree;
+    if (!state_.compare_exchange_strong(free, kTaken, std::memory_order_acquire)) wait();
 #ifndef NDEBUG
     below_ = held();
     held() = rank;
@@ -51,11 +53,26 @@ class RankedMutex {
 #ifndef NDEBUG
     held() = below_;
 #endif
-    mutex_.unlock();
+    if (state_.exchange(kFree, std::memory_order_release) == kAwaited) futex(FUTEX_WAKE_PRIVATE, 1);
   }
 
  private:
-  std::mutex mutex_;
+  static constexpr int kFree = 0, kTaken = 1, kAwaited = 2;
+
+  void wait() {
+    const auto begin = std::chrono::steady_clock::now();
+    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree) {
+      futex(FUTEX_WAIT_PRIVATE, kAwaited);
+    }
+    waited_ns_of_thread() +=
+        std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+  }
+  void futex(int what, int value) {
+    static_assert(sizeof(state_) == sizeof(int), "the kernel reads an int");
+    ::syscall(SYS_futex, reinterpret_cast<int*>(&state_), what, value, nullptr, nullptr, 0);
+  }
+
+  std::atomic<int> state_{kFree};
 #ifndef NDEBUG
   static LockRank& held();
   LockRank below_ = LockRank::kNone;

@@ -42,7 +42,7 @@ void require_chunk(uint64_t budget, uint64_t chunk) {
 }
 
 uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
-  constexpr uint64_t kMost = uint64_t{1} << 46;
+  constexpr uint64_t kMost = uint64_t{1} << 44;
   require_chunk(options.budget_bytes, chunk);
   uint64_t least = 16 * chunk;
   if (options.reserve_bytes == 0) {
@@ -178,7 +178,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
 }
 
 bool Pool::is_possible(uint64_t size) const {
-  const uint64_t most = std::min(budget_ / chunk_ * chunk_, large_.end());
+  const uint64_t most = std::min(chunks_.number(budget_) * chunk_, large_.end());
   return size <= most && round_up(size, kGrain) <= most;
 }
 
@@ -227,6 +227,7 @@ std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
 void Pool::free(uint64_t address) {
   if (address == 0) return;
   Lock lock(mutex_);
+  if (free_plain(address)) return;
   Place place = in_use_at(address, "free");
   const Owner owner = place.owner;
   const bool of_arena = arenas_.owns(owner);
@@ -248,13 +249,33 @@ void Pool::free(uint64_t address) {
     arenas_.gave(owner);
     if (!arenas_.is_open(owner)) arenas_.forget_done();
   }
-  counts_.allocated_bytes -= place.size;
-  counts_.requested_bytes -= place.requested;
+  count_free(place.size, place.requested);
+  if (keep_chunks_ != kNoLimit) give_back_excess();
+}
+
+void Pool::count_free(uint64_t size, uint64_t requested) {
+  counts_.allocated_bytes -= size;
+  counts_.requested_bytes -= requested;
   --counts_.live_blocks;
   ++counts_.frees;
   events_.add(EventKind::kFree, address, place.size);
   note_unused();
-  if (keep_chunks_ != kNoLimit) give_back_excess();
+}
+
+// The same as free(), for a block with nothing special about it: nearly always.
+bool Pool::free_plain(uint64_t address) {
+  const uint64_t offset = address - reservation_.base();
+  if (offset >= large_.end() || poison_ || streams_.has_any_uses() || arenas_.own_any() ||
+      keep_chunks_ != kNoLimit) {
+    return false;
+  }
+  Block* block = large_.find(offset);
+  if (block == nullptr || block->state != BlockState::kInUse) return false;
+  const uint64_t size = block->size, requested = block->requested();
+  const Fence fence = streams_.freed(block->owner);
+  large_.release(block, fence.owner, fence.point);
+  count_free(size, requested);
+  return true;
 }
 
 void Pool::record_stream(uint64_t address, uint64_t stream) {
@@ -376,14 +397,14 @@ uint64_t Pool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
     if (!is_free(block)) return;
     // A run of blocks that several streams freed counts as one, from either end.
     uint64_t bytes = 0;
-    if (in_use(block->previous)) {
-      for (const Block* at = block; is_free(at); at = at->next) bytes += at->size;
-      visit(reservation_.base() + block->previous->offset, bytes);
+    if (in_use(block->previous())) {
+      for (const Block* at = block; is_free(at); at = at->next()) bytes += at->size;
+      visit(reservation_.base() + block->previous()->offset, bytes);
     }
-    if (in_use(block->next)) {
+    if (in_use(block->next())) {
       bytes = 0;
-      for (const Block* at = block; is_free(at); at = at->previous) bytes += at->size;
-      visit(reservation_.base() + block->next->offset, bytes);
+      for (const Block* at = block; is_free(at); at = at->previous()) bytes += at->size;
+      visit(reservation_.base() + block->next()->offset, bytes);
     }
   });
   return count;

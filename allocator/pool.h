@@ -151,6 +151,8 @@ class Pool final : public AnyPool {
   void release_settled();
   void finish_waiting();
   void settle_all();
+  bool free_plain(uint64_t address);
+  void count_free(uint64_t size, uint64_t requested);
   void release(const Place& place);
   void release_slab(Slab* slab);
   bool release_empty_slabs();

@@ -37,27 +37,27 @@ std::vector<BlockInfo> Pool::mapped_snapshot() {
 std::vector<BlockInfo> Pool::walk() const {
   std::vector<BlockInfo> blocks;
   uint64_t base = reservation_.base();
-  auto add_block = [&](const Block* block) {
+  auto add_block = [&](const Heap& heap, const Block* block) {
     bool free = block->state == BlockState::kFree;
     bool in_use = block->state == BlockState::kInUse;
-    blocks.push_back({base + block->offset, block->size, in_use ? block->requested : 0,
-                      free ? 0 : block->stream, block->state, false});
+    blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
+                      free ? 0 : heap.stream_of(block), block->state, false});
   };
-  for (const Block* block = large_.first(); block != nullptr; block = block->next) {
-    add_block(block);
+  for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
+    add_block(large_, block);
   }
-  for (const Block* block = small_.first(); block != nullptr; block = block->next) {
+  for (const Block* block = small_.first(); block != nullptr; block = block->next()) {
     uint32_t index = 0;
     const Slab* slab = slabs_.find(block->offset, &index);
     if (block->state == BlockState::kFree || slab == nullptr) {
-      add_block(block);
+      add_block(small_, block);
       continue;
     }
     // Objects in use one by one; the rest between them as free blocks.
     uint64_t at = block->offset;
     auto add_free = [&](uint64_t to) {
       if (at < to)
-        blocks.push_back({base + at, to - at, 0, block->stream, BlockState::kFree, true});
+        blocks.push_back({base + at, to - at, 0, small_.stream_of(block), BlockState::kFree, true});
       at = to;
     };
     for (uint32_t i = 0; i < slab->fresh; ++i) {
@@ -66,7 +66,8 @@ std::vector<BlockInfo> Pool::walk() const {
       add_free(offset);
       bool pending = streams_.pending(offset);
       blocks.push_back({base + offset, slab->object_bytes, pending ? 0 : slab->words[i],
-                        block->stream, pending ? BlockState::kPending : BlockState::kInUse, true});
+                        small_.stream_of(block),
+                        pending ? BlockState::kPending : BlockState::kInUse, true});
       at = offset + slab->object_bytes;
     }
     add_free(block->end());
@@ -89,7 +90,7 @@ std::string Pool::check_touched() const {
   std::unordered_map<uint64_t, uint32_t> edges;
   uint64_t covered = 0, last_covered = UINT64_MAX;
   for (const Heap* heap : {&large_, &small_}) {
-    for (const Block* block = heap->first(); block != nullptr; block = block->next) {
+    for (const Block* block = heap->first(); block != nullptr; block = block->next()) {
       if (block->state == BlockState::kFree && block->owner == kIdle) continue;
       if (!chunks_.all_mapped(block->offset, block->end())) {
         return "H6: a block in use lies over an absent chunk at offset " +
@@ -120,13 +121,14 @@ std::string Pool::check_touched() const {
 
 std::string Pool::check_arenas() const {
   std::unordered_map<Owner, uint64_t> live;
-  for (const Block* block = small_.first(); block != nullptr; block = block->next) {
+  for (const Block* block = small_.first(); block != nullptr; block = block->next()) {
     if (arenas_.owns(block->owner)) return "P3: an arena owns a block of the slabs' region";
   }
-  for (const Block* block = large_.first(); block != nullptr; block = block->next) {
+  for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
     if (!arenas_.owns(block->owner)) continue;
     if (block->state == BlockState::kInUse) ++live[block->owner];
-    if (block->state == BlockState::kFree && block->point <= streams_.completed(block->owner)) {
+    if (block->state == BlockState::kFree &&
+        large_.point_of(block) <= streams_.completed(block->owner)) {
       return "P3: a free block of an arena is settled, and the arena still owns it";
     }
   }

@@ -44,7 +44,7 @@ Pool::Place Pool::place_at(uint64_t offset) const {
   if (place.block == nullptr) return {};
   place.start = place.block->offset;
   place.size = place.block->size;
-  place.requested = place.block->requested;
+  place.requested = place.block->requested();
   place.owner = place.block->owner;
   return place;
 }
@@ -91,7 +91,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
     rounded = (size + kGrain - 1) / kGrain * kGrain;
     Block* block = find_place(large_, rounded, stream, owner, last);
     if (block == nullptr) return Slabs::kNone;
-    block->requested = size;
+    block->slack = static_cast<uint32_t>(rounded - size);
     offset = block->offset;
     if (of_arena) arenas_.took(owner);
   }
@@ -142,18 +142,23 @@ Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner,
   Block* block = try_holes(heap, size, owner, last);
   if (block == nullptr && release_empty_slabs()) block = try_holes(heap, size, owner, last);
   if (block == nullptr) return nullptr;
-  block->owner = owner;
-  block->stream = stream;
+  block->owner = static_cast<uint16_t>(owner);
+  heap.set_stream(block, stream);
   return block;
 }
 
 Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
+  Block* own = owner == kIdle ? nullptr : heap.best_fit(owner, size);
+  Block* idle = heap.best_fit(kIdle, size);
+  Block* best = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
+  // Nearly always: there is memory behind it already.
+  if (best != nullptr && stale_.empty() && chunks_.all_mapped(best->offset, best->offset + size)) {
+    return heap.take(best, size);
+  }
   uint64_t limit = limit_chunks();
   bool stale_in_the_way = false;
   int passed = 0;
   Block* for_remap = nullptr;
-  Block* own = owner == kIdle ? nullptr : heap.best_fit(owner, size);
-  Block* idle = heap.best_fit(kIdle, size);
   for (int tries = 0; (own != nullptr || idle != nullptr) && (last || tries < kLookahead);
        ++tries) {
     Block*& hole = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
@@ -182,7 +187,7 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
     Block* hole = heap.best_fit(other, size);
     if (hole == nullptr) continue;
     if (!streams_.may_wait(owner)) break;
-    streams_.wait(owner, {other, hole->point});
+    streams_.wait(owner, {other, heap.point_of(hole)});
     return heap.take(hole, size);
   }
   if (for_remap == nullptr) {

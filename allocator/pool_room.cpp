@@ -53,11 +53,11 @@ uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
     if (!contains(address)) return 0;
     block = large_.find(address - reservation_.base());
     if (block == nullptr) return 0;
-    while (block->previous != nullptr && block->previous->state == BlockState::kFree)
-      block = block->previous;
+    while (block->previous() != nullptr && block->previous()->state == BlockState::kFree)
+      block = block->previous();
   }
   uint64_t count = 0;
-  for (; block != nullptr && count < capacity; block = block->next) {
+  for (; block != nullptr && count < capacity; block = block->next()) {
     RunState state = RunState::kNobody;
     if (block->state == BlockState::kInUse) state = RunState::kInUse;
     if (block->state == BlockState::kFree && !streams_.withheld(block->owner))

@@ -96,6 +96,7 @@ class Streams {
 
   // Remembers that work of `owner` uses the range that begins at offset; see S2.
   void record_use(uint64_t offset, Owner owner);
+  bool has_any_uses() const { return !uses_.empty(); }
   bool has_uses(uint64_t offset) const {
     return !uses_.empty() && uses_.find(offset) != uses_.end();
   }

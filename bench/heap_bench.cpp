@@ -34,7 +34,7 @@ double thread_nanoseconds() {
 }
 
 struct PoolUnderTest {
-  dtr::Pool pool{dtr::PoolOptions{"simulated", 0, dtr::kNoLimit, 0, 0, 0}};
+  dtr::Pool pool{dtr::PoolOptions{"simulated", 0, dtr::kNoLimit, 0, 2 << 20, 0}};
   uint64_t allocate(uint64_t size) { return pool.allocate(size, 0); }
   void free(uint64_t address) { pool.free(address); }
   ~PoolUnderTest() { pool.close(); }

@@ -29,7 +29,7 @@ struct Corruptor {
   Heap& heap() { return pool->large_; }
   Chunks& chunks() { return pool->chunks_; }
   Block* block(uint64_t address) { return heap().find(address - pool->reservation_.base()); }
-  Block* hole() { return block(first)->next; }
+  Block* hole() { return block(first)->next(); }
   Slab* slab() {
     uint32_t index;
     return pool->slabs_.find(pool->small_.begin() + chunks().chunk_bytes(), &index);
@@ -39,18 +39,17 @@ struct Corruptor {
   void lost_from_the_index() { heap().owners_[kIdle]->index.erase(hole()); }
   void not_merged() {
     Block* part = heap().take(hole(), 512);
-    heap().table_erase(part->offset);
-    heap().starts_.clear(part->offset / heap().grain_);
-    --heap().used_;
+    heap().used_.erase(part);
     chunks().untouch(part->offset, part->end());
     heap().enter(part);
   }
-  void not_found() { heap().starts_.clear(block(second)->offset / heap().grain_); }
+  void not_found() { heap().used_.erase(block(second)); }
   void points_out_of_order() {
     heap().release(block(first), 1, 5);
     heap().release(block(second), 1, 6);
-    heap().owners_[1]->oldest->point = 7;
+    heap().nodes_.detail(heap().owners_[1]->oldest).point = 7;
   }
+  void start_mistaken() { heap().starts_.replace(block(first), block(second)); }
   void chunk_forgotten() { chunks().untouch(block(first)->offset, block(first)->end()); }
   void chunk_not_mapped() {
     chunks().mapped_.clear(0);
@@ -82,15 +81,25 @@ int main() {
     void (Corruptor::*corrupt)();
   };
   const Case cases[] = {
-      {"H1", &Corruptor::wrong_size},          {"H2", &Corruptor::lost_from_the_index},
-      {"H3", &Corruptor::not_merged},          {"H4", &Corruptor::not_found},
-      {"H5", &Corruptor::points_out_of_order}, {"H6", &Corruptor::chunk_forgotten},
-      {"H6", &Corruptor::chunk_not_mapped},    {"C1", &Corruptor::idle_chunk_not_mapped},
-      {"C2", &Corruptor::mapped_miscounted},   {"C3", &Corruptor::idle_miscounted},
-      {"L1", &Corruptor::slab_miscounted},     {"L2", &Corruptor::slab_list_broken},
-      {"L3", &Corruptor::slab_in_no_list},     {"L4", &Corruptor::empty_slabs_miscounted},
-      {"P1", &Corruptor::budget_exceeded},     {"P2", &Corruptor::bytes_miscounted},
-      {"P2", &Corruptor::blocks_miscounted},   {"P3", &Corruptor::arena_miscounted},
+      {"H1", &Corruptor::wrong_size},
+      {"H2", &Corruptor::lost_from_the_index},
+      {"H3", &Corruptor::not_merged},
+      {"H4", &Corruptor::not_found},
+      {"H5", &Corruptor::points_out_of_order},
+      {"H6", &Corruptor::chunk_forgotten},
+      {"H7", &Corruptor::start_mistaken},
+      {"H6", &Corruptor::chunk_not_mapped},
+      {"C1", &Corruptor::idle_chunk_not_mapped},
+      {"C2", &Corruptor::mapped_miscounted},
+      {"C3", &Corruptor::idle_miscounted},
+      {"L1", &Corruptor::slab_miscounted},
+      {"L2", &Corruptor::slab_list_broken},
+      {"L3", &Corruptor::slab_in_no_list},
+      {"L4", &Corruptor::empty_slabs_miscounted},
+      {"P1", &Corruptor::budget_exceeded},
+      {"P2", &Corruptor::bytes_miscounted},
+      {"P2", &Corruptor::blocks_miscounted},
+      {"P3", &Corruptor::arena_miscounted},
       {"P4", &Corruptor::end_misplaced},
   };
   for (const Case& entry : cases) {

@@ -1,0 +1,71 @@
+// Where blocks begin: the first block of each cell, 1 MiB of the range, and which cells have any.
+// So the block that contains an offset is found by walking over the blocks of one cell, and most
+// splits and merges write one word in a small table, or none.
+#pragma once
+
+#include <cstdint>
+
+#include "bitset.h"
+#include "block.h"
+#include "lazy_array.h"
+
+namespace dtr {
+
+class Starts {
+ public:
+  static constexpr int kCellShift = 20;
+
+  Starts(BlockNodes& nodes, uint64_t begin, uint64_t end)
+      : nodes_(nodes),
+        begin_(begin),
+        first_(((end - begin) >> kCellShift) + 1),
+        used_(((end - begin) >> kCellShift) + 1) {}
+
+  uint64_t cells() const { return used_.size(); }
+  uint64_t cell_of(uint64_t offset) const { return (offset - begin_) >> kCellShift; }
+  // The first block that begins in the cell, or nullptr.
+  Block* first_in(uint64_t cell) const { return first_[cell] == 0 ? nullptr : at(cell); }
+
+  // A block begins where none did: its offset is set, and its neighbors are linked.
+  void add(const Block* block) {
+    const uint64_t cell = cell_of(block->offset);
+    if (first_[cell] == 0) {
+      used_.set(cell);
+    } else if (at(cell)->offset < block->offset) {
+      return;
+    }
+    first_[cell] = nodes_.number(block);
+  }
+  // A block begins where another did, before that one's offset is changed.
+  void replace(const Block* block, const Block* by) {
+    const uint64_t cell = cell_of(block->offset);
+    if (first_[cell] == nodes_.number(block)) first_[cell] = nodes_.number(by);
+  }
+  // A block begins no more, before its link to the next one is gone.
+  void remove(const Block* block) {
+    const uint64_t cell = cell_of(block->offset);
+    if (first_[cell] != nodes_.number(block)) return;
+    const Block* next = block->next();
+    const bool stays = next != nullptr && cell_of(next->offset) == cell;
+    first_[cell] = stays ? nodes_.number(next) : 0;
+    if (!stays) used_.clear(cell);
+  }
+
+  // The block that contains an offset of the range.
+  Block* containing(uint64_t offset) const {
+    Block* block = at(used_.at_or_below(cell_of(offset)));
+    if (block->offset > offset) return block->previous();
+    while (block->end() <= offset) block = block->next();
+    return block;
+  }
+
+ private:
+  Block* at(uint64_t cell) const { return nodes_.at(first_[cell]); }
+
+  BlockNodes& nodes_;
+  uint64_t begin_;
+  LazyArray<uint32_t> first_;  // by cell, a block's number
+  Bitset used_;
+};
+
+}  // namespace dtr
