@@ -82,6 +82,13 @@ struct RunBlock {
   int32_t unused;
 };
 
+// Which end of the heap a request wishes to be at.
+enum class End : int32_t {
+  kAny = 0,
+  kLow = 1,   // dear to recompute, or pinned
+  kHigh = 2,  // cheap to recompute
+};
+
 class AnyPool {
  public:
   // Frees something and returns 1, or returns 0. Called with no lock held.
@@ -98,6 +105,10 @@ class AnyPool {
 
   void set_room(RoomFn room, void* context);
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
+  // The same with a wish for an end of the heap, which only two-ended placement heeds.
+  virtual uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End) {
+    return allocate(size_bytes, stream);
+  }
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
   // The same outside of [begin, end), where memory is or may be mapped, and without a wait on the

@@ -97,10 +97,10 @@ class FreeIndex {
   uint64_t begin_;
   int shift_;
   int offset_bits_;
-  std::array<std::unique_ptr<Leaf>, kBins> bins_;  // nullptr: never used
-  std::array<uint64_t, kWords> used_{};            // a bit per bin: it has blocks
-  uint64_t used_words_ = 0;                        // a bit per word of used_
-  std::array<std::unique_ptr<Leaf>, 2> spares_;  // the second only with the first
+  std::array<std::unique_ptr<Leaf>, kBins> bins_;        // nullptr: never used
+  std::array<uint64_t, kWords> used_{};                  // a bit per bin: it has blocks
+  uint64_t used_words_ = 0;                              // a bit per word of used_
+  std::array<std::unique_ptr<Leaf>, 2> spares_;          // the second only with the first
   std::vector<std::unique_ptr<Leaf>>* tight_ = nullptr;  // has no room for one more
 };
 

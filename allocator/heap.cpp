@@ -1,6 +1,7 @@
 #include "heap.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "errors.h"
 
@@ -32,7 +33,11 @@ Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
     throw StateError("more than " + std::to_string(kMostOwners) +
                      " streams have used memory of one pool");
   }
-  while (owner >= owners_.size()) owners_.push_back(std::make_unique<OwnerBlocks>(*this));
+  while (owner >= owners_.size()) {
+    auto blocks = std::make_unique<OwnerBlocks>(*this);
+    if (by_address_) blocks->by_cell = std::make_unique<MaxTree>(starts_.cells());
+    owners_.push_back(std::move(blocks));
+  }
   return *owners_[owner];
 }
 
@@ -54,6 +59,7 @@ void Heap::enter(Block* block) {
   OwnerBlocks& blocks = *owners_[block->owner];
   block->state = BlockState::kFree;
   blocks.index.insert(block);
+  note_size(blocks, block);
   if (block->owner == kIdle) return;
   chunks_.touch(block->offset, block->end());
   // Nearly always the newest; a pending block that is done late may be older.
@@ -86,6 +92,7 @@ void Heap::shrink(Block* hole, uint64_t offset, uint64_t size) {
   hole->offset = offset;
   hole->size = size;
   index.insert(hole);
+  note_size(*owners_[hole->owner], hole);
   if (hole->owner != kIdle) chunks_.touch(hole->offset, hole->end());
 }
 
@@ -118,6 +125,35 @@ Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
     enter(hole);
     throw;
   }
+}
+
+void Heap::keep_by_address() {
+  by_address_ = true;
+  for (auto& blocks : owners_) {
+    blocks->by_cell = std::make_unique<MaxTree>(starts_.cells());
+    for (const Block* hole = blocks->index.at_least(0); hole != nullptr;
+         hole = blocks->index.after(hole)) {
+      note_size(*blocks, hole);
+    }
+  }
+}
+
+Block* Heap::lowest_fit(Owner owner, uint64_t size, uint64_t from) {
+  if (owner >= owners_.size() || from >= end_) return nullptr;
+  MaxTree& by_cell = *owners_[owner]->by_cell;
+  uint64_t cell = starts_.cell_of(from);
+  while ((cell = by_cell.find(cell, size)) != MaxTree::kNone) {
+    uint64_t largest = 0;
+    for (Block* block = starts_.first_in(cell);
+         block != nullptr && starts_.cell_of(block->offset) == cell; block = block->next()) {
+      if (block->state != BlockState::kFree || block->owner != owner) continue;
+      if (block->size >= size && block->offset >= from) return block;
+      largest = std::max(largest, block->size);
+    }
+    by_cell.lower(cell, largest);
+    if (++cell == starts_.cells()) break;
+  }
+  return nullptr;
 }
 
 Block* Heap::take(Block* hole, uint64_t size, bool high) {
@@ -274,6 +310,10 @@ std::string Heap::check() const {
       if (previous != nullptr && previous->state == BlockState::kFree &&
           previous->owner == block->owner) {
         return "H3: two free neighbors are not merged" + where;
+      }
+      const MaxTree* by_cell = owners_[block->owner]->by_cell.get();
+      if (by_cell != nullptr && by_cell->bound(starts_.cell_of(block->offset)) < block->size) {
+        return "H7: the bound of a cell is too low" + where;
       }
     } else {
       ++used;

@@ -14,7 +14,8 @@
 //   H6  A block that is not free for everybody lies over mapped chunks only, and each chunk's
 //       edge count is the number of such blocks with an edge in it (all heaps of a pool taken
 //       together: the pool checks this rule).
-//   H7  Every offset is known to lie in the block that contains it.
+//   H7  Every offset is known to lie in the block that contains it, and no hole is larger than the
+//       bound of its cell.
 //
 // Cost: a search, a take and a release are O(log free blocks), and nearly always touch one or two
 // lines of the free index, the blocks themselves and their neighbors; find is O(1); containing
@@ -32,6 +33,7 @@
 #include "block_table.h"
 #include "chunks.h"
 #include "free_index.h"
+#include "max_tree.h"
 #include "starts.h"
 
 namespace dtr {
@@ -51,6 +53,12 @@ class Heap {
   // The best fit among the free blocks of one owner, or nullptr; then the next best.
   Block* best_fit(Owner owner, uint64_t size) const;
   Block* next_fit(const Block* hole) const;
+
+  // The lowest free block of one owner of at least `size` bytes that begins at the offset or above
+  // it, or nullptr. Needs keep_by_address(), which is called before the heap is used: each cell
+  // then has a bound of its holes' sizes (max_tree.h).
+  Block* lowest_fit(Owner owner, uint64_t size, uint64_t from);
+  void keep_by_address();
   Block* largest(Owner owner) const { return owners_[owner]->index.largest(); }
 
   // Cuts `size` bytes off the low end (or the high end) of a free block and returns them as a
@@ -124,6 +132,7 @@ class Heap {
     explicit OwnerBlocks(Heap& heap)
         : index(heap.nodes_, heap.begin_, heap.most_end_, heap.grain_) {}
     FreeIndex index;
+    std::unique_ptr<MaxTree> by_cell;  // nullptr: not kept by address
     Block* oldest = nullptr;
     Block* newest = nullptr;
   };
@@ -133,6 +142,11 @@ class Heap {
     return owner < owners_.size() ? *owners_[owner] : first_owned(owner);
   }
   OwnerBlocks& first_owned(Owner owner);
+  void note_size(OwnerBlocks& blocks, const Block* hole) {
+    if (blocks.by_cell != nullptr) {
+      blocks.by_cell->raise(starts_.cell_of(hole->offset), hole->size);
+    }
+  }
   void link(Block* low, Block* high);
   void append(uint64_t offset, uint64_t end);
   void enter(Block* block);  // into the index and the age list of its owner; touches chunks
@@ -151,6 +165,7 @@ class Heap {
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
   BlockTable used_;  // blocks in use or pending
   Starts starts_;    // all blocks
+  bool by_address_ = false;
 };
 
 }  // namespace dtr

@@ -58,8 +58,15 @@ uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, 
   return round_up(options.reserve_bytes, chunk);
 }
 
+// Slabs for sizes by class, where there are slabs for large ones.
+bool uses_classes(const PoolOptions& options) {
+  return options.placement == static_cast<int32_t>(PlacementKind::kSizeClasses) &&
+         options.slab_bytes == kNoLimit && !options.fixed;
+}
+
 uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
   uint64_t small = options.small_bytes == 0 ? kDefaultSmall : options.small_bytes;
+  if (uses_classes(options) && options.small_bytes == 0) small = std::max(small, chunk / 8);
   if (small % traits.alignment != 0 || small > chunk / 2) {
     invalid("small_bytes", small,
             "0 (the default, " + size_text(kDefaultSmall) + "), or a multiple of the alignment, " +
@@ -110,12 +117,15 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
       small_(chunks_, large_.end(), reservation_.size(), chunk_),
       slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
-             chosen_small(options, driver_->traits(), chunk_)),
+             chosen_small(options, driver_->traits(), chunk_), uses_classes(options)),
       streams_(*driver_),
       arenas_(streams_),
       keep_chunks_(chosen_keep(options, chunk_)),
       poison_(chosen_poison(options, *driver_)),
-      fixed_(chosen_fixed(options)) {
+      fixed_(chosen_fixed(options)),
+      placement_(make_placement(options.placement)),
+      best_fit_(make_placement(0)) {
+  if (placement_->by_address()) large_.keep_by_address();
   if (fixed_) large_.resize(fixed_end(budget_));
   if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
@@ -145,13 +155,20 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
   return place(size_bytes, stream, kNoArena);
 }
 
-uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
+uint64_t Pool::allocate_at(uint64_t size_bytes, uint64_t stream, End wish) {
+  return place(size_bytes, stream, kNoArena, wish);
+}
+
+uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish) {
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
+  uint64_t rounded;
   for (bool last = false;;) {
     {
       Lock lock(mutex_);
+      rounded = rounded_size(size_bytes);
       refusal_.clear();
+      wish_ = wish;
       uint64_t offset = Slabs::kNone;
       const bool possible = is_possible(size_bytes);
       if (possible) {
@@ -172,7 +189,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena) {
     }
     // A small request lacks a chunk for a slab, whatever its own size.
     bool small = arena == kNoArena && slabs_.is_small(size_bytes);
-    uint64_t needed = small ? chunk_ : round_up(size_bytes, kGrain);
+    uint64_t needed = small ? chunk_ : rounded;
     last = !ask_room(needed, stream, &idle_answers);
   }
 }
@@ -184,6 +201,7 @@ bool Pool::is_possible(uint64_t size) const {
 
 uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {
   Lock lock(mutex_);
+  wish_ = End::kAny;
   if (!is_possible(size_bytes) && !(arena == kNoArena && slabs_.is_small(size_bytes))) return 0;
   const uint64_t offset = attempt(size_bytes, stream, arena, last);
   return offset == Slabs::kNone ? 0 : reservation_.base() + offset;
@@ -249,16 +267,16 @@ void Pool::free(uint64_t address) {
     arenas_.gave(owner);
     if (!arenas_.is_open(owner)) arenas_.forget_done();
   }
-  count_free(place.size, place.requested);
+  count_free(address, place.size, place.requested);
   if (keep_chunks_ != kNoLimit) give_back_excess();
 }
 
-void Pool::count_free(uint64_t size, uint64_t requested) {
+void Pool::count_free(uint64_t address, uint64_t size, uint64_t requested) {
   counts_.allocated_bytes -= size;
   counts_.requested_bytes -= requested;
   --counts_.live_blocks;
   ++counts_.frees;
-  events_.add(EventKind::kFree, address, place.size);
+  events_.add(EventKind::kFree, address, size);
   note_unused();
 }
 
@@ -274,7 +292,7 @@ bool Pool::free_plain(uint64_t address) {
   const uint64_t size = block->size, requested = block->requested();
   const Fence fence = streams_.freed(block->owner);
   large_.release(block, fence.owner, fence.point);
-  count_free(size, requested);
+  count_free(address, size, requested);
   return true;
 }
 

@@ -9,7 +9,8 @@
 //       reservation ends.
 //
 // How a request finds its place, in this order; each step only if the one before did not serve:
-//   1. the best fit among blocks that the stream may use at once, if the chunks that it lacks
+//   1. the first by the placement policy (placement.h; the best fit by default) among blocks that
+//   the stream may use at once, if the chunks that it lacks
 //      fit into the budget (the untouched top of the range is the largest block, so that holes
 //      with memory behind them come first);
 //   2. a block that another stream freed, behind a wait on the device;
@@ -43,6 +44,7 @@
 #include "chunks.h"
 #include "driver.h"
 #include "heap.h"
+#include "placement.h"
 #include "slab.h"
 #include "stale.h"
 #include "streams.h"
@@ -62,6 +64,7 @@ struct PoolOptions {
   uint64_t keep_bytes = 0;
   int32_t poison = 0;
   int32_t fixed = 0;
+  int32_t placement = 0;  // a PlacementKind
   // Not for users: of the reservation, the bytes at the far end that are for slabs.
   uint64_t slab_bytes = kNoLimit;  // kNoLimit: an eighth
 };
@@ -75,6 +78,7 @@ class Pool final : public AnyPool {
   // Gives everything back to the driver.
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
+  uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End wish) override;
   void free(uint64_t address) override;
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
@@ -132,7 +136,7 @@ class Pool final : public AnyPool {
 
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
-  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena);
+  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish = End::kAny);
 
   Place place_at(uint64_t offset) const;
   Place in_use_at(uint64_t address, const char* call) const;
@@ -146,13 +150,17 @@ class Pool final : public AnyPool {
   void settle_old_work();
   void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
-  bool map_under(Block* hole, uint64_t size);
+  bool map_under(uint64_t begin, uint64_t end);
+  const Placement& placement_in(const Heap& heap) const {
+    return &heap == &large_ ? *placement_ : *best_fit_;  // slabs are all of one size
+  }
+  uint64_t rounded_size(uint64_t size) const;
   void poll();
   void release_settled();
   void finish_waiting();
   void settle_all();
   bool free_plain(uint64_t address);
-  void count_free(uint64_t size, uint64_t requested);
+  void count_free(uint64_t address, uint64_t size, uint64_t requested);
   void release(const Place& place);
   void release_slab(Slab* slab);
   bool release_empty_slabs();
@@ -201,7 +209,10 @@ class Pool final : public AnyPool {
   uint64_t keep_chunks_;
   bool poison_;
   bool fixed_;
-  std::string refusal_;  // what the driver said when it last refused memory
+  std::unique_ptr<Placement> placement_;
+  std::unique_ptr<Placement> best_fit_;
+  End wish_ = End::kAny;  // of the request that is being placed
+  std::string refusal_;   // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };
 

@@ -40,7 +40,7 @@ Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t e
 uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) {
   Lock lock(mutex_);
   if (slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
-  const uint64_t size = (size_bytes + kGrain - 1) / kGrain * kGrain;
+  const uint64_t size = rounded_size(size_bytes);
   // As offsets, in whole grains.
   const uint64_t base = reservation_.base();
   const auto offset_of = [&](uint64_t address) {
@@ -56,9 +56,9 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
     Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;
     Block* const next = large_.next_fit(hole);
     if (Block* block = take_outside(hole, size, begin, end); block != nullptr) {
-      block->owner = owner;
-      block->stream = stream;
-      block->requested = size_bytes;
+      block->owner = static_cast<uint16_t>(owner);
+      large_.set_stream(block, stream);
+      block->slack = static_cast<uint32_t>(size - size_bytes);
       count_allocation(size, size_bytes);
       events_.add(EventKind::kAllocate, base + block->offset, size_bytes, stream);
       return base + block->offset;

@@ -14,10 +14,6 @@ constexpr int kLookahead = 8;
 // How many more that lie over stale addresses are passed by.
 constexpr int kMostStale = 64;
 
-bool smaller(const Block* a, const Block* b) {
-  return a->size != b->size ? a->size < b->size : a->offset < b->offset;
-}
-
 }  // namespace
 
 uint64_t Pool::limit_chunks() const { return std::min(budget_, lowering_) / chunk_; }
@@ -67,6 +63,13 @@ Pool::Place Pool::in_use_at(uint64_t address, const char* call) const {
   throw InvalidArgument(text + "; allowed: the start of a block in use");
 }
 
+// Of a block for a request. What the budget holds is not refused because of its class.
+uint64_t Pool::rounded_size(uint64_t size) const {
+  const uint64_t exact = (size + kGrain - 1) / kGrain * kGrain;
+  const uint64_t rounded = placement_->round(exact);
+  return rounded <= chunks_.number(budget_) * chunk_ && rounded <= large_.end() ? rounded : exact;
+}
+
 uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last) {
   const bool of_arena = arena != kNoArena;
   Owner owner = of_arena ? arenas_.owner_of(arena, stream) : streams_.owner_of(stream);
@@ -84,11 +87,11 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
     rounded = slabs_.round(size);
   } else {
     offset = Slabs::kNone;
-    rounded = (size + kGrain - 1) / kGrain * kGrain;
+    rounded = rounded_size(size);
   }
   if (offset == Slabs::kNone && (!small || last)) {
     // A small request that its own region cannot serve takes what the large heap has.
-    rounded = (size + kGrain - 1) / kGrain * kGrain;
+    rounded = rounded_size(size);
     Block* block = find_place(large_, rounded, stream, owner, last);
     if (block == nullptr) return Slabs::kNone;
     block->slack = static_cast<uint32_t>(rounded - size);
@@ -148,12 +151,20 @@ Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner,
 }
 
 Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
-  Block* own = owner == kIdle ? nullptr : heap.best_fit(owner, size);
-  Block* idle = heap.best_fit(kIdle, size);
-  Block* best = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
-  // Nearly always: there is memory behind it already.
-  if (best != nullptr && stale_.empty() && chunks_.all_mapped(best->offset, best->offset + size)) {
-    return heap.take(best, size);
+  const Placement& placement = placement_in(heap);
+  const bool high = placement.at_high_end(wish_);
+  // Where in a hole the block would be.
+  const auto place_in = [&](const Block* hole) { return high ? hole->end() - size : hole->offset; };
+  const auto take = [&](Block* hole) { return heap.take(hole, size, high); };
+  Block* own = owner == kIdle ? nullptr : placement.first(heap, owner, size);
+  Block* idle = placement.first(heap, kIdle, size);
+  const auto own_is_next = [&] {
+    return idle == nullptr || (own != nullptr && placement.before(own, idle));
+  };
+  // Nearly always: there is memory behind the first already.
+  if (Block* best = own_is_next() ? own : idle; best != nullptr && stale_.empty()) {
+    const uint64_t begin = place_in(best);
+    if (chunks_.all_mapped(begin, begin + size)) return take(best);
   }
   uint64_t limit = limit_chunks();
   bool stale_in_the_way = false;
@@ -161,61 +172,60 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
   Block* for_remap = nullptr;
   for (int tries = 0; (own != nullptr || idle != nullptr) && (last || tries < kLookahead);
        ++tries) {
-    Block*& hole = idle == nullptr || (own != nullptr && smaller(own, idle)) ? own : idle;
-    uint64_t end = hole->offset + size;
-    uint64_t wanted = chunks_.mapped() + chunks_.absent_in(hole->offset, end);
-    if (stale_.any_in(hole->offset / chunk_, (end - 1) / chunk_ + 1)) {
+    Block*& hole = own_is_next() ? own : idle;
+    const uint64_t begin = place_in(hole), end = begin + size;
+    uint64_t wanted = chunks_.mapped() + chunks_.absent_in(begin, end);
+    if (stale_.any_in(begin / chunk_, (end - 1) / chunk_ + 1)) {
       // Another hole, without counting this one: there may be many that memory has just left.
-      const uint64_t others = chunks_.idle() - chunks_.idle_in(hole->offset, end);
+      const uint64_t others = chunks_.idle() - chunks_.idle_in(begin, end);
       stale_in_the_way |= wanted <= limit || wanted - limit <= others;
-      hole = heap.next_fit(hole);
+      hole = placement.next(heap, hole, size);
       if (++passed < kMostStale) --tries;
       continue;
     }
     if (wanted == chunks_.mapped() || wanted <= limit) {
-      if (map_under(hole, size)) return heap.take(hole, size);
+      if (map_under(begin, end)) return take(hole);
       limit = chunks_.mapped();
-      hole = heap.next_fit(hole);
+      hole = placement.next(heap, hole, size);
       continue;
     }
-    uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(hole->offset, end);
+    uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(begin, end);
     if (for_remap == nullptr && wanted - limit <= elsewhere) for_remap = hole;
-    hole = heap.next_fit(hole);
+    hole = placement.next(heap, hole, size);
   }
   for (Owner other = 1; other < streams_.owners(); ++other) {
     if (other == owner || streams_.withheld(other)) continue;
-    Block* hole = heap.best_fit(other, size);
+    Block* hole = placement.first(heap, other, size);
     if (hole == nullptr) continue;
     if (!streams_.may_wait(owner)) break;
     streams_.wait(owner, {other, heap.point_of(hole)});
-    return heap.take(hole, size);
+    return take(hole);
   }
   if (for_remap == nullptr) {
     if (!stale_in_the_way) return nullptr;
     stale_.wait();
     return try_holes(heap, size, owner, last);
   }
-  uint64_t end = for_remap->offset + size;
-  uint64_t shortage = chunks_.mapped() + chunks_.absent_in(for_remap->offset, end) - limit;
-  get_chunks(shortage, for_remap->offset, end);
-  return map_under(for_remap, size) ? heap.take(for_remap, size) : nullptr;
+  const uint64_t begin = place_in(for_remap), end = begin + size;
+  uint64_t shortage = chunks_.mapped() + chunks_.absent_in(begin, end) - limit;
+  get_chunks(shortage, begin, end);
+  return map_under(begin, end) ? take(for_remap) : nullptr;
 }
 
-// Maps what is absent under the first bytes of a hole. If the driver is out of memory, idle chunks
-// elsewhere go back to it first; false if it refuses even then.
-bool Pool::map_under(Block* hole, uint64_t size) {
-  uint64_t end = hole->offset + size;
+// Maps what is absent under a part of a hole. If the driver is out of memory, idle chunks elsewhere
+// go back to it first; false if it refuses even then.
+bool Pool::map_under(uint64_t begin, uint64_t end) {
   for (bool again = false;; again = true) {
     try {
-      chunks_.map(hole->offset, end);
+      chunks_.map(begin, end);
       return true;
     } catch (const DriverError& error) {
       if (!error.out_of_memory) throw;
       refusal_ = error.what();
     }
-    uint64_t absent = chunks_.absent_in(hole->offset, end);
-    if (again || chunks_.idle() - chunks_.idle_in(hole->offset, end) < absent) return false;
-    get_chunks(absent, hole->offset, end);
+    uint64_t absent = chunks_.absent_in(begin, end);
+    if (again || chunks_.idle() - chunks_.idle_in(begin, end) < absent) return false;
+    get_chunks(absent, begin, end);
   }
 }
 

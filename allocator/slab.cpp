@@ -3,12 +3,13 @@
 namespace dtr {
 
 Slabs::Slabs(uint64_t begin, uint64_t end, uint64_t chunk_bytes, uint64_t alignment,
-             uint64_t small_bytes)
+             uint64_t small_bytes, bool by_class)
     : begin_(begin),
       end_(end),
       chunk_(chunk_bytes),
       alignment_(alignment),
       small_(small_bytes),
+      by_class_(by_class),
       classes_(small_bytes / alignment + 1) {}
 
 Slabs::List& Slabs::list(uint64_t object_bytes, Owner owner) {

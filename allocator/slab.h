@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "block.h"
+#include "size_class.h"
 
 namespace dtr {
 
@@ -42,11 +43,14 @@ struct Slab {
 class Slabs {
  public:
   Slabs(uint64_t begin, uint64_t end, uint64_t chunk_bytes, uint64_t alignment,
-        uint64_t small_bytes);
+        uint64_t small_bytes, bool by_class);
 
   bool is_small(uint64_t size) const { return size <= small_; }
   // The size of the objects that serve a request.
-  uint64_t round(uint64_t size) const { return (size + alignment_ - 1) / alignment_ * alignment_; }
+  uint64_t round(uint64_t size) const {
+    return by_class_ ? size_class(size, alignment_)
+                     : (size + alignment_ - 1) / alignment_ * alignment_;
+  }
 
   static constexpr uint64_t kNone = UINT64_MAX;
   // The offset of an object from a slab of the owner that has room, or kNone.
@@ -88,6 +92,7 @@ class Slabs {
   uint64_t chunk_;
   uint64_t alignment_;
   uint64_t small_;
+  bool by_class_;
   uint64_t classes_;
   std::vector<std::unique_ptr<Slab>> slabs_;  // by place in the region; nullptr: none there
   std::vector<List> lists_;                   // by owner and size

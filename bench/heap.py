@@ -1,13 +1,18 @@
 """How long a pair of malloc and free takes, beside glibc's malloc on the same trace.
 
-Measured: the pool (lock, budget, chunks, heap, slabs, statistics) on simulated memory, and glibc
-malloc without mmap. A fixed number of blocks is live; each pair frees a random one and allocates
-another of a log-uniform random size. The clock is the thread's CPU time. Not measured: driver
-calls, page faults, the Python side, threads.
+Measured: the heap alone, the pool (lock, budget, chunks, heap, slabs, statistics) on simulated
+memory with chunks of 2 MiB, and glibc malloc without mmap. A fixed number of blocks is live; each
+pair frees one and allocates another. In three mixes it frees a random one, and sizes are
+log-uniform; in ``training`` there are 60 sizes, and mostly young blocks are freed. The clock is the
+thread's CPU time, over parts of 2000 pairs: the median says what it takes here, the lowest what it
+takes where nobody else uses the caches. Not measured: driver calls, page faults, the Python side,
+threads.
 
-    python bench/heap.py                 # a table
-    python bench/heap.py --json out.json # "-": standard output
-    python bench/heap.py --smoke         # seconds; what the tests run
+    python bench/heap.py                    # a table
+    python bench/heap.py --before REVISION  # the same beside the heap of a revision, in one run
+    python bench/heap.py --placement first_fit
+    python bench/heap.py --json out.json    # "-": standard output
+    python bench/heap.py --smoke            # seconds; what the tests run
 """
 
 import argparse
@@ -21,31 +26,44 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
-# name: smallest and largest size in bytes
+# name: smallest and largest size in bytes, how many sizes there are (0: any)
 MIXES = {
-    "small": (16, 2048),
-    "large": (4 << 10, 4 << 20),
-    "mixed": (64, 4 << 20),
+    "small": (16, 2048, 0),
+    "large": (4 << 10, 4 << 20, 0),
+    "mixed": (64, 4 << 20, 0),
+    "training": (4 << 10, 4 << 20, 60),
 }
+# In the order of the DTR_PLACE_ numbers of the C header.
+PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
 
 
-def build(folder: Path, smoke: bool) -> Path:
-    sources = [ROOT / "bench/heap_bench.cpp", *sorted((ROOT / "allocator").glob("*.cpp"))]
+def build(folder: Path, core: Path, smoke: bool, *flags: str) -> Path:
+    sources = [ROOT / "bench/heap_bench.cpp", *sorted(core.glob("*.cpp"))]
     optimize = "-O0" if smoke else "-O3"
     if smoke:  # one file compiles several times faster; the real build has no such inlining
         whole = folder / "whole.cpp"
         whole.write_text("".join(f'#include "{source}"\n' for source in reversed(sources)))
         sources = [whole]
-    program = folder / "heap_bench"
-    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{ROOT / 'allocator'}"]
+    program = folder / f"heap_bench{len(flags)}"
+    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{core}", *flags]
     command += [*map(str, sources), "-o", str(program), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return program
 
 
-def measure(program: Path, allocator: str, live: int, pairs: int, mix: str) -> dict:
-    smallest, largest = MIXES[mix]
-    numbers = (live, pairs, smallest, largest, SEED)
+def core_of(revision: str, folder: Path) -> Path:
+    """allocator/ as it was; it has no placement policies."""
+    archive = folder / "before.tar"
+    command = ["git", "archive", f"--output={archive}", revision, "allocator"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    subprocess.run(["tar", "-xf", str(archive), "-C", str(folder)], check=True)
+    return folder / "allocator"
+
+
+def measure(
+    program: Path, allocator: str, live: int, pairs: int, mix: str, placement: str
+) -> dict[str, object]:
+    numbers = (live, pairs, *MIXES[mix], PLACEMENTS.index(placement), SEED)
     output = subprocess.run(
         [str(program), allocator, *map(str, numbers)], check=True, capture_output=True, text=True
     ).stdout
@@ -63,25 +81,41 @@ def measure(program: Path, allocator: str, live: int, pairs: int, mix: str) -> d
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--before", metavar="REVISION", help="also measure the heap of a revision")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="best_fit", help="of the pool")
     parser.add_argument("--json", metavar="FILE", help="write the results; '-': standard output")
     parser.add_argument("--smoke", action="store_true", help="a few pairs, no optimization")
     options = parser.parse_args(arguments)
 
     pairs = 2_000 if options.smoke else 300_000
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder), options.smoke)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        programs = {"": build(folder, ROOT / "allocator", options.smoke)}
+        if options.before:
+            core = core_of(options.before, folder)
+            flags = "-DBENCH_BEFORE_PLACEMENT"
+            programs = {"_before": build(folder, core, options.smoke, flags), **programs}
         for mix in MIXES:
             for live in (1_000, 10_000):
-                results += [measure(program, name, live, pairs, mix) for name in ("pool", "glibc")]
+                for suffix, program in programs.items():
+                    # The heap has no blocks below its grain.
+                    for allocator in ("heap", "pool") if mix != "small" else ("pool",):
+                        arm = measure(program, allocator, live, pairs, mix, options.placement)
+                        results.append(arm | {"allocator": allocator + suffix})
+                program = programs[""]
+                results.append(measure(program, "glibc", live, pairs, mix, options.placement))
     report = {
         "bench": "heap",
-        "format": 1,
+        "format": 2,
         "smoke": options.smoke,
         "seed": SEED,
+        "placement": options.placement,
+        "before": options.before,
         "machine": platform.machine(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "libc": " ".join(platform.libc_ver()),
         "results": results,
     }
@@ -90,11 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{'mix':8}{'live':>8}{'pool ns':>10}{'glibc ns':>10}")
-    for ours, theirs in zip(results[::2], results[1::2], strict=True):
+    print(f"{'mix':10}{'live':>7}  {'':12}{'median ns':>10}{'lowest ns':>10}")
+    for entry in results:
         print(
-            f"{ours['mix']:8}{ours['live_blocks']:8}"
-            f"{ours['median_ns']:10.1f}{theirs['median_ns']:10.1f}"
+            f"{entry['mix']:10}{entry['live_blocks']:7}  {entry['allocator']:12}"
+            f"{entry['median_ns']:10.1f}{entry['lowest_ns']:10.1f}"
         )
     return 0
 

@@ -31,6 +31,9 @@ UNLIMITED_BYTES = 2**64 - 1
 DEVICES = ("auto", "cuda", "cpu")
 SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
+PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+"""The heap's placement policies, in the order of the DTR_PLACE_ numbers of the C header."""
+
 ROOMS = ("heuristic", *heuristics.ROOMS)
 DEALLOCS = ("eager", "banish", "ignore", "lazy")
 """By their numbers in the C header (DTR_DEALLOC_...)."""
@@ -331,6 +334,13 @@ class Config:
     with it a tensor needs a hole of its size. To measure what fragmentation costs. Fixed as
     ``chunk`` is."""
 
+    placement: str = "best_fit"
+    """Which hole of the heap a tensor gets: ``best_fit``, the smallest that is large enough;
+    ``first_fit``, the lowest; ``two_ended``, the best fit, cut at the end that is wished for (by
+    callers of ``dtr_pool_allocate_at``: a job of torch wishes for none, and gets best fit);
+    ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+    again as they are. Fixed as ``chunk`` is."""
+
     poison: bool = False
     """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of
     what is gone. Fixed as ``chunk`` is."""
@@ -425,6 +435,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
     "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
     "fixed": (_switch, lambda: SWITCHES),
+    "placement": (lambda v: _choice(PLACEMENTS)(v), lambda: ", ".join(PLACEMENTS)),
     "poison": (_switch, lambda: SWITCHES),
     "verify": (_count(0), lambda: "a whole number of evictions, 0 for none"),
     "log": (_path, lambda: "a path"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, written
+from dtr_alloc.config import PLACEMENTS, UNLIMITED_BYTES, Budget, Config, written
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
-FIXED = ("chunk", "keep", "fixed", "poison")
+FIXED = ("chunk", "keep", "fixed", "placement", "poison")
 """The fields of Config that the pools are made with."""
 
 _lock = threading.Lock()
@@ -145,6 +145,7 @@ def _create(device_type: str, config: Config) -> list[Any]:
     options.chunk_bytes = config.chunk
     options.keep_bytes = max(1, config.keep)  # 0 stands for all there
     options.fixed = config.fixed
+    options.placement = PLACEMENTS.index(config.placement)
     options.poison = config.poison
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")

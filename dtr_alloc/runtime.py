@@ -440,8 +440,8 @@ def enable(budget: object = None, **settings: object) -> None:
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
-            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, poison,
-            verify, log, log_steps, trace, stats, report.
+            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, placement,
+            poison, verify, log, log_steps, trace, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use

@@ -66,11 +66,27 @@ typedef struct dtr_pool_options {
                              elsewhere; 1: none */
   int32_t poison;         /* 1: the bytes of freed blocks become 0xFF (NaN), in stream order; not
                              in arenas. For debugging, on drivers whose memory has contents */
-  int32_t fixed; /* 1: as many addresses as the budget has bytes (whole chunks), in one heap
-                    without slabs: remapping cannot help against fragmentation. A changed
-                    budget moves the end of the addresses: lowering it needs all above
-                    the new end to go. Not with segments */
+  int32_t fixed;     /* 1: as many addresses as the budget has bytes (whole chunks), in one heap
+                        without slabs: remapping cannot help against fragmentation. A changed
+                        budget moves the end of the addresses: lowering it needs all above
+                        the new end to go. Not with segments */
+  int32_t placement; /* which hole a large block goes into: DTR_PLACE_* */
 } dtr_pool_options;
+
+enum {
+  DTR_PLACE_BEST_FIT = 0,    /* the smallest that fits, of these the lowest */
+  DTR_PLACE_FIRST_FIT = 1,   /* the lowest that fits */
+  DTR_PLACE_TWO_ENDED = 2,   /* best fit, and at the end of the hole that is wished for */
+  DTR_PLACE_SIZE_CLASSES = 3 /* best fit of sizes rounded to 8 classes for each power of two; up to
+                                an eighth of a chunk (where the pool has slabs, is not of segments,
+                                and small_bytes is 0) from slabs */
+};
+
+enum {
+  DTR_END_ANY = 0,
+  DTR_END_LOW = 1, /* dear to recompute, or pinned */
+  DTR_END_HIGH = 2 /* cheap to recompute */
+};
 
 typedef struct dtr_pool_stats {
   uint64_t budget_bytes;
@@ -128,8 +144,14 @@ void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
  * that was asked for room, and its callback heuristic failed. Any thread. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
-/* The same without asking for room and without waiting: *out is NULL and the status DTR_OK where
- * that would be needed, and always from pools of segments and counted ones. Any thread. */
+/* The same with a wish for an end of the heap, DTR_END_*: heeded by two-ended placement in pools
+ * that map chunks. DTR_INVALID if end is none of these. Any thread. */
+int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t end,
+                             void** out);
+
+/* The same as dtr_pool_allocate without asking for room and without waiting: *out is NULL and the
+ * status DTR_OK where that would be needed, and always from pools of segments and counted ones. Any
+ * thread. */
 int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
 /* A place to move a block of size_bytes to: as dtr_pool_try_allocate, but outside of the addresses

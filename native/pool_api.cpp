@@ -49,7 +49,7 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
     *out = new dtr_pool(
         dtr::make_pool({options->driver, options->device, options->budget_bytes,
                         options->reserve_bytes, options->chunk_bytes, options->small_bytes,
-                        options->keep_bytes, options->poison, options->fixed}));
+                        options->keep_bytes, options->poison, options->fixed, options->placement}));
   });
 }
 
@@ -70,6 +70,19 @@ DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64
   return dtr::guard([&] {
     *out = nullptr;
     *out = pointer(pool->pool.allocate(size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                        int32_t end, void** out) {
+  return dtr::guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    if (end < DTR_END_ANY || end > DTR_END_HIGH) {
+      throw dtr::InvalidArgument("end is " + std::to_string(end) +
+                                 "; allowed: 0 (any), 1 (low), 2 (high)");
+    }
+    *out = pointer(pool->pool.allocate_at(size_bytes, stream, static_cast<dtr::End>(end)));
   });
 }
 

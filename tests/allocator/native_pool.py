@@ -70,11 +70,12 @@ class NativePool:
         keep=0,
         poison=0,
         fixed=0,
+        placement=0,
     ):
         if driver.endswith("-fixed"):
             driver, fixed = driver.removesuffix("-fixed"), 1
         name = ffi.new("char[]", driver.encode())
-        fields = [name, device, budget, reserve, chunk, small, keep, poison, fixed]
+        fields = [name, device, budget, reserve, chunk, small, keep, poison, fixed, placement]
         options = ffi.new("dtr_pool_options *", fields)
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
@@ -112,6 +113,10 @@ class NativePool:
         ends = ffi.cast("void *", to), ffi.cast("void *", source)
         check(lib.dtr_pool_copy(self.handle, *ends, size, stream, timer))
         return timer[0]
+
+    def allocate_at(self, size: int, end: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_allocate_at(self.handle, size, stream, end, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
 
     def free(self, address: int) -> None:
         check(lib.dtr_pool_free(self.handle, ffi.cast("void *", address)))

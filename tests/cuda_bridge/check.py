@@ -48,6 +48,7 @@ class PoolOptions(ctypes.Structure):
         ("keep_bytes", ctypes.c_uint64),
         ("poison", ctypes.c_int32),
         ("fixed", ctypes.c_int32),
+        ("placement", ctypes.c_int32),
     ]
 
 

@@ -289,6 +289,7 @@ def test_every_field_can_be_given_in_each_way():
         "chunk": "4MiB",
         "keep": "1GiB",
         "fixed": "1",
+        "placement": "first_fit",
         "poison": "1",
         "verify": "100",
         "log": "job.log.xz",

@@ -1,0 +1,66 @@
+#include "placement.h"
+
+#include <string>
+
+#include "errors.h"
+#include "size_class.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint64_t kClassUnit = 512;
+// Above it what rounding adds may not fit into Block::slack.
+constexpr uint64_t kMostRounded = uint64_t{1} << 34;
+
+// The smallest hole that fits, of these the lowest.
+class BestFit final : public Placement {};
+
+// The lowest hole that fits.
+class FirstFit final : public Placement {
+ public:
+  bool by_address() const override { return true; }
+  Block* first(Heap& heap, Owner owner, uint64_t size) const override {
+    return heap.lowest_fit(owner, size, heap.begin());
+  }
+  Block* next(Heap& heap, const Block* hole, uint64_t size) const override {
+    return heap.lowest_fit(hole->owner, size, hole->end());
+  }
+  bool before(const Block* a, const Block* b) const override { return a->offset < b->offset; }
+};
+
+// The best fit; what is cheap to recompute is cut off its high end and everything else off its low
+// end, so that neighbors are alike and what is evicted together lies together (Zhang et al., Coop,
+// NeurIPS 2023).
+class TwoEnded final : public Placement {
+ public:
+  bool at_high_end(End end) const override { return end == End::kHigh; }
+};
+
+// The best fit of sizes rounded to classes: a hole that a block left is one into which the next of
+// its class fits exactly. Small ones share slabs (Pool). Costs up to an eighth of each block.
+class SizeClasses final : public Placement {
+ public:
+  uint64_t round(uint64_t size) const override {
+    return size > kMostRounded ? size : size_class(size, kClassUnit);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Placement> make_placement(int32_t kind) {
+  switch (static_cast<PlacementKind>(kind)) {
+    case PlacementKind::kBestFit:
+      return std::make_unique<BestFit>();
+    case PlacementKind::kFirstFit:
+      return std::make_unique<FirstFit>();
+    case PlacementKind::kTwoEnded:
+      return std::make_unique<TwoEnded>();
+    case PlacementKind::kSizeClasses:
+      return std::make_unique<SizeClasses>();
+  }
+  throw InvalidArgument("placement is " + std::to_string(kind) +
+                        "; allowed: 0 (best fit), 1 (first fit), 2 (two-ended), 3 (size classes)");
+}
+
+}  // namespace dtr

@@ -1,0 +1,79 @@
+"""Placement policies: where a block must land. Needs the native build and g++."""
+
+import subprocess
+
+import pytest
+from native_fixtures import ROOT, compile_cpp, core_in_one_file
+from native_pool import KIB, Invalid, NativePool
+
+POLICIES = {"best_fit": 0, "first_fit": 1, "two_ended": 2, "size_classes": 3}
+ANY, LOW, HIGH = 0, 1, 2
+
+
+def test_every_block_of_a_random_heap_lands_where_its_policy_says(tmp_path):
+    """Compared with a walk over all blocks; the rules of the heap hold all along."""
+    program = tmp_path / "place_blocks"
+    sources = [ROOT / "tests/allocator/place_blocks.cpp", core_in_one_file(tmp_path)]
+    compile_cpp(sources, program, "-ldl", "-lpthread")
+    done = subprocess.run([str(program), "4000"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    compared = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    assert set(compared) == set(POLICIES)
+    assert min(compared.values()) > 1000
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_works_under_every_policy(policy, make_pool):
+    """Blocks of all sizes come and go on two streams, with a budget that binds."""
+    with make_pool(chunks=16, placement=POLICIES[policy]) as pool:
+        live = []
+        for step in range(200):
+            size = (step * 7919) % (2 * pool.chunk) + 1
+            if step % 3 == 2 or len(live) > 5:
+                pool.free(live.pop(step % len(live)))
+            live.append(pool.allocate_at(size, step % 3, stream=step % 2 * 16))
+            pool.verify()
+            while len(live) > 4:
+                pool.free(live.pop(0))
+        for address in live:
+            pool.free(address)
+
+
+def test_two_ends_of_a_hole_are_for_the_dear_and_the_cheap():
+    with NativePool("simulated-fixed", budget=1024 * KIB, placement=2) as pool:
+        low, high = pool.allocate_at(10 * KIB, LOW), pool.allocate_at(10 * KIB, HIGH)
+        assert high + 10 * KIB - low == 1024 * KIB
+        assert pool.allocate_at(10 * KIB, ANY) == low + 10 * KIB
+        assert pool.allocate_at(10 * KIB, HIGH) == high - 10 * KIB
+
+
+def test_other_policies_do_not_heed_a_wish():
+    for policy in (0, 1, 3):
+        with NativePool("simulated-fixed", budget=1024 * KIB, placement=policy) as pool:
+            low, high = pool.allocate_at(10 * KIB, LOW), pool.allocate_at(10 * KIB, HIGH)
+            assert high == low + 10 * KIB
+
+
+def test_size_classes_share_slabs_below_an_eighth_of_a_chunk():
+    """Objects of one class are neighbors, whatever was allocated in between."""
+    with NativePool("simulated", budget=4096 * KIB, chunk=512 * KIB, placement=3) as pool:
+        first = pool.allocate(33 * KIB)
+        pool.allocate(300 * KIB)
+        assert pool.allocate(35 * KIB) == first + 36 * KIB  # both are of the class of 36 KiB
+        assert pool.block_bytes(first) == 36 * KIB
+        small = {block.address for block in pool.snapshot() if block.is_small}
+        assert first in small
+
+
+def test_a_class_above_the_budget_does_not_refuse_what_fits():
+    with NativePool("simulated-fixed", budget=1024 * KIB, placement=3) as pool:
+        assert pool.block_bytes(pool.allocate(1000 * KIB)) == 1024 * KIB
+    with NativePool("simulated-fixed", budget=1088 * KIB, placement=3) as pool:
+        assert pool.block_bytes(pool.allocate(1080 * KIB)) == 1080 * KIB
+
+
+def test_what_is_no_policy_or_end_is_refused():
+    with pytest.raises(Invalid, match="placement is 4; allowed: 0"):
+        NativePool("simulated", placement=4)
+    with NativePool("simulated") as pool, pytest.raises(Invalid, match="end is 3; allowed: 0"):
+        pool.allocate_at(1, 3)
