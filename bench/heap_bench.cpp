@@ -46,7 +46,12 @@ struct HeapUnderTest {
   static constexpr uint64_t kRange = uint64_t{1} << 36;
   std::unique_ptr<dtr::Driver> driver = dtr::make_simulated_driver();
   dtr::Reservation reservation{*driver, kRange, kChunk};
+#ifdef BENCH_BEFORE_PLACEMENT  // and before event logs
   dtr::Chunks chunks{*driver, reservation, kChunk};
+#else
+  dtr::EventSource events;
+  dtr::Chunks chunks{*driver, reservation, kChunk, events};
+#endif
   dtr::Heap heap{chunks, 0, kRange, dtr::kGrain};
 
   explicit HeapUnderTest(int) {}
