@@ -16,11 +16,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // are 128 ns apart.
 constexpr int64_t kFar = int64_t{1} << 31;
 
-float rounded_down(double value) {
-  const auto near = static_cast<float>(value);
-  return near > value ? std::nextafter(near, -kInfinity) : near;
-}
-
 float rounded_up(double value) {
   const auto near = static_cast<float>(value);
   return near < value ? std::nextafter(near, kInfinity) : near;
@@ -108,19 +103,28 @@ template <bool windows>
   scan_power<false>(power, of, first, blocks, terms, least, bounds);
 }
 
+// Of blocks, or of what is in a block.
 [[gnu::always_inline]] inline size_t least_of(const float* values, size_t count) {
   Lanes lowest = Lanes{} + kInfinity;
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+  IntLanes at = {}, here = {};
+  for (int lane = 0; lane < static_cast<int>(kLanes); ++lane) here[lane] = lane;
+  const size_t whole = count / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes, here += static_cast<int>(kLanes)) {
     Lanes some;
     std::memcpy(&some, values + i, sizeof some);
+    at = some < lowest ? here : at;
     lowest = some < lowest ? some : lowest;
   }
   float value = kInfinity;
-  for (size_t lane = 0; lane < kLanes; ++lane) value = std::min(value, lowest[lane]);
-  for (; i < count; ++i) value = std::min(value, values[i]);
-  for (i = 0; i + 1 < count && values[i] != value;) ++i;
-  return i;
+  size_t found = 0;
+  for (size_t lane = 0; lane < kLanes; ++lane)
+    if (lowest[lane] < value) {
+      value = lowest[lane];
+      found = static_cast<size_t>(at[lane]);
+    }
+  for (size_t i = whole; i < count; ++i)
+    if (values[i] < value) value = values[found = i];
+  return found;
 }
 
 // The same code for the processor that it runs on. Its results may differ in the last
@@ -142,6 +146,13 @@ bool has_avx2() {
 constexpr bool has_avx2() { return false; }
 #endif
 
+size_t index_of_least(const float* values, size_t count) {
+#ifdef DTR_FOR_AVX2
+  if (has_avx2()) return least_with_avx2(values, count);
+#endif
+  return least_of(values, count);
+}
+
 }  // namespace
 
 // What a pool rounds sizes to. If it rounds to more, the rest counts as free here.
@@ -151,18 +162,19 @@ void Candidates::grow(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
   weight_.resize(blocks * kBlock, kInfinity);
-  prices_.resize(blocks * kBlock);
+  for (Column* column : {&prices_, &products_}) column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
-  priced_.resize(blocks);
+  for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
 }
 
 void Candidates::shrink(size_t blocks) {
-  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_})
+  for (Column* column :
+       {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_, &products_})
     column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
-  priced_.resize(blocks);
+  for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
 }
 
 void Candidates::clear(uint32_t slot) {
@@ -290,22 +302,79 @@ float Candidates::bound_beside_free(const Query& query, const Storage* storage) 
   return static_cast<float>(cost * weight_[i] * share / std::pow(staleness, exponent_));
 }
 
-size_t Candidates::least_block() const {
-#ifdef DTR_FOR_AVX2
-  if (has_avx2()) return least_with_avx2(least_.data(), least_.size());
-#endif
-  return least_of(least_.data(), least_.size());
+size_t Candidates::least_block() const { return index_of_least(least_.data(), least_.size()); }
+
+// The price of a slot's candidate, or a bound of it; a block's bounds are computed once in a
+// search.
+float& Candidates::price(const Query& query, uint32_t slot) {
+  const size_t block = slot / kBlock;
+  if (priced_[block] != search_) {
+    priced_[block] = search_;
+    exact_[block] = begun_[block] = 0;
+    float* const prices = prices_.data() + block * kBlock;
+    scan(query, block, 1, prices);
+    for (size_t i = 0; i < kBlock; ++i) prices[i] *= size_[block * kBlock + i];
+  }
+  return prices_[slot];
 }
 
-// Bounds of prices, of the block of a slot; each block once in a search.
-const float* Candidates::prices(const Query& query, uint32_t slot) {
-  const size_t block = slot / kBlock;
-  float* const prices = prices_.data() + block * kBlock;
-  if (priced_[block] == search_) return prices;
-  priced_[block] = search_;
-  scan(query, block, 1, prices);
-  for (size_t i = 0; i < kBlock; ++i) prices[i] *= size_[block * kBlock + i];
-  return prices;
+// Where what may be free before a candidate begins.
+uint64_t Candidates::low_end(uint32_t slot) const {
+  const uint32_t before = order_.previous(slot);
+  return before == AddressOrder::kNone ? 0 : order_.end(before);
+}
+
+// The member of the least product in a block, which does not count from now on.
+uint32_t Candidates::take_least(const Query& query, size_t block, float wanted) {
+  float* const products = products_.data() + block * kBlock;
+  if (opened_[block] != search_) {
+    opened_[block] = search_;
+    scan(query, block, 1, products, wanted);
+  }
+  const size_t taken = index_of_least(products, kBlock);
+  products[taken] = kInfinity;
+  least_[block] = products[index_of_least(products, kBlock)];
+  return static_cast<uint32_t>(block * kBlock + taken);
+}
+
+// Adds the runs that have the member, and were not there before, if their bounds sum up to no more
+// than `most`.
+void Candidates::find_runs(const Query& query, uint32_t member, uint64_t wanted, double most) {
+  constexpr uint32_t kNone = AddressOrder::kNone;
+  const uint64_t begin = order_.begin(member);
+  uint32_t left = member, before = order_.previous(member);
+  for (double sum = price(query, member); before != kNone;) {
+    const uint32_t further = order_.previous(before);
+    const uint64_t low = further == kNone ? 0 : order_.end(further);
+    sum += price(query, before);
+    // What begins there spans enough without the member, or costs too much.
+    if (begin - std::min(begin, low) >= wanted || sum > most || sum == kInfinity) break;
+    left = before;
+    before = further;
+  }
+  constexpr double kRounding = 1e-12;
+  double sum = 0;
+  for (uint32_t right = left;; left = order_.next(left)) {
+    const uint64_t low = low_end(left);
+    while (sum <= most) {
+      const uint64_t high = right == kNone ? UINT64_MAX : order_.begin(right);
+      if (right != left && high - std::min(high, low) >= wanted) break;
+      const float added = price(query, right);
+      if (added == kInfinity) return;  // all that follow end there, too
+      sum += added;
+      right = order_.next(right);
+    }
+    uint64_t& begun = begun_[left / kBlock];
+    const uint64_t bit = uint64_t{1} << left % kBlock;
+    if (sum <= most && !(begun & bit)) {
+      begun |= bit;
+      runs_.push_back({sum, left});
+      std::push_heap(runs_.begin(), runs_.end());
+    }
+    if (left == member) return;
+    // Sums and differences of what differs by orders of magnitude are rounded: stays below.
+    sum = std::max(sum * (1 - kRounding) - price(query, left), 0.0);
+  }
 }
 
 double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns) {

@@ -36,11 +36,11 @@
 //       where a member's span is its own range and all up to the candidates on both sides: one
 //       member is paid in full, and together their spans cover the window.
 //
-// A pass as above gives each block's least such product, and only windows with a member in a block
-// whose least is below the best known price are looked at.
+// How they are found with that: candidate_windows.h.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -51,6 +51,11 @@
 #include "records.h"
 
 namespace dtr {
+
+inline float rounded_down(double value) {
+  const auto near = static_cast<float>(value);
+  return near > value ? std::nextafter(near, -std::numeric_limits<float>::infinity()) : near;
+}
 
 // What the columns say of one candidate.
 struct CandidateBounds {
@@ -93,11 +98,12 @@ class Candidates {
                   Evaluate&& evaluate);
 
   // Calls begin(storage) for candidates with which a window of `wanted` bytes may begin, none left
-  // out that begins one of a price of at most `limit`, which begin() may lower meanwhile. It may
-  // be called twice for the same.
-  template <typename Begin>
+  // out that begins one of a price of at most `limit`, which begin() may lower meanwhile.
+  // price(storage): the exact price of a member, infinite if it cannot be evicted; asked once for
+  // each at most, and only where the bounds alone do not rule a window out.
+  template <typename Price, typename Begin>
   void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
-                      Begin&& begin);
+                      Price&& price, Begin&& begin);
 
   // The candidate that follows by address, or null.
   Storage* next(const Storage* storage) const {
@@ -126,7 +132,19 @@ class Candidates {
   // The least bound of each block; with `wanted`, of C3's products. bounds not null: every
   // one's instead.
   void scan(const Query& query, size_t first_block, size_t blocks, float* bounds, float wanted = 0);
-  const float* prices(const Query& query, uint32_t slot);
+  // candidate_windows.h
+  struct Run {
+    double sum;  // of its members' prices, or bounds of them
+    uint32_t first;
+    bool operator<(const Run& other) const { return sum > other.sum; }  // the heap's top: the least
+  };
+  float& price(const Query& query, uint32_t slot);
+  uint64_t low_end(uint32_t slot) const;
+  uint32_t take_least(const Query& query, size_t block, float wanted);
+  void find_runs(const Query& query, uint32_t member, uint64_t wanted, double most);
+  template <typename Price, typename Begin>
+  void look_into(const Query& query, uint32_t first, uint64_t wanted, double most, double other,
+                 Price&& price_of, Begin&& begin);
   float span(uint32_t slot) const;
   void respan(uint32_t slot);
   void grow(size_t blocks);
@@ -145,10 +163,14 @@ class Candidates {
   std::vector<Storage*> slots_;
   // Columns by slot; the bounds of empty slots are infinite.
   Column numerator_, own_, weight_, access_;
-  Column size_, span_;            // what a score divides by; C3
-  Column least_;                  // scratch: the least bound of each block
-  Column prices_;                 // scratch: bounds of prices, of the blocks whose
-  std::vector<uint64_t> priced_;  // number is that of this search
+  Column size_, span_;  // what a score divides by; C3
+  Column least_;        // scratch: the least bound of each block
+  // Scratch of the search for windows. Of the blocks whose number is that of this search:
+  std::vector<uint64_t> priced_, opened_;
+  Column prices_;                        // prices, or bounds of them
+  std::vector<uint64_t> exact_, begun_;  // bits: prices that are exact; firsts of runs_ that were
+  Column products_;                      // C3's, of opened blocks; infinite once taken
+  std::vector<Run> runs_;                // a heap
   uint64_t search_ = 0;
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0;
@@ -201,84 +223,6 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
   return best;
 }
 
-template <typename Begin>
-void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
-                                const double& limit, Begin&& begin) {
-  constexpr float kInfinite = std::numeric_limits<float>::infinity();
-  constexpr uint32_t kNone = AddressOrder::kNone;
-  constexpr size_t kProbed = 8;
-  if (list_.empty()) return;
-  const Query asked = query(now_ns, decreased_ns);
-  ++search_;
-  scan(asked, 0, order_.blocks(), nullptr, static_cast<float>(wanted));
-  // As the bounds, and what follows from them: rounding is below the slack.
-  constexpr double kAbove = 1 + 2 * kSlack;
-  const auto visit_block = [&](uint32_t block) {
-    const uint64_t floor = order_.begin(order_.first_of(block));
-    const uint32_t last = order_.last_of(block);
-    least_[block] = kInfinite;
-    // Windows that begin before the block and reach into it, too.
-    uint32_t left = order_.first_of(block);
-    uint32_t before = order_.previous(left);
-    while (before != kNone && floor - std::min(floor, order_.end(before)) < wanted) {
-      left = before;
-      before = order_.previous(left);
-    }
-    uint64_t low = before == kNone ? 0 : order_.end(before);  // where the window's span begins
-    uint32_t right = left;                                    // the members are those before it
-    double sum = 0;
-    for (;;) {
-      // Members are added until the span suffices, or the price does not.
-      bool spans = false, walled = false;
-      while (!walled && sum <= limit * kAbove) {
-        const uint64_t high = right == kNone ? UINT64_MAX : order_.begin(right);
-        spans = right != left && high - std::min(high, low) >= wanted;
-        if (spans) break;
-        const float price = prices(asked, right)[right % kBlock];
-        walled = price == kInfinite;
-        if (walled) break;
-        sum += price;
-        right = order_.next(right);
-      }
-      // What begins in front of a wall ends there.
-      while (walled && left != right) {
-        if (left == last) return;
-        left = order_.next(left);
-      }
-      if (spans) begin(slots_[left]);
-      if (left == last) return;
-      low = order_.end(left);
-      if (walled) {
-        right = left = order_.next(left);
-        sum = 0;
-        continue;
-      }
-      sum -= prices(asked, left)[left % kBlock];
-      left = order_.next(left);
-      if (left == right) sum = 0;
-    }
-  };
-  // One of the likeliest blocks each first: a limit that is near the least spares most of the rest.
-  uint32_t probed[kProbed];
-  float leasts[kProbed];
-  size_t probes = 0;
-  for (; probes < kProbed; ++probes) {
-    const auto block = static_cast<uint32_t>(least_block());
-    if (least_[block] == kInfinite || least_[block] > limit * kAbove) break;
-    float products[kBlock];
-    scan(asked, block, 1, products, static_cast<float>(wanted));
-    begin(slots_[block * kBlock +
-                 static_cast<size_t>(std::min_element(products, products + kBlock) - products)]);
-    probed[probes] = block;
-    leasts[probes] = least_[block];
-    least_[block] = kInfinite;
-  }
-  while (probes-- > 0) least_[probed[probes]] = leasts[probes];
-  for (;;) {
-    const auto block = static_cast<uint32_t>(least_block());
-    if (least_[block] == kInfinite || least_[block] > limit * kAbove) return;
-    visit_block(block);
-  }
-}
-
 }  // namespace dtr
+
+#include "candidate_windows.h"

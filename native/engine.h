@@ -558,6 +558,7 @@ class Engine {
   std::vector<Storage*> members_;             // of the window that was looked at last
   std::vector<int64_t> costs_of_members_;     // of joint_price()
   std::vector<Storage*> victims_;             // what choose_victims() chose
+  std::vector<Storage*> other_victims_;       // buffer of evict_victims()
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;

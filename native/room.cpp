@@ -383,8 +383,10 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
                                std::unique_lock<EngineMutex>& lock, size_t* evicted) {
   *evicted = 0;
   Storage* const first = victims_.front();
-  // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them.
-  const std::vector<Storage*> others(victims_.begin() + 1, victims_.end());
+  // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them,
+  // and another thread that evicts meanwhile finds no buffer here and takes one of its own.
+  std::vector<Storage*> others = std::move(other_victims_);
+  others.assign(victims_.begin() + 1, victims_.end());
   for (Storage* storage : others) ++storage->locks;
   Storage* failed = evict(first, deferred, lock) ? nullptr : first;
   if (!failed) ++*evicted;
@@ -400,6 +402,7 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
     else
       failed = storage;
   }
+  other_victims_ = std::move(others);
   return failed;
 }
 

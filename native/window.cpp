@@ -94,6 +94,7 @@ void Engine::search_windows(Device& device, const Moment& moment, const WindowNe
   few_.clear();
   device.candidates.search_windows(
       moment.now_ns, components_.decreased_ns(), need.least_span(), few_.limit(),
+      [&](Storage* storage) { return price_of(device, storage, moment); },
       [&](Storage* first) {
         Window window;
         if (extend_window(device, moment, need, first, few_.limit(), &window)) few_.offer(window);
@@ -124,8 +125,10 @@ int64_t Engine::further_cost(const Storage* storage, uint64_t visit, ForNext&& f
 // with that. (Ancestors and descendants are shared each among themselves.)
 double Engine::joint_price(const Moment& moment) {
   const auto factor = [&](const Storage* storage) { return price_factor(storage, moment); };
-  std::stable_sort(members_.begin(), members_.end(),
-                   [&](Storage* a, Storage* b) { return factor(a) > factor(b); });
+  std::sort(members_.begin(), members_.end(), [&](Storage* a, Storage* b) {
+    const double left = factor(a), right = factor(b);
+    return left != right ? left > right : a->address < b->address;
+  });
   const uint64_t upward = ++visits_, downward = ++visits_;
   const int32_t kind = options_.heuristic.cost;
   double joint = 0;
@@ -182,8 +185,10 @@ bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed&
     *joint = price;
     best = few_[i];
   }
+  if (best.members == 1) members_.assign(1, best.first);
+  if (best.members <= 1) return best.first != nullptr;
   Window again;
-  return best.first && extend_window(device, moment, need, best.first, best.price, &again);
+  return extend_window(device, moment, need, best.first, best.price, &again);
 }
 
 // What single evictions are likely to cost until a request has room, if the first is this: as often
