@@ -109,6 +109,8 @@ class AnyPool {
   virtual uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End) {
     return allocate(size_bytes, stream);
   }
+  // Whether it heeds the wish of a request of so many bytes.
+  virtual bool heeds_ends(uint64_t) const { return false; }
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
   // The same outside of [begin, end), where memory is or may be mapped, and without a wait on the

@@ -79,6 +79,9 @@ class Pool final : public AnyPool {
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
   uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End wish) override;
+  bool heeds_ends(uint64_t size_bytes) const override {
+    return placement_->at_high_end(End::kHigh) && !slabs_.is_small(size_bytes);
+  }
   void free(uint64_t address) override;
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;

@@ -336,10 +336,11 @@ class Config:
 
     placement: str = "best_fit"
     """Which hole of the heap a tensor gets: ``best_fit``, the smallest that is large enough;
-    ``first_fit``, the lowest; ``two_ended``, the best fit, cut at the end that is wished for (by
-    callers of ``dtr_pool_allocate_at``: a job of torch wishes for none, and gets best fit);
-    ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
-    again as they are. Fixed as ``chunk`` is."""
+    ``first_fit``, the lowest; ``two_ended``, the best fit, cut at its high end for what costs less
+    to compute again, by the byte, than the median of the job's operators, and at its low end for
+    what costs more and for constants (Coop, NeurIPS 2023; native/ends.h); ``size_classes``, the
+    best fit of sizes rounded up by at most an eighth, so that holes are used again as they are.
+    Fixed as ``chunk`` is."""
 
     poison: bool = False
     """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of

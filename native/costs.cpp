@@ -32,7 +32,10 @@ int64_t CostTable::cost_of(const Entry& entry) { return whole(entry.mean_ns); }
 
 int64_t CostTable::estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const {
   const Entry* entry = find(signature);
-  if (entry) return cost_of(*entry);
+  return entry ? cost_of(*entry) : prior(bytes, device_type);
+}
+
+int64_t CostTable::prior(uint64_t bytes, uint8_t device_type) {
   return whole(static_cast<double>(bytes) /
                (device_type == 0 ? kHostBytesPerNs : kDeviceBytesPerNs));
 }

@@ -68,6 +68,8 @@ class CostTable {
   // ask before an op has run, or whose readings come later; on the CPU each op is read
   // when it ends.)
   int64_t estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const;
+  // The latter.
+  static int64_t prior(uint64_t bytes, uint8_t device_type);
   // One more reading of a call; returns the cost to reckon with, 1 to kMostNs.
   int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);
   // The same for an operator that ran again: known, unless the table was full.

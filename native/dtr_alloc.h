@@ -149,6 +149,9 @@ int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, 
 int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t end,
                              void** out);
 
+/* 1 if the pool heeds the wish of a request of size_bytes. Any thread; no lock. */
+int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes);
+
 /* The same as dtr_pool_allocate without asking for room and without waiting: *out is NULL and the
  * status DTR_OK where that would be needed, and always from pools of segments and counted ones. Any
  * thread. */

@@ -153,6 +153,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   device->fixed = room.fixed != 0;
+  heeds_ends_ |= dtr_pool_heeds_ends(pool, UINT64_MAX) != 0;
   devices_.push_back(device);
   reset_all_bounds();
   dtr_pool_set_room(
@@ -184,8 +185,13 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   thread_local std::string text;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
-  *status = arena ? dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address)
-                  : dtr_pool_allocate(pool, size_bytes, stream, &address);
+  if (arena)
+    *status = dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address);
+  else if (heeds_ends_ && dtr_pool_heeds_ends(pool, size_bytes))
+    *status = dtr_pool_allocate_at(pool, size_bytes, stream, end_for(device_with(pool), size_bytes),
+                                   &address);
+  else
+    *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) {
     if (journal_.on() && !arena) journal_allocated(address, size_bytes);
     return address;

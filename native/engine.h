@@ -22,7 +22,8 @@
 // lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
 // memory is short), moving.cpp (contents that go to other addresses), order.cpp (streams),
-// freeze.cpp (while a graph is captured), journal.cpp (op logs), invariants.cpp.
+// freeze.cpp (while a graph is captured), ends.cpp (which end of the heap is wished for),
+// journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -42,6 +43,7 @@
 #include "costs.h"
 #include "dealloc.h"
 #include "dtr_alloc.h"
+#include "ends.h"
 #include "host_memory.h"
 #include "journal.h"
 #include "locks.h"
@@ -163,6 +165,8 @@ struct Frame {
   bool replayable = false;
   uint64_t op_key = 0;
   Signature signature;
+  uint64_t call = 0;     // the signature without results; where ends are wished for (ends.h)
+  int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: replays of logs
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
@@ -347,6 +351,13 @@ class Engine {
   uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
   void order_use(Storage* storage);
   void order_inputs(const Frame& frame);
+
+  // ends.cpp
+  void running_op(Frame& frame);
+  void running_step(const Op* op);
+  static void op_is_over();
+  static void step_is_over();
+  int32_t end_for(Device& device, uint64_t size_bytes) const;
 
   // freeze.cpp
   bool is_frozen(const Storage* storage) const { return frozen_ > 0 && storage->live; }
@@ -575,6 +586,8 @@ class Engine {
   uint64_t checks_ = 0;  // of the invariants
   uint32_t frozen_ = 0;  // graphs that are being captured
   TimedCalls timed_calls_;
+  KnownCalls calls_;         // where ends are wished for
+  bool heeds_ends_ = false;  // a pool does; set before anything runs
 
   HostMemory host_;
   std::condition_variable_any moved_;                 // a copy has ended
@@ -608,6 +621,7 @@ struct Engine::Device {
   MovePrice move_price = {};
   double hole_search_ns = 0;                                  // what the last one took
   std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
+  MedianDensity densities = {};  // of what operators allocated, where the pool heeds ends
 };
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.

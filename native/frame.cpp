@@ -151,6 +151,7 @@ void Engine::about_to_run(Frame& frame) {
   order_inputs(frame);
   decide_timing(frame);
   running_op_of_thread() = frame.op_key;
+  running_op(frame);
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
@@ -367,6 +368,7 @@ int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   running_op_of_thread() = 0;
+  op_is_over();
   const int64_t reading_ns =
       now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
   stop_timer(frame, cost_ns < 0);
@@ -376,6 +378,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
   learn(frame, signature);
   if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
+  if (heeds_ends_) calls_.put(frame.call, cost_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
@@ -456,6 +459,7 @@ void Engine::op_abort(Frame& frame, bool started) {
 
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   running_op_of_thread() = 0;
+  op_is_over();
   frame.timed = false;
   hold_inputs(frame, false);
   if (frame.log.open) journal_running(nullptr);

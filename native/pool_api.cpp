@@ -86,6 +86,10 @@ DTR_EXPORT int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uin
   });
 }
 
+DTR_EXPORT int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes) {
+  return pool->pool.heeds_ends(size_bytes) ? 1 : 0;
+}
+
 DTR_EXPORT int32_t dtr_pool_free(dtr_pool* pool, void* address) {
   return dtr::guard([&] { pool->pool.free(number(address)); });
 }

@@ -331,6 +331,7 @@ class RuntimeReplay final : private Watcher {
         frame_.buffer[operands.mutated(i)] |=
             operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
     const uint32_t flags = operands.repeatable ? DTR_OP_REPLAYABLE : 0;
+    frame_.told_ns = operands.cost;
     const int32_t need =
         engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
     if (need & DTR_HAS_DROPPED) {

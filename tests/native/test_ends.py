@@ -1,0 +1,143 @@
+"""Which end of the heap the engine wishes for (native/ends.cpp). Needs the native build."""
+
+from __future__ import annotations
+
+import pytest
+from native_pool import NativePool, ffi
+from toy import MUTATE, WORD, Toy
+
+PAGE = 4096
+WORDS = PAGE // WORD
+PAGES = 64
+DEAR, CHEAP = 1_000_000, 1_000
+
+
+class PricedToy(Toy):
+    """Operators cost what their names say, whatever their size."""
+
+    def cost(self, operator, tensors):
+        return DEAR if operator.name.startswith("dear") else CHEAP
+
+
+def address(tensor):
+    return int(ffi.cast("uintptr_t", tensor.data))
+
+
+@pytest.fixture
+def run_on():
+    """Runs something on an engine with a fixed pool of a placement; all is released after it."""
+    made = []
+
+    def run(placement):
+        pool = NativePool("host-fixed", budget=PAGES * PAGE, placement=placement)
+        toy = PricedToy(pool)
+        tensors = []
+        made.append((toy, tensors))
+        return toy, tensors
+
+    yield run
+    for toy, tensors in made:
+        for tensor in tensors:
+            tensor.release()
+        toy.verify()
+        toy.drain()
+        toy.close()
+        toy.pool.destroy()
+
+
+def taught(run_on, placement=2):
+    """An engine that has seen what cheap and dear cost, and a constant."""
+    toy, tensors = run_on(placement)
+    source = toy.unseen(WORDS)
+    tensors.append(source)
+    for _ in range(8):
+        for name in ("dear", "cheap"):
+            toy.one(name, source, words=WORDS).release()
+    return toy, tensors, source
+
+
+def halves(tensors):
+    """Which half of the addresses each of them is in, as the lowest is in the low one."""
+    lowest = min(address(tensor) for tensor in tensors)
+    return ["low" if address(t) - lowest < PAGES * PAGE // 2 else "high" for t in tensors]
+
+
+def test_cheap_results_go_to_the_high_end_and_dear_ones_to_the_low_end(run_on):
+    toy, tensors, source = taught(run_on)
+    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 6]
+    tensors += made
+    assert halves([source, *made])[1:] == ["low", "high"] * 6
+
+
+def test_the_same_operator_is_dear_for_few_bytes_and_cheap_for_many(run_on):
+    toy, tensors = run_on(2)
+    source = toy.unseen(WORDS)
+    tensors.append(source)
+    for _ in range(8):
+        for words in (WORDS, 8 * WORDS):
+            toy.one(f"cheap {words}", source, words=words).release()
+    made = [toy.one(f"cheap {words}", source, words=words) for words in (WORDS, 8 * WORDS)]
+    tensors += made
+    assert halves([source, *made])[1:] == ["low", "high"]
+
+
+def test_constants_and_what_cannot_be_repeated_are_low_however_cheap(run_on):
+    """The source is a constant: what overwrites it cannot run again."""
+    toy, tensors, source = taught(run_on)
+    made = [
+        toy.unseen(WORDS, seed=1),
+        toy.one("cheap", source, words=WORDS, replayable=False),
+        *toy.run("cheap_", (source, MUTATE), results=[WORDS]),
+        toy.one("cheap", source, words=WORDS),
+    ]
+    tensors += made
+    assert halves([source, *made])[1:] == ["low", "low", "low", "high"]
+
+
+def test_what_is_computed_again_goes_where_its_cost_says(run_on):
+    toy, tensors, source = taught(run_on)
+    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 3]
+    tensors += made
+    for tensor in made:
+        assert toy.evict(tensor)
+    for tensor in reversed(made):
+        toy.materialize(tensor)
+    assert all(tensor.is_right() for tensor in made)
+    assert halves([source, *made])[1:] == ["low", "high"] * 3
+    outside = toy.unseen(WORDS, seed=2)  # the last replay is over: nothing is running
+    tensors.append(outside)
+    assert halves([source, outside])[1] == "low"
+
+
+def test_an_operator_that_failed_leaves_no_wish_behind(run_on):
+    toy, tensors, source = taught(run_on)
+
+    def fails(operator):
+        raise ArithmeticError(operator.name)
+
+    with pytest.raises(ArithmeticError):
+        toy.one("cheap", source, words=WORDS, fails=fails)
+    outside = toy.unseen(WORDS, seed=1)
+    tensors.append(outside)
+    assert halves([source, outside])[1] == "low"
+
+
+@pytest.mark.parametrize("placement", [0, 1, 3])
+def test_other_placements_put_cheap_and_dear_side_by_side(run_on, placement):
+    toy, tensors, source = taught(run_on, placement)
+    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 6]
+    tensors += made
+    assert set(halves([source, *made])) == {"low"}
+
+
+def test_a_job_is_placed_the_same_way_each_time(run_on):
+    def places():
+        toy, tensors, source = taught(run_on)
+        made = []
+        for i in range(40):
+            name = f"{'dear' if i % 3 == 0 else 'cheap'} {i % 5}"
+            made.append(toy.one(name, source, words=WORDS))
+        tensors += made
+        return [address(tensor) - address(source) for tensor in made]
+
+    assert places() == places()
