@@ -8,6 +8,9 @@ Models, by name:
 
 * ``ours``: our pool with its memory mapped by chunks, as on a GPU; ``ours-fixed``: the same in an
   arena of as many addresses as the budget has bytes, where no remapping helps;
+* ``ours-first-fit``, ``ours-size-classes``: ``ours`` with another placement (the option
+  ``placement``, a word of config.PLACEMENTS, gives any of them one). Traces do not say what is dear
+  to compute again: with two ends all goes to the low one, as with best fit;
 * ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. What
   the model knows and what it leaves out is the top of native/fragment/caching.h;
 * ``power_of_two``: bins of powers of two that are never split or merged;
@@ -27,6 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtr_alloc.config import PLACEMENTS
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.fragment.trace import Kind, Trace
 
@@ -38,6 +42,14 @@ SAMPLES = 2000
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "ours": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
     "ours-fixed": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB, "fixed": 1}),
+    "ours-first-fit": (
+        lib.DTR_FRAGMENT_OURS,
+        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_FIRST_FIT},
+    ),
+    "ours-size-classes": (
+        lib.DTR_FRAGMENT_OURS,
+        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_SIZE_CLASSES},
+    ),
     "pytorch": (lib.DTR_FRAGMENT_PYTORCH, {}),
     "pytorch-expandable": (lib.DTR_FRAGMENT_PYTORCH, {"expandable": 1}),
     "power_of_two": (lib.DTR_FRAGMENT_POWER_OF_TWO, {}),
@@ -48,7 +60,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 """The models by name: their number in native/dtr_alloc.h and what they set of its options."""
 
 OPTIONS: dict[int, frozenset[str]] = {
-    lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes"}),
+    lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes", "placement"}),
     lib.DTR_FRAGMENT_PYTORCH: frozenset(
         {
             *("expandable", "budget_is_fraction", "max_split_bytes", "max_unsplit_rounding_bytes"),
@@ -370,6 +382,11 @@ def _struct(model: str, budget_bytes: int | None, options: dict[str, Any]) -> tu
             keep = ffi.new("uint64_t[]", list(value))
             struct.segment_addresses = keep
             struct.segment_address_count = len(value)
+            continue
+        if name == "placement":
+            if value not in PLACEMENTS:
+                raise ValueError(f"placement is {value!r}; allowed: {', '.join(PLACEMENTS)}")
+            struct.placement = PLACEMENTS.index(value)
             continue
         try:
             setattr(struct, name, value)

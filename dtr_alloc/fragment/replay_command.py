@@ -96,7 +96,9 @@ def _options(given: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
                 f"--set is {text!r}; allowed: NAME=VALUE, names {', '.join(allowed) or 'none'}"
             )
         try:
-            if name == "collect_threshold":
+            if name == "placement":
+                found[name] = value
+            elif name == "collect_threshold":
                 found[name] = float(value)
             else:
                 found[name] = parse_size(value) if name.endswith("_bytes") else int(value)

@@ -20,6 +20,7 @@ PoolOptions pool_options(const dtr_fragment_options& options) {
   pool.chunk_bytes = options.chunk_bytes;
   pool.small_bytes = options.small_bytes;
   pool.fixed = options.fixed;
+  pool.placement = options.placement;
   // As many addresses as the simulated driver has, without a limit.
   if (pool.fixed) pool.budget_bytes = std::min(pool.budget_bytes, uint64_t{1} << 40);
   return pool;

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtr_alloc.config import PLACEMENTS
 from dtr_alloc.fragment import replay as replays
 from dtr_alloc.fragment.replay import MIB, MODELS, NO_LIMIT, Prepared, replay, smallest_budget
 from dtr_alloc.fragment.trace import Kind, Trace
@@ -40,6 +41,7 @@ STEPS = st.one_of(st.tuples(SIZES, st.sampled_from([0, 7])), st.integers(0, 63))
 SCRIPTS = st.lists(STEPS, max_size=60)
 BUDGETS = st.one_of(st.none(), st.integers(MIB, 200 * MIB))
 OPTIONS = {
+    "ours": st.fixed_dictionaries({}, optional={"placement": st.sampled_from(PLACEMENTS)}),
     "pytorch": st.fixed_dictionaries(
         {},
         optional={
@@ -48,7 +50,7 @@ OPTIONS = {
             "budget_is_fraction": st.booleans(),
             "collect_threshold": st.sampled_from([0.0, 0.3, 0.8]),
         },
-    )
+    ),
 }
 
 
@@ -246,6 +248,8 @@ def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
         ("pytorch", None, {"roundup_power2_divisions": 3}, "is 3; allowed: powers of two"),
         ("pytorch", None, {"collect_threshold": 1.0}, "allowed: from 0"),
         ("ours", 0, {"chunk_bytes": 3}, "chunk_bytes"),
+        ("ours", None, {"placement": 1}, "placement is 1; allowed: best_fit, first_fit"),
+        ("pytorch", None, {"placement": "first_fit"}, "has no option 'placement'"),
     ],
 )
 def test_options_that_are_none_are_refused_by_name(model, budget, options, message):
@@ -260,6 +264,26 @@ def test_the_devices_of_a_trace_are_replayed_one_by_one():
     with pytest.raises(ValueError, match=r"allocations of devices \[0, 1\]"):
         replay(trace, "exact")
     assert replay(trace, "exact", device=1).peak_live_bytes == 300
+
+
+def test_our_heap_places_as_it_is_told():
+    """Holes of 40 and of 30 MiB between blocks: the third request of 30 MiB and a byte less."""
+    script = [(size * MIB, 0) for size in (40, 2, 30, 2, 2)]
+    trace = trace_of([*script, 0, 1, (30 * MIB - 1, 0)])
+
+    def begins_at(model, **options):
+        result = replay(trace, model, 100 * MIB, placements=True, **options)
+        return result.placements[-1] - result.placements[0]
+
+    for options in ({}, {"placement": "best_fit"}, {"placement": "two_ended"}):
+        assert begins_at("ours-fixed", **options) == 42 * MIB
+    assert begins_at("ours-fixed", placement="first_fit") == 0
+    assert begins_at("ours-first-fit") == begins_at("ours", placement="first_fit") == 0
+    rounded = [
+        replay(trace_of([(33 * MIB, 0)]), model).peak_used_bytes
+        for model in ("ours", "ours-size-classes")
+    ]
+    assert rounded == [33 * MIB, 36 * MIB]
 
 
 def test_an_empty_trace_replays_on_every_model():
