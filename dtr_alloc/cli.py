@@ -383,6 +383,13 @@ def _list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
     "storages, by runs of neighbors (with --semantics runtime).",
 )
 @click.option(
+    "--placement",
+    type=click.Choice(config.PLACEMENTS),
+    default=config.Config.placement,
+    show_default=True,
+    help="Which hole of the heap a tensor gets (with --space heap or fixed).",
+)
+@click.option(
     "--moving",
     metavar="SIZE",
     help="Move contents where that costs less than evicting, at so many bytes a second (200GB), "

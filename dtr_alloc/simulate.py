@@ -179,6 +179,7 @@ def replay(
     ghosts: str = "first",
     waiting: str = "yields",
     room: str = "heuristic",
+    placement: str = config.Config.placement,
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -204,6 +205,8 @@ def replay(
             semantics only (DTR_GHOSTS_... in native/dtr_alloc.h).
         waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
         room: as the setting ``room``, in runtime semantics.
+        placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is dear to compute
+            again is known from the log.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
@@ -213,12 +216,15 @@ def replay(
     _choice("space", space, SPACES)
     _choice("ghosts", ghosts, GHOSTS)
     _choice("waiting", waiting, WAITING)
+    _choice("placement", placement, config.PLACEMENTS)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     if semantics == "simrd" and (ghosts, waiting) != (GHOSTS[0], WAITING[0]):
         raise ValueError("ghosts and waiting are for semantics 'runtime'")
     if semantics == "simrd" and room != "heuristic":
         raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
+    if space == "bytes" and placement != config.Config.placement:
+        raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best_fit")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
     parts = rule.heuristic
@@ -245,6 +251,7 @@ def replay(
         runtime.ghosts = GHOSTS.index(ghosts)
         runtime.waiting = WAITING.index(waiting)
         runtime.room = parts.room_number(room)
+        runtime.placement = config.PLACEMENTS.index(placement)
         scorer = None if parts.score is None else Scorer(parts)
         if scorer is not None:
             runtime.score = scorer.pointer
@@ -457,6 +464,7 @@ class Plan:
     space: str = "bytes"
     chunk_bytes: int = 0
     room: str = "heuristic"
+    placement: str = config.Config.placement
     move_bytes_per_s: float = 0
     thrash: float | None = None
 
@@ -517,6 +525,7 @@ def _replay_of(
         move_bytes_per_s=plan.move_bytes_per_s,
         measure=plan.semantics == "runtime",
         room=plan.room,
+        placement=plan.placement,
         max_recompute=max_recompute,
     )
 
@@ -563,6 +572,7 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "seconds": run.seconds,
         "search_seconds": run.search_ns / 1e9,
         "chunk_bytes": plan.chunk_bytes,
+        "placement": plan.placement,
         "forced_requests": run.forced_requests,
         "forced_times": run.forced_times,
         "lost_bytes": run.lost_bytes,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtr_alloc import simulate, simulate_report
-from dtr_alloc.config import parse_size
+from dtr_alloc.config import Config, parse_size
 from dtr_alloc.oplog import LogError, Program, compile_log
 
 _T = TypeVar("_T")
@@ -33,6 +33,7 @@ def run(
     space: str,
     chunk: str | None,
     room: str,
+    placement: str,
     moving: str | None,
     thrash: float | None,
     json_path: str | None,
@@ -47,6 +48,10 @@ def run(
         raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
     if moving is not None and space == "bytes":
         raise click.UsageError("--moving needs --space heap or fixed: counted bytes have no place")
+    if placement != Config.placement and space == "bytes":
+        raise click.UsageError(
+            f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
+        )
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
@@ -61,6 +66,7 @@ def run(
         space=space,
         chunk_bytes=0 if chunk is None else _given("--chunk", lambda: parse_size(chunk)),
         room=room,
+        placement=placement,
         move_bytes_per_s=0 if moving is None else _given("--moving", lambda: parse_size(moving)),
         thrash=thrash,
     )

@@ -110,6 +110,7 @@ struct World {
     memory.driver = counted ? "counted" : "simulated";
     memory.budget_bytes = options.replay.budget_bytes;
     memory.fixed = options.space == DTR_SPACE_FIXED;
+    memory.placement = options.placement;
     if (!counted) memory.chunk_bytes = chunk_bytes(options);
     raise(dtr_pool_create(&memory, &pool));
     try {
@@ -605,6 +606,9 @@ void replay_runtime(const dtr_runtime_options& options, const Program& program, 
   if (!(options.move_bytes_per_s >= 0))
     throw InvalidArgument("move_bytes_per_s is " + std::to_string(options.move_bytes_per_s) +
                           "; allowed: 0 (nothing is moved) and more");
+  if (options.space == DTR_SPACE_BYTES && options.placement != DTR_PLACE_BEST_FIT)
+    throw InvalidArgument("placement is " + std::to_string(options.placement) +
+                          "; allowed where only bytes are counted: 0");
   if (options.chunk_bytes % kSimulatedUnit != 0)
     throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
                           "; allowed: 0 (a page), or a multiple of " +

@@ -57,6 +57,28 @@ def test_what_is_evicted_beyond_the_need_is_left_and_not_lost():
     assert (run.forced, run.lost_bytes, run.left_bytes) == (1, 0, 5 * UNIT)
 
 
+@pytest.mark.parametrize(("placement", "requests"), [("best_fit", 1), ("two_ended", 0)])
+def test_cheap_results_at_one_end_leave_one_hole_behind(placement, requests):
+    """Dear and cheap ones take turns. When the cheap ones have died, half of the heap is free."""
+    log = Log()
+    log.constant("x", UNIT)
+    for i in range(3):
+        log.call("x", {f"dear{i}": UNIT}, time=1000)
+        log.call("x", {f"cheap{i}": UNIT}, time=10)
+    log.release("cheap0", "cheap1", "cheap2")
+    log.call("x", {"f": 4 * UNIT}, time=10)
+    run = measures(log.program, space="fixed", chunk_bytes=UNIT, placement=placement)
+    assert run.forced_requests == requests
+    assert (run.forced > 0) == (requests > 0)
+
+
+def test_a_placement_is_for_a_heap():
+    with pytest.raises(ValueError, match="placement is 'first_fit'; allowed with space 'bytes'"):
+        measures(crowded(), placement="first_fit")
+    with pytest.raises(ValueError, match="placement is 'low'; allowed: best_fit, first_fit"):
+        measures(crowded(), space="fixed", chunk_bytes=UNIT, placement="low")
+
+
 def test_a_request_that_finds_no_place_at_all_is_not_counted():
     """Only the constants are left then, and they keep what is free apart."""
     log = Log()

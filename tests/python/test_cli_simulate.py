@@ -125,6 +125,13 @@ def test_a_fixed_heap_loses_more_than_one_whose_chunks_move():
     assert f"{found['fixed']['scattered_evictions']}" in shown
 
 
+def test_a_placement_is_for_a_heap():
+    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--placement", "two_ended")
+    (found,) = rows(simulate(*arguments, "--space", "fixed", "--json", "-").stdout)
+    assert found["placement"] == "two_ended"
+    assert "--placement two_ended needs --space heap or fixed" in simulate(*arguments).stderr
+
+
 def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     for name in ("plot.png", "folder/plot.svg"):
