@@ -142,7 +142,7 @@ def test_fragment() -> None:
     document = run("bench.fragment")
     assert document.keys() >= ENVIRONMENT | {"events", "read_seconds", "pair_seconds", "file_bytes"}
     rows = {row["model"]: row for row in document["results"]}
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert document["events"] == 20_000
     for row in rows.values():
         assert row["peak_reserved_bytes"] >= row["peak_live_bytes"] > 0
