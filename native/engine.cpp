@@ -68,7 +68,8 @@ void core_evicted_died(void* engine, void* context) {
 }  // namespace
 
 Engine::Engine(const dtr_engine_options& options)
-    : options_(options), needs_(Needs::of(options.heuristic)), random_(options.heuristic.seed) {
+    : options_(options), needs_(Needs::of(options.heuristic, options.room)),
+      random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
   host_.set_cap(options.swap_bytes);
   core_ = {DTR_BRIDGE_ABI_VERSION,
@@ -117,7 +118,7 @@ void Engine::configure(const dtr_engine_options& options) {
   options_ = options;
   dealloc_from_name(options.dealloc, &dealloc_);
   times_bookkeeping_ = options.time_bookkeeping != 0;
-  needs_ = Needs::of(options.heuristic);
+  needs_ = Needs::of(options.heuristic, options.room);
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
   configure_swap(deferred);

@@ -290,15 +290,16 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Defe
     double& ns;
     uint64_t& total;
     int64_t begin;
+    bool is_given;  // the price of a move: then no clock decides
     bool over = false;
     void end() {
       if (over) return;
       over = true;
-      ns = static_cast<double>(now_ns() - begin);
+      if (!is_given) ns = static_cast<double>(now_ns() - begin);
       total += static_cast<uint64_t>(now_ns() - begin);
     }
     ~Look() { end(); }
-  } look{device.hole_search_ns, stats_.search_ns, begin_ns};
+  } look{device.hole_search_ns, stats_.search_ns, begin_ns, device.move_price.is_fixed()};
   const std::vector<dtr_block> blocks = blocks_of(device.pool);
   std::vector<Storage*> in_way(blocks.size(), nullptr);
   std::vector<double> cost(blocks.size(), 0);

@@ -88,7 +88,9 @@ struct Needs {
   bool free_bytes = false;   // asks the pool about a block's neighbors
   bool scores = true;        // columns for the search by score
 
-  static Needs of(const dtr_heuristic& heuristic) {
+  // Under DTR_ROOM_AUTO the free bytes beside a block count with its size: they are what its going
+  // makes one piece with (docs/policy.md).
+  static Needs of(const dtr_heuristic& heuristic, int32_t room) {
     Needs needs;
     const bool all = heuristic.select == DTR_SELECT_CALLBACK;
     needs.scores = heuristic.select == DTR_SELECT_SCORE;
@@ -98,7 +100,9 @@ struct Needs {
     needs.ancestors =
         all || needs.tolls || cost == DTR_COST_ANCESTORS || cost == DTR_COST_NEIGHBORHOOD;
     needs.descendants = all || cost == DTR_COST_NEIGHBORHOOD;
-    needs.free_bytes = all || (needs.scores && heuristic.size == DTR_SIZE_BYTES_AND_FREE);
+    const bool beside = heuristic.size == DTR_SIZE_BYTES_AND_FREE ||
+                        (heuristic.size == DTR_SIZE_BYTES && room == DTR_ROOM_AUTO);
+    needs.free_bytes = all || (needs.scores && beside);
     return needs;
   }
 };

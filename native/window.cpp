@@ -65,14 +65,17 @@ bool Engine::extend_window(Device& device, const Moment& moment, const WindowNee
     WindowSpan span;
     Storage* next = first;
     members_.clear();
-    *window = {first, 0, 0};
+    *window = {first, 0, 0, 0};
     for (size_t i = 0; i < count; ++i) {
       const dtr_run_block& block = run_[i];
       if (is_free(block)) {
         span.add(block, need);
         continue;
       }
-      if (window->members > 0 && span.suffices(need)) return true;
+      if (window->members > 0 && span.suffices(need)) {
+        window->bytes = span.bytes();
+        return true;
+      }
       while (next && next->address < reinterpret_cast<void*>(block.address))
         next = device.candidates.next(next);
       if (block.state != 1 || !next || next->address != reinterpret_cast<void*>(block.address))
@@ -83,7 +86,10 @@ bool Engine::extend_window(Device& device, const Moment& moment, const WindowNee
       ++window->members;
       span.add(block, need);
     }
-    if (count < blocks) return window->members > 0 && span.suffices(need);
+    if (count < blocks) {
+      window->bytes = span.bytes();
+      return window->members > 0 && span.suffices(need);
+    }
   }
 }
 
@@ -168,12 +174,15 @@ double Engine::joint_price(const Moment& moment) {
   return joint;
 }
 
-// The window of the least joint price, its members in members_; false if there is none.
+// The best window by W4, its members in members_; false if there is none.
 bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed& need,
                          double* joint) {
   search_windows(device, moment, need);
   Window best;
-  *joint = std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity();
+  *joint = least;
+  const bool credits_bytes =
+      options_.room == DTR_ROOM_AUTO && options_.heuristic.size != DTR_SIZE_NONE;
   for (size_t i = 0; i < few_.size(); ++i) {
     double price = few_[i].price;
     if (few_[i].members > 1) {
@@ -181,7 +190,9 @@ bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed&
       extend_window(device, moment, need, few_[i].first, few_[i].price, &again);
       price = joint_price(moment);
     }
-    if (price >= *joint) continue;
+    const double rate = credits_bytes ? few_[i].rate(price, need) : price;
+    if (rate >= least) continue;
+    least = rate;
     *joint = price;
     best = few_[i];
   }

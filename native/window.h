@@ -17,7 +17,9 @@
 //   W4  The price of a window is the sum of its members': the score without the size, as the
 //       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
 //       compared by their joint price, in which nothing that members would be recomputed
-//       through counts twice: it counts where its factor is largest.
+//       through counts twice: it counts where its factor is largest. Under DTR_ROOM_AUTO
+//       it is divided by the bytes of the window, if the score has a size: what is beyond the
+//       request serves the next one. But no window counts for more than kMostTimes the request.
 //   W5  What is found is what trying all would find; checked by check_invariants().
 #pragma once
 
@@ -59,6 +61,8 @@ class WindowSpan {
     return whole_chunks(begin_, end_, need) - untouched_;
   }
 
+  uint64_t bytes() const { return bytes_; }
+
   bool suffices(const WindowNeed& need) const {
     const uint64_t loose = untouched_ * need.room.chunk_bytes;
     const uint64_t backed = std::min(untouched_, need.room.spare_chunks) * need.room.chunk_bytes;
@@ -81,6 +85,14 @@ struct Window {
   Storage* first = nullptr;  // member
   size_t members = 0;
   double price = 0;
+  uint64_t bytes = 0;  // of its blocks, the free ones among them
+
+  static constexpr double kMostTimes = 2;
+  // W4: what the few are compared by, given their joint price.
+  double rate(double joint, const WindowNeed& need) const {
+    return joint /
+           std::min(static_cast<double>(bytes), kMostTimes * static_cast<double>(need.size_bytes));
+  }
 };
 
 // The best so far (W4).
