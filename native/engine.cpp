@@ -68,7 +68,8 @@ void core_evicted_died(void* engine, void* context) {
 }  // namespace
 
 Engine::Engine(const dtr_engine_options& options)
-    : options_(options), needs_(Needs::of(options.heuristic, options.room)),
+    : options_(options),
+      needs_(Needs::of(options.heuristic, options.room)),
       random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
   host_.set_cap(options.swap_bytes);

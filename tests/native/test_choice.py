@@ -309,7 +309,8 @@ class TestCounters:
         """lru, largest, random and local scores visit nothing but what they evaluate."""
         accesses = {}
         for name in PRESETS:
-            toy = make_toy(pages=40, heuristic=name, history=HISTORY)
+            room = PRESETS[name].room_number()
+            toy = make_toy(pages=40, heuristic=name, history=HISTORY, room=room)
             program = Program(toy, 3, check_every=10**9).run(400)
             stats = toy.stats()
             accesses[name] = stats.storage_accesses - stats.evaluations
