@@ -102,6 +102,19 @@ def test_single_evictions_ignore_neighbors(make_toy):
     release(tensors)
 
 
+@pytest.mark.parametrize(("room", "evictions"), [(AUTO, 1), (SINGLE, 2)])
+def test_the_automatic_way_counts_free_bytes_beside_a_block(make_toy, room, evictions):
+    """Only it sees, and without any window, that the neighbor of a hole makes the place alone."""
+    toy = make_toy(pages=8, driver="host-fixed", heuristic="largest", room=room)
+    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
+    assert toy.evict(tensors[4])
+    before = toy.stats().evictions
+    tensors.append(toy.one("large", tensors[0], words=2 * WORDS))
+    stats = toy.stats()
+    assert (stats.evictions - before, stats.window_searches) == (evictions, 0)
+    release(tensors)
+
+
 @pytest.mark.parametrize("chunk_pages", [1, 8])
 def test_a_mapped_pool_evicts_a_window_only_for_bytes_in_one_chunk(make_toy, chunk_pages):
     """Bytes in several chunks are as good as in one."""
