@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,29 @@ FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 """A file that is read."""
 
 OUT: Any = click.Path(dir_okay=False, path_type=Path)
+
+
+def _models(text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--model",
+        "models",
+        multiple=True,
+        default=("all",),
+        show_default=True,
+        metavar="LIST",
+        help=text,
+    )
+
+
+_BUDGETS = click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("unlimited",),
+    show_default=True,
+    metavar="LIST",
+    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
+)
 
 
 @click.group(short_help="See where memory went: traces of any allocator.")
@@ -88,24 +112,8 @@ def _convert(
     help="Draw pictures there (needs matplotlib).",
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="LIST",
-    help="Allocators to compare with: names, all or none. docs/fragment.md lists them.",
-)
-@click.option(
-    "--budget",
-    "budgets",
-    multiple=True,
-    default=("unlimited",),
-    show_default=True,
-    metavar="LIST",
-    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
-)
+@_models("Allocators to compare with: names, all or none. docs/fragment.md lists them.")
+@_BUDGETS
 @click.option(
     "--smallest/--no-smallest",
     default=True,
@@ -127,24 +135,8 @@ def report(**options: Any) -> None:
 
 @fragment.command(short_help="What another allocator would have made of the same requests.")
 @click.argument("source", metavar="TRACE", type=FILE)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="LIST",
-    help="Allocators: names, or all. The top of dtr_alloc/fragment/replay.py lists them.",
-)
-@click.option(
-    "--budget",
-    "budgets",
-    multiple=True,
-    default=("unlimited",),
-    show_default=True,
-    metavar="LIST",
-    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
-)
+@_models("Allocators: names, or all. The top of dtr_alloc/fragment/replay.py lists them.")
+@_BUDGETS
 @click.option(
     "--set",
     "options",
