@@ -1,7 +1,8 @@
 """The model of PyTorch's caching allocator against histories that real ones recorded.
 
 The histories in tests/data/caching are of PyTorch's own allocator in CUDA builds, over a stand-in
-for the device (tests/cuda_emulator/test_caching_allocator.py makes and checks them, and longer ones).
+for the device; tests/cuda_emulator/test_caching_allocator.py makes and checks them, and longer
+ones.
 """
 
 from array import array
