@@ -438,7 +438,7 @@ class SwappingAgainstModel(EngineAgainstModel):
 
 
 SETTINGS = settings(
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -474,7 +474,7 @@ def test_jobs_in_a_fixed_pool_agree_with_the_model():
     class OnHost(EngineAgainstModel):
         fixed = 1
 
-    run(OnHost, settings=settings(SETTINGS, max_examples=60))
+    run(OnHost, settings=settings(SETTINGS, max_examples=50))
 
 
 class OnCuda:
