@@ -627,6 +627,21 @@ struct Engine::Device {
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
 int64_t& room_ns_of_thread();
 
+// What a storage was computed from, and what was computed from it, where that is recorded.
+template <typename F>
+void for_inputs(const Storage* storage, F&& visit) {
+  if (!storage->parent) return;
+  for (const Edge& edge : storage->parent->edges)
+    if (edge.input && edge.input != storage) visit(edge.input);
+}
+
+template <typename F>
+void for_dependents(const Storage* storage, F&& visit) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage != storage) visit(output.storage);
+}
+
 template <typename F>
 void Engine::for_evicted_neighbors(const Storage* storage, F&& visit) {
   if (storage->parent)

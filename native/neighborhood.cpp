@@ -33,24 +33,6 @@
 
 namespace dtr {
 
-namespace {
-
-template <typename F>
-void for_inputs(const Storage* storage, F&& visit) {
-  if (!storage->parent) return;
-  for (const Edge& edge : storage->parent->edges)
-    if (edge.input && edge.input != storage) visit(edge.input);
-}
-
-template <typename F>
-void for_dependents(const Storage* storage, F&& visit) {
-  for (const Edge* edge = storage->children; edge; edge = edge->next)
-    for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage != storage) visit(output.storage);
-}
-
-}  // namespace
-
 // For its toll: as of its eviction, because a sum that is known would have to hear of changes.
 void Engine::count_dependents(Storage* storage) {
   storage->dependents = 0;

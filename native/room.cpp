@@ -258,25 +258,21 @@ void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
   std::lock_guard<EngineMutex> lock(mutex_);
   if (!needs_.scores) throw StateError("the heuristic does not select by score");
   *chosen = *least = 0;
-  for (Device* device : devices_) {
-    if (device->pool != pool) continue;
-    const dtr_engine_stats before = stats_;
-    const Moment moment = moment_of(*device);
-    const auto score_of = [&](Storage* storage) {
-      return exact_score(storage, moment, exact_cost_ns(storage));
-    };
-    if (Storage* storage = choose(*device, moment)) *chosen = score_of(storage);
-    for (size_t i = 0; i < device->candidates.size(); ++i) {
-      Storage* storage = device->candidates.at(i);
-      if (storage->locks > 0 || storage->pins > 0) continue;
-      if (!storage->parent && !host_.has_room(storage->size_bytes)) continue;
-      const double value = score_of(storage);
-      if (*least == 0 || value < *least) *least = value;
-    }
-    stats_ = before;
-    return;
+  Device& device = device_with(pool);
+  const dtr_engine_stats before = stats_;
+  const Moment moment = moment_of(device);
+  const auto score_of = [&](Storage* storage) {
+    return exact_score(storage, moment, exact_cost_ns(storage));
+  };
+  if (Storage* storage = choose(device, moment)) *chosen = score_of(storage);
+  for (size_t i = 0; i < device.candidates.size(); ++i) {
+    Storage* storage = device.candidates.at(i);
+    if (storage->locks > 0 || storage->pins > 0) continue;
+    if (!storage->parent && !host_.has_room(storage->size_bytes)) continue;
+    const double value = score_of(storage);
+    if (*least == 0 || value < *least) *least = value;
   }
-  throw InvalidArgument("pool is not one of the engine's; allowed: given to dtr_engine_add_pool");
+  stats_ = before;
 }
 
 // Asks the callback about all candidates (or a sample) with the mutex let go, and takes

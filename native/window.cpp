@@ -14,20 +14,6 @@ constexpr size_t kFewBlocks = 16;
 
 bool is_free(const dtr_run_block& block) { return block.state == 0 || block.state == 3; }
 
-template <typename F>
-void for_inputs(const Storage* storage, F&& visit) {
-  if (!storage->parent) return;
-  for (const Edge& edge : storage->parent->edges)
-    if (edge.input && edge.input != storage) visit(edge.input);
-}
-
-template <typename F>
-void for_dependents(const Storage* storage, F&& visit) {
-  for (const Edge* edge = storage->children; edge; edge = edge->next)
-    for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage != storage) visit(output.storage);
-}
-
 }  // namespace
 
 // Blocks in the order of addresses, at least so many if there are: in run_, how many is returned.
