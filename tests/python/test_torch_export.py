@@ -3,14 +3,12 @@
 import pickle
 import pickletools
 import random
-from pathlib import Path
 
 import pytest
 
 from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
 from dtr_alloc.fragment.trace import Kind, Trace
 
-DATA = Path(__file__).parents[1] / "data/torch_snapshots"
 MIB = 1 << 20
 BASE = 1 << 46
 
@@ -139,8 +137,8 @@ def test_a_snapshot_fits_together_at_every_moment():
 
 
 @pytest.mark.parametrize("name", ["two_devices", "last_20_events"])
-def test_a_snapshot_of_pytorchs_own_trace_fits_together_too(name):
-    trace = torch_snapshot.read(DATA / f"{name}.pickle")
+def test_a_snapshot_of_pytorchs_own_trace_fits_together_too(snapshots, name):
+    trace = torch_snapshot.read(snapshots / f"{name}.pickle")
     check_as_the_viewer_does(torch_export.to_snapshot(trace))
 
 

@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from dtr_alloc.fragment import formats, torch_snapshot
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.fragment.trace import Kind, TraceError
 
-DATA = Path(__file__).parents[1] / "data/torch_snapshots"
 MIB = 1 << 20
 
 
@@ -50,9 +48,11 @@ def memory_at_end(trace):
 
 
 @pytest.mark.parametrize("name", ["two_devices", "last_20_events"])
-def test_the_blocks_and_segments_at_the_end_of_a_real_history_are_those_of_the_snapshot(name):
-    snapshot = torch_snapshot.load(DATA / f"{name}.pickle")
-    trace = formats.read(DATA / f"{name}.pickle")
+def test_the_blocks_and_segments_at_the_end_of_a_real_history_are_those_of_the_snapshot(
+    snapshots, name
+):
+    snapshot = torch_snapshot.load(snapshots / f"{name}.pickle")
+    trace = formats.read(snapshots / f"{name}.pickle")
     assert live_at_end(trace) == in_use(snapshot)
     memory = [Ranges(), Ranges()]
     for segment in snapshot["segments"]:
@@ -61,8 +61,8 @@ def test_the_blocks_and_segments_at_the_end_of_a_real_history_are_those_of_the_s
     assert memory_at_end(trace) == [list(of) for of in memory]
 
 
-def test_a_real_history_has_names_steps_failures_and_frees_that_others_waited_for():
-    trace = torch_snapshot.read(DATA / "two_devices.pickle")
+def test_a_real_history_has_names_steps_failures_and_frees_that_others_waited_for(snapshots):
+    trace = torch_snapshot.read(snapshots / "two_devices.pickle")
     named = {trace.names[number] for number in trace.name}
     assert {"train (job.py:15)", "<module> (job.py:32)"} <= named
     assert [trace.names[n] for k, n in zip(trace.kind, trace.name, strict=True) if k == 11] == [
@@ -76,9 +76,9 @@ def test_a_real_history_has_names_steps_failures_and_frees_that_others_waited_fo
     assert set(trace.device) == {0, 1}
 
 
-def test_what_was_there_before_a_history_that_begins_in_the_middle_is_found():
-    whole = torch_snapshot.read(DATA / "two_devices.pickle")
-    late = torch_snapshot.read(DATA / "last_20_events.pickle")
+def test_what_was_there_before_a_history_that_begins_in_the_middle_is_found(snapshots):
+    whole = torch_snapshot.read(snapshots / "two_devices.pickle")
+    late = torch_snapshot.read(snapshots / "last_20_events.pickle")
     assert whole.meta["begins_with"] == 4
     assert late.meta["begins_with"] == 18
     # Two runs of one job: the same blocks are there at the end, but for the second device's.

@@ -1,7 +1,6 @@
 """PyTorch's own tools read the snapshots that we write. Needs torch."""
 
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,10 @@ from torch.cuda import _memory_viz
 
 from dtr_alloc.fragment import rmm, torch_export, torch_snapshot
 
-DATA = Path(__file__).parents[1] / "data"
-
 
 @pytest.fixture(params=["with segments", "without"])
-def snapshot(request, tmp_path):
-    trace = torch_snapshot.read(DATA / "torch_snapshots/two_devices.pickle")
+def snapshot(request, snapshots, tmp_path):
+    trace = torch_snapshot.read(snapshots / "two_devices.pickle")
     if request.param == "without":
         rmm.write(trace, tmp_path / "log.csv", device=0)
         trace = rmm.read(tmp_path / "log.csv")

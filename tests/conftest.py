@@ -1,0 +1,34 @@
+"""What tests of several folders share."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+
+SNAPSHOTS = Path(__file__).parent / "data/torch_snapshots"
+
+
+def with_frames(value, frames):
+    """The value with its stacks, which are lists of rows of `frames`, as PyTorch writes them."""
+    if isinstance(value, list):
+        return [with_frames(item, frames) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: [dict(zip(("name", "filename", "line"), frames[row], strict=True)) for row in item]
+        if key == "frames"
+        else with_frames(item, frames)
+        for key, item in value.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def snapshots(tmp_path_factory):
+    """A folder with tests/data/torch_snapshots as the pickles that PyTorch wrote."""
+    folder = tmp_path_factory.mktemp("torch_snapshots")
+    for path in SNAPSHOTS.glob("*.txt"):
+        text = ast.literal_eval(path.read_text())
+        snapshot = with_frames(text["snapshot"], text["frames"])
+        (folder / f"{path.stem}.pickle").write_bytes(pickle.dumps(snapshot))
+    return folder
