@@ -11,7 +11,9 @@
 
 namespace dtr {
 
-constexpr uint64_t kCudaAlignment = 512;  // of blocks
+// Of blocks: what CUDA promises of its own allocations, and the most that cuBLASLt is told of, so
+// that it chooses the same kernels wherever a block lies.
+constexpr uint64_t kCudaAlignment = 256;
 
 class CudaDriver : public Driver {
  public:

@@ -3,13 +3,13 @@
 #include <string>
 
 #include "errors.h"
+#include "grain.h"
 #include "size_class.h"
 
 namespace dtr {
 
 namespace {
 
-constexpr uint64_t kClassUnit = 512;
 // Above it what rounding adds may not fit into Block::slack.
 constexpr uint64_t kMostRounded = uint64_t{1} << 34;
 
@@ -42,7 +42,7 @@ class TwoEnded final : public Placement {
 class SizeClasses final : public Placement {
  public:
   uint64_t round(uint64_t size) const override {
-    return size > kMostRounded ? size : size_class(size, kClassUnit);
+    return size > kMostRounded ? size : size_class(size, kGrain);
   }
 };
 

@@ -43,6 +43,7 @@
 #include "arenas.h"
 #include "chunks.h"
 #include "driver.h"
+#include "grain.h"
 #include "heap.h"
 #include "placement.h"
 #include "slab.h"
@@ -50,9 +51,6 @@
 #include "streams.h"
 
 namespace dtr {
-
-// Requests above small_bytes are rounded to this: a multiple of every driver's alignment.
-constexpr uint64_t kGrain = 512;
 
 struct PoolOptions {
   std::string driver;

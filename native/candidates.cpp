@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "grain.h"
 #include "power.h"
 
 namespace dtr {
@@ -155,9 +156,6 @@ size_t index_of_least(const float* values, size_t count) {
 
 }  // namespace
 
-// What a pool rounds sizes to. If it rounds to more, the rest counts as free here.
-constexpr uint64_t kGrain = 512;
-
 void Candidates::grow(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
@@ -210,6 +208,7 @@ void Candidates::add(Storage* storage) {
   list_.push_back(storage);
   bytes_ += storage->size_bytes;
   const auto begin = reinterpret_cast<uint64_t>(storage->address);
+  // If the pool rounds to more, the rest counts as free here.
   const uint64_t end = begin + (storage->size_bytes + kGrain - 1) / kGrain * kGrain;
   const uint32_t slot = order_.insert(
       begin, end, [this](size_t blocks) { grow(blocks); },

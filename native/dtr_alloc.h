@@ -139,7 +139,7 @@ int32_t dtr_pool_destroy(dtr_pool* pool);
 void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
- * on the host and 512 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
+ * on the host and 256 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
  * room callback gave up; DTR_DRIVER if the driver failed; DTR_STATE if it was the engine
  * that was asked for room, and its callback heuristic failed. Any thread. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);

@@ -8,6 +8,7 @@
 
 #include "engine.h"
 #include "error.h"
+#include "grain.h"
 
 namespace dtr {
 
@@ -273,7 +274,7 @@ void Engine::check_windows(Device& device, const Moment& moment) {
   size_t blocks = 64, count;
   while ((count = run_of(device, nullptr, blocks)) == blocks) blocks *= 2;
   const std::vector<dtr_run_block> all(run_.begin(), run_.begin() + static_cast<int64_t>(count));
-  uint64_t largest = 512;
+  uint64_t largest = kGrain;
   std::vector<Storage*> owners(count, nullptr);
   for (size_t i = 0; i < count; ++i) {
     if (all[i].state != 1) continue;
@@ -282,9 +283,9 @@ void Engine::check_windows(Device& device, const Moment& moment) {
     largest = std::max(largest, all[i].size_bytes);
   }
   const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };
-  for (const uint64_t size : {uint64_t{512}, largest / 2 + 256, largest, 3 * largest, 9 * largest})
+  for (const uint64_t size : {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest})
     for (const bool only_hole : {false, true}) {
-      WindowNeed need{(size + 511) / 512 * 512, {}};
+      WindowNeed need{(size + kGrain - 1) / kGrain * kGrain, {}};
       dtr_pool_get_room(device.pool, need.size_bytes, &need.room);
       if (need.room.chunk_bytes == 0) return;
       if (only_hole) need.room.lacking_chunks = std::numeric_limits<uint64_t>::max();

@@ -12,7 +12,7 @@
 // pool every free byte counts.
 //
 // An eviction is *scattered* if as many bytes as the request asks for were free, only not in one
-// place: without fragmentation it would not have been. (A request smaller than the grain, 512
+// place: without fragmentation it would not have been. (A request smaller than the grain, 256
 // bytes, or for a slab counts as it is rounded.)
 #pragma once
 

@@ -23,8 +23,8 @@ constexpr uint64_t kBudget = 64 << 20;
 constexpr uint64_t kSmall = 2048;
 
 uint64_t rounded(PlacementKind kind, uint64_t size) {
-  size = (size + 511) / 512 * 512;
-  return kind == PlacementKind::kSizeClasses ? dtr::size_class(size, 512) : size;
+  size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
+  return kind == PlacementKind::kSizeClasses ? dtr::size_class(size, dtr::kGrain) : size;
 }
 
 // The hole that a block of this size belongs into; nullptr if none fits.

@@ -67,7 +67,7 @@ def test_an_arena_takes_idle_memory_and_remaps_for_it(make_pool, maps_chunks):
 
         pool.set_room(room)
         pool.arena_allocate(arena, 64, 9)
-        assert asked == [(512, 9)]
+        assert asked == [(256, 9)]
 
 
 def test_small_blocks_of_an_arena_stay_with_it_too(make_pool):

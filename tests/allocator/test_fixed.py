@@ -31,13 +31,13 @@ def test_two_holes_do_not_make_one(pool):
 
 
 def test_all_addresses_can_be_used_and_none_beyond(pool):
-    """Small requests are blocks of the same heap, of 512 bytes at least; memory is mapped only
+    """Small requests are blocks of the same heap, of 256 bytes at least; memory is mapped only
     where it is needed."""
     small = pool.allocate(1)
     assert pool.stats().reserved_bytes == CHUNK
-    assert pool.block_bytes(small) == 512
-    rest = pool.allocate(16 * CHUNK - 512)
-    assert rest == small + 512
+    assert pool.block_bytes(small) == 256
+    rest = pool.allocate(16 * CHUNK - 256)
+    assert rest == small + 256
     assert [block.state for block in pool.snapshot()] == [IN_USE, IN_USE]
     with pytest.raises(OutOfMemory):
         pool.allocate(1)
