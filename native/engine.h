@@ -483,6 +483,9 @@ class Engine {
                 Deferred& deferred);
   bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
   double loss_ns(Storage* storage);
+  bool moves_aside(const Device& device) const;
+  void find_largest_hole(const Device& device);
+  double at_most_move(Storage* storage, double cost_ns);
   bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                     Deferred& deferred);
   void calibrate_moves(Device& device);
@@ -568,6 +571,7 @@ class Engine {
   FewWindows few_;                            // the best of the last search
   std::vector<Storage*> members_;             // of the window that was looked at last
   std::vector<int64_t> costs_of_members_;     // of joint_price()
+  uint64_t largest_hole_ = 0;                 // that a member could move to; 0: none moves
   std::vector<Storage*> victims_;             // what choose_victims() chose
   std::vector<Storage*> other_victims_;       // buffer of evict_victims()
   Op* oldest_op_ = nullptr;

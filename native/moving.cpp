@@ -233,13 +233,33 @@ double Engine::loss_ns(Storage* storage) {
                           : with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
 }
 
+// Only in a fixed pool: elsewhere holes are made of memory that is mapped anew, and a place to move
+// to may take as much.
+bool Engine::moves_aside(const Device& device) const {
+  return options_.moving && device.fixed && options_.room != DTR_ROOM_SINGLE && frozen_ == 0;
+}
+
+void Engine::find_largest_hole(const Device& device) {
+  largest_hole_ = 0;
+  if (!moves_aside(device)) return;
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(device.pool, &stats);
+  largest_hole_ = stats.largest_free_bytes;
+}
+
+// What it costs to have a window's member out of the way: giving it up for cost_ns, or, if a hole
+// is as large, a copy. (Others may be first at the hole, or it may be the window's own.)
+double Engine::at_most_move(Storage* storage, double cost_ns) {
+  if (storage->size_bytes > largest_hole_ || !is_movable(storage)) return cost_ns;
+  return std::min(cost_ns, move_ns(storage));
+}
+
 // Before victims_ are evicted for a request: if a hole for it can be made by moves alone that cost
 // less than they would, it is (true, and no victims are left). Else, of a window's members, those
-// that are cheaper to move go elsewhere; true if any did. Only in a fixed pool: elsewhere holes are
-// made of memory that is mapped anew, and a place to move to may take as much.
+// that are cheaper to move go elsewhere; true if any did.
 bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                           Deferred& deferred) {
-  if (!device.fixed || options_.room == DTR_ROOM_SINGLE || frozen_ > 0) return false;
+  if (!moves_aside(device)) return false;
   constexpr double kLooks = 4;  // what is at stake is worth at least so many looks at the heap
   double evicting_ns = 0;
   for (Storage* storage : victims_) {

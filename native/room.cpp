@@ -436,7 +436,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       ++stats_.searches;
       if (victims_.empty()) break;
-      if (options_.moving && move_instead(device, size_bytes, fragmented, is_window, deferred)) {
+      if (move_instead(device, size_bytes, fragmented, is_window, deferred)) {
         freed = true;
         if (victims_.empty()) break;
       }

@@ -153,7 +153,7 @@ double Engine::joint_price(const Moment& moment) {
                                : needs_.tolls
                                    ? with_tolls(cost_of(storage), costs_of_members_[i])
                                    : static_cast<double>(cost_of(storage) + costs_of_members_[i]);
-      cost = at_least_1(with_swap(storage, recompute));
+      cost = at_least_1(at_most_move(storage, with_swap(storage, recompute)));
     }
     joint += factor(storage) * cost;
   }
@@ -164,28 +164,24 @@ double Engine::joint_price(const Moment& moment) {
 bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed& need,
                          double* joint) {
   search_windows(device, moment, need);
+  find_largest_hole(device);
   Window best;
   double least = std::numeric_limits<double>::infinity();
   *joint = least;
   const bool credits_bytes =
       options_.room == DTR_ROOM_AUTO && options_.heuristic.size != DTR_SIZE_NONE;
   for (size_t i = 0; i < few_.size(); ++i) {
-    double price = few_[i].price;
-    if (few_[i].members > 1) {
-      Window again;
-      extend_window(device, moment, need, few_[i].first, few_[i].price, &again);
-      price = joint_price(moment);
-    }
+    Window again;
+    extend_window(device, moment, need, few_[i].first, few_[i].price, &again);
+    const double price = joint_price(moment);
     const double rate = credits_bytes ? few_[i].rate(price, need) : price;
     if (rate >= least) continue;
     least = rate;
     *joint = price;
     best = few_[i];
   }
-  if (best.members == 1) members_.assign(1, best.first);
-  if (best.members <= 1) return best.first != nullptr;
   Window again;
-  return extend_window(device, moment, need, best.first, best.price, &again);
+  return best.first && extend_window(device, moment, need, best.first, best.price, &again);
 }
 
 // What single evictions are likely to cost until a request has room, if the first is this: as often
