@@ -10,7 +10,13 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
 from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy
@@ -52,7 +58,6 @@ class EngineAgainstModel(RuleBasedStateMachine):
     grain = 1
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
     dealloc = "eager"
-    swap = 0  # most bytes of host memory
     fixed = 0  # as many addresses as the budget has bytes
     fake = None
 
@@ -72,9 +77,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
             device=self.device,
             grain=self.grain,
             dealloc=self.dealloc,
-            swap_bytes=self.swap,
             moving=1,
         )
+        self.swaps = False  # contents may go to host memory
         self.tensors = []
         self.next_parameter = 0
         self.armed = False  # a driver call is going to fail
@@ -343,6 +348,27 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     # ---- surroundings ----
 
+    @initialize(swaps=st.booleans())
+    def begin(self, swaps):
+        """In half of the runs contents may go to host memory."""
+        self.swaps = swaps
+        self.toy.configure(swap_bytes=12 * self.chunk if swaps else 0)
+
+    @precondition(lambda self: self.swaps)
+    @rule(
+        pages=st.sampled_from([0, 1, 4, 12, 1000]),
+        speed=st.sampled_from([0, 1e3, 1e9, 1e15]),
+        verify=st.sampled_from([0, 0, 1, 3]),
+    )
+    def swap_otherwise(self, pages, speed, verify):
+        """Now and then there is too little of it."""
+        self.toy.configure(
+            swap_bytes=pages * self.chunk,
+            swap_out_bytes_per_s=speed,
+            swap_in_bytes_per_s=speed,
+            verify=verify,
+        )
+
     @rule(chunks=st.one_of(st.integers(6, 32), st.none()))
     def set_budget(self, chunks):
         with self.may_fail(limited=True):
@@ -383,7 +409,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             assert self.toy.resident(tensor) != tensor.evicted
             if tensor.evicted:
                 assert not tensor.store.pins
-                assert not tensor.store.escaped or self.swap
+                assert not tensor.store.escaped or self.swaps
             else:
                 assert tensor.is_right()
         if self.fake:
@@ -418,25 +444,6 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.pool.destroy()
 
 
-class SwappingAgainstModel(EngineAgainstModel):
-    """With host memory to swap to."""
-
-    swap = 12 * 4096
-
-    @rule(
-        pages=st.sampled_from([0, 1, 4, 12, 1000]),
-        speed=st.sampled_from([0, 1e3, 1e9, 1e15]),
-        verify=st.sampled_from([0, 0, 1, 3]),
-    )
-    def swap_otherwise(self, pages, speed, verify):
-        self.toy.configure(
-            swap_bytes=pages * self.chunk,
-            swap_out_bytes_per_s=speed,
-            swap_in_bytes_per_s=speed,
-            verify=verify,
-        )
-
-
 SETTINGS = settings(
     max_examples=100,
     stateful_step_count=50,
@@ -453,16 +460,6 @@ def test_jobs_on_host_memory_agree_with_the_model(policy):
     """Any sequence of operators and interventions leaves contents, records and blocks right."""
 
     class OnHost(EngineAgainstModel):
-        dealloc = policy
-
-    run(OnHost, settings=SETTINGS)
-
-
-@pytest.mark.parametrize("policy", DEALLOCS)
-def test_swapping_jobs_on_host_memory_agree_with_the_model(policy):
-    """The same where contents may go to host memory, of which there is now and then too little."""
-
-    class OnHost(SwappingAgainstModel):
         dealloc = policy
 
     run(OnHost, settings=SETTINGS)
@@ -489,22 +486,11 @@ class OnCuda:
 
 @pytest.mark.parametrize("policy", DEALLOCS)
 def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
-    """The same on the stand-in for libcuda, whose calls fail at will."""
+    """The same on the stand-in for libcuda, whose calls fail at will, copies to the host among
+    them: then a content stays where it was."""
 
     class Machine(OnCuda, EngineAgainstModel):
         dealloc = policy
         fake = fake_cuda
-
-    run(Machine, settings=SETTINGS)
-
-
-@pytest.mark.parametrize("policy", DEALLOCS)
-def test_swapping_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
-    """Copies fail, too; then the content stays where it was."""
-
-    class Machine(OnCuda, SwappingAgainstModel):
-        dealloc = policy
-        fake = fake_cuda
-        swap = 12 * OnCuda.chunk
 
     run(Machine, settings=SETTINGS)
