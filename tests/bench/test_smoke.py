@@ -1,4 +1,7 @@
-"""Every bench script runs in its smoke mode and writes JSON with what it promises."""
+"""Bench scripts run in their smoke modes and write JSON with what they promise.
+
+Those that a study runs (bench.breakdown, bench.large_inputs) are in tests/studies.
+"""
 
 from __future__ import annotations
 
@@ -68,29 +71,6 @@ def test_bookkeeping() -> None:
     for row in document["results"]:
         assert row["outcome"] == "trains"
         assert 0 < row["search_share"] < row["bookkeeping_share"] < 1
-
-
-def test_breakdown() -> None:
-    """The parts of a step, without a limit and at half the activation memory."""
-    document = run("bench.breakdown")
-    assert document.keys() >= ENVIRONMENT | {"results", "parts", "noop_mode"}
-    free, half = document["results"]
-    for row in (free, half):
-        assert row["outcome"] == "trains"
-        assert sum(row["parts"].values()) == pytest.approx(row["watched_ratio"])
-    assert free["parts"]["again"] == free["parts"]["search"] == 0
-    assert half["parts"]["again"] > 0
-    assert half["parts"]["search"] > 0
-
-
-def test_large_inputs() -> None:
-    """A job trains twice the input that it can hold, and stays below the wall."""
-    document = run("bench.large_inputs")
-    assert document.keys() >= ENVIRONMENT | {"results", "wall_bytes", "slack"}
-    (row,) = document["results"]
-    assert row["size"] == 2 * row["plain_size"]
-    assert row["plain_beyond"] == "hits the wall"
-    assert row["peak_resident_bytes"] <= document["wall_bytes"]
 
 
 def test_simulator() -> None:

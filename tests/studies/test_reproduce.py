@@ -17,6 +17,32 @@ def reproduce(*arguments):
     return CliRunner().invoke(commands, ["reproduce", *map(str, arguments)])
 
 
+def check_large(document):
+    """A job trains twice the input that it can hold, and stays below the wall."""
+    (row,) = document["rows"]
+    assert row["size"] == 2 * row["plain_size"]
+    assert row["plain_beyond"] == "hits the wall"
+    assert row["peak_resident_bytes"] <= document["wall_bytes"]
+
+
+def check_profile(document):
+    """The parts of a step, without a limit and at half the activation memory."""
+    free, half = document["rows"]
+    for row in (free, half):
+        assert row["outcome"] == "trains"
+        # of numbers of four digits
+        assert sum(row[part] for part in document["parts"]) == pytest.approx(
+            row["watched_ratio"], rel=1e-3
+        )
+    assert free["again"] == free["search"] == 0
+    assert half["again"] > 0
+    assert half["search"] > 0
+
+
+MEASURED = {"large": check_large, "profile": check_profile}
+"""Studies that a bench measures, in its smoke mode, with what that promises."""
+
+
 @pytest.mark.parametrize("name", study.NAMES)
 def test_a_study_computes_and_its_pictures_come_from_its_json(name, tmp_path):
     folder = published_logs()
@@ -31,6 +57,8 @@ def test_a_study_computes_and_its_pictures_come_from_its_json(name, tmp_path):
     pictures = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     assert f"{name}.svg" in pictures
     assert all(SVG in content for content in pictures.values())
+    if name in MEASURED:
+        MEASURED[name](document)
     again = reproduce(name, "--redraw", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")} == pictures
