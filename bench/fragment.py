@@ -6,7 +6,8 @@ The trace is made up: steps of a training job with layers whose sizes repeat, ac
 freed in reverse, a workspace for each operator, and every so often a batch of another shape.
 Measured: writing the trace to a file, reading it, pairing its allocations; then for each model the
 replay alone (the counter of the core), and all of it: also the second pass, which looks at every
-hole at about 2,000 rows, and the result in Python. One run of each.
+hole at about 2,000 rows, and the result in Python; and what ``dtr-alloc fragment report`` says of
+the trace as our pool placed it, without a replay. One run of each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from rich.table import Table
 
 from bench.heap import cpu_name
 from bench.results import console, environment, write_json
-from dtr_alloc.fragment import formats, trace_file
+from dtr_alloc.fragment import formats, report, trace_file
 from dtr_alloc.fragment.replay import MODELS, Prepared
 from dtr_alloc.fragment.trace import Kind, Trace
 
@@ -45,10 +47,10 @@ class Job:
             self.allocate(size)
 
     def allocate(self, size: int) -> int:
+        address, now = self.address, 1000 * len(self.trace)
         self.address += -(-size // 512) * 512
-        now = 1000 * len(self.trace)
-        self.trace.add(Kind.ALLOCATE, time_ns=now, address=self.address, size_bytes=size)
-        return self.address
+        self.trace.add(Kind.ALLOCATE, time_ns=now, address=address, size_bytes=size)
+        return address
 
     def free(self, address: int) -> None:
         self.trace.add(Kind.FREE, time_ns=1000 * len(self.trace), address=address)
@@ -81,6 +83,18 @@ def make_trace(events: int, seed: int = SEED) -> Trace:
     return job.trace.select(range(events))
 
 
+def as_placed(trace: Trace, addresses: Sequence[int]) -> Trace:
+    """The trace where each allocation has the address of that number."""
+    made = trace.select(range(len(trace)))
+    at: dict[int, int] = {}  # by the address that it had
+    coming = iter(addresses)
+    for event, (kind, address) in enumerate(zip(trace.kind, trace.address, strict=True)):
+        if kind == Kind.ALLOCATE:
+            at[address] = next(coming)
+        made.address[event] = at[address]
+    return made
+
+
 def _timed(work: Any) -> tuple[Any, float]:
     begin = time.perf_counter()
     found = work()
@@ -110,6 +124,10 @@ def measure(events: int) -> dict[str, Any]:
                 "mean_lost_bytes": result.mean_lost_bytes,
             }
         )
+    placements = prepared.replay("ours", placements=True).placements
+    assert placements is not None
+    recorded = as_placed(trace, placements)
+    _, reported = _timed(lambda: report.document(report.reports("made-up", recorded)))
     return {
         "events": events,
         "allocations": prepared.allocations,
@@ -117,6 +135,7 @@ def measure(events: int) -> dict[str, Any]:
         "write_seconds": written,
         "read_seconds": read,
         "pair_seconds": paired,
+        "report_seconds": reported,
         "goal_seconds": GOAL_SECONDS,
         "results": rows,
     }
@@ -125,7 +144,7 @@ def measure(events: int) -> dict[str, Any]:
 def _show(found: dict[str, Any]) -> None:
     table = Table(
         title=f"{found['events']:,} events: read in {found['read_seconds']:.2f} s, paired in "
-        f"{found['pair_seconds']:.2f} s"
+        f"{found['pair_seconds']:.2f} s, reported in {found['report_seconds']:.2f} s"
     )
     for head in ("model", "replay, s", "with samples, s", "ns per operation", "reserved / live"):
         table.add_column(head, justify="left" if head == "model" else "right")
@@ -142,7 +161,7 @@ def _show(found: dict[str, Any]) -> None:
 @click.option("--smoke", is_flag=True, help="A short trace, to see that it runs.")
 @click.option("--json", "json_path", metavar="PATH", help="Write the figures; - is stdout.")
 def main(smoke: bool, json_path: str | None) -> None:
-    """Times the replay of a made-up trace on every model."""
+    """Times the replay of a made-up trace on every model, and the report on it."""
     found = measure(20_000 if smoke else 1_000_000)
     _show(found)
     if json_path:

@@ -1108,6 +1108,55 @@ const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay,
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
                                                   uint64_t* count);
 
+/* What a trace did to its own heap; dtr_alloc/fragment/walk.py says how it is read. */
+typedef struct dtr_fragment_walk_options {
+  const uint8_t* kind; /* the rows' columns, of one device; they outlive the walk */
+  const uint64_t* address;
+  const uint64_t* size_bytes;
+  uint64_t count;
+  uint64_t chunk_bytes; /* the unit in which free memory can be mapped elsewhere; 0: it cannot */
+  int32_t walled;       /* 1: holes of two segments do not merge by themselves */
+} dtr_fragment_walk_options;
+
+enum { DTR_BEGAN_ALLOCATED = 0, DTR_BEGAN_REMATERIALIZED = 1, DTR_BEGAN_MOVED = 2 };
+enum { DTR_ENDED_FREED = 0, DTR_ENDED_EVICTED = 1, DTR_ENDED_MOVED = 2, DTR_ENDED_NOT = 3 };
+
+typedef struct dtr_fragment_heap {
+  /* The heap after each row that changed it. */
+  uint64_t moments;
+  const int64_t* row;
+  const uint64_t* live_bytes; /* as asked for */
+  const uint64_t* reserved_bytes;
+  const uint64_t* free_bytes; /* reserved, and in no block */
+  const uint64_t* largest_free_bytes;
+  const double* sum_free_squares;
+  /* The blocks, in the order of their beginnings. */
+  uint64_t blocks;
+  const int64_t* start;
+  const int64_t* end; /* the number of rows for those that stay */
+  const uint64_t* address;
+  const uint64_t* block_bytes;
+  const uint8_t* began; /* DTR_BEGAN_... */
+  const uint8_t* ended; /* DTR_ENDED_... */
+  /* Bytes lost, by the row that asked for room, where something was evicted for it. */
+  uint64_t losses;
+  const int64_t* lost_row;
+  const uint64_t* lost_bytes;
+  uint64_t budget_bytes; /* the last; UINT64_MAX: none */
+} dtr_fragment_heap;
+
+typedef struct dtr_fragment_walk dtr_fragment_walk;
+/* DTR_INVALID names the row: an end of what has not begun, a block that lies in another one. *out
+ * belongs to the caller; NULL on failure. Any thread. */
+int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
+void dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
+/* Its columns live as long as the walk. */
+void dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
+/* The sizes of the holes after that row, ascending: goes through the rows again. They live until
+ * the next call, or as long as the walk. */
+int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
+                                uint64_t* count);
+
 /* CFFI END */
 
 #ifdef __cplusplus

@@ -54,7 +54,7 @@ class Arena:
         address = self._holes.first_fit(block)
         if address is None:
             return None
-        self._holes.remove(address, address + block)
+        self._holes.take(address, block)
         self._sizes[address] = block
         self.note(Kind.ALLOCATE, address, size, name)
         return address

@@ -205,7 +205,7 @@ def _thinned(series: Any) -> dict[str, list[float]]:
     rows = range(len(series.event))
     kept = set(rows[:: max(1, -(-len(rows) // (JSON_ROWS - 2)))])
     for column in (series.live_bytes, series.reserved_bytes):
-        kept.add(max(rows, key=column.__getitem__))
+        kept.add(column.index(max(column)))
     return {name: [getattr(series, name)[row] for row in sorted(kept)] for name in SERIES}
 
 

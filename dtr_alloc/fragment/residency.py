@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.fragment.trace import Trace
 
 ALLOCATED, REMATERIALIZED, MOVED_IN = range(3)
-"""How a block began."""
+"""How a block began: DTR_BEGAN_... of native/dtr_alloc.h."""
 FREED, EVICTED, MOVED_OUT, STAYED = range(4)
-"""How a block ended. STAYED: the trace ends first."""
+"""How a block ended: DTR_ENDED_... STAYED: the trace ends first."""
 
 
 @dataclass
@@ -43,39 +43,6 @@ class Residencies:
 
     def __len__(self) -> int:
         return len(self.start)
-
-
-def residencies(trace: Trace) -> Residencies:
-    """The blocks of a valid trace of one device."""
-    found = Residencies()
-    events = len(trace)
-    resident: dict[int, int] = {}  # address -> row
-    ending: dict[int, int] = {}  # address -> how the FREE that is due ends it
-    columns = zip(trace.kind, trace.address, trace.size_bytes, trace.name, strict=True)
-    for event, (kind, address, size, name) in enumerate(columns):
-        if kind == Kind.ALLOCATE:
-            resident[address] = len(found)
-            found.start.append(event)
-            found.end.append(events)
-            found.address.append(address)
-            found.size_bytes.append(size)
-            found.name.append(name)
-            found.began.append(ALLOCATED)
-            found.ended.append(STAYED)
-        elif kind == Kind.FREE:
-            row = resident.pop(address)
-            found.end[row] = event
-            found.ended[row] = ending.pop(address, FREED) if ending else FREED
-            if size > found.size_bytes[row]:
-                found.size_bytes[row] = size
-        elif kind == Kind.EVICT:
-            ending[address] = EVICTED
-        elif kind == Kind.MOVE_FROM:
-            ending[address] = MOVED_OUT
-        elif kind in (Kind.REMATERIALIZE, Kind.MOVE_TO):
-            how = REMATERIALIZED if kind == Kind.REMATERIALIZE else MOVED_IN
-            found.began[resident[address]] = how
-    return found
 
 
 def placed(trace: Trace, addresses: Sequence[int], failed_event: int | None) -> Residencies:

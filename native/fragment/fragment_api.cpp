@@ -3,10 +3,12 @@
 
 #include "error.h"
 #include "replay_events.h"
+#include "walk.h"
 
 using dtr::fragment::Columns;
 using dtr::fragment::Events;
 using dtr::fragment::ReplayOutcome;
+using dtr::fragment::Walk;
 
 namespace {
 
@@ -79,6 +81,23 @@ const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay,
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
                                                   uint64_t* count) {
   return first_of(outcome(replay).segments, count);
+}
+
+int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {
+  *out = nullptr;
+  return dtr::guard([&] { *out = reinterpret_cast<dtr_fragment_walk*>(new Walk(*options)); });
+}
+
+void dtr_fragment_walk_destroy(dtr_fragment_walk* walk) { delete reinterpret_cast<Walk*>(walk); }
+
+void dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out) {
+  *out = reinterpret_cast<const Walk*>(walk)->heap();
+}
+
+int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
+                                uint64_t* count) {
+  return dtr::guard(
+      [&] { *sizes = first_of(reinterpret_cast<Walk*>(walk)->holes_at(row), count); });
 }
 
 }  // extern "C"

@@ -120,7 +120,12 @@ def test_demo(job: str, tmp_path: Path) -> None:
 def test_fragment() -> None:
     """A short trace through every model."""
     document = run("bench.fragment")
-    assert document.keys() >= ENVIRONMENT | {"events", "read_seconds", "pair_seconds", "file_bytes"}
+    assert document.keys() >= ENVIRONMENT | {
+        "events",
+        "read_seconds",
+        "pair_seconds",
+        "report_seconds",
+    }
     rows = {row["model"]: row for row in document["results"]}
     assert len(rows) == 10
     assert document["events"] == 20_000

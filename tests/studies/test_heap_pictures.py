@@ -18,8 +18,8 @@ from dtr_alloc.fragment import (
 )
 from dtr_alloc.fragment.command import fragment
 from dtr_alloc.fragment.raster import CutAxis, coverage
-from dtr_alloc.fragment.residency import residencies
 from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.fragment.walk import walk
 
 WHITE = (1.0, 1.0, 1.0)
 
@@ -87,7 +87,7 @@ class TestTheMap:
         from matplotlib.colors import to_rgb
 
         trace = scene()
-        drawn = heap_map.heap_map(trace, residencies(trace), color="operator", shape=(100, 100))
+        drawn = heap_map.heap_map(trace, walk(trace).blocks, color="operator", shape=(100, 100))
         ((label, color),) = drawn.classes
         assert label == "conv"
         image = drawn.image
@@ -103,7 +103,7 @@ class TestTheMap:
 
     def test_over_events_each_event_is_equally_wide(self):
         trace = scene()
-        drawn = heap_map.heap_map(trace, residencies(trace), by_event=True, shape=(100, 80))
+        drawn = heap_map.heap_map(trace, walk(trace).blocks, by_event=True, shape=(100, 80))
         # The first block is there from event 1 to event 4 of 8.
         assert drawn.image[20, 12] != pytest.approx(heap_map.FREE)
         assert drawn.image[20, 8] == pytest.approx(heap_map.FREE)
@@ -115,7 +115,7 @@ class TestTheMap:
         trace.add(Kind.ALLOCATE, time_ns=10, address=50, size_bytes=50)
         trace.add(Kind.FREE, time_ns=20, address=0, size_bytes=50)
         trace.add(Kind.FREE, time_ns=40, address=50, size_bytes=50)
-        image = heap_map.heap_map(trace, residencies(trace), shape=(10, 40)).image
+        image = heap_map.heap_map(trace, walk(trace).blocks, shape=(10, 40)).image
         assert image[7, 5] == pytest.approx(WHITE)
         assert image[2, 30] == pytest.approx(heap_map.FREE)
         assert image[7, 30] != pytest.approx(heap_map.FREE)
@@ -126,7 +126,7 @@ class TestTheMap:
         trace.add(Kind.ALLOCATE, time_ns=0, address=0, size_bytes=10)
         trace.add(Kind.SEGMENT_FREE, time_ns=50, address=40, size_bytes=20)
         trace.add(Kind.MARK, time_ns=100)
-        image = heap_map.heap_map(trace, residencies(trace), shape=(100, 100)).image
+        image = heap_map.heap_map(trace, walk(trace).blocks, shape=(100, 100)).image
         assert image[50, 75] == pytest.approx(WHITE)
         assert image[50, 25] == pytest.approx(heap_map.FREE)
         assert image[30, 75] == pytest.approx(heap_map.FREE)
@@ -136,7 +136,7 @@ class TestTheMap:
         trace = Trace({"source": "rmm"})
         for at, size in enumerate((100, 5 << 10, 2 << 30)):
             trace.add(Kind.ALLOCATE, time_ns=at, address=at << 40, size_bytes=size)
-        drawn = heap_map.heap_map(trace, residencies(trace))
+        drawn = heap_map.heap_map(trace, walk(trace).blocks)
         assert [name for name, _ in drawn.classes] == [
             "below 4 KiB", "4 KiB to 64 KiB", "from 1 GiB",
         ]  # fmt: skip

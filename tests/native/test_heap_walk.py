@@ -1,11 +1,10 @@
-"""The holes of a heap, and the measures of traces whose values are known. Needs nothing."""
+"""Heaps that traces go through, and the measures of known ones. Needs the native build."""
 
 import random
 
 import pytest
 
 from dtr_alloc.fragment import example, measures, report
-from dtr_alloc.fragment.holes import Holes, common_bytes
 from dtr_alloc.fragment.residency import (
     ALLOCATED,
     EVICTED,
@@ -14,7 +13,6 @@ from dtr_alloc.fragment.residency import (
     MOVED_OUT,
     REMATERIALIZED,
     STAYED,
-    residencies,
 )
 from dtr_alloc.fragment.trace import Kind, Trace, TraceError
 from dtr_alloc.fragment.walk import by_device, walk
@@ -39,60 +37,6 @@ def allocate(address, size):
 
 def free(address, size):
     return (Kind.FREE, address, size)
-
-
-class TestHoles:
-    def test_holes_that_touch_are_one_and_taking_splits_them(self):
-        holes = Holes()
-        holes.add(0, 10)
-        holes.add(20, 30)
-        assert holes.sizes() == [10, 10]
-        holes.add(10, 20)
-        assert holes.sizes() == [30]
-        assert holes.remove(5, 8) == 3
-        assert holes.sizes() == [5, 22]
-        assert (holes.total_bytes, holes.sum_squares, holes.largest_bytes) == (27, 25 + 484, 22)
-
-    def test_common_bytes_are_those_in_both(self):
-        assert common_bytes([(0, 10), (20, 30)], [(5, 22), (25, 26), (29, 40)]) == 5 + 2 + 1 + 1
-        assert common_bytes([(0, 10)], []) == 0
-
-    def test_holes_do_not_merge_across_a_wall(self):
-        holes = Holes()
-        holes.walls.add(10)
-        holes.add(0, 10)
-        holes.add(10, 20)
-        assert holes.sizes() == [10, 10]
-
-    def test_what_was_not_free_is_not_counted_as_taken(self):
-        holes = Holes()
-        holes.add(0, 4)
-        holes.add(6, 10)
-        assert holes.remove(2, 20) == 2 + 4
-        assert holes.sizes() == [2]
-
-    def test_random_holes_are_those_of_a_set_of_bytes(self):
-        choose = random.Random(7)
-        holes, bytes_ = Holes(), set()
-        for _ in range(600):
-            start = choose.randrange(90)
-            span = range(start, start + choose.randrange(1, 12))
-            if choose.random() < 0.5:
-                assert holes.remove(span.start, span.stop) == len(bytes_.intersection(span))
-                bytes_.difference_update(span)
-            elif bytes_.isdisjoint(span):
-                holes.add(span.start, span.stop)
-                bytes_.update(span)
-            ends = [at for at in bytes_ if at + 1 not in bytes_]
-            starts = [at for at in bytes_ if at - 1 not in bytes_]
-            sizes = sorted(b - a + 1 for a, b in zip(sorted(starts), sorted(ends), strict=True))
-            assert holes.sizes() == sizes
-            assert holes.total_bytes == len(bytes_)
-            assert holes.sum_squares == sum(size * size for size in sizes)
-            assert holes.largest_bytes == max(sizes, default=0)
-            assert holes.first_fit(4) == min(
-                (a for a in starts if set(range(a, a + 4)) <= bytes_), default=None
-            )
 
 
 class TestTheHeapOverTime:
@@ -145,6 +89,67 @@ class TestTheHeapOverTime:
         )
         assert walk(trace).series.largest_free_bytes[-1] == 200
 
+    def test_random_heaps_are_those_of_a_set_of_bytes(self):
+        """Segments come and go around blocks and beside them."""
+        choose = random.Random(7)
+        events, expected = [], []
+        blocks, reserved = {}, set()
+        while len(events) < 600:
+            start = choose.randrange(90)
+            span = range(start, start + choose.randrange(1, 12))
+            used = {at for block in blocks.values() for at in block}
+            what = choose.random()
+            if what < 0.4 and used.isdisjoint(span):
+                events.append(allocate(start, len(span)))
+                blocks[start] = span
+                reserved.update(span)
+            elif what < 0.7 and blocks:
+                start = choose.choice(list(blocks))
+                events.append(free(start, len(blocks[start])))
+                del blocks[start]
+            elif what < 0.85 and reserved.isdisjoint(span):
+                events.append(segment(start, len(span)))
+                reserved.update(span)
+            elif what >= 0.85 and used.isdisjoint(span):
+                events.append((Kind.SEGMENT_FREE, start, len(span)))
+                reserved.difference_update(span)
+            else:
+                continue
+            free_bytes = reserved - {at for block in blocks.values() for at in block}
+            starts = sorted(at for at in free_bytes if at - 1 not in free_bytes)
+            ends = sorted(at + 1 for at in free_bytes if at + 1 not in free_bytes)
+            expected.append(sorted(end - at for at, end in zip(starts, ends, strict=True)))
+        done = walk(trace_of(*events))
+        series = done.series
+        assert list(series.event) == list(range(600))
+        assert list(series.free_bytes) == [sum(sizes) for sizes in expected]
+        assert list(series.largest_free_bytes) == [max(sizes, default=0) for sizes in expected]
+        assert list(series.sum_free_squares) == [
+            sum(size * size for size in sizes) for sizes in expected
+        ]
+        for event in range(0, 600, 7):
+            assert done.holes_at(event) == expected[event]
+
+    def test_blocks_that_lie_in_each_other_are_an_error(self):
+        trace = trace_of(allocate(0, 10), allocate(5, 10), free(0, 10), free(5, 10))
+        with pytest.raises(TraceError, match="event 3 at 0x5: part of the block is free already"):
+            walk(trace)
+
+    @pytest.mark.parametrize(
+        ("event", "reason"),
+        [
+            (free(8, 1), "event 1 at 0x8: no block is in use there"),
+            (allocate(0, 2), "event 1 at 0x0: a block is in use there"),
+            ((Kind.REMATERIALIZE, 8, 1), "event 1 at 0x8: no block is in use there"),
+            ((Kind.MOVE_TO, 8, 1), "event 1 at 0x8: no block is in use there"),
+        ],
+    )
+    def test_a_trace_that_is_not_valid_is_an_error(self, event, reason):
+        trace = trace_of(allocate(0, 1))
+        trace.add(event[0], address=event[1], size_bytes=event[2])
+        with pytest.raises(TraceError, match=reason):
+            walk(trace)
+
     def test_holes_at_a_moment_are_those_after_that_event(self):
         done = walk(trace_of(segment(0, 100), allocate(0, 10), allocate(50, 10), free(0, 10)))
         assert done.holes_at(0) == [100]
@@ -161,9 +166,9 @@ class TestTheHeapOverTime:
         assert list(parts) == [0, 1]
 
 
-class TestResidencies:
+class TestBlocks:
     def test_a_block_says_how_it_began_and_ended(self):
-        blocks = residencies(
+        blocks = walk(
             trace_of(
                 allocate(0, 8),
                 allocate(8, 8),
@@ -177,7 +182,7 @@ class TestResidencies:
                 (Kind.REMATERIALIZE, 8, 8),
                 free(8, 8),
             )
-        )
+        ).blocks
         assert list(blocks.began) == [ALLOCATED, ALLOCATED, MOVED_IN, REMATERIALIZED]
         assert list(blocks.ended) == [EVICTED, MOVED_OUT, STAYED, FREED]
         assert list(blocks.start) == [0, 1, 2, 8]
