@@ -14,6 +14,7 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -32,8 +33,10 @@ inline int64_t& waited_ns_of_thread() {
 }
 
 // A mutex that asserts the order above in builds with assertions, and counts what is waited. Taking
-// and leaving it free is one atomic instruction each; who waits does so in the kernel (U. Drepper,
-// "Futexes are tricky", 2011, section 6).
+// it free is one atomic instruction, and who waits does so in the kernel (U. Drepper, "Futexes are
+// tricky", 2011, section 6). Leaving it is a plain store where nobody waits, as an atomic one would
+// first wait for every store before it. So a thread that starts to wait at that very moment is not
+// woken: no wait in the kernel lasts longer than a millisecond.
 template <LockRank rank>
 class RankedMutex {
  public:
@@ -53,7 +56,9 @@ class RankedMutex {
 #ifndef NDEBUG
     held() = below_;
 #endif
-    if (state_.exchange(kFree, std::memory_order_release) == kAwaited) futex(FUTEX_WAKE_PRIVATE, 1);
+    const bool is_awaited = state_.load(std::memory_order_relaxed) == kAwaited;
+    state_.store(kFree, std::memory_order_release);
+    if (is_awaited) futex(FUTEX_WAKE_PRIVATE, 1, nullptr);
   }
 
  private:
@@ -62,14 +67,15 @@ class RankedMutex {
   void wait() {
     const auto begin = std::chrono::steady_clock::now();
     while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree) {
-      futex(FUTEX_WAIT_PRIVATE, kAwaited);
+      const timespec longest{0, 1'000'000};
+      futex(FUTEX_WAIT_PRIVATE, kAwaited, &longest);
     }
     waited_ns_of_thread() +=
         std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
   }
-  void futex(int what, int value) {
+  void futex(int what, int value, const timespec* longest) {
     static_assert(sizeof(state_) == sizeof(int), "the kernel reads an int");
-    ::syscall(SYS_futex, reinterpret_cast<int*>(&state_), what, value, nullptr, nullptr, 0);
+    ::syscall(SYS_futex, reinterpret_cast<int*>(&state_), what, value, longest, nullptr, 0);
   }
 
   std::atomic<int> state_{kFree};
