@@ -166,10 +166,11 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End w
   for (bool last = false;;) {
     {
       Lock lock(mutex_);
+      wish_ = wish;
+      uint64_t offset = arena == kNoArena ? place_plain(size_bytes, stream) : Slabs::kNone;
+      if (offset != Slabs::kNone) return reservation_.base() + offset;
       rounded = rounded_size(size_bytes);
       refusal_.clear();
-      wish_ = wish;
-      uint64_t offset = Slabs::kNone;
       const bool possible = is_possible(size_bytes);
       if (possible) {
         offset = attempt(size_bytes, stream, arena, last);
@@ -192,6 +193,24 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End w
     uint64_t needed = small ? chunk_ : rounded;
     last = !ask_room(needed, stream, &idle_answers);
   }
+}
+
+// The same, for a large block where memory is already: nearly always. kNone: not so.
+uint64_t Pool::place_plain(uint64_t size_bytes, uint64_t stream) {
+  if (slabs_.is_small(size_bytes) || size_bytes > large_.end() || keep_chunks_ != kNoLimit) {
+    return Slabs::kNone;
+  }
+  poll();
+  const Owner owner = streams_.owner_of(stream);
+  const uint64_t size = rounded_size(size_bytes);
+  Block* block = take_ready(large_, size, owner);
+  if (block == nullptr) return Slabs::kNone;
+  block->owner = static_cast<uint16_t>(owner);
+  large_.set_stream(block, stream);
+  block->slack = static_cast<uint32_t>(size - size_bytes);
+  count_allocation(size, size_bytes);
+  events_.add(EventKind::kAllocate, reservation_.base() + block->offset, size_bytes, stream);
+  return block->offset;
 }
 
 bool Pool::is_possible(uint64_t size) const {

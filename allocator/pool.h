@@ -138,6 +138,7 @@ class Pool final : public AnyPool {
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
   uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish = End::kAny);
+  uint64_t place_plain(uint64_t size_bytes, uint64_t stream);
 
   Place place_at(uint64_t offset) const;
   Place in_use_at(uint64_t address, const char* call) const;
@@ -150,6 +151,7 @@ class Pool final : public AnyPool {
   uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();
   void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
+  Block* take_ready(Heap& heap, uint64_t size, Owner owner);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
   bool map_under(uint64_t begin, uint64_t end);
   const Placement& placement_in(const Heap& heap) const {

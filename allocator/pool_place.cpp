@@ -150,7 +150,23 @@ Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner,
   return block;
 }
 
+// A block in the first hole, if there is memory behind it already: nearly always. Else nullptr.
+Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
+  if (!stale_.empty()) return nullptr;
+  const Placement& placement = placement_in(heap);
+  Block* hole = placement.first(heap, kIdle, size);
+  if (owner != kIdle) {
+    Block* own = placement.first(heap, owner, size);
+    if (own != nullptr && (hole == nullptr || placement.before(own, hole))) hole = own;
+  }
+  if (hole == nullptr) return nullptr;
+  const bool high = placement.at_high_end(wish_);
+  const uint64_t begin = high ? hole->end() - size : hole->offset;
+  return chunks_.all_mapped(begin, begin + size) ? heap.take(hole, size, high) : nullptr;
+}
+
 Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
+  if (Block* block = take_ready(heap, size, owner)) return block;
   const Placement& placement = placement_in(heap);
   const bool high = placement.at_high_end(wish_);
   // Where in a hole the block would be.
@@ -161,11 +177,6 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
   const auto own_is_next = [&] {
     return idle == nullptr || (own != nullptr && placement.before(own, idle));
   };
-  // Nearly always: there is memory behind the first already.
-  if (Block* best = own_is_next() ? own : idle; best != nullptr && stale_.empty()) {
-    const uint64_t begin = place_in(best);
-    if (chunks_.all_mapped(begin, begin + size)) return take(best);
-  }
   uint64_t limit = limit_chunks();
   bool stale_in_the_way = false;
   int passed = 0;
