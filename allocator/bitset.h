@@ -36,6 +36,13 @@ class Bitset {
     }
   }
 
+  // Whether [begin, end), which is not empty, has no other than members.
+  bool all(uint64_t begin, uint64_t end) const {
+    if ((begin ^ (end - 1)) >= 64) return first_absent(begin, end) == end;
+    const uint64_t mask = ~uint64_t{0} << (begin % 64) & ~uint64_t{0} >> (63 - (end - 1) % 64);
+    return (~levels_[0][begin / 64] & mask) == 0;
+  }
+
   // Each works on [begin, end). set_range and clear_range return how many members changed.
   uint64_t set_range(uint64_t begin, uint64_t end);
   uint64_t clear_range(uint64_t begin, uint64_t end);

@@ -28,7 +28,10 @@ struct alignas(32) Block {
   uint64_t size = 0;
   int32_t to_previous = 0;  // by address; in blocks from this one, 0: there is none
   int32_t to_next = 0;
-  uint32_t slack = 0;  // of one that is not free: what is unused of size
+  union {
+    uint32_t slack = 0;  // of one that is not free: what is unused of size
+    uint32_t place;      // of a free one: where in the free index it is
+  };
   uint16_t owner = kIdle;
   BlockState state = BlockState::kFree;
   bool has_stream = false;  // of one that is not free: its stream is not 0
@@ -60,6 +63,7 @@ class BlockNodes {
   explicit BlockNodes(uint64_t most_blocks)
       : capacity_(std::min(most_blocks + 1, kMost)), blocks_(capacity_), details_(capacity_) {}
 
+  uint64_t capacity() const { return capacity_; }
   Block* at(uint32_t number) { return &blocks_[number]; }
   const Block* at(uint32_t number) const { return &blocks_[number]; }
   uint32_t number(const Block* block) const { return static_cast<uint32_t>(block - &blocks_[0]); }

@@ -1,6 +1,5 @@
 #include "chunks.h"
 
-#include <algorithm>
 #include <cstdio>
 
 #include "errors.h"
@@ -16,8 +15,7 @@ Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_by
       chunk_shift_((chunk_bytes & (chunk_bytes - 1)) == 0 ? __builtin_ctzll(chunk_bytes) : -1),
       count_(reservation.size() / chunk_bytes),
       mapped_(count_),
-      idle_(count_),
-      edges_(count_) {}
+      idle_(count_) {}
 
 Chunks::~Chunks() {
   try {
@@ -71,14 +69,6 @@ void Chunks::map(uint64_t begin, uint64_t end) {
     events_.add(EventKind::kSegmentAllocate, base_ + from * chunk_, (stop - from) * chunk_);
     from = mapped_.first_absent(stop, to);
   }
-}
-
-void Chunks::touch_inside(uint64_t from, uint64_t to) {
-  idle_count_ -= idle_.clear_range(from, to);
-}
-
-void Chunks::untouch_inside(uint64_t from, uint64_t to) {
-  idle_count_ += idle_.set_range(from, to);
 }
 
 uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
@@ -139,7 +129,6 @@ std::string Chunks::check() const {
   if (idle_.count() != idle_count_) return "C3: the idle chunks are miscounted";
   for (uint64_t i = idle_.at_or_above(0); i != Bitset::kNone; i = idle_.at_or_above(i + 1)) {
     if (!mapped_.test(i)) return "C1: an idle chunk is not mapped";
-    if (edges_[i] != 0) return "C1: an idle chunk is touched by a block";
   }
   return "";
 }

@@ -11,10 +11,12 @@
 //   C2  mapped() is the number of chunks that are not absent.
 //   C3  idle() is the number of idle chunks.
 //
-// Blocks share chunks only at their edges, so only edges are counted; the inside of a block is
-// a range of bits. Touching costs O(1) plus one word per 64 chunks.
+// Neighbors that are free for everybody are one hole, so that a chunk is idle if and only if it
+// lies in one hole as a whole. So whoever says what becomes of a range also says in which hole it
+// lies, and nothing is counted. Costs O(1) plus one word per 64 chunks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -71,21 +73,17 @@ class Chunks {
     }
   }
 
-  // Declares that something usable lies, or no longer lies, over [begin, end). A range is
-  // untouched as it was touched.
-  void touch(uint64_t begin, uint64_t end) {
-    const uint64_t from = first(begin), to = last(end);
-    touch_edge(from);
-    if (from == to) return;
-    touch_edge(to);
-    if (from + 1 < to) touch_inside(from + 1, to);
+  // Mapped memory [begin, end) of a hole is used from now on, or becomes part of the hole: one that
+  // is free for everybody, with its neighbors. Where a heap ends, a chunk does.
+  void touch(uint64_t begin, uint64_t end, uint64_t hole_begin, uint64_t hole_end) {
+    const uint64_t from = std::max(first(begin), first(hole_begin + chunk_ - 1));
+    const uint64_t to = std::min(last(end) + 1, first(hole_end));
+    if (from < to) idle_count_ -= idle_.clear_range(from, to);
   }
-  void untouch(uint64_t begin, uint64_t end) {
-    const uint64_t from = first(begin), to = last(end);
-    untouch_edge(from);
-    if (from == to) return;
-    untouch_edge(to);
-    if (from + 1 < to) untouch_inside(from + 1, to);
+  void untouch(uint64_t begin, uint64_t end, uint64_t hole_begin, uint64_t hole_end) {
+    const uint64_t from = std::max(first(begin), first(hole_begin + chunk_ - 1));
+    const uint64_t to = std::min(last(end) + 1, first(hole_end));
+    if (from < to) idle_count_ += idle_.set_range(from, to);
   }
 
   // Shows the memory of up to `count` idle chunks, from the highest address down, none under
@@ -98,13 +96,11 @@ class Chunks {
   // Returns how many. If the driver refuses (DriverError), those before stay unmapped.
   uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
 
-  // For checking: whether all of [begin, end) is mapped, and the edges counted in a chunk.
   bool all_mapped(uint64_t begin, uint64_t end) const {
-    const uint64_t from = first(begin), to = last(end) + 1;
-    return mapped_.test(from) && (to - from == 1 || mapped_.first_absent(from, to) == to);
+    return mapped_.all(first(begin), last(end) + 1);
   }
   bool is_absent(uint64_t chunk) const { return !mapped_.test(chunk); }
-  uint32_t edges(uint64_t chunk) const { return edges_[chunk]; }
+  bool is_idle(uint64_t chunk) const { return idle_.test(chunk); }
 
   // Empty if all rules hold, else the broken one.
   std::string check() const;
@@ -114,18 +110,6 @@ class Chunks {
 
   uint64_t first(uint64_t begin) const { return number(begin); }
   uint64_t last(uint64_t end) const { return number(end - 1); }
-  void touch_edge(uint64_t chunk) {
-    if (edges_[chunk]++ != 0) return;
-    idle_.clear(chunk);
-    --idle_count_;
-  }
-  void untouch_edge(uint64_t chunk) {
-    if (--edges_[chunk] != 0) return;
-    idle_.set(chunk);
-    ++idle_count_;
-  }
-  void touch_inside(uint64_t from, uint64_t to);
-  void untouch_inside(uint64_t from, uint64_t to);
 
   Driver& driver_;
   const EventSource& events_;
@@ -135,7 +119,6 @@ class Chunks {
   uint64_t count_;
   Bitset mapped_;
   Bitset idle_;
-  LazyArray<uint32_t> edges_;  // how many blocks touch this chunk with an edge
   uint64_t mapped_count_ = 0;
   uint64_t idle_count_ = 0;
   uint64_t peak_mapped_ = 0;

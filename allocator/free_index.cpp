@@ -7,8 +7,15 @@
 
 namespace dtr {
 
-FreeIndex::FreeIndex(BlockNodes& nodes, uint64_t begin, uint64_t end, uint64_t grain)
+uint32_t FreeLeaves::fresh() {
+  std::fill_n(at(made_).keys, FreeLeaf::kSlots, FreeLeaf::kNoKey);
+  return made_++;
+}
+
+FreeIndex::FreeIndex(BlockNodes& nodes, FreeLeaves& leaves, uint64_t begin, uint64_t end,
+                     uint64_t grain)
     : nodes_(nodes),
+      leaves_(leaves),
       begin_(begin),
       shift_(__builtin_ctzll(grain)),
       offset_bits_(64 - __builtin_clzll(((end - begin) >> shift_) | 1)) {
@@ -44,191 +51,192 @@ int FreeIndex::previous_bin(int bin) const {
   return word * 64 + 63 - __builtin_clzll(bits);
 }
 
-uint32_t FreeIndex::least_from(const Leaf* leaf, uint64_t key) {
-  uint32_t found = leaf->count;
-  uint64_t least = UINT64_MAX;
-  for (uint32_t i = 0; i < leaf->count; ++i) {
-    const bool better = leaf->keys[i] >= key && leaf->keys[i] <= least;
-    found = better ? i : found;
-    least = better ? leaf->keys[i] : least;
+// As keys wrap below the given one, what is sought is the least difference. Each half has a chain
+// of its own, so that one is not as long as the leaf.
+Block* FreeIndex::least_from(const FreeLeaf& leaf, uint64_t key) const {
+  constexpr uint32_t kHalf = FreeLeaf::kSlots / 2;
+  const uint64_t none = FreeLeaf::kNoKey - key;
+  uint64_t least = none, least_high = none;
+  uint32_t found = 0, found_high = 0;
+  for (uint32_t i = 0; i < kHalf; ++i) {
+    const uint64_t above = leaf.keys[i] - key, above_high = leaf.keys[i + kHalf] - key;
+    found = above < least ? i : found;
+    least = above < least ? above : least;
+    found_high = above_high < least_high ? i + kHalf : found_high;
+    least_high = above_high < least_high ? above_high : least_high;
   }
-  return found;
+  found = least_high < least ? found_high : found;
+  least = least_high < least ? least_high : least;
+  return least == none ? nullptr : nodes_.at(leaf.blocks[found]);
 }
 
-uint32_t FreeIndex::greatest_below(const Leaf* leaf, uint64_t key) {
-  uint32_t found = leaf->count;
+Block* FreeIndex::greatest_below(const FreeLeaf& leaf, uint64_t key) const {
   uint64_t greatest = 0;
-  for (uint32_t i = 0; i < leaf->count; ++i) {
-    const bool better = leaf->keys[i] < key && leaf->keys[i] >= greatest;
-    found = better ? i : found;
-    greatest = better ? leaf->keys[i] : greatest;
+  uint32_t found = FreeLeaf::kSlots;
+  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) {
+    if (leaf.keys[i] >= key || leaf.keys[i] < greatest) continue;
+    found = i;
+    greatest = leaf.keys[i];
   }
-  return found;
+  return found == FreeLeaf::kSlots ? nullptr : nodes_.at(leaf.blocks[found]);
 }
 
-// The leaf of a bin where the key belongs, and its number: 0 is the first one's.
-FreeIndex::Leaf* FreeIndex::leaf_for(int bin, uint64_t key, size_t* number) const {
-  Leaf* first = bins_[bin].get();
-  *number = 0;
-  if (first->others.empty()) return first;
-  const auto above =
-      std::partition_point(first->others.begin(), first->others.end(),
-                           [&](const std::unique_ptr<Leaf>& leaf) { return leaf->low <= key; });
-  *number = static_cast<size_t>(above - first->others.begin());
-  return *number == 0 ? first : first->others[*number - 1].get();
-}
-
+// Every branch has room for two more leaves, and two more branches can be made.
 void FreeIndex::make_room() {
-  for (auto& spare : spares_) {
-    if (spare != nullptr) continue;
-    auto leaf = std::make_unique<Leaf>();
-    leaf->others.reserve(1);
-    spare = std::move(leaf);
+  while (spare_branches_.size() < 2) {
+    // Number 0 is none.
+    const size_t number = std::max<size_t>(branches_.size(), 1);
+    spare_branches_.reserve(number + 1);
+    branches_.resize(number + 1);
+    spare_branches_.push_back(static_cast<uint16_t>(number));
   }
-  if (tight_ != nullptr) tight_->reserve(2 * tight_->size());
-  tight_ = nullptr;
-}
-
-std::unique_ptr<FreeIndex::Leaf> FreeIndex::spare() {
-  return std::move(spares_[1] != nullptr ? spares_[1] : spares_[0]);
-}
-
-void FreeIndex::insert(Block* block) {
-  const Place at = place_of(block);
-  used_[at.bin / 64] |= uint64_t{1} << (at.bin % 64);
-  used_words_ |= uint64_t{1} << (at.bin / 64);
-  if (bins_[at.bin] == nullptr) bins_[at.bin] = spare();
-  size_t number;
-  Leaf* leaf = leaf_for(at.bin, at.key, &number);
-  if (leaf->count == kLeafBlocks) {
-    split(at.bin, number, leaf);
-    leaf = leaf_for(at.bin, at.key, &number);
+  for (Branch& branch : branches_) {
+    if (has_room(branch)) continue;
+    branch.lows.reserve(2 * branch.lows.size() + 4);
+    branch.leaves.reserve(2 * branch.leaves.size() + 4);
   }
-  leaf->keys[leaf->count] = at.key;
-  leaf->blocks[leaf->count++] = nodes_.number(block);
+  is_tight_ = false;
 }
 
-// The upper half of a full leaf becomes a leaf of its own.
-void FreeIndex::split(int bin, size_t number, Leaf* leaf) {
-  constexpr uint32_t kHalf = kLeafBlocks / 2;
-  std::array<std::pair<uint64_t, uint32_t>, kLeafBlocks> all;
-  for (uint32_t i = 0; i < kLeafBlocks; ++i) all[i] = {leaf->keys[i], leaf->blocks[i]};
+// A bin gets its first block.
+uint32_t FreeIndex::first_leaf(int bin) {
+  used_[bin / 64] |= uint64_t{1} << (bin % 64);
+  used_words_ |= uint64_t{1} << (bin / 64);
+  return bins_[bin] = leaves_.make();
+}
+
+// The upper half of a full leaf becomes a leaf of its own. Returns where the key belongs then.
+uint32_t FreeIndex::split(int bin, uint64_t key, uint32_t full) {
+  uint16_t& number = leaves_.at(bins_[bin]).branch;
+  if (number == 0) {
+    number = spare_branches_.back();
+    spare_branches_.pop_back();
+    branches_[number].lows.push_back(0);
+    branches_[number].leaves.push_back(full);
+  }
+  Branch& branch = branches_[number];
+  std::array<std::pair<uint64_t, uint32_t>, FreeLeaf::kSlots> all;
+  FreeLeaf& lower = leaves_.at(full);
+  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) all[i] = {lower.keys[i], lower.blocks[i]};
   std::sort(all.begin(), all.end());
-  std::unique_ptr<Leaf> upper = spare();
-  for (uint32_t i = 0; i < kLeafBlocks; ++i) {
-    Leaf* to = i < kHalf ? leaf : upper.get();
-    to->keys[i % kHalf] = all[i].first;
-    to->blocks[i % kHalf] = all[i].second;
+  std::fill_n(lower.keys, FreeLeaf::kSlots, FreeLeaf::kNoKey);
+  lower.used = 0;
+  const uint32_t upper = leaves_.make();
+  constexpr uint32_t kHalf = FreeLeaf::kSlots / 2;
+  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) {
+    put(i < kHalf ? full : upper, all[i].first, nodes_.at(all[i].second));
   }
-  leaf->count = upper->count = kHalf;
-  upper->low = upper->keys[0];
-  auto& others = bins_[bin]->others;
-  others.insert(others.begin() + static_cast<ptrdiff_t>(number), std::move(upper));
-  if (others.size() == others.capacity()) tight_ = &others;
+  const size_t index = index_in(branch, key) + 1;
+  branch.lows.insert(branch.lows.begin() + static_cast<ptrdiff_t>(index), all[kHalf].first);
+  branch.leaves.insert(branch.leaves.begin() + static_cast<ptrdiff_t>(index), upper);
+  is_tight_ |= spare_branches_.size() < 2 || !has_room(branch);
+  return key < all[kHalf].first ? full : upper;
 }
 
-void FreeIndex::erase(const Block* block) {
-  const Place at = place_of(block);
-  size_t number;
-  Leaf* leaf = leaf_for(at.bin, at.key, &number);
-  uint32_t i = 0;
-  while (leaf->keys[i] != at.key) ++i;
-  const uint32_t last = --leaf->count;
-  leaf->keys[i] = leaf->keys[last];
-  leaf->blocks[i] = leaf->blocks[last];
-  if (last == 0) drop(at.bin, number);
-}
-
-// A leaf has become empty. A bin keeps its first one.
-void FreeIndex::drop(int bin, size_t number) {
-  Leaf* first = bins_[bin].get();
-  auto& others = first->others;
-  if (others.empty()) {
-    used_[bin / 64] &= ~(uint64_t{1} << (bin % 64));
-    if (used_[bin / 64] == 0) used_words_ &= ~(uint64_t{1} << (bin / 64));
+// A leaf has become empty.
+void FreeIndex::drop(const Place& at, uint32_t number) {
+  const uint16_t branch_number = leaves_.at(bins_[at.bin]).branch;
+  leaves_.drop(number);
+  if (branch_number == 0) {
+    bins_[at.bin] = 0;
+    used_[at.bin / 64] &= ~(uint64_t{1} << (at.bin % 64));
+    if (used_[at.bin / 64] == 0) used_words_ &= ~(uint64_t{1} << (at.bin / 64));
     return;
   }
-  if (number == 0) {
-    const Leaf* second = others.front().get();
-    std::copy(second->keys, second->keys + second->count, first->keys);
-    std::copy(second->blocks, second->blocks + second->count, first->blocks);
-    first->count = second->count;
-    number = 1;
-  }
-  auto at = others.begin() + static_cast<ptrdiff_t>(number - 1);
-  (*at)->count = 0;
-  for (auto& spare : spares_) {
-    if (*at != nullptr && spare == nullptr) spare = std::move(*at);
-  }
-  others.erase(at);
-  if (tight_ == &others) tight_ = nullptr;
+  Branch& branch = branches_[branch_number];
+  const auto index = static_cast<ptrdiff_t>(index_in(branch, at.key));
+  branch.lows.erase(branch.lows.begin() + index);
+  branch.leaves.erase(branch.leaves.begin() + index);
+  branch.lows.front() = 0;
+  const bool several = branch.leaves.size() > 1;
+  bins_[at.bin] = branch.leaves.front();
+  leaves_.at(bins_[at.bin]).branch = several ? branch_number : 0;
+  if (several) return;
+  branch.lows.clear();
+  branch.leaves.clear();
+  spare_branches_.push_back(branch_number);
 }
 
 Block* FreeIndex::at_least(uint64_t size, uint64_t offset) const {
   const uint64_t units = (size + unit() - 1) >> shift_;
   const Place at = place_of(units, std::max(offset, begin_));
-  int bin = at.bin;
-  if (bin < kBins && used_[bin / 64] >> (bin % 64) & 1) {
-    size_t number;
-    const Leaf* leaf = leaf_for(bin, at.key, &number);
-    const uint32_t found = least_from(leaf, at.key);
-    if (found < leaf->count) return nodes_.at(leaf->blocks[found]);
-    const auto& others = bins_[bin]->others;
-    if (number < others.size()) {
-      leaf = others[number].get();
-      return nodes_.at(leaf->blocks[least_from(leaf, 0)]);
+  if (at.bin < kBins && bins_[at.bin] != 0) {
+    const FreeLeaf& first = leaves_.at(bins_[at.bin]);
+    if (first.branch == 0) {
+      if (Block* block = least_from(first, at.key)) return block;
+    } else {
+      const Branch& branch = branches_[first.branch];
+      const size_t index = index_in(branch, at.key);
+      if (Block* block = least_from(leaves_.at(branch.leaves[index]), at.key)) return block;
+      if (index + 1 < branch.leaves.size()) {
+        return least_from(leaves_.at(branch.leaves[index + 1]), 0);
+      }
     }
   }
-  return first_in(next_bin(bin + 1));
+  return first_in(next_bin(at.bin + 1));
 }
 
 Block* FreeIndex::before(const Block* block) const {
   const Place at = place_of(block);
-  size_t number;
-  const Leaf* leaf = leaf_for(at.bin, at.key, &number);
-  const uint32_t found = greatest_below(leaf, at.key);
-  if (found < leaf->count) return nodes_.at(leaf->blocks[found]);
-  if (number == 0) return last_in(previous_bin(at.bin - 1));
-  const auto& first = bins_[at.bin];
-  leaf = number == 1 ? first.get() : first->others[number - 2].get();
-  return nodes_.at(leaf->blocks[greatest_below(leaf, UINT64_MAX)]);
+  const uint32_t number = block->place >> kSlotBits;
+  if (Block* found = greatest_below(leaves_.at(number), at.key)) return found;
+  if (number == bins_[at.bin]) return last_in(previous_bin(at.bin - 1));
+  const Branch& branch = branches_[leaves_.at(bins_[at.bin]).branch];
+  const uint32_t below = branch.leaves[index_in(branch, at.key) - 1];
+  return greatest_below(leaves_.at(below), FreeLeaf::kNoKey);
 }
 
 Block* FreeIndex::largest() const { return last_in(previous_bin(kBins - 1)); }
 
 // nullptr of no bin.
 Block* FreeIndex::first_in(int bin) const {
-  if (bin < 0) return nullptr;
-  const Leaf* leaf = bins_[bin].get();
-  return nodes_.at(leaf->blocks[least_from(leaf, 0)]);
+  return bin < 0 ? nullptr : least_from(leaves_.at(bins_[bin]), 0);
 }
 
 Block* FreeIndex::last_in(int bin) const {
   if (bin < 0) return nullptr;
-  const Leaf* leaf = last_leaf(bins_[bin].get());
-  return nodes_.at(leaf->blocks[greatest_below(leaf, UINT64_MAX)]);
+  const uint16_t branch = leaves_.at(bins_[bin]).branch;
+  const uint32_t last = branch == 0 ? bins_[bin] : branches_[branch].leaves.back();
+  return greatest_below(leaves_.at(last), FreeLeaf::kNoKey);
 }
 
 uint64_t FreeIndex::check(std::string* broken) const {
   uint64_t blocks = 0;
   for (int bin = 0; bin < kBins; ++bin) {
-    const Leaf* first = bins_[bin].get();
-    const bool used = first != nullptr && first->count != 0;
-    if ((used_[bin / 64] >> (bin % 64) & 1) != (used ? 1U : 0U)) {
+    if ((used_[bin / 64] >> (bin % 64) & 1) != (bins_[bin] != 0 ? 1U : 0U)) {
       *broken = "a bin of a free index is marked wrongly";
     }
-    if (first == nullptr) continue;
-    for (size_t number = 0; number <= first->others.size(); ++number) {
-      const Leaf* leaf = number == 0 ? first : first->others[number - 1].get();
-      const uint64_t end = number < first->others.size() ? first->others[number]->low : UINT64_MAX;
-      if (number > 0 && leaf->count == 0) *broken = "a leaf of a free index is empty";
-      for (uint32_t i = 0; i < leaf->count; ++i) {
-        const Place at = place_of(nodes_.at(leaf->blocks[i]));
-        if (at.bin != bin || at.key != leaf->keys[i]) {
+    if (bins_[bin] == 0) continue;
+    Branch branch{{0}, {bins_[bin]}};
+    if (const uint16_t number = leaves_.at(bins_[bin]).branch; number != 0) {
+      branch = branches_[number];
+      if (branch.leaves.size() < 2 || branch.leaves.size() != branch.lows.size() ||
+          branch.leaves[0] != bins_[bin] || branch.lows[0] != 0) {
+        *broken = "a branch of a free index is wrong";
+        continue;
+      }
+    }
+    for (size_t index = 0; index < branch.leaves.size(); ++index) {
+      const FreeLeaf& leaf = leaves_.at(branch.leaves[index]);
+      const uint64_t end =
+          index + 1 < branch.lows.size() ? branch.lows[index + 1] : FreeLeaf::kNoKey;
+      if (leaf.used == 0) *broken = "a leaf of a free index is empty";
+      if (index > 0 && leaf.branch != 0) *broken = "a leaf of a free index has a branch of its own";
+      for (uint32_t slot = 0; slot < FreeLeaf::kSlots; ++slot) {
+        if ((leaf.used >> slot & 1) == 0) {
+          if (leaf.keys[slot] != FreeLeaf::kNoKey) *broken = "an unused slot has a key";
+          continue;
+        }
+        const Block* block = nodes_.at(leaf.blocks[slot]);
+        const Place at = place_of(block);
+        if (at.bin != bin || at.key != leaf.keys[slot]) {
           *broken = "a free index holds a block under another size or offset";
         }
-        if ((number > 0 && at.key < leaf->low) || at.key >= end) {
+        if (at.key < branch.lows[index] || at.key >= end) {
           *broken = "a block of a free index is in the wrong leaf";
+        }
+        if (block->place != (branch.leaves[index] << kSlotBits | slot)) {
+          *broken = "a free block is said to be in another slot";
         }
         ++blocks;
       }

@@ -21,6 +21,7 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
       most_end_(end),
       grain_(grain),
       nodes_((end - begin) / grain),
+      leaves_(nodes_.capacity()),
       used_(nodes_, grain_unit(grain)),
       starts_(nodes_, begin, end) {
   owned(kIdle);
@@ -41,28 +42,8 @@ Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
   return *owners_[owner];
 }
 
-// Makes two blocks neighbors; nullptr: the range ends there.
-void Heap::link(Block* low, Block* high) {
-  if (low != nullptr) {
-    low->to_next = high == nullptr ? 0 : static_cast<int32_t>(high - low);
-  } else {
-    first_ = high;
-  }
-  if (high != nullptr) {
-    high->to_previous = low == nullptr ? 0 : static_cast<int32_t>(low - high);
-  } else {
-    last_ = low;
-  }
-}
-
-void Heap::enter(Block* block) {
-  OwnerBlocks& blocks = *owners_[block->owner];
-  block->state = BlockState::kFree;
-  blocks.index.insert(block);
-  note_size(blocks, block);
-  if (block->owner == kIdle) return;
-  chunks_.touch(block->offset, block->end());
-  // Nearly always the newest; a pending block that is done late may be older.
+// Nearly always the newest; a pending block that is done late may be older.
+void Heap::enter_by_age(OwnerBlocks& blocks, Block* block) {
   BlockDetail& detail = nodes_.detail(block);
   Block* before = blocks.newest;
   while (before != nullptr && point_of(before) > detail.point) before = nodes_.detail(before).older;
@@ -73,27 +54,10 @@ void Heap::enter(Block* block) {
   (after != nullptr ? nodes_.detail(after).older : blocks.newest) = block;
 }
 
-void Heap::leave(Block* block) {
-  OwnerBlocks& blocks = *owners_[block->owner];
-  blocks.index.erase(block);
-  if (block->owner == kIdle) return;
-  chunks_.untouch(block->offset, block->end());
-  BlockDetail& detail = nodes_.detail(block);
+void Heap::leave_by_age(OwnerBlocks& blocks, const Block* block) {
+  const BlockDetail& detail = nodes_.detail(block);
   (detail.older != nullptr ? nodes_.detail(detail.older).newer : blocks.oldest) = detail.newer;
   (detail.newer != nullptr ? nodes_.detail(detail.newer).older : blocks.newest) = detail.older;
-}
-
-// What leave() and enter() would do, keeping the place among the owner's blocks: the point is
-// the same.
-void Heap::shrink(Block* hole, uint64_t offset, uint64_t size) {
-  FreeIndex& index = owners_[hole->owner]->index;
-  index.erase(hole);
-  if (hole->owner != kIdle) chunks_.untouch(hole->offset, hole->end());
-  hole->offset = offset;
-  hole->size = size;
-  index.insert(hole);
-  note_size(*owners_[hole->owner], hole);
-  if (hole->owner != kIdle) chunks_.touch(hole->offset, hole->end());
 }
 
 Block* Heap::best_fit(Owner owner, uint64_t size) const {
@@ -101,31 +65,6 @@ Block* Heap::best_fit(Owner owner, uint64_t size) const {
 }
 
 Block* Heap::next_fit(const Block* hole) const { return owners_[hole->owner]->index.after(hole); }
-
-Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
-  if (offset == hole->offset) return take(hole, size);
-  if (offset + size == hole->end()) return take(hole, size, true);
-  owners_[hole->owner]->index.prepare();
-  Block* rest = nodes_.make();
-  rest->offset = offset + size;
-  rest->size = hole->end() - rest->offset;
-  rest->owner = hole->owner;
-  if (rest->owner != kIdle) nodes_.detail(rest).point = point_of(hole);
-  link(rest, hole->next());
-  link(hole, rest);
-  shrink(hole, hole->offset, rest->offset - hole->offset);
-  starts_.add(rest);
-  enter(rest);
-  try {
-    return take(hole, size, true);
-  } catch (...) {
-    leave(rest);
-    leave(hole);
-    merge(hole, rest);
-    enter(hole);
-    throw;
-  }
-}
 
 void Heap::keep_by_address() {
   by_address_ = true;
@@ -156,8 +95,10 @@ Block* Heap::lowest_fit(Owner owner, uint64_t size, uint64_t from) {
   return nullptr;
 }
 
-Block* Heap::take(Block* hole, uint64_t size, bool high) {
-  used_.prepare(high ? hole->end() - size : hole->offset);
+// take(), for a part of a hole that was [hole_begin, hole_end).
+inline Block* Heap::cut(Block* hole, uint64_t size, bool high, uint64_t hole_begin,
+                        uint64_t hole_end) {
+  used_.prepare();
   Block* block = hole;
   if (hole->size == size) {
     leave(hole);
@@ -183,19 +124,40 @@ Block* Heap::take(Block* hole, uint64_t size, bool high) {
   block->state = BlockState::kInUse;
   block->slack = 0;
   block->has_stream = false;
-  chunks_.touch(block->offset, block->end());
   used_.insert(block);
+  // No chunk of a stream's hole is idle, nor becomes so.
+  chunks_.touch(block->offset, block->end(), hole_begin, hole_end);
   return block;
 }
 
-// Both have left their index; the high one's node is dropped.
-Block* Heap::merge(Block* low, Block* high) {
-  starts_.remove(high);
-  low->size += high->size;
-  if (low->owner != kIdle) nodes_.detail(low).point = std::max(point_of(low), point_of(high));
-  link(low, high->next());
-  nodes_.drop(high);
-  return low;
+Block* Heap::take(Block* hole, uint64_t size, bool high) {
+  return cut(hole, size, high, hole->offset, hole->end());
+}
+
+Block* Heap::take_at(Block* hole, uint64_t offset, uint64_t size) {
+  if (offset == hole->offset) return take(hole, size);
+  if (offset + size == hole->end()) return take(hole, size, true);
+  const uint64_t hole_begin = hole->offset, hole_end = hole->end();
+  owners_[hole->owner]->index.prepare();
+  Block* rest = nodes_.make();
+  rest->offset = offset + size;
+  rest->size = hole->end() - rest->offset;
+  rest->owner = hole->owner;
+  if (rest->owner != kIdle) nodes_.detail(rest).point = point_of(hole);
+  link(rest, hole->next());
+  link(hole, rest);
+  shrink(hole, hole->offset, rest->offset - hole->offset);
+  starts_.add(rest);
+  enter(rest);
+  try {
+    return cut(hole, size, true, hole_begin, hole_end);
+  } catch (...) {
+    leave(rest);
+    leave(hole);
+    merge(hole, rest);
+    enter(hole);
+    throw;
+  }
 }
 
 void Heap::release(Block* block, Owner owner, uint64_t point) {
@@ -204,7 +166,7 @@ void Heap::release(Block* block, Owner owner, uint64_t point) {
   if (previous != nullptr) __builtin_prefetch(previous);
   owned(owner).index.prepare();
   used_.erase(block);
-  chunks_.untouch(block->offset, block->end());
+  const uint64_t begin = block->offset, end = block->end();
   block->owner = static_cast<uint16_t>(owner);
   if (owner != kIdle) nodes_.detail(block).point = point;
   auto mergeable = [&](const Block* other) {
@@ -219,6 +181,7 @@ void Heap::release(Block* block, Owner owner, uint64_t point) {
     block = merge(previous, block);
   }
   enter(block);
+  if (owner == kIdle) chunks_.untouch(begin, end, block->offset, block->end());
 }
 
 void Heap::settle(Owner owner, uint64_t point) {
@@ -228,6 +191,7 @@ void Heap::settle(Owner owner, uint64_t point) {
     owners_[kIdle]->index.prepare();
     Block* block = blocks.oldest;
     leave(block);
+    const uint64_t begin = block->offset, end = block->end();
     block->owner = kIdle;
     for (Block* other : {block->next(), block->previous()}) {
       if (other == nullptr || other->state != BlockState::kFree || other->owner != kIdle) continue;
@@ -235,6 +199,7 @@ void Heap::settle(Owner owner, uint64_t point) {
       block = other->offset < block->offset ? merge(other, block) : merge(block, other);
     }
     enter(block);
+    chunks_.untouch(begin, end, block->offset, block->end());
   }
 }
 

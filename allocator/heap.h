@@ -11,14 +11,13 @@
 //   H3  No two neighbors are free and of the same owner: they would have been merged.
 //   H4  Blocks in use or pending are exactly those that find() finds by their offset.
 //   H5  The free blocks of a stream, oldest first, are in the order of their points.
-//   H6  A block that is not free for everybody lies over mapped chunks only, and each chunk's
-//       edge count is the number of such blocks with an edge in it (all heaps of a pool taken
-//       together: the pool checks this rule).
+//   H6  A block that is not free for everybody lies over mapped chunks only, none of them idle; all
+//       other mapped chunks are idle (the pool checks this rule).
 //   H7  Every offset is known to lie in the block that contains it, and no hole is larger than the
 //       bound of its cell.
 //
-// Cost: a search, a take and a release are O(log free blocks), and nearly always touch one or two
-// lines of the free index, the blocks themselves and their neighbors; find is O(1); containing
+// Cost: a search, a take and a release are O(log free blocks), and nearly always touch a few lines
+// of the free index, the blocks themselves and their neighbors; find is O(1); containing
 // walks over the blocks of one cell, 1 MiB of the range. Nodes come from a free list: no allocation
 // in the steady state.
 #pragma once
@@ -40,7 +39,8 @@ namespace dtr {
 
 class Heap {
  public:
-  // Of no bytes too. Offsets begin and end, and the sizes given to take(), are multiples of grain.
+  // Of no bytes too. Offsets begin and end, and the sizes given to take(), are multiples of grain;
+  // begin and end, those given to resize() too, are where chunks begin.
   Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain);
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -130,7 +130,7 @@ class Heap {
 
   struct OwnerBlocks {
     explicit OwnerBlocks(Heap& heap)
-        : index(heap.nodes_, heap.begin_, heap.most_end_, heap.grain_) {}
+        : index(heap.nodes_, heap.leaves_, heap.begin_, heap.most_end_, heap.grain_) {}
     FreeIndex index;
     std::unique_ptr<MaxTree> by_cell;  // nullptr: not kept by address
     Block* oldest = nullptr;
@@ -147,12 +147,55 @@ class Heap {
       blocks.by_cell->raise(starts_.cell_of(hole->offset), hole->size);
     }
   }
-  void link(Block* low, Block* high);
+  // Makes two blocks neighbors; nullptr: the range ends there.
+  void link(Block* low, Block* high) {
+    if (low != nullptr) {
+      low->to_next = high == nullptr ? 0 : static_cast<int32_t>(high - low);
+    } else {
+      first_ = high;
+    }
+    if (high != nullptr) {
+      high->to_previous = low == nullptr ? 0 : static_cast<int32_t>(low - high);
+    } else {
+      last_ = low;
+    }
+  }
+  // A free block into the index and the age list of its owner, and out of them.
+  void enter(Block* block) {
+    OwnerBlocks& blocks = *owners_[block->owner];
+    block->state = BlockState::kFree;
+    blocks.index.insert(block);
+    note_size(blocks, block);
+    if (block->owner != kIdle) enter_by_age(blocks, block);
+  }
+  void leave(Block* block) {
+    OwnerBlocks& blocks = *owners_[block->owner];
+    blocks.index.erase(block);
+    if (block->owner != kIdle) leave_by_age(blocks, block);
+  }
+  void enter_by_age(OwnerBlocks& blocks, Block* block);
+  void leave_by_age(OwnerBlocks& blocks, const Block* block);
+  // What leave() and enter() would do, keeping the place among the owner's blocks: the point is
+  // the same.
+  void shrink(Block* hole, uint64_t offset, uint64_t size) {
+    OwnerBlocks& blocks = *owners_[hole->owner];
+    blocks.index.erase(hole);
+    hole->offset = offset;
+    hole->size = size;
+    blocks.index.insert(hole);
+    note_size(blocks, hole);
+  }
+  // Both have left their index; the high one's node is dropped.
+  Block* merge(Block* low, Block* high) {
+    starts_.remove(high);
+    low->size += high->size;
+    if (low->owner != kIdle) nodes_.detail(low).point = std::max(point_of(low), point_of(high));
+    link(low, high->next());
+    nodes_.drop(high);
+    return low;
+  }
   void append(uint64_t offset, uint64_t end);
-  void enter(Block* block);  // into the index and the age list of its owner; touches chunks
-  void leave(Block* block);
-  void shrink(Block* hole, uint64_t offset, uint64_t size);
-  Block* merge(Block* low, Block* high);
+  Block* cut(Block* hole, uint64_t size, bool high, uint64_t hole_begin, uint64_t hole_end);
 
   Chunks& chunks_;
   uint64_t begin_;
@@ -162,6 +205,7 @@ class Heap {
   Block* first_ = nullptr;
   Block* last_ = nullptr;
   BlockNodes nodes_;
+  FreeLeaves leaves_;
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
   BlockTable used_;  // blocks in use or pending
   Starts starts_;    // all blocks

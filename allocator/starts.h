@@ -1,6 +1,7 @@
 // Where blocks begin: the first block of each cell, 1 MiB of the range, and which cells have any.
 // So the block that contains an offset is found by walking over the blocks of one cell, and most
-// splits and merges write one word in a small table, or none.
+// splits and merges write one word in a small table. Which block is the first is chosen without
+// branches, which would be taken as often as not.
 #pragma once
 
 #include <cstdint>
@@ -29,26 +30,24 @@ class Starts {
   // A block begins where none did: its offset is set, and its neighbors are linked.
   void add(const Block* block) {
     const uint64_t cell = cell_of(block->offset);
-    if (first_[cell] == 0) {
-      used_.set(cell);
-    } else if (at(cell)->offset < block->offset) {
-      return;
-    }
-    first_[cell] = nodes_.number(block);
+    const Block* before = block->previous();
+    const bool is_first = before == nullptr || cell_of(before->offset) != cell;
+    if (first_[cell] == 0) used_.set(cell);
+    first_[cell] = is_first ? nodes_.number(block) : first_[cell];
   }
   // A block begins where another did, before that one's offset is changed.
   void replace(const Block* block, const Block* by) {
-    const uint64_t cell = cell_of(block->offset);
-    if (first_[cell] == nodes_.number(block)) first_[cell] = nodes_.number(by);
+    uint32_t& first = first_[cell_of(block->offset)];
+    first = first == nodes_.number(block) ? nodes_.number(by) : first;
   }
   // A block begins no more, before its link to the next one is gone.
   void remove(const Block* block) {
     const uint64_t cell = cell_of(block->offset);
-    if (first_[cell] != nodes_.number(block)) return;
     const Block* next = block->next();
-    const bool stays = next != nullptr && cell_of(next->offset) == cell;
-    first_[cell] = stays ? nodes_.number(next) : 0;
-    if (!stays) used_.clear(cell);
+    const uint32_t other =
+        next != nullptr && cell_of(next->offset) == cell ? nodes_.number(next) : 0;
+    first_[cell] = first_[cell] == nodes_.number(block) ? other : first_[cell];
+    if (first_[cell] == 0) used_.clear(cell);
   }
 
   // The block that contains an offset of the range.

@@ -40,7 +40,6 @@ struct Corruptor {
   void not_merged() {
     Block* part = heap().take(hole(), 512);
     heap().used_.erase(part);
-    chunks().untouch(part->offset, part->end());
     heap().enter(part);
   }
   void not_found() { heap().used_.erase(block(second)); }
@@ -50,7 +49,7 @@ struct Corruptor {
     heap().nodes_.detail(heap().owners_[1]->oldest).point = 7;
   }
   void start_mistaken() { heap().starts_.replace(block(first), block(second)); }
-  void chunk_forgotten() { chunks().untouch(block(first)->offset, block(first)->end()); }
+  void chunk_forgotten() { chunks().untouch(0, 1, 0, chunks().chunk_bytes()); }
   void chunk_not_mapped() {
     chunks().mapped_.clear(0);
     --chunks().mapped_count_;
