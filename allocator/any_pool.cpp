@@ -167,7 +167,7 @@ void AnyPool::copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint
   work_.copy_in(address, host, size_bytes, stream);
 }
 
-uint64_t AnyPool::try_outside(uint64_t, uint64_t, uint64_t, uint64_t) { return 0; }
+uint64_t AnyPool::try_outside(uint64_t, uint64_t, uint64_t, uint64_t, bool) { return 0; }
 
 uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream,
                        bool timed) {

@@ -114,8 +114,10 @@ class AnyPool {
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
   // The same outside of [begin, end), where memory is or may be mapped, and without a wait on the
-  // device: a place to move a block to. 0 also for what is small.
-  virtual uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end);
+  // device: a place to move a block to. packed: only in chunks that blocks touch already. 0 also
+  // for what is small.
+  virtual uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
+                               bool packed);
   virtual void free(uint64_t address) = 0;
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;

@@ -15,6 +15,7 @@ using Lock = std::lock_guard<PoolMutex>;
 constexpr uint64_t kDefaultSmall = 2048;
 // The share of the reservation that is for slabs.
 constexpr uint64_t kSmallShare = 8;
+constexpr uint64_t kLeastObjects = 32;  // of the largest size that a slab of less than a chunk has
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -76,6 +77,15 @@ uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, ui
   return small;
 }
 
+// Of one size class of one stream. Many share a chunk, so that the first object of a size does not
+// cost a whole one; and each has room for many objects.
+uint64_t slab_bytes(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
+  const uint64_t least = kLeastObjects * chosen_small(options, traits, chunk);
+  uint64_t bytes = chunk;
+  while (bytes % 2 == 0 && bytes / 2 >= least && bytes / 2 % kGrain == 0) bytes /= 2;
+  return bytes;
+}
+
 uint64_t chosen_keep(const PoolOptions& options, uint64_t chunk) {
   return options.keep_bytes == 0 || options.keep_bytes == kNoLimit ? kNoLimit
                                                                    : options.keep_bytes / chunk;
@@ -115,9 +125,11 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       chunks_(*driver_, reservation_, chunk_, events_),
       stale_(*driver_, reservation_.base(), chunk_, reservation_.size() / chunk_),
       large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
-      small_(chunks_, large_.end(), reservation_.size(), chunk_),
-      slabs_(small_.begin(), small_.end(), chunk_, driver_->traits().alignment,
-             chosen_small(options, driver_->traits(), chunk_), uses_classes(options)),
+      small_(chunks_, large_.end(), reservation_.size(),
+             slab_bytes(options, driver_->traits(), chunk_)),
+      slabs_(small_.begin(), small_.end(), slab_bytes(options, driver_->traits(), chunk_),
+             driver_->traits().alignment, chosen_small(options, driver_->traits(), chunk_),
+             uses_classes(options)),
       streams_(*driver_),
       arenas_(streams_),
       keep_chunks_(chosen_keep(options, chunk_)),

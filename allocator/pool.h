@@ -107,7 +107,8 @@ class Pool final : public AnyPool {
   uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override {
     return try_once(size_bytes, stream, kNoArena, false);
   }
-  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) override;
+  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
+                       bool packed) override;
   bool follow_uses(uint64_t address, uint64_t stream) override;
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
@@ -173,6 +174,7 @@ class Pool final : public AnyPool {
 
   // pool_move.cpp
   Block* take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
+  Block* take_packed(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
 
   // pool_arenas.cpp
   bool settle_arenas();

@@ -17,6 +17,17 @@ constexpr int kMostHoles = 64;
 
 }  // namespace
 
+// The part of a hole that lies outside of [begin, end), offsets, in chunks that are touched: at its
+// low end or its high one, as its inside touches none. nullptr if neither is.
+Block* Pool::take_packed(Block* hole, uint64_t size, uint64_t begin, uint64_t end) {
+  for (const uint64_t at : {hole->offset, hole->end() - size}) {
+    if (at < end && at + size > begin) continue;
+    if (chunks_.absent_in(at, at + size) + chunks_.idle_in(at, at + size) > 0) continue;
+    return large_.take_at(hole, at, size);
+  }
+  return nullptr;
+}
+
 // The part of a hole that lies outside of [begin, end), offsets: its low end, or what begins at
 // end; nullptr if neither is large enough, or its memory is not to be had.
 Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end) {
@@ -37,7 +48,8 @@ Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t e
   return large_.take_at(hole, at, size);
 }
 
-uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) {
+uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
+                           bool packed) {
   Lock lock(mutex_);
   if (slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
   const uint64_t size = rounded_size(size_bytes);
@@ -55,7 +67,9 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
   for (int tries = 0; (own != nullptr || idle != nullptr) && tries < kMostHoles; ++tries) {
     Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;
     Block* const next = large_.next_fit(hole);
-    if (Block* block = take_outside(hole, size, begin, end); block != nullptr) {
+    Block* const block =
+        packed ? take_packed(hole, size, begin, end) : take_outside(hole, size, begin, end);
+    if (block != nullptr) {
       block->owner = static_cast<uint16_t>(owner);
       large_.set_stream(block, stream);
       block->slack = static_cast<uint32_t>(size - size_bytes);

@@ -135,7 +135,7 @@ void Pool::note_unused() {
 uint64_t Pool::try_small(uint64_t size, uint64_t stream, Owner owner, bool last) {
   uint64_t offset = slabs_.take(size, owner);
   if (offset != Slabs::kNone) return offset;
-  Block* block = find_place(small_, chunk_, stream, owner, last);
+  Block* block = find_place(small_, slabs_.slab_bytes(), stream, owner, last);
   if (block == nullptr) return Slabs::kNone;
   slabs_.add(block, size);
   return slabs_.take(size, owner);

@@ -84,13 +84,14 @@ uint64_t SegmentedPool::try_segments(const Request& request, bool last) {
   return 0;
 }
 
+// Whatever lies in a segment is packed: its memory goes back only when nothing does.
 uint64_t SegmentedPool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
-                                    uint64_t end) {
+                                    uint64_t end, bool) {
   Lock lock(mutex_);
   for (auto& [start, segment] : segments_) {
     if (segment.is_small) continue;
     const PoolStats before = segment.pool->counts();
-    const uint64_t address = segment.pool->try_outside(size_bytes, stream, begin, end);
+    const uint64_t address = segment.pool->try_outside(size_bytes, stream, begin, end, false);
     if (address == 0) continue;
     count_change(before, segment.pool->counts());
     events_.add(EventKind::kAllocate, address, size_bytes, stream);

@@ -43,7 +43,8 @@ class SegmentedPool final : public AnyPool {
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
   // In segments that are there.
-  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end) override;
+  uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
+                       bool packed) override;
   void free(uint64_t address) override;
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;

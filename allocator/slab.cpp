@@ -2,11 +2,11 @@
 
 namespace dtr {
 
-Slabs::Slabs(uint64_t begin, uint64_t end, uint64_t chunk_bytes, uint64_t alignment,
+Slabs::Slabs(uint64_t begin, uint64_t end, uint64_t slab_bytes, uint64_t alignment,
              uint64_t small_bytes, bool by_class)
     : begin_(begin),
       end_(end),
-      chunk_(chunk_bytes),
+      slab_bytes_(slab_bytes),
       alignment_(alignment),
       small_(small_bytes),
       by_class_(by_class),
@@ -48,13 +48,13 @@ uint64_t Slabs::take(uint64_t requested, Owner owner) {
 }
 
 void Slabs::add(Block* block, uint64_t requested) {
-  uint64_t place = (block->offset - begin_) / chunk_;
+  uint64_t place = (block->offset - begin_) / slab_bytes_;
   // The region is filled from its low end: as many places as were ever used at once.
   if (place >= slabs_.size()) slabs_.resize(place + 1);
   auto slab = std::make_unique<Slab>();
   slab->block = block;
   slab->object_bytes = round(requested);
-  slab->capacity = static_cast<uint32_t>(chunk_ / slab->object_bytes);
+  slab->capacity = static_cast<uint32_t>(slab_bytes_ / slab->object_bytes);
   slab->words.resize(slab->capacity);
   slab->used.resize((slab->capacity + 63) / 64);
   link(slab.get());
@@ -65,7 +65,7 @@ void Slabs::add(Block* block, uint64_t requested) {
 
 Slab* Slabs::find(uint64_t offset, uint32_t* index) const {
   if (offset < begin_ || offset >= end_) return nullptr;
-  uint64_t place = (offset - begin_) / chunk_;
+  uint64_t place = (offset - begin_) / slab_bytes_;
   if (place >= slabs_.size() || slabs_[place] == nullptr) return nullptr;
   Slab* slab = slabs_[place].get();
   uint64_t object = (offset - slab->block->offset) / slab->object_bytes;
@@ -87,7 +87,7 @@ Block* Slabs::remove(Slab* slab) {
   --list(slab).empty;
   --empty_;
   Block* block = slab->block;
-  slabs_[(block->offset - begin_) / chunk_].reset();
+  slabs_[(block->offset - begin_) / slab_bytes_].reset();
   return block;
 }
 

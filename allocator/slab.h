@@ -1,7 +1,7 @@
-// Small objects: slabs of one chunk, each with objects of one size for one stream.
+// Small objects: slabs, parts of chunks, each with objects of one size for one stream.
 //
 // Slabs live in a region of their own at the far end of the reservation, so that small objects
-// never pin chunks among large blocks. The region is itself a Heap whose grain is the chunk: a
+// never pin chunks among large blocks. The region is itself a Heap whose grain is the slab: a
 // slab is a block of it. This class only carves those blocks up.
 //
 // Rules, checked by check():
@@ -11,7 +11,7 @@
 //   L3  A slab is in the list of its size and owner if and only if it has room.
 //   L4  empty() is the number of slabs without live objects.
 //
-// Everything is O(1). Objects are found by address: (offset - begin) / chunk names the slab.
+// Everything is O(1). Objects are found by address: (offset - begin) / slab_bytes names the slab.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct Slab {
 
 class Slabs {
  public:
-  Slabs(uint64_t begin, uint64_t end, uint64_t chunk_bytes, uint64_t alignment,
-        uint64_t small_bytes, bool by_class);
+  Slabs(uint64_t begin, uint64_t end, uint64_t slab_bytes, uint64_t alignment, uint64_t small_bytes,
+        bool by_class);
 
   bool is_small(uint64_t size) const { return size <= small_; }
   // The size of the objects that serve a request.
@@ -51,6 +51,8 @@ class Slabs {
     return by_class_ ? size_class(size, alignment_)
                      : (size + alignment_ - 1) / alignment_ * alignment_;
   }
+
+  uint64_t slab_bytes() const { return slab_bytes_; }
 
   static constexpr uint64_t kNone = UINT64_MAX;
   // The offset of an object from a slab of the owner that has room, or kNone.
@@ -89,7 +91,7 @@ class Slabs {
 
   uint64_t begin_;
   uint64_t end_;
-  uint64_t chunk_;
+  uint64_t slab_bytes_;
   uint64_t alignment_;
   uint64_t small_;
   bool by_class_;

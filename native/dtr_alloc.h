@@ -159,10 +159,11 @@ int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stre
 
 /* A place to move a block of size_bytes to: as dtr_pool_try_allocate, but outside of the addresses
  * [begin, end) (both NULL: anywhere), and only where memory is there for the stream or may be
- * mapped: nothing is remapped, and the stream waits for no other. *out is NULL and the status
+ * mapped: nothing is remapped, and the stream waits for no other. packed, not 0: only in chunks
+ * that other blocks touch already, so that the place costs no chunk. *out is NULL and the status
  * DTR_OK where there is none, and always for small requests and from counted pools. Any thread. */
 int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                             const void* begin, const void* end, void** out);
+                             const void* begin, const void* end, int32_t packed, void** out);
 
 /* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
  * start of a block in use, twice-freed ones included. Any thread. */

@@ -21,9 +21,9 @@
 // back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
 // lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
 // needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
-// memory is short), moving.cpp (contents that go to other addresses), order.cpp (streams),
-// freeze.cpp (while a graph is captured), ends.cpp (which end of the heap is wished for),
-// journal.cpp (op logs), invariants.cpp.
+// memory is short), moving.cpp (contents that go to other addresses), holes.cpp (places made by
+// that), order.cpp (streams), freeze.cpp (while a graph is captured), ends.cpp (which end of the
+// heap is wished for), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <atomic>
@@ -479,18 +479,21 @@ class Engine {
   // moving.cpp
   bool is_movable(const Storage* storage) const;
   double move_ns(const Storage* storage);
-  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end,
+  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
                 Deferred& deferred);
-  bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
+  void calibrate_moves(Device& device);
+  void configure_moving();
+  Device& device_with(const dtr_pool* pool) const;
+
+  // holes.cpp
   double loss_ns(Storage* storage);
-  bool moves_aside(const Device& device) const;
+  bool moves_aside() const;
   void find_largest_hole(const Device& device);
   double at_most_move(Storage* storage, double cost_ns);
   bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                     Deferred& deferred);
-  void calibrate_moves(Device& device);
-  void configure_moving();
-  Device& device_with(const dtr_pool* pool) const;
+  bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
+  bool empty_chunk(Device& device, const dtr_pool_room& room, double most_ns, Deferred& deferred);
 
   // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);

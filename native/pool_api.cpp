@@ -208,11 +208,13 @@ DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, ui
 }
 
 DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                        const void* begin, const void* end, void** out) {
+                                        const void* begin, const void* end, int32_t packed,
+                                        void** out) {
   return dtr::guard([&] {
     require(out, "out");
     *out = nullptr;
-    *out = pointer(pool->pool.try_outside(size_bytes, stream, number(begin), number(end)));
+    *out = pointer(
+        pool->pool.try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
   });
 }
 

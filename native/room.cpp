@@ -460,8 +460,13 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
     unlock(constant, deferred);
   }
-  if (!freed && options_.moving)
-    freed = open_hole(device, size_bytes, std::numeric_limits<double>::infinity(), deferred);
+  if (!freed && options_.moving) {
+    constexpr double kAtAnyPrice = std::numeric_limits<double>::infinity();
+    dtr_pool_room room{};
+    if (!device.fixed) dtr_pool_get_room(device.pool, size_bytes, &room);
+    freed = empty_chunk(device, room, kAtAnyPrice, deferred) ||
+            open_hole(device, size_bytes, kAtAnyPrice, deferred);
+  }
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);

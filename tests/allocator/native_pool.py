@@ -102,9 +102,11 @@ class NativePool:
         check(lib.dtr_pool_allocate(self.handle, size, stream, self._out))
         return int(ffi.cast("uintptr_t", self._out[0]))
 
-    def try_outside(self, size: int, begin: int = 0, end: int = 0, stream: int = 0) -> int:
+    def try_outside(
+        self, size: int, begin: int = 0, end: int = 0, stream: int = 0, packed: bool = False
+    ) -> int:
         bounds = [ffi.cast("void *", address) for address in (begin, end)]
-        check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, self._out))
+        check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, packed, self._out))
         return int(ffi.cast("uintptr_t", self._out[0]))
 
     def copy(self, to: int, source: int, size: int, stream: int = 0) -> int:
