@@ -84,6 +84,24 @@ class TestInOneHole:
         assert pool.try_outside(CHUNK, self.base, blocks[4]) == blocks[4]
 
 
+def test_a_packed_place_costs_no_chunk():
+    """It lies at either end of a hole, in chunks that other blocks touch."""
+    with NativePool("simulated", budget=8 * CHUNK, chunk=CHUNK) as pool:
+        assert pool.try_outside(CHUNK // 2, packed=True) == 0, "nothing is touched yet"
+        low = pool.allocate(CHUNK + CHUNK // 2)
+        middle = pool.allocate(2 * CHUNK)
+        high = pool.allocate(CHUNK // 2)
+        pool.free(middle)
+        before = pool.stats().reserved_bytes
+        places = [pool.try_outside(CHUNK // 2, packed=True) for _ in range(3)]
+        # Behind the first block, before the last one, and none in the chunk between them.
+        assert places == [low + CHUNK + CHUNK // 2, high - CHUNK // 2, 0]
+        pool.free(places[1])
+        assert pool.try_outside(CHUNK // 2, places[1], high, packed=True) == 0
+        assert pool.stats().reserved_bytes == before
+        pool.verify()
+
+
 def test_small_requests_and_counted_pools_have_none():
     with NativePool("host") as pool:
         assert pool.try_outside(100) == 0

@@ -235,8 +235,8 @@ def make_fixed_toy():
     """Engines on pools whose addresses are as many as the bytes of their budget, in chunks."""
     made = []
 
-    def make(chunks, kind=Toy, **options):
-        pool = NativePool("host", budget=chunks * CHUNKS, chunk=CHUNKS, fixed=1)
+    def make(chunks, kind=Toy, fixed=1, **options):
+        pool = NativePool("host", budget=chunks * CHUNKS, chunk=CHUNKS, fixed=fixed)
         made.append(kind(pool, **options))
         return made[-1]
 
@@ -385,6 +385,71 @@ class TestInsteadOfEvicting:
         assert toy.stats().evictions > 0
         assert toy.stats().moves == 0
         release(source, large, *results)
+
+
+class TestEmptyingChunks:
+    """Where memory is mapped by chunks, and each is half in use."""
+
+    WORDS = CHUNKS // 2 // WORD
+
+    def test_moving_turns_out_of_memory_into_copies(self, make_fixed_toy):
+        for moving in (0, 1):
+            toy = make_fixed_toy(8, fixed=0, moving=moving)
+            kept = every_other(toy, 16, words=self.WORDS)
+            if moving:
+                large = toy.unseen(4 * self.WORDS, seed=99)
+                assert toy.stats().moved_bytes == CHUNKS, "one half for each of two chunks"
+                release(large)
+            else:
+                with pytest.raises(OutOfMemory):
+                    toy.unseen(4 * self.WORDS)
+            assert toy.stats().evictions == 0
+            assert all_right(toy, *kept)
+            release(*kept)
+
+    @pytest.mark.parametrize("pinned", [7, 8])
+    def test_a_chunk_that_a_pinned_one_touches_stays(self, make_fixed_toy, pinned):
+        """And the last one alone has nowhere to go to, if that is to help."""
+        toy = make_fixed_toy(8, fixed=0, moving=1)
+        kept = every_other(toy, 16, words=self.WORDS)
+        for tensor in kept[:pinned]:
+            toy.pin(tensor)
+        if pinned < 8:
+            release(toy.unseen(2 * self.WORDS))
+            assert toy.stats().moves == 1
+        with pytest.raises(OutOfMemory):
+            toy.unseen(4 * self.WORDS)
+        assert all_right(toy, *kept)
+        release(*kept)
+
+    def test_nothing_moves_where_no_gap_is_large_enough(self, make_fixed_toy):
+        """A free chunk is no place: the move would take as much as it gives."""
+        toy = make_fixed_toy(8, fixed=0, moving=1)
+        words = 3 * self.WORDS // 2
+        kept = [toy.unseen(words, seed=i) for i in range(10)]
+        for tensor in kept:
+            toy.run("touch", (tensor, MUTATE))
+        with pytest.raises(OutOfMemory):
+            toy.unseen(4 * self.WORDS)
+        assert toy.stats().moves == 0
+        assert all_right(toy, *kept)
+        release(*kept)
+
+    @pytest.mark.parametrize(("name", "moves"), [("dear", True), ("cheap", False)])
+    def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
+        self, make_fixed_toy, name, moves
+    ):
+        toy = make_fixed_toy(8, kind=Priced, fixed=0, moving=1, move_bytes_per_s=1e9)
+        source = toy.unseen(self.WORDS)
+        results = [toy.one(name, source, words=self.WORDS, parameter=i) for i in range(15)]
+        release(*results[::2])
+        kept = results[1::2]
+        large = toy.unseen(4 * self.WORDS, seed=9)
+        assert (toy.stats().moves > 0) == moves
+        assert (toy.stats().evictions > 0) != moves
+        assert all_right(toy, source, *kept)
+        assert (len(toy.replays) > 0) != moves
+        release(source, large, *kept)
 
 
 class TestPrices:
