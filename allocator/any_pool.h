@@ -52,12 +52,6 @@ struct BlockInfo {
   bool is_small;
 };
 
-// One side of a block in use that is free address space.
-struct FreeNeighbor {
-  uint64_t address;  // of the block
-  uint64_t free_bytes;
-};
-
 // What a request of a size lacks; see Pool::room_info. Chunks are those of addresses.
 struct RoomInfo {
   uint64_t base;            // where the first chunk begins
@@ -133,9 +127,8 @@ class AnyPool {
   bool contains(uint64_t address) const { return address - first_ < span_ && owns(address); }
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
-  // All sides of large blocks in use that are free: writes up to capacity of them, returns how
-  // many there are.
-  virtual uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) = 0;
+  // Free address space directly before and behind the large block in use that starts there.
+  virtual uint64_t free_beside(uint64_t address) = 0;
   uint64_t unused_bytes();  // of the budget
   virtual RoomInfo room_info(uint64_t) { return {}; }
   // Large blocks in the order of addresses: from the block in use that begins at the address, with

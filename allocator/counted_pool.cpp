@@ -132,7 +132,7 @@ uint64_t CountedPool::block_start(uint64_t address) {
 }
 
 // Nothing has a place here.
-uint64_t CountedPool::free_neighbors(FreeNeighbor*, uint64_t) { return 0; }
+uint64_t CountedPool::free_beside(uint64_t) { return 0; }
 
 PoolStats CountedPool::stats() {
   Lock lock(mutex_);

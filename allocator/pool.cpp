@@ -428,35 +428,4 @@ void Pool::reset_peak() {
   chunks_.reset_peak();
 }
 
-uint64_t Pool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
-  std::lock_guard<PoolMutex> lock(mutex_);
-  uint64_t count = 0;
-  const auto visit = [&](uint64_t address, uint64_t free_bytes) {
-    if (count < capacity) neighbors[count] = {address, free_bytes};
-    ++count;
-  };
-  const auto in_use = [](const Block* block) {
-    return block != nullptr && block->state == BlockState::kInUse;
-  };
-  const auto is_free = [&](const Block* block) {
-    return block != nullptr && block->state == BlockState::kFree &&
-           !streams_.withheld(block->owner);
-  };
-  large_.for_each_free([&](const Block* block) {
-    if (!is_free(block)) return;
-    // A run of blocks that several streams freed counts as one, from either end.
-    uint64_t bytes = 0;
-    if (in_use(block->previous())) {
-      for (const Block* at = block; is_free(at); at = at->next()) bytes += at->size;
-      visit(reservation_.base() + block->previous()->offset, bytes);
-    }
-    if (in_use(block->next())) {
-      bytes = 0;
-      for (const Block* at = block; is_free(at); at = at->previous()) bytes += at->size;
-      visit(reservation_.base() + block->next()->offset, bytes);
-    }
-  });
-  return count;
-}
-
 }  // namespace dtr

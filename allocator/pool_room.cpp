@@ -46,6 +46,20 @@ RoomInfo Pool::room_info(uint64_t size) {
   return info;
 }
 
+uint64_t Pool::free_beside(uint64_t address) {
+  std::lock_guard<PoolMutex> lock(mutex_);
+  const Block* block = contains(address) ? large_.find(address - reservation_.base()) : nullptr;
+  if (block == nullptr) return 0;
+  // Blocks that several streams freed count as one.
+  const auto is_free = [&](const Block* at) {
+    return at != nullptr && at->state == BlockState::kFree && !streams_.withheld(at->owner);
+  };
+  uint64_t bytes = 0;
+  for (const Block* at = block->previous(); is_free(at); at = at->previous()) bytes += at->size;
+  for (const Block* at = block->next(); is_free(at); at = at->next()) bytes += at->size;
+  return bytes;
+}
+
 uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
   std::lock_guard<PoolMutex> lock(mutex_);
   const Block* block = large_.first();

@@ -177,14 +177,10 @@ uint64_t SegmentedPool::block_start(uint64_t address) {
   return segment == nullptr ? 0 : segment->pool->block_start(address);
 }
 
-uint64_t SegmentedPool::free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) {
+uint64_t SegmentedPool::free_beside(uint64_t address) {
   Lock lock(mutex_);
-  uint64_t count = 0;
-  for (auto& [start, segment] : segments_) {
-    const uint64_t written = std::min(count, capacity);
-    count += segment.pool->free_neighbors(neighbors + written, capacity - written);
-  }
-  return count;
+  const Segment* segment = segment_at(address);
+  return segment == nullptr ? 0 : segment->pool->free_beside(address);
 }
 
 PoolStats SegmentedPool::stats() {

@@ -53,7 +53,7 @@ class SegmentedPool final : public AnyPool {
   uint64_t trim() override;
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
-  uint64_t free_neighbors(FreeNeighbor* neighbors, uint64_t capacity) override;
+  uint64_t free_beside(uint64_t address) override;
   PoolStats stats() override;
   void reset_peak() override;
   std::vector<BlockInfo> snapshot() override;

@@ -5,8 +5,8 @@
 // Three kinds of lower bounds, each dearer to get than the one before, are taken in the order of
 // their values, the least first, as A* does: so none is looked into that is above the price of
 // what is found in the end.
-//   1. A member's product (C3); its runs have a price of at least the least of their products. One
-//      pass over all columns gives the least of each block.
+//   1. A member's product (C3); its runs have a price of at least the least of their products. Of
+//      a block that is not looked into, the members' least prices (C4) tell.
 //   2. The sum of a run's bounds, of the runs with the member whose product was the least.
 //   3. The same sum with the exact prices of some members, one more each time.
 // Only a run that is the least with all prices exact is worth a question to the pool.
@@ -24,11 +24,11 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
   // near the least, spares most runs of the others.
   constexpr int kProbes = 16;
   if (list_.empty()) return;
-  const Query asked = query(now_ns, decreased_ns);
-  const auto bytes = static_cast<float>(wanted);
+  refresh_floors(now_ns, decreased_ns);
+  const Query asked = query(now_ns, decreased_ns, wanted);
   ++search_;
   runs_.clear();
-  scan(asked, 0, order_.blocks(), nullptr, bytes);
+  take_least_products(asked.bytes);
   size_t block = least_block();
   for (int probes = 0;;) {
     // Rounding is below the slack.
@@ -38,9 +38,14 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
     const bool probed = probes >= kProbes && limit == kInfinite && !runs_.empty();
     if (product < sum && !probed) {
       if (product > most) return;
-      find_runs(asked, take_least(asked, block, bytes), wanted, most);
+      if (opened_[block] != search_) {
+        open(asked, block);
+        if (least_[block] > most) ++vain_;
+      } else {
+        find_runs(asked, take_least(block), wanted, most);
+        ++probes;
+      }
       block = least_block();
-      ++probes;
     } else {
       if (runs_.empty() || sum > most) return;
       const uint32_t first = runs_[0].first;

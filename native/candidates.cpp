@@ -10,6 +10,12 @@
 
 namespace dtr {
 
+// The columns, and what is the same for all candidates.
+struct Pass {
+  const float *numerator, *own, *weight, *access, *size, *span;
+  float now, decreased, exponent, bytes;
+};
+
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -22,86 +28,121 @@ float rounded_up(double value) {
   return near < value ? std::nextafter(near, kInfinity) : near;
 }
 
-struct Columns {
-  const float *numerator, *own, *weight, *access, *size, *span;
-};
-
-struct Terms {
-  float now, decreased, exponent, wanted;
-};
-
 enum class Power { none, one, some };
 
-// Eight bounds, from `at` on; of windows: the products of C3.
-template <Power power, bool windows>
-[[gnu::always_inline]] inline void bounds_of(const Columns& of, size_t at, const Terms& terms,
-                                             Lanes& out) {
-  Lanes cost, other;
-  std::memcpy(&cost, of.numerator + at, sizeof cost);
-  std::memcpy(&other, of.own + at, sizeof other);
-  cost -= terms.decreased;
-  cost = cost > other ? cost : other;
-  std::memcpy(&other, of.weight + at, sizeof other);
-  cost *= other;
-  if (power != Power::none) {
-    std::memcpy(&other, of.access + at, sizeof other);
-    other = terms.now - other;
-    const Lanes one = other * 0 + 1;
-    other = other > one ? other : one;
-    if (power == Power::some) raise_above(other, terms.exponent);
-    cost /= other;
-  }
-  if (windows) {
-    std::memcpy(&other, of.size + at, sizeof other);
-    cost *= other;
-    std::memcpy(&other, of.span + at, sizeof other);
-    const Lanes wanted = Lanes{} + terms.wanted;
-    cost *= (other > wanted ? other : wanted) / other;
-  }
-  out = cost;
+[[gnu::always_inline]] inline void load(const float* from, Lanes& out) {
+  std::memcpy(&out, from, sizeof out);
 }
 
-// Each block's least bound into least[], or, if bounds is not null, every bound.
-template <Power power, bool windows>
-[[gnu::always_inline]] inline void scan_blocks(const Columns& of, size_t first, size_t blocks,
-                                               const Terms& terms, float* least, float* bounds) {
-  for (size_t block = first; block < first + blocks; ++block) {
-    const size_t at = block * Candidates::kBlock;
+// Eight bounds (C1), from `at` on.
+template <Power power>
+[[gnu::always_inline]] inline void bounds_of(const Pass& of, size_t at, Lanes& cost) {
+  Lanes other;
+  load(of.numerator + at, cost);
+  load(of.own + at, other);
+  cost -= of.decreased;
+  cost = cost > other ? cost : other;
+  load(of.weight + at, other);
+  cost *= other;
+  if (power == Power::none) return;
+  load(of.access + at, other);
+  other = of.now - other;
+  const Lanes one = other * 0 + 1;
+  other = other > one ? other : one;
+  if (power == Power::some) raise_above(other, of.exponent);
+  cost /= other;
+}
+
+[[gnu::always_inline]] inline void bounds_of(const Pass& of, size_t at, Lanes& out) {
+  if (of.exponent == 0) return bounds_of<Power::none>(of, at, out);
+  if (of.exponent == 1) return bounds_of<Power::one>(of, at, out);
+  bounds_of<Power::some>(of, at, out);
+}
+
+[[gnu::always_inline]] inline void values_of(const Pass& of, MemberValue value, size_t block,
+                                             float* values) {
+  const Lanes bytes = Lanes{} + of.bytes;
+  for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
+    const size_t at = block * Candidates::kBlock + i;
+    Lanes some, size, span;
+    bounds_of(of, at, some);
+    if (value != MemberValue::score) {
+      load(of.size + at, size);
+      load(of.span + at, span);
+      some *= size;
+      size += bytes;
+      if (value == MemberValue::beside) some /= span < size ? span : size;
+      if (value == MemberValue::product) some *= (span > bytes ? span : bytes) / span;
+    }
+    std::memcpy(values + i, &some, sizeof some);
+  }
+}
+
+[[gnu::always_inline]] inline float least_lane(const Lanes& lanes) {
+  float value = lanes[0];
+  for (size_t lane = 1; lane < kLanes; ++lane) value = std::min(value, lanes[lane]);
+  return value;
+}
+
+// The least score, and the least price by span, of a block.
+struct Leasts {
+  float score, rate;
+};
+
+[[gnu::always_inline]] inline Leasts leasts_of(const Pass& of, size_t block) {
+  Lanes score = Lanes{} + kInfinity, rate = score;
+  for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
+    const size_t at = block * Candidates::kBlock + i;
+    Lanes some, other;
+    bounds_of(of, at, some);
+    score = some < score ? some : score;
+    load(of.size + at, other);
+    some *= other;
+    load(of.span + at, other);
+    some /= other;
+    rate = some < rate ? some : rate;
+  }
+  return {least_lane(score), least_lane(rate)};
+}
+
+// Of each block, the least product (C3) of the prices given.
+[[gnu::always_inline]] inline void least_products(const float* prices, const float* spans,
+                                                  size_t blocks, float wanted, float* least) {
+  const Lanes bytes = Lanes{} + wanted;
+  for (size_t block = 0; block < blocks; ++block) {
     Lanes lowest = Lanes{} + kInfinity;
     for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
-      Lanes some;
-      bounds_of<power, windows>(of, at + i, terms, some);
-      if (bounds)
-        std::memcpy(bounds + i, &some, sizeof some);
-      else
-        lowest = some < lowest ? some : lowest;
+      Lanes some, span;
+      load(prices + block * Candidates::kBlock + i, some);
+      load(spans + block * Candidates::kBlock + i, span);
+      some *= (span > bytes ? span : bytes) / span;
+      lowest = some < lowest ? some : lowest;
     }
-    if (bounds) continue;
-    float value = lowest[0];
-    for (size_t lane = 1; lane < kLanes; ++lane) value = std::min(value, lowest[lane]);
-    least[block] = value;
+    least[block] = least_lane(lowest);
   }
 }
 
-template <bool windows>
-[[gnu::always_inline]] inline void scan_power(Power power, const Columns& of, size_t first,
-                                              size_t blocks, const Terms& terms, float* least,
-                                              float* bounds) {
-  switch (power) {
-    case Power::none:
-      return scan_blocks<Power::none, windows>(of, first, blocks, terms, least, bounds);
-    case Power::one:
-      return scan_blocks<Power::one, windows>(of, first, blocks, terms, least, bounds);
-    case Power::some:
-      return scan_blocks<Power::some, windows>(of, first, blocks, terms, least, bounds);
-  }
-}
-
-[[gnu::always_inline]] inline void scan_any(Power power, const Columns& of, size_t first,
-                                            size_t blocks, const Terms& terms, float* least,
-                                            float* bounds) {
-  if (terms.wanted > 0) return scan_power<true>(power, of, first, blocks, terms, least, bounds);
-  scan_power<false>(power, of, first, blocks, terms, least, bounds);
+// The least floor that rises as 1/s^a does: of a moment within the horizon, `from` being that for
+// which `first` is the least value of a block, `until` that of `last`. For one member 1/value to
+// the power 1/a is linear in time, for the block it is convex: a chord is above it. For a < 1 the
+// chord's power is below its tangent at `from`; if that is far from it, `last` serves alone.
+BlockFloor floor_between(float first, float last, double from, double until, double exponent) {
+  constexpr float kLeast = 1e-30f;     // its inverse is finite
+  constexpr double kRounding = 5e-7;   // of inverses, sums of which are rounded
+  constexpr double kMostAbove = 1.01;  // the tangent over the inverse at the end
+  if (last == kInfinity) return {0, 0};
+  if (last < kLeast) return {kInfinity, 0};
+  const double low = 1 / static_cast<double>(first), high = 1 / static_cast<double>(last);
+  const BlockFloor constant{static_cast<float>(high * (1 + kRounding)), 0};
+  if (exponent == 0 || until <= from || low <= 0) return constant;
+  const double growth = high / low;
+  const double raised = exponent == 1     ? growth
+                        : exponent == 0.5 ? growth * growth
+                                          : std::pow(growth, 1 / exponent);
+  const double rise = low * exponent * (raised - 1);
+  if (low + rise > high * kMostAbove) return constant;
+  const double slope = rise / (until - from);
+  return {static_cast<float>(low - slope * from + high * kRounding), static_cast<float>(slope)};
 }
 
 // Of blocks, or of what is in a block.
@@ -132,9 +173,13 @@ template <bool windows>
 // bit, of bounds, which have slack; so the choice does not.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DTR_FOR_AVX2 __attribute__((target("avx2,fma")))
-DTR_FOR_AVX2 void scan_with_avx2(Power power, const Columns& of, size_t first, size_t blocks,
-                                 const Terms& terms, float* least, float* bounds) {
-  scan_any(power, of, first, blocks, terms, least, bounds);
+DTR_FOR_AVX2 void values_with_avx2(const Pass& of, MemberValue value, size_t block, float* values) {
+  values_of(of, value, block, values);
+}
+DTR_FOR_AVX2 Leasts leasts_with_avx2(const Pass& of, size_t block) { return leasts_of(of, block); }
+DTR_FOR_AVX2 void least_products_with_avx2(const float* prices, const float* spans, size_t blocks,
+                                           float wanted, float* least) {
+  least_products(prices, spans, blocks, wanted, least);
 }
 DTR_FOR_AVX2 size_t least_with_avx2(const float* values, size_t count) {
   return least_of(values, count);
@@ -154,30 +199,45 @@ size_t index_of_least(const float* values, size_t count) {
   return least_of(values, count);
 }
 
+Leasts leasts_at(const Pass& of, size_t block) {
+#ifdef DTR_FOR_AVX2
+  if (has_avx2()) return leasts_with_avx2(of, block);
+#endif
+  return leasts_of(of, block);
+}
+
 }  // namespace
 
 void Candidates::grow(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
   weight_.resize(blocks * kBlock, kInfinity);
-  for (Column* column : {&prices_, &products_}) column->resize(blocks * kBlock);
+  for (Column* column : {&prices_, &products_, &least_prices_}) column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
+  score_floors_.resize(blocks);
+  rate_floors_.resize(blocks);
+  is_dirty_.resize(blocks);
+  dirty_.reserve(2 * blocks);
   for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
 }
 
 void Candidates::shrink(size_t blocks) {
-  for (Column* column :
-       {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_, &products_})
+  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_,
+                         &products_, &least_prices_})
     column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
+  score_floors_.resize(blocks);
+  rate_floors_.resize(blocks);
+  is_dirty_.resize(blocks);
   for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
 }
 
 void Candidates::clear(uint32_t slot) {
   weight_[slot] = kInfinity;
   slots_[slot] = nullptr;
+  touch(slot);  // its floors may rise
 }
 
 void Candidates::move(uint32_t from, uint32_t to) {
@@ -185,21 +245,27 @@ void Candidates::move(uint32_t from, uint32_t to) {
     (*column)[to] = (*column)[from];
   slots_[to] = slots_[from];
   slots_[to]->slot = to;
+  touch(to);
   clear(from);
 }
 
-// Its own range and all up to the candidates on both sides.
-float Candidates::span(uint32_t slot) const {
+// The bytes of its own range and of all up to the candidates on both sides.
+uint64_t Candidates::reach(uint32_t slot) const {
   const uint32_t before = order_.previous(slot), behind = order_.next(slot);
   const uint64_t begin = order_.begin(slot), end = order_.end(slot);
   const uint64_t low = before == AddressOrder::kNone ? 0 : std::min(order_.end(before), begin);
   const uint64_t high =
       behind == AddressOrder::kNone ? UINT64_MAX : std::max(order_.begin(behind), end);
-  return rounded_up(static_cast<double>(high - low));
+  return high - low;
 }
 
+float Candidates::span(uint32_t slot) const { return rounded_up(static_cast<double>(reach(slot))); }
+
 void Candidates::respan(uint32_t slot) {
-  if (slot != AddressOrder::kNone) span_[slot] = span(slot);
+  if (slot == AddressOrder::kNone) return;
+  const float before = span_[slot];
+  span_[slot] = span(slot);
+  if (span_[slot] > before) touch(slot);
 }
 
 void Candidates::add(Storage* storage) {
@@ -215,6 +281,7 @@ void Candidates::add(Storage* storage) {
       [this](uint32_t from, uint32_t to) { move(from, to); });
   storage->slot = slot;
   slots_[slot] = storage;
+  touch(slot);
   respan(slot);
   respan(order_.previous(slot));
   respan(order_.next(slot));
@@ -251,10 +318,12 @@ void Candidates::set(const Storage* storage, const CandidateBounds& bounds, int6
 void Candidates::lower(const Storage* storage, double numerator_ns, int64_t decreased_ns) {
   numerator_[storage->slot] =
       rounded_down(numerator_ns + static_cast<double>(decreased_ns - base_ns_));
+  touch(storage->slot);
 }
 
 void Candidates::weigh(const Storage* storage, double weight) {
   weight_[storage->slot] = rounded_down(weight);
+  touch(storage->slot);
 }
 
 void Candidates::park(Storage* storage) {
@@ -262,10 +331,15 @@ void Candidates::park(Storage* storage) {
   weight_[storage->slot] = kInfinity;
 }
 
-Candidates::Query Candidates::query(int64_t now_ns, int64_t decreased_ns) {
+Candidates::Query Candidates::query(int64_t now_ns, int64_t decreased_ns, uint64_t bytes) {
   if (now_ns - epoch_ns_ > kFar || decreased_ns - base_ns_ > kFar) move_base(now_ns, decreased_ns);
+  return query_at(now_ns, decreased_ns, bytes);
+}
+
+Candidates::Query Candidates::query_at(int64_t now_ns, int64_t decreased_ns, uint64_t bytes) const {
   return {rounded_up(static_cast<double>(now_ns - epoch_ns_)),
-          rounded_up(static_cast<double>(decreased_ns - base_ns_)), static_cast<float>(exponent_)};
+          rounded_up(static_cast<double>(decreased_ns - base_ns_)),
+          rounded_up(static_cast<double>(bytes))};
 }
 
 void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
@@ -277,28 +351,85 @@ void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
     numerator_[i] = std::max(rounded_down(numerator_[i] - fallen), own_[i]);
     access_[i] = rounded_down(static_cast<double>(storage->last_access_ns - epoch_ns_));
   }
+  touch_all();
 }
 
-void Candidates::scan(const Query& query, size_t first_block, size_t blocks, float* bounds,
-                      float wanted) {
-  const Columns columns{numerator_.data(), own_.data(),  weight_.data(),
-                        access_.data(),    size_.data(), span_.data()};
-  const Terms terms{query.now, query.decreased, query.exponent, wanted};
-  const Power power = exponent_ == 0 ? Power::none : exponent_ == 1 ? Power::one : Power::some;
+Pass Candidates::pass(const Query& query) const {
+  return {numerator_.data(), own_.data(),     weight_.data(),
+          access_.data(),    size_.data(),    span_.data(),
+          query.now,         query.decreased, static_cast<float>(exponent_),
+          query.bytes};
+}
+
+void Candidates::scan(const Query& query, MemberValue value, size_t block, float* values) const {
+#ifdef DTR_FOR_AVX2
+  if (has_avx2()) return values_with_avx2(pass(query), value, block, values);
+#endif
+  values_of(pass(query), value, block, values);
+}
+
+void Candidates::touch(uint32_t slot) {
+  const uint32_t block = slot / kBlock;
+  if (is_dirty_[block]) return;
+  is_dirty_[block] = 1;
+  dirty_.push_back(block);
+}
+
+void Candidates::compute_floors(const Query& now, const Query& latest, double from, size_t block) {
+  // Both with what has been lost until the last.
+  const Query first{now.now, latest.decreased, 0};
+  const Leasts begin = leasts_at(pass(first), block), end = leasts_at(pass(latest), block);
+  const auto until = static_cast<double>(until_.now_ns - computed_.now_ns);
+  score_floors_[block] = floor_between(begin.score, end.score, from, until, exponent_);
+  rate_floors_[block] = floor_between(begin.rate, end.rate, from, until, exponent_);
+  scan(latest, MemberValue::price, block, least_prices_.data() + block * kBlock);
+  is_dirty_[block] = 0;
+}
+
+void Candidates::refresh_floors(int64_t now_ns, int64_t decreased_ns) {
+  // Of a pass over everything, which serves several searches: a search's share, in blocks.
+  constexpr int64_t kBlocksOfSearch = 4;
+  const Query now = query(now_ns, decreased_ns);  // the base may move: before anything is computed
+  const size_t blocks = least_.size();
+  const bool all = now_ns > until_.now_ns || now_ns < computed_.now_ns ||
+                   decreased_ns > until_.decreased_ns || vain_ > blocks;
+  if (all) {
+    // Never before: nothing is known of how fast time passes.
+    const auto ahead = [&](int64_t to, int64_t from) {
+      if (from < 0) return to;
+      return to + (to - from) / std::max<int64_t>(searches_, 1) * static_cast<int64_t>(blocks) /
+                      kBlocksOfSearch;
+    };
+    until_ = {ahead(now_ns, computed_.now_ns), ahead(decreased_ns, computed_.decreased_ns)};
+    computed_ = {now_ns, decreased_ns};
+    searches_ = 0;
+    vain_ = 0;
+  }
+  ++searches_;
+  const Query latest = query_at(until_.now_ns, until_.decreased_ns);
+  const auto from = static_cast<double>(now_ns - computed_.now_ns);
+  if (all)
+    for (size_t block = 0; block < blocks; ++block) compute_floors(now, latest, from, block);
+  else
+    for (const uint32_t block : dirty_)
+      if (block < blocks && is_dirty_[block]) compute_floors(now, latest, from, block);
+  dirty_.clear();
+}
+
+// Into least_.
+void Candidates::take_floors(const std::vector<BlockFloor>& floors, int64_t now_ns) {
+  const auto since = static_cast<float>(now_ns - computed_.now_ns);
+  for (size_t block = 0; block < floors.size(); ++block)
+    least_[block] = 1 / (floors[block].inverse + floors[block].slope * since);
+}
+
+void Candidates::take_least_products(float wanted) {
 #ifdef DTR_FOR_AVX2
   if (has_avx2())
-    return scan_with_avx2(power, columns, first_block, blocks, terms, least_.data(), bounds);
+    return least_products_with_avx2(least_prices_.data(), span_.data(), least_.size(), wanted,
+                                    least_.data());
 #endif
-  scan_any(power, columns, first_block, blocks, terms, least_.data(), bounds);
-}
-
-float Candidates::bound_beside_free(const Query& query, const Storage* storage) const {
-  const uint32_t i = storage->slot;
-  const double cost = std::max(numerator_[i] - query.decreased, own_[i]);
-  const double staleness = std::max(query.now - access_[i], 1.0f);
-  const double size = std::max(static_cast<double>(storage->size_bytes), 1.0);
-  const double share = size / (size + static_cast<double>(storage->free_bytes));
-  return static_cast<float>(cost * weight_[i] * share / std::pow(staleness, exponent_));
+  least_products(least_prices_.data(), span_.data(), least_.size(), wanted, least_.data());
 }
 
 size_t Candidates::least_block() const { return index_of_least(least_.data(), least_.size()); }
@@ -311,8 +442,7 @@ float& Candidates::price(const Query& query, uint32_t slot) {
     priced_[block] = search_;
     exact_[block] = begun_[block] = 0;
     float* const prices = prices_.data() + block * kBlock;
-    scan(query, block, 1, prices);
-    for (size_t i = 0; i < kBlock; ++i) prices[i] *= size_[block * kBlock + i];
+    scan(query, MemberValue::price, block, prices);
   }
   return prices_[slot];
 }
@@ -323,13 +453,17 @@ uint64_t Candidates::low_end(uint32_t slot) const {
   return before == AddressOrder::kNone ? 0 : order_.end(before);
 }
 
-// The member of the least product in a block, which does not count from now on.
-uint32_t Candidates::take_least(const Query& query, size_t block, float wanted) {
+// From now on least_ has the least product of the block.
+void Candidates::open(const Query& query, size_t block) {
+  opened_[block] = search_;
   float* const products = products_.data() + block * kBlock;
-  if (opened_[block] != search_) {
-    opened_[block] = search_;
-    scan(query, block, 1, products, wanted);
-  }
+  scan(query, MemberValue::product, block, products);
+  least_[block] = products[index_of_least(products, kBlock)];
+}
+
+// The member of the least product in an opened block, which does not count from now on.
+uint32_t Candidates::take_least(size_t block) {
+  float* const products = products_.data() + block * kBlock;
   const size_t taken = index_of_least(products, kBlock);
   products[taken] = kInfinity;
   least_[block] = products[index_of_least(products, kBlock)];
@@ -376,22 +510,44 @@ void Candidates::find_runs(const Query& query, uint32_t member, uint64_t wanted,
   }
 }
 
-double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns) {
-  const Query asked = query(now_ns, decreased_ns);
+uint64_t Candidates::most_free_beside(const Storage* storage) const {
+  return reach(storage->slot) - storage->size_bytes;
+}
+
+double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns,
+                         uint64_t most_free) {
+  const Query asked = query(now_ns, decreased_ns, most_free);
+  const MemberValue value = most_free == kNoFreeBytes ? MemberValue::score : MemberValue::beside;
   float bounds[kBlock];
-  scan(asked, storage->slot / kBlock, 1, bounds);
+  scan(asked, value, storage->slot / kBlock, bounds);
   return bounds[storage->slot % kBlock];
 }
 
-std::string Candidates::check() const {
+std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
   std::string broken = order_.check();
+  const Query asked = query(now_ns, decreased_ns);
+  const bool floors_hold =
+      now_ns >= computed_.now_ns && now_ns <= until_.now_ns && decreased_ns <= until_.decreased_ns;
+  const auto since = static_cast<float>(now_ns - computed_.now_ns);
+  const auto at = [&](const BlockFloor& floor) {
+    return 1 / (floor.inverse + floor.slope * since);
+  };
   for (const Storage* storage : list_) {
-    if (slots_[storage->slot] != storage ||
+    const uint32_t slot = storage->slot, block = slot / kBlock;
+    if (slots_[slot] != storage ||
         (storage->address != nullptr &&
-         order_.begin(storage->slot) != reinterpret_cast<uint64_t>(storage->address)))
+         order_.begin(slot) != reinterpret_cast<uint64_t>(storage->address)))
       broken = "R6: a candidate stands in another's slot";
-    else if (span_[storage->slot] != span(storage->slot))
+    else if (span_[slot] != span(slot))
       broken = "C3: a candidate's span is wrong";
+    if (!floors_hold || is_dirty_[block]) continue;
+    float scores[kBlock], prices[kBlock];
+    scan(asked, MemberValue::score, block, scores);
+    scan(asked, MemberValue::price, block, prices);
+    const double price = prices[slot % kBlock] * (1 + kSlack);
+    if (at(score_floors_[block]) > scores[slot % kBlock] * (1 + kSlack) ||
+        at(rate_floors_[block]) > price / span_[slot] || least_prices_[slot] > price)
+      broken = "C4: a block's floor is above a member";
   }
   return broken;
 }

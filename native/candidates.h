@@ -5,6 +5,8 @@
 // lower bound of its score in columns of floats, passes over all bounds with vector
 // instructions, and asks for the exact score (a walk over records) only where the bound
 // does not exceed the best exact score so far. What it then learns becomes the next bound.
+// Nor does it pass over all bounds each time: a block of 64 candidates has floors, below which
+// none of its bounds falls for a while (C4), and a search reads them and a few blocks.
 //
 // Rules, checked by the engine's check_invariants():
 //   C1  bound <= score, up to kSlack, where
@@ -18,8 +20,9 @@
 //         eviction next door needs to tell nobody. A component that loses a member
 //         tells everybody at once, through `decreased`, and the member's own neighbors,
 //         who may lose the whole component, are set to their own cost (lower()).
-//       Free bytes beside a block lower its score further; the few candidates that have
-//       such are named to the search, which looks at each of them.
+//       Where free bytes beside a block count with its size, they are bounded, too, without
+//       asking the pool: by all that lies up to the candidates on both sides (the span of C3),
+//       and by what the pool has free altogether.
 //   C2  A parked candidate is one that the search met and that could not be evicted: its
 //       weight is infinite, so that the next search passes over it without a look. It
 //       is unparked when what it was parked for may have ended.
@@ -37,6 +40,15 @@
 //       member is paid in full, and together their spans cover the window.
 //
 // How they are found with that: candidate_windows.h.
+//
+//   C4  A block's floors are not above its members' bounds, and prices by span; a member's least
+//       price is not above its price; all up to kSlack, from when they were computed until until_,
+//       which is a moment of the clock and one of `decreased`, unless the block is dirty. What
+//       changes a member makes its block dirty; a search computes those anew.
+//
+// How far ahead until_ is: by what passes in so many searches that the passes over everything are a
+// share of the work (candidates.cpp). Too far would make floors low, and blocks be looked at in
+// vain: once these are as many as there are blocks, there is a new pass.
 #pragma once
 
 #include <algorithm>
@@ -66,6 +78,22 @@ struct CandidateBounds {
   int64_t last_access_ns = 0;
 };
 
+// What is computed of each member of a block.
+enum class MemberValue {
+  score,    // C1's bound
+  beside,   // the same where free bytes count
+  price,    // the bound without the size
+  product,  // C3's
+};
+
+struct Pass;  // candidates.cpp
+
+// C4: 1 / (inverse + slope * ns since all floors were computed).
+struct BlockFloor {
+  float inverse;
+  float slope;
+};
+
 class Candidates {
  public:
   static constexpr size_t kBlock = 64;  // candidates; a block has one least bound
@@ -73,7 +101,10 @@ class Candidates {
   static constexpr double kSlack = 1e-6;
 
   // Scores count s^exponent.
-  void set_exponent(double staleness_exponent) { exponent_ = staleness_exponent; }
+  void set_exponent(double staleness_exponent) {
+    exponent_ = staleness_exponent;
+    touch_all();
+  }
 
   size_t size() const { return list_.size(); }
   Storage* at(size_t index) const { return list_[index]; }
@@ -90,12 +121,18 @@ class Candidates {
   void weigh(const Storage* storage, double weight);
   void park(Storage* storage);
 
-  // The candidate of the least exact score, and the score; null if none can be evicted.
-  // evaluate(storage, &score): the exact score; false: it cannot be evicted, and is
-  // parked. beside_free: those whose free_bytes count with their size.
+  // Free bytes beside a block that do not count with its size.
+  static constexpr uint64_t kNoFreeBytes = UINT64_MAX;
+
+  // The candidate of the least exact score; null if none can be evicted.
+  // evaluate(storage, least, &score): the exact score, or if that is above `least` any that is;
+  // false: it cannot be evicted, and is parked. most_free: no candidate has more free bytes beside
+  // it that count with its size; or kNoFreeBytes.
   template <typename Evaluate>
-  Storage* search(int64_t now_ns, int64_t decreased_ns, const std::vector<Storage*>& beside_free,
-                  Evaluate&& evaluate);
+  Storage* search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free, Evaluate&& evaluate);
+
+  // No more bytes are free beside its block.
+  uint64_t most_free_beside(const Storage* storage) const;
 
   // Calls begin(storage) for candidates with which a window of `wanted` bytes may begin, none left
   // out that begins one of a price of at most `limit`, which begin() may lower meanwhile.
@@ -115,23 +152,34 @@ class Candidates {
   }
 
   // Of one candidate, for the check of C1.
-  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns);
-  // Empty, or the rule that is broken: those of address_order.h, and spans (C3).
-  std::string check() const;
+  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns, uint64_t most_free);
+  // Empty, or the rule that is broken: those of address_order.h, C3's spans and C4.
+  std::string check(int64_t now_ns, int64_t decreased_ns);
 
  private:
   struct Query {
     float now;        // since epoch_ns_, rounded up
     float decreased;  // since base_ns_, rounded up
-    float exponent;
+    float bytes;      // most_free, or what a window needs
   };
   using Column = std::vector<float>;
+  // Up to this moment floors hold (C4).
+  struct Horizon {
+    int64_t now_ns = -1;
+    int64_t decreased_ns = -1;
+  };
 
-  Query query(int64_t now_ns, int64_t decreased_ns);
+  Query query(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0);
+  Query query_at(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0) const;
   void move_base(int64_t now_ns, int64_t decreased_ns);
-  // The least bound of each block; with `wanted`, of C3's products. bounds not null: every
-  // one's instead.
-  void scan(const Query& query, size_t first_block, size_t blocks, float* bounds, float wanted = 0);
+  void scan(const Query& query, MemberValue value, size_t block, float* values) const;
+  Pass pass(const Query& query) const;
+  void touch(uint32_t slot);
+  void touch_all() { until_ = {}; }
+  void compute_floors(const Query& now, const Query& latest, double from, size_t block);
+  void refresh_floors(int64_t now_ns, int64_t decreased_ns);
+  void take_floors(const std::vector<BlockFloor>& floors, int64_t now_ns);
+  void take_least_products(float wanted);
   // candidate_windows.h
   struct Run {
     double sum;  // of its members' prices, or bounds of them
@@ -140,19 +188,20 @@ class Candidates {
   };
   float& price(const Query& query, uint32_t slot);
   uint64_t low_end(uint32_t slot) const;
-  uint32_t take_least(const Query& query, size_t block, float wanted);
+  void open(const Query& query, size_t block);
+  uint32_t take_least(size_t block);
   void find_runs(const Query& query, uint32_t member, uint64_t wanted, double most);
   template <typename Price, typename Begin>
   void look_into(const Query& query, uint32_t first, uint64_t wanted, double most, double other,
                  Price&& price_of, Begin&& begin);
+  uint64_t reach(uint32_t slot) const;
   float span(uint32_t slot) const;
   void respan(uint32_t slot);
   void grow(size_t blocks);
   void shrink(size_t blocks);
   void move(uint32_t from, uint32_t to);
   void clear(uint32_t slot);
-  float bound_beside_free(const Query& query, const Storage* storage) const;
-  // The block of the least bound.
+  // The block of the least value in least_.
   size_t least_block() const;
 
   std::vector<Storage*> list_;
@@ -164,7 +213,16 @@ class Candidates {
   // Columns by slot; the bounds of empty slots are infinite.
   Column numerator_, own_, weight_, access_;
   Column size_, span_;  // what a score divides by; C3
-  Column least_;        // scratch: the least bound of each block
+  // C4. By block:
+  std::vector<BlockFloor> score_floors_, rate_floors_;
+  std::vector<uint8_t> is_dirty_;
+  Column least_prices_;          // by slot
+  std::vector<uint32_t> dirty_;  // blocks; some may be gone, or stand here twice
+  Horizon until_;
+  Horizon computed_;      // when all floors were
+  int64_t searches_ = 0;  // since then
+  size_t vain_ = 0;       // blocks that were looked at since then for their floors alone
+  Column least_;          // scratch: a floor of each block, or the least of what it is one of
   // Scratch of the search for windows. Of the blocks whose number is that of this search:
   std::vector<uint64_t> priced_, opened_;
   Column prices_;                        // prices, or bounds of them
@@ -178,22 +236,23 @@ class Candidates {
 };
 
 template <typename Evaluate>
-Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
-                            const std::vector<Storage*>& beside_free, Evaluate&& evaluate) {
+Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free,
+                            Evaluate&& evaluate) {
   constexpr float kDone = std::numeric_limits<float>::infinity();
-  // Blocks that are tried in the order of their bounds, before the rest is swept: after
+  // Blocks that are tried in the order of their floors, before the rest is swept: after
   // them the best score is so near the least that the sweep stops at hardly any other.
   constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
-  const Query asked = query(now_ns, decreased_ns);
-  const size_t blocks = order_.blocks();
-  scan(asked, 0, blocks, nullptr);
+  refresh_floors(now_ns, decreased_ns);
+  const Query asked = query(now_ns, decreased_ns, most_free);
+  const bool beside = most_free != kNoFreeBytes;
+  take_floors(beside ? rate_floors_ : score_floors_, now_ns);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = std::numeric_limits<float>::max();  // bounds above it cannot win
   const auto visit = [&](Storage* storage) {
     double score = 0;
-    if (!evaluate(storage, &score)) return;
+    if (!evaluate(storage, least, &score)) return;
     if (best && (score > least || (score == least && storage->id >= best->id))) return;
     best = storage;
     least = score;
@@ -201,12 +260,15 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
   };
   const auto visit_block = [&](size_t block) {
     float bounds[kBlock];
-    scan(asked, block, 1, bounds);
+    scan(asked, beside ? MemberValue::beside : MemberValue::score, block, bounds);
     least_[block] = kDone;
     size_t lowest = 0;
     for (size_t i = 1; i < kBlock; ++i)
       if (bounds[i] < bounds[lowest]) lowest = i;
-    if (bounds[lowest] > limit) return;
+    if (bounds[lowest] > limit) {
+      ++vain_;
+      return;
+    }
     visit(slots_[block * kBlock + lowest]);
     for (size_t i = 0; i < kBlock; ++i)
       if (bounds[i] <= limit && i != lowest) visit(slots_[block * kBlock + i]);
@@ -216,10 +278,8 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns,
     if (least_[block] > limit) break;
     visit_block(block);
   }
-  for (size_t block = 0; block < blocks; ++block)
+  for (size_t block = 0; block < least_.size(); ++block)
     if (least_[block] <= limit) visit_block(block);
-  for (Storage* storage : beside_free)
-    if (bound_beside_free(asked, storage) <= limit) visit(storage);
   return best;
 }
 

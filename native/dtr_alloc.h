@@ -201,17 +201,10 @@ uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 /* The start of the block in use that contains address, or NULL. O(log blocks). */
 void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
-/* A block in use beside free address space. */
-typedef struct dtr_free_neighbor {
-  uint64_t address;    /* of the block */
-  uint64_t free_bytes; /* directly before it, or directly behind it; mapped or not */
-} dtr_free_neighbor;
-
-/* Which blocks have free address space directly beside them (an object of a slab never
- * does): an entry for each side, in no order. Writes up to capacity of them and the number
- * there is to *count: call again with more room if *count > capacity. O(free blocks). */
-int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors, uint64_t capacity,
-                                uint64_t* count);
+/* The bytes of free address space, mapped or not, directly before and directly behind the block in
+ * use that starts at address (an object of a slab has none); 0 if there is no such block. O(1 +
+ * free blocks there). */
+uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address);
 
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
@@ -425,7 +418,7 @@ enum {
 typedef struct dtr_candidate {
   uint64_t id; /* of the storage; unique in the engine */
   uint64_t size_bytes;
-  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_neighbors */
+  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_beside */
   int64_t staleness_ns;   /* since it was last used */
   int64_t cost_ns;        /* of its own op */
   int64_t ancestors_ns;   /* of its evicted ancestors: a part of e* */

@@ -415,6 +415,7 @@ class Engine {
   struct Moment {
     int64_t now_ns;
     double smallest_bytes;
+    uint64_t most_free;  // Candidates::search()
   };
   bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, Deferred& deferred);
@@ -429,12 +430,13 @@ class Engine {
   bool is_eligible(Storage* storage, const Moment& moment, Device& device);
   double recompute_cost_ns(Storage* storage);
   double exact_cost_ns(Storage* storage);
-  void find_free_bytes(Device& device);
-  uint64_t free_bytes(const Storage* storage) const {
-    return storage->free_seen == free_look_ ? storage->free_bytes : 0;
-  }
+  uint64_t free_bytes(const Storage* storage, const Moment& moment);
   bool is_free_to_go(const Storage* storage, const Moment& moment) const;
-  double exact_score(const Storage* storage, const Moment& moment, double cost_ns) const;
+  double score_of(const Storage* storage, const Moment& moment, double cost_ns,
+                  uint64_t free_bytes) const;
+  double exact_score(const Storage* storage, const Moment& moment, double cost_ns) {
+    return score_of(storage, moment, cost_ns, free_bytes(storage, moment));
+  }
   double learn_cost(Device& device, Storage* storage);
   double evaluate(Device& device, Storage* storage, const Moment& moment);
   double weight_of(const Storage* storage) const;
@@ -453,6 +455,7 @@ class Engine {
   double price_of(Device& device, Storage* storage, const Moment& moment);
   bool extend_window(Device& device, const Moment& moment, const WindowNeed& need, Storage* first,
                      double most, Window* window);
+  void take_members(const Device& device, const Window& window);
   void search_windows(Device& device, const Moment& moment, const WindowNeed& need);
   template <typename ForNext>
   int64_t further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next);
@@ -565,18 +568,15 @@ class Engine {
   int64_t clock_ns_ = 1;
   Random random_;
   uint64_t visits_ = 0;
-  uint64_t free_look_ = 0;                    // the last search that looked for free bytes
-  std::vector<Storage*> beside_free_;         // the candidates that it found some beside
-  std::vector<dtr_free_neighbor> neighbors_;  // as the pool tells them
-  std::vector<Storage*> pending_;             // worklist of walks through neighborhoods
-  uint64_t price_look_ = 0;                   // the search for windows that prices are of
-  std::vector<dtr_run_block> run_;            // blocks, as the pool tells them
-  FewWindows few_;                            // the best of the last search
-  std::vector<Storage*> members_;             // of the window that was looked at last
-  std::vector<int64_t> costs_of_members_;     // of joint_price()
-  uint64_t largest_hole_ = 0;                 // that a member could move to; 0: none moves
-  std::vector<Storage*> victims_;             // what choose_victims() chose
-  std::vector<Storage*> other_victims_;       // buffer of evict_victims()
+  std::vector<Storage*> pending_;          // worklist of walks through neighborhoods
+  uint64_t price_look_ = 0;                // the search for windows that prices are of
+  std::vector<dtr_run_block> run_;         // blocks, as the pool tells them
+  FewWindows few_;                         // the best of the last search
+  std::vector<Storage*> members_;          // of the window that was looked at last
+  std::vector<int64_t> costs_of_members_;  // of joint_price()
+  uint64_t largest_hole_ = 0;              // that a member could move to; 0: none moves
+  std::vector<Storage*> victims_;          // what choose_victims() chose
+  std::vector<Storage*> other_victims_;    // buffer of evict_victims()
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;

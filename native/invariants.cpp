@@ -242,11 +242,10 @@ void Engine::check_search() {
                        : static_cast<double>(cost);
       const double value =
           exact_score(storage, moment, kind == DTR_COST_NONE ? 1 : with_swap(storage, recompute));
-      const double bound =
-          device->candidates.bound(storage, moment.now_ns, components_.decreased_ns());
+      const double bound = device->candidates.bound(storage, moment.now_ns,
+                                                    components_.decreased_ns(), moment.most_free);
       const bool free_to_go = is_free_to_go(storage, moment);
-      if (storage->parked ? free_to_go
-                          : bound > value * (1 + Candidates::kSlack) && free_bytes(storage) == 0)
+      if (storage->parked ? free_to_go : bound > value * (1 + Candidates::kSlack))
         throw StateError("storage " + std::to_string(storage->id) + " breaks C" +
                          (storage->parked ? "2: it is parked" : "1") + ": its bound is " +
                          std::to_string(bound) + ", its score " + std::to_string(value));
@@ -255,7 +254,9 @@ void Engine::check_search() {
       best = storage;
       least = value;
     }
-    if (const std::string broken = device->candidates.check(); !broken.empty())
+    if (const std::string broken =
+            device->candidates.check(moment.now_ns, components_.decreased_ns());
+        !broken.empty())
       throw StateError(broken);
     if (!search) continue;
     check_windows(*device, moment);

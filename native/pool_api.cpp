@@ -139,14 +139,8 @@ DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
   return pointer(pool->pool.block_start(number(address)));
 }
 
-DTR_EXPORT int32_t dtr_pool_free_neighbors(dtr_pool* pool, dtr_free_neighbor* neighbors,
-                                           uint64_t capacity, uint64_t* count) {
-  return dtr::guard([&] {
-    require(count, "count");
-    if (capacity != 0) require(neighbors, "neighbors");
-    static_assert(sizeof(dtr_free_neighbor) == sizeof(dtr::FreeNeighbor), "FreeNeighbor");
-    *count = pool->pool.free_neighbors(reinterpret_cast<dtr::FreeNeighbor*>(neighbors), capacity);
-  });
+DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
+  return pool->pool.contains(number(address)) ? pool->pool.free_beside(number(address)) : 0;
 }
 
 DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) { return pool->pool.unused_bytes(); }

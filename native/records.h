@@ -85,10 +85,8 @@ struct Storage {
   int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
   int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
   int64_t descendants_ns = 0;
-  uint64_t visit = 0;       // visited in the neighborhood walk of that number
-  uint64_t free_bytes = 0;  // beside its block, when the search of number free_seen looked
-  uint64_t free_seen = 0;
-  double price = 0;  // of a member of a window, when the search number priced looked
+  uint64_t visit = 0;  // visited in the neighborhood walk of that number
+  double price = 0;    // of a member of a window, when the search number priced looked
   uint64_t priced = 0;
   uint64_t checksum = 0;       // of the content, if external
   int64_t candidate = -1;      // index in the list of candidates (R6), or -1

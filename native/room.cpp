@@ -43,9 +43,8 @@ Engine::Moment Engine::moment_of(Device& device) {
         std::max(moment.smallest_bytes, options_.min_evict_share *
                                             static_cast<double>(device.candidates.bytes()) /
                                             static_cast<double>(count));
-  ++free_look_;  // what an earlier search found is no longer true
-  beside_free_.clear();
-  if (needs_.free_bytes) find_free_bytes(device);
+  moment.most_free = Candidates::kNoFreeBytes;
+  if (needs_.free_bytes) moment.most_free = dtr_pool_unused_bytes(device.pool);
   // The mean has fallen below what was too small for it.
   if (device.largest_parked_bytes > 0 && moment.smallest_bytes <= device.largest_parked_bytes) {
     device.largest_parked_bytes = 0;
@@ -158,34 +157,20 @@ void Engine::reset_all_bounds() {
   }
 }
 
-// Free bytes on both sides of the storages' blocks. Address space without memory does not
-// count beyond what the budget could still put there. There are few free blocks where
-// room is needed, so few storages have any beside them.
-void Engine::find_free_bytes(Device& device) {
-  uint64_t count = 0;
-  while (dtr_pool_free_neighbors(device.pool, neighbors_.data(), neighbors_.size(), &count) ==
-             DTR_OK &&
-         count > neighbors_.size())
-    neighbors_.resize(2 * count);
-  const uint64_t most = dtr_pool_unused_bytes(device.pool);
-  for (uint64_t i = 0; i < count; ++i) {
-    Storage* storage = by_address_.find(reinterpret_cast<const void*>(neighbors_[i].address));
-    if (!storage || storage->candidate < 0) continue;
-    if (storage->free_seen != free_look_) {
-      storage->free_seen = free_look_;
-      storage->free_bytes = 0;
-      beside_free_.push_back(storage);
-    }
-    storage->free_bytes = std::min(storage->free_bytes + neighbors_[i].free_bytes, most);
-    ++stats_.storage_accesses;
-  }
+// Free bytes on both sides of the storage's block that count with its size. Address space without
+// memory does not count beyond what the budget could still put there.
+uint64_t Engine::free_bytes(const Storage* storage, const Moment& moment) {
+  if (moment.most_free == 0 || moment.most_free == Candidates::kNoFreeBytes) return 0;
+  ++stats_.storage_accesses;
+  return std::min(dtr_pool_free_beside(device_of(storage).pool, storage->address),
+                  moment.most_free);
 }
 
-double Engine::exact_score(const Storage* storage, const Moment& moment, double cost_ns) const {
+double Engine::score_of(const Storage* storage, const Moment& moment, double cost_ns,
+                        uint64_t free_bytes) const {
   Signals signals;
   signals.cost_ns = cost_ns;
-  signals.size_bytes = static_cast<double>(storage->size_bytes);
-  if (needs_.free_bytes) signals.size_bytes += static_cast<double>(free_bytes(storage));
+  signals.size_bytes = static_cast<double>(storage->size_bytes + free_bytes);
   signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
   signals.recomputes = storage->recomputes;
   return score(options_.heuristic, signals) * ghost_factor(storage);
@@ -208,12 +193,19 @@ Storage* Engine::choose(Device& device, const Moment& moment) {
   if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device, moment);
   if (options_.sampling == DTR_SAMPLING_SQRT)
     if (Storage* found = choose_in_sample(device, moment)) return found;
-  return device.candidates.search(moment.now_ns, components_.decreased_ns(), beside_free_,
-                                  [&](Storage* storage, double* score) {
-                                    if (!is_eligible(storage, moment, device)) return false;
-                                    *score = evaluate(device, storage, moment);
-                                    return true;
-                                  });
+  const auto evaluated = [&](Storage* storage, double least, double* score) {
+    if (!is_eligible(storage, moment, device)) return false;
+    const double cost_ns = learn_cost(device, storage);
+    // The pool is asked only if its answer may matter.
+    uint64_t beside = 0;
+    if (needs_.free_bytes)
+      beside = std::min(device.candidates.most_free_beside(storage), moment.most_free);
+    *score = score_of(storage, moment, cost_ns, beside);
+    if (beside > 0 && *score <= least) *score = exact_score(storage, moment, cost_ns);
+    return true;
+  };
+  return device.candidates.search(moment.now_ns, components_.decreased_ns(), moment.most_free,
+                                  evaluated);
 }
 
 // Uniform over what can be evicted: draws until one can; if most cannot, among a list.
@@ -261,15 +253,15 @@ void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
   Device& device = device_with(pool);
   const dtr_engine_stats before = stats_;
   const Moment moment = moment_of(device);
-  const auto score_of = [&](Storage* storage) {
+  const auto score_now = [&](Storage* storage) {
     return exact_score(storage, moment, exact_cost_ns(storage));
   };
-  if (Storage* storage = choose(device, moment)) *chosen = score_of(storage);
+  if (Storage* storage = choose(device, moment)) *chosen = score_now(storage);
   for (size_t i = 0; i < device.candidates.size(); ++i) {
     Storage* storage = device.candidates.at(i);
     if (storage->locks > 0 || storage->pins > 0) continue;
     if (!storage->parent && !host_.has_room(storage->size_bytes)) continue;
-    const double value = score_of(storage);
+    const double value = score_now(storage);
     if (*least == 0 || value < *least) *least = value;
   }
   stats_ = before;
@@ -292,7 +284,7 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
       if (!is_eligible(storage, moment, device)) return;
       ++stats_.evaluations;
       ++stats_.storage_accesses;
-      asked.push_back({storage->id, storage->size_bytes, free_bytes(storage),
+      asked.push_back({storage->id, storage->size_bytes, free_bytes(storage, moment),
                        moment.now_ns - storage->last_access_ns,
                        static_cast<int64_t>(with_swap(storage, cost_of(storage))),
                        ancestors_ns(storage), descendants_ns(storage), component_ns(storage),

@@ -43,14 +43,12 @@ double Engine::price_of(Device& device, Storage* storage, const Moment& moment) 
 }
 
 // The minimal window whose first member is given, if there is one that costs no more than `most`.
-// Its members go to members_.
 bool Engine::extend_window(Device& device, const Moment& moment, const WindowNeed& need,
                            Storage* first, double most, Window* window) {
   for (size_t blocks = kFewBlocks;; blocks *= 2) {
     const size_t count = run_of(device, first->address, blocks);
     WindowSpan span;
     Storage* next = first;
-    members_.clear();
     *window = {first, 0, 0, 0};
     for (size_t i = 0; i < count; ++i) {
       const dtr_run_block& block = run_[i];
@@ -68,7 +66,6 @@ bool Engine::extend_window(Device& device, const Moment& moment, const WindowNee
         return false;
       window->price += price_of(device, next, moment);
       if (!(window->price <= most) || std::isinf(window->price)) return false;
-      members_.push_back(next);
       ++window->members;
       span.add(block, need);
     }
@@ -77,6 +74,14 @@ bool Engine::extend_window(Device& device, const Moment& moment, const WindowNee
       return window->members > 0 && span.suffices(need);
     }
   }
+}
+
+// All candidates from its first on (W1), in members_.
+void Engine::take_members(const Device& device, const Window& window) {
+  members_.clear();
+  for (Storage* next = window.first; members_.size() < window.members;
+       next = device.candidates.next(next))
+    members_.push_back(next);
 }
 
 // The best few windows by their price, in few_.
@@ -171,8 +176,7 @@ bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed&
   const bool credits_bytes =
       options_.room == DTR_ROOM_AUTO && options_.heuristic.size != DTR_SIZE_NONE;
   for (size_t i = 0; i < few_.size(); ++i) {
-    Window again;
-    extend_window(device, moment, need, few_[i].first, few_[i].price, &again);
+    take_members(device, few_[i]);
     const double price = joint_price(moment);
     const double rate = credits_bytes ? few_[i].rate(price, need) : price;
     if (rate >= least) continue;
@@ -180,8 +184,8 @@ bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed&
     *joint = price;
     best = few_[i];
   }
-  Window again;
-  return best.first && extend_window(device, moment, need, best.first, best.price, &again);
+  take_members(device, best);
+  return best.first != nullptr;
 }
 
 // What single evictions are likely to cost until a request has room, if the first is this: as often

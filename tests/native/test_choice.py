@@ -164,8 +164,8 @@ class TestExactness:
         assert result.returncode == 0, result.stdout
 
 
-def test_the_pool_names_the_blocks_beside_free_space():
-    """As a walk over all its blocks finds them."""
+def test_the_pool_knows_the_free_space_beside_a_block():
+    """As a walk over all its blocks finds it."""
     rng = random.Random(4)
     with NativePool("host", budget=400 * PAGE) as pool:
         blocks = []
@@ -174,21 +174,18 @@ def test_the_pool_names_the_blocks_beside_free_space():
                 pool.free(blocks.pop(rng.randrange(len(blocks))))
             else:
                 blocks.append(pool.allocate(rng.choice([64, 700, 3000, PAGE, 3 * PAGE])))
-            expected = []
+            expected = Counter()
             snapshot = [block for block in pool.snapshot() if not block.is_small]
             for one, other in itertools.pairwise(snapshot):
                 if one.state == FREE and other.state == IN_USE:
-                    expected.append((other.address, one.size_bytes))
+                    expected[other.address] += one.size_bytes
                 if one.state == IN_USE and other.state == FREE:
-                    expected.append((one.address, other.size_bytes))
-            count = ffi.new("uint64_t *")
-            check(lib.dtr_pool_free_neighbors(pool.handle, ffi.NULL, 0, count))
-            found = ffi.new("dtr_free_neighbor[]", count[0])
-            check(lib.dtr_pool_free_neighbors(pool.handle, found, count[0], count))
-            named = {(of.address, of.free_bytes) for of in found}
-            slabs = {block.address for block in pool.snapshot() if block.is_small}
-            # The slabs' region begins where that of the large blocks ends.
-            assert named == {entry for entry in expected if entry[0] not in slabs}
+                    expected[one.address] += other.size_bytes
+            for block in pool.snapshot():
+                # The slabs' region begins where that of the large blocks ends.
+                free_bytes = 0 if block.is_small else expected[block.address]
+                found = lib.dtr_pool_free_beside(pool.handle, ffi.cast("void *", block.address))
+                assert found == (free_bytes if block.state == IN_USE else 0)
             unused = lib.dtr_pool_unused_bytes(pool.handle)
             stats = pool.stats()
             assert unused == stats.budget_bytes - stats.allocated_bytes
