@@ -73,6 +73,8 @@ class AddressOrder {
     const auto free = static_cast<uint8_t>(__builtin_ctzll(~list.used));
     std::memmove(rank + 1, rank, static_cast<size_t>(list.order + list.count - rank));
     *rank = free;
+    move_ranks(list, static_cast<uint32_t>(rank - list.order), 1);
+    list.rank[free] = static_cast<uint8_t>(rank - list.order);
     ++list.count;
     list.used |= uint64_t{1} << free;
     const uint32_t slot = block * kBlock + free;
@@ -89,6 +91,7 @@ class AddressOrder {
     const uint32_t rank = rank_of(slot);
     --list.count;
     std::memmove(list.order + rank, list.order + rank + 1, list.count - rank);
+    move_ranks(list, rank, -1);
     list.used &= ~(uint64_t{1} << slot % kBlock);
     const uint32_t at = list.at;
     if (list.count == 0) return drop_block(at, shrink, move);
@@ -113,6 +116,7 @@ class AddressOrder {
         if (begin < last) return "A1: addresses fall";
         last = begin;
         used |= uint64_t{1} << list.order[i];
+        if (list.rank[list.order[i]] != i) return "A1: an entry's rank is another";
       }
       if (used != list.used) return "A1: a block lists other slots than are in use";
     }
@@ -125,12 +129,14 @@ class AddressOrder {
     uint32_t at;    // its place in sequence_
     uint32_t count;
     uint8_t order[kBlock];
+    uint8_t rank[kBlock];  // by slot: where in order it stands
   };
 
-  uint32_t rank_of(uint32_t slot) const {
-    const List& list = lists_[slot / kBlock];
-    const void* found = std::memchr(list.order, static_cast<int>(slot % kBlock), list.count);
-    return static_cast<uint32_t>(static_cast<const uint8_t*>(found) - list.order);
+  uint32_t rank_of(uint32_t slot) const { return lists_[slot / kBlock].rank[slot % kBlock]; }
+  // An entry comes to stand at the rank, or goes from there: those behind it have moved by one.
+  // (What stands for slots not in use is of no account.)
+  static void move_ranks(List& list, uint32_t from, int by) {
+    for (uint8_t& rank : list.rank) rank = static_cast<uint8_t>(rank + (rank >= from ? by : 0));
   }
   // The last block that begins at or below the address; else the first.
   uint32_t place_of(uint64_t address) const {
@@ -150,7 +156,7 @@ class AddressOrder {
     grow(block + 1);
     begins_.resize((block + 1) * kBlock);
     ends_.resize((block + 1) * kBlock);
-    lists_.push_back(List{0, at, 0, {}});
+    lists_.push_back(List{0, at, 0, {}, {}});
     sequence_.insert(sequence_.begin() + at, block);
     floors_.insert(floors_.begin() + at, 0);
     renumber(at);
@@ -166,6 +172,7 @@ class AddressOrder {
     begins_[to] = begins_[from];
     ends_[to] = ends_[from];
     move(from, to);
+    list.rank[free] = static_cast<uint8_t>(list.count);
     list.order[list.count++] = static_cast<uint8_t>(free);
     list.used |= uint64_t{1} << free;
   }

@@ -78,10 +78,13 @@ template <Power power>
   }
 }
 
-[[gnu::always_inline]] inline float least_lane(const Lanes& lanes) {
-  float value = lanes[0];
-  for (size_t lane = 1; lane < kLanes; ++lane) value = std::min(value, lanes[lane]);
-  return value;
+[[gnu::always_inline]] inline float least_lane(Lanes lanes) {
+  for (int apart : {4, 2, 1}) {
+    const IntLanes here = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Lanes other = __builtin_shuffle(lanes, here ^ apart);
+    lanes = other < lanes ? other : lanes;
+  }
+  return lanes[0];
 }
 
 // The least score, and the least price by span, of a block.
@@ -105,17 +108,17 @@ struct Leasts {
   return {least_lane(score), least_lane(rate)};
 }
 
-// Of each block, the least product (C3) of the prices given.
-[[gnu::always_inline]] inline void least_products(const float* prices, const float* spans,
+// Of each block, the least product (C3) of the prices given, with those by span.
+[[gnu::always_inline]] inline void least_products(const float* prices, const float* rates,
                                                   size_t blocks, float wanted, float* least) {
-  const Lanes bytes = Lanes{} + wanted;
   for (size_t block = 0; block < blocks; ++block) {
     Lanes lowest = Lanes{} + kInfinity;
     for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
-      Lanes some, span;
+      Lanes some, other;
       load(prices + block * Candidates::kBlock + i, some);
-      load(spans + block * Candidates::kBlock + i, span);
-      some *= (span > bytes ? span : bytes) / span;
+      load(rates + block * Candidates::kBlock + i, other);
+      other *= wanted;
+      some = some > other ? some : other;
       lowest = some < lowest ? some : lowest;
     }
     least[block] = least_lane(lowest);
@@ -177,9 +180,9 @@ DTR_FOR_AVX2 void values_with_avx2(const Pass& of, MemberValue value, size_t blo
   values_of(of, value, block, values);
 }
 DTR_FOR_AVX2 Leasts leasts_with_avx2(const Pass& of, size_t block) { return leasts_of(of, block); }
-DTR_FOR_AVX2 void least_products_with_avx2(const float* prices, const float* spans, size_t blocks,
+DTR_FOR_AVX2 void least_products_with_avx2(const float* prices, const float* rates, size_t blocks,
                                            float wanted, float* least) {
-  least_products(prices, spans, blocks, wanted, least);
+  least_products(prices, rates, blocks, wanted, least);
 }
 DTR_FOR_AVX2 size_t least_with_avx2(const float* values, size_t count) {
   return least_of(values, count);
@@ -212,7 +215,8 @@ void Candidates::grow(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
   weight_.resize(blocks * kBlock, kInfinity);
-  for (Column* column : {&prices_, &products_, &least_prices_}) column->resize(blocks * kBlock);
+  for (Column* column : {&prices_, &products_, &least_prices_, &least_rates_})
+    column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
   score_floors_.resize(blocks);
@@ -224,7 +228,7 @@ void Candidates::grow(size_t blocks) {
 
 void Candidates::shrink(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_,
-                         &products_, &least_prices_})
+                         &products_, &least_prices_, &least_rates_})
     column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
@@ -382,7 +386,10 @@ void Candidates::compute_floors(const Query& now, const Query& latest, double fr
   const auto until = static_cast<double>(until_.now_ns - computed_.now_ns);
   score_floors_[block] = floor_between(begin.score, end.score, from, until, exponent_);
   rate_floors_[block] = floor_between(begin.rate, end.rate, from, until, exponent_);
-  scan(latest, MemberValue::price, block, least_prices_.data() + block * kBlock);
+  float* const prices = least_prices_.data() + block * kBlock;
+  scan(latest, MemberValue::price, block, prices);
+  for (size_t i = 0; i < kBlock; ++i)
+    least_rates_[block * kBlock + i] = prices[i] / span_[block * kBlock + i];
   is_dirty_[block] = 0;
 }
 
@@ -426,10 +433,10 @@ void Candidates::take_floors(const std::vector<BlockFloor>& floors, int64_t now_
 void Candidates::take_least_products(float wanted) {
 #ifdef DTR_FOR_AVX2
   if (has_avx2())
-    return least_products_with_avx2(least_prices_.data(), span_.data(), least_.size(), wanted,
-                                    least_.data());
+    return least_products_with_avx2(least_prices_.data(), least_rates_.data(), least_.size(),
+                                    wanted, least_.data());
 #endif
-  least_products(least_prices_.data(), span_.data(), least_.size(), wanted, least_.data());
+  least_products(least_prices_.data(), least_rates_.data(), least_.size(), wanted, least_.data());
 }
 
 size_t Candidates::least_block() const { return index_of_least(least_.data(), least_.size()); }
@@ -546,7 +553,8 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
     scan(asked, MemberValue::price, block, prices);
     const double price = prices[slot % kBlock] * (1 + kSlack);
     if (at(score_floors_[block]) > scores[slot % kBlock] * (1 + kSlack) ||
-        at(rate_floors_[block]) > price / span_[slot] || least_prices_[slot] > price)
+        at(rate_floors_[block]) > price / span_[slot] || least_prices_[slot] > price ||
+        least_rates_[slot] > price / span_[slot])
       broken = "C4: a block's floor is above a member";
   }
   return broken;

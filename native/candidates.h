@@ -42,9 +42,10 @@
 // How they are found with that: candidate_windows.h.
 //
 //   C4  A block's floors are not above its members' bounds, and prices by span; a member's least
-//       price is not above its price; all up to kSlack, from when they were computed until until_,
-//       which is a moment of the clock and one of `decreased`, unless the block is dirty. What
-//       changes a member makes its block dirty; a search computes those anew.
+//       price is not above its price, nor its least rate above that by its span; all up to kSlack,
+//       from when they were computed until until_, which is a moment of the clock and one of
+//       `decreased`, unless the block is dirty. What changes a member makes its block dirty; a
+//       search computes those anew.
 //
 // How far ahead until_ is: by what passes in so many searches that the passes over everything are a
 // share of the work (candidates.cpp). Too far would make floors low, and blocks be looked at in
@@ -216,8 +217,8 @@ class Candidates {
   // C4. By block:
   std::vector<BlockFloor> score_floors_, rate_floors_;
   std::vector<uint8_t> is_dirty_;
-  Column least_prices_;          // by slot
-  std::vector<uint32_t> dirty_;  // blocks; some may be gone, or stand here twice
+  Column least_prices_, least_rates_;  // by slot
+  std::vector<uint32_t> dirty_;        // blocks; some may be gone, or stand here twice
   Horizon until_;
   Horizon computed_;      // when all floors were
   int64_t searches_ = 0;  // since then
