@@ -29,7 +29,9 @@ class BlockTable {
       for (uint32_t found = matching(bucket, kTagMask, tag_of(hash)); found != 0;
            found &= found - 1) {
         Block* block = nodes_.at(bucket.words[__builtin_ctz(found)] >> kTagBits);
-        if (block->offset == offset) return block;
+        if (block->offset != offset) continue;
+        if (at == home_of(hash)) last_ = {block, at, found & (~found + 1)};
+        return block;
       }
       if (passed(bucket) == 0) return nullptr;
     }
@@ -38,25 +40,28 @@ class BlockTable {
   // Makes room for a block, so that insert() cannot fail. May throw std::bad_alloc, having changed
   // nothing.
   void prepare() {
-    if (2 * count_ >= kSlots * buckets_.size()) grow();
+    if (count_ >= most_) grow();
   }
   void insert(const Block* block) {
+    last_ = {};
     put(block);
     ++count_;
   }
   void erase(const Block* block) {
+    --count_;
+    if (last_.block == block) {
+      clear(buckets_[last_.bucket], last_.slot);
+      last_ = {};
+      return;
+    }
+    last_ = {};
     const uint64_t hash = hash_of(block->offset);
     for (uint64_t at = home_of(hash);; at = (at + 1) & mask()) {
       Bucket& bucket = buckets_[at];
       const uint32_t found = matching(bucket, UINT32_MAX, slot_of(block, hash));
-      if (found != 0) {
-        bucket.words[__builtin_ctz(found)] = 0;
-        bucket.words[kSlots] &= ~found;
-        break;
-      }
+      if (found != 0) return clear(bucket, found);
       bucket.words[kSlots] -= kOnePassed;
     }
-    --count_;
   }
 
  private:
@@ -82,6 +87,13 @@ class BlockTable {
     };
   };
 
+  // What find() found last in its own bucket; nothing once any block has come or gone.
+  struct Last {
+    const Block* block = nullptr;
+    uint64_t bucket = 0;
+    uint32_t slot = 0;  // a bit
+  };
+
   uint64_t mask() const { return buckets_.size() - 1; }
   uint64_t hash_of(uint64_t offset) const {
     return (offset >> unit_shift_) * 0x9e3779b97f4a7c15ULL;
@@ -101,6 +113,10 @@ class BlockTable {
     }
     return found[0] | found[1] | found[2] | found[3];
   }
+  static void clear(Bucket& bucket, uint32_t slot) {
+    bucket.words[__builtin_ctz(slot)] = 0;
+    bucket.words[kSlots] &= ~slot;
+  }
   void put(const Block* block) {
     const uint64_t hash = hash_of(block->offset);
     uint64_t at = home_of(hash);
@@ -119,6 +135,8 @@ class BlockTable {
   int unit_shift_;
   int home_shift_ = 64 - kFirstBits;
   uint64_t count_ = 0;
+  uint64_t most_ = kSlots / 2 << kFirstBits;  // blocks in these buckets
+  mutable Last last_;
   std::vector<Bucket> buckets_ = std::vector<Bucket>(uint64_t{1} << kFirstBits);
 };
 

@@ -52,7 +52,7 @@ int FreeIndex::previous_bin(int bin) const {
 }
 
 // As keys wrap below the given one, what is sought is the least difference. Each half has a chain
-// of its own, so that one is not as long as the leaf.
+// of its own, so that none is as long as the leaf; a branch for each key would be mispredicted.
 Block* FreeIndex::least_from(const FreeLeaf& leaf, uint64_t key) const {
   constexpr uint32_t kHalf = FreeLeaf::kSlots / 2;
   const uint64_t none = FreeLeaf::kNoKey - key;

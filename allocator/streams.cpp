@@ -48,8 +48,7 @@ void Streams::drop_old_work() {
   old_work_ = nullptr;
 }
 
-Owner Streams::owner_of(uint64_t stream) {
-  if (!driver_.has_streams()) return kIdle;
+Owner Streams::owner_among(uint64_t stream) {
   if (!streams_.empty() && !streams_.back().withheld && streams_.back().id == stream) {
     return owners() - 1;
   }
@@ -152,8 +151,7 @@ Fence Streams::mark(Owner owner) {
   return {owner, ++stream.last};
 }
 
-Fence Streams::freed(Owner owner) {
-  if (owner == kIdle) return {};
+Fence Streams::freed_on(Owner owner) {
   if (streams_.size() > 1 || always_marks_) return mark(owner);
   freed_without_event_ = true;
   return {};
@@ -231,7 +229,7 @@ bool Streams::hurry() {
   return any;
 }
 
-bool Streams::poll() {
+bool Streams::poll_all() {
   bool any = false;
   for (Stream& stream : streams_) {
     while (!stream.events.empty() && driver_.event_complete(stream.events.front().second)) {

@@ -49,7 +49,7 @@ struct Retired {
 
 class Streams {
  public:
-  explicit Streams(Driver& driver) : driver_(driver) {}
+  explicit Streams(Driver& driver) : driver_(driver), has_streams_(driver.has_streams()) {}
   ~Streams();
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;
@@ -57,7 +57,7 @@ class Streams {
   void close();
 
   // The owner that stands for a stream; a stream seen for the first time is registered (S1).
-  Owner owner_of(uint64_t stream);
+  Owner owner_of(uint64_t stream) { return has_streams_ ? owner_among(stream) : kIdle; }
 
   // The stream of an owner; of a withheld one, what withhold() was given.
   uint64_t stream_of(Owner owner) const { return streams_[owner - 1].id; }
@@ -85,7 +85,7 @@ class Streams {
   void make_idle_safe();
 
   // The fence of memory that the owner frees now.
-  Fence freed(Owner owner);
+  Fence freed(Owner owner) { return owner == kIdle ? Fence{} : freed_on(owner); }
   // The same for memory that cannot stay in use any more: if the driver records no event, it is
   // withheld.
   Fence freed_in_any_case(Owner owner);
@@ -118,7 +118,7 @@ class Streams {
   bool hurry();
 
   // Asks the driver what is done. Returns true if anything completed since the last call.
-  bool poll();
+  bool poll() { return !streams_.empty() && poll_all(); }
   // Waits until all points are complete.
   void synchronize();
   // See S3.
@@ -163,6 +163,9 @@ class Streams {
     Driver::Event event_ = nullptr;
   };
 
+  Owner owner_among(uint64_t stream);
+  Fence freed_on(Owner owner);
+  bool poll_all();
   Fence mark(Owner owner);  // a new point of the stream, with an event
   bool complete(Fence fence) const {
     return fence.owner == kIdle || fence.point <= completed(fence.owner);
@@ -173,6 +176,7 @@ class Streams {
   void record(Driver::Event event, uint64_t stream);
 
   Driver& driver_;
+  bool has_streams_;
   std::vector<Stream> streams_;  // owner i is streams_[i - 1]
   std::unordered_map<uint64_t, Owner> owners_;
   std::unordered_map<uint64_t, std::vector<Owner>> uses_;

@@ -22,6 +22,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,8 +111,15 @@ def main(arguments: list[str] | None = None) -> int:
         "format": 2,
         "smoke": options.smoke,
         "seed": SEED,
+        "commit": described(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        ),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": " ".join(["python", "bench/heap.py", *sys.argv[1:]]),
         "placement": options.placement,
         "before": options.before,
+        "platform": platform.platform(terse=True),
+        "compiler": described(["g++", "--version"]),
         "machine": platform.machine(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -131,6 +139,12 @@ def main(arguments: list[str] | None = None) -> int:
             f"{entry['median_ns']:10.1f}{entry['lowest_ns']:10.1f}"
         )
     return 0
+
+
+def described(command: list[str]) -> str:
+    """The first line of what a command says, or "unknown"."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0].strip() or "unknown"
 
 
 def cpu_name() -> str:
