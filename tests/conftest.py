@@ -1,12 +1,20 @@
 """What tests of several folders share."""
 
 import ast
+import gc
 import pickle
 from pathlib import Path
 
 import pytest
 
 SNAPSHOTS = Path(__file__).parent / "data/torch_snapshots"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_objects_are_left_out_of_collections():
+    """PyTorch alone, once imported, is a million objects, and tests collect garbage often."""
+    gc.collect()
+    gc.freeze()
 
 
 def with_frames(value, frames):

@@ -120,12 +120,8 @@ def test_demo(job: str, tmp_path: Path) -> None:
 def test_fragment() -> None:
     """A short trace through every model."""
     document = run("bench.fragment")
-    assert document.keys() >= ENVIRONMENT | {
-        "events",
-        "read_seconds",
-        "pair_seconds",
-        "report_seconds",
-    }
+    seconds = {"read_seconds", "pair_seconds", "report_seconds"}
+    assert document.keys() >= ENVIRONMENT | seconds | {"events", "file_bytes"}
     rows = {row["model"]: row for row in document["results"]}
     assert len(rows) == 10
     assert document["events"] == 20_000
