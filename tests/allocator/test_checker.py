@@ -4,14 +4,14 @@ import re
 import subprocess
 
 import pytest
-from native_fixtures import ROOT, compile_cpp, core_in_one_file
+from native_fixtures import ROOT, compile_cpp
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
+def verdicts(core_object, tmp_path_factory):
     """What the checker says of each corruption: (broken rule, message)."""
     folder = tmp_path_factory.mktemp("corrupt")
-    sources = [ROOT / "tests/allocator/corrupt_heap.cpp", core_in_one_file(folder)]
+    sources = [ROOT / "tests/allocator/corrupt_heap.cpp", core_object]
     program = folder / "corrupt_heap"
     compile_cpp(sources, program, "-ldl", "-lpthread")
     output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout

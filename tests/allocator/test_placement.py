@@ -3,17 +3,17 @@
 import subprocess
 
 import pytest
-from native_fixtures import ROOT, compile_cpp, core_in_one_file
+from native_fixtures import ROOT, compile_cpp
 from native_pool import KIB, Invalid, NativePool
 
 POLICIES = {"best_fit": 0, "first_fit": 1, "two_ended": 2, "size_classes": 3}
 ANY, LOW, HIGH = 0, 1, 2
 
 
-def test_every_block_of_a_random_heap_lands_where_its_policy_says(tmp_path):
+def test_every_block_of_a_random_heap_lands_where_its_policy_says(core_object, tmp_path):
     """Compared with a walk over all blocks; the rules of the heap hold all along."""
     program = tmp_path / "place_blocks"
-    sources = [ROOT / "tests/allocator/place_blocks.cpp", core_in_one_file(tmp_path)]
+    sources = [ROOT / "tests/allocator/place_blocks.cpp", core_object]
     compile_cpp(sources, program, "-ldl", "-lpthread")
     done = subprocess.run([str(program), "4000"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -168,6 +168,7 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
 JOBS = """
 import gc, json, os, sys
 import torch
+import torch._dynamo  # which the first step of an optimizer would import, in each run again
 from bench.models import JOBS
 
 import dtr_alloc
