@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 from native_fixtures import ROOT, compile_cpp
-from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, check, ffi, lib
-from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY
+from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
+from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, PRESETS, SIZES
@@ -23,11 +23,6 @@ WORDS = PAGE // 8
 SCORES = [name for name in PRESETS if PRESETS[name].select == "score"]
 SHARES = (0, 0.5, 1)
 HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics that thrash
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
 
 
 class Program:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, WrongState, check, ffi, lib
-from toy import CONSTANT, INT64, MUTATE, SCRATCH, WRITE_ONLY, Toy, engine_options
+from toy import CONSTANT, INT64, MUTATE, SCRATCH, WRITE_ONLY, Toy, engine_options, release
 
 PAGE = 4096
 WORDS = PAGE // 8  # a tensor of one page
@@ -33,11 +33,6 @@ def fail_once():
             raise Failure(operator.name)
 
     return hook
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
 
 
 def chain(toy, first, length, words=WORDS):

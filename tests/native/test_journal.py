@@ -4,7 +4,7 @@ import random
 
 import pytest
 from native_pool import check, ffi, lib
-from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY
+from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, release
 
 MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
 PAGE_WORDS = 512
@@ -66,11 +66,6 @@ class Journal:
 
     def name(self, number):
         lib.dtr_journal_name(self.toy.frame, number)
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
 
 
 def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):

@@ -9,11 +9,8 @@ import threading
 
 import pytest
 from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, ffi, lib
-from test_order import CHUNK, CUDA, LARGE, A, B
-from test_order import make_toy as make_stream_toy
-from toy import CONSTANT, MUTATE, SCRATCH, WORD, Toy
-
-__all__ = ["make_stream_toy"]
+from stream_toy import CHUNK, CUDA, LARGE, A, B
+from toy import CONSTANT, MUTATE, SCRATCH, WORD, Toy, release
 
 PAGE = 4096
 WORDS = PAGE // WORD
@@ -22,11 +19,6 @@ CHUNKS = 64 << 10  # of the fixed pools
 
 def address(tensor):
     return int(ffi.cast("uintptr_t", tensor.data))
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
 
 
 def all_right(toy, *tensors):
@@ -524,10 +516,7 @@ class TestOnStreams:
         self, make_stream_toy, fake_cuda
     ):
         toy = make_stream_toy(12)
-        with toy.on(A):
-            source = toy.unseen(LARGE)
-            x = toy.one("x", source, words=LARGE)
-        toy.wait(B, A)
+        source, x = toy.on_a_before_b()
         with toy.on(B):
             toy.run("add_", (x, MUTATE))
         with toy.on(A):
@@ -546,10 +535,7 @@ class TestOnStreams:
     ):
         """O2: it waits once."""
         toy = make_stream_toy(12)
-        with toy.on(A):
-            source = toy.unseen(LARGE)
-            x = toy.one("x", source, words=LARGE)
-        toy.wait(B, A)
+        source, x = toy.on_a_before_b()
         with toy.on(A):
             assert toy.move(x)
         waits = fake_cuda.waits()

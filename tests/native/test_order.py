@@ -1,92 +1,22 @@
 """Several streams use one storage, and the engine evicts and rematerializes in between.
 
-On the stand-in for libcuda (tests/fake_cuda), whose streams finish their work late: it reports a
-violation, and the fixture fails, if work on one stream overlaps unfinished work of another without
-an event in between. Needs the core and a C++ compiler.
+On the stand-in for libcuda (stream_toy.py). Needs the core and a C++ compiler.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
-from native_pool import MIB, NativePool, OutOfMemory, ffi, lib
-from toy import MEASURED, MUTATE, WORD, Toy
+from native_pool import OutOfMemory, lib
+from stream_toy import LARGE, A, B, StreamToy
+from toy import MEASURED, MUTATE, WORD, release
 
 from dtr_alloc import _core
 
-CHUNK = 2 * MIB
-A, B = 16, 32
-LARGE = CHUNK // WORD
-CUDA = (1, 0)
 
-
-class StreamToy(Toy):
-    """Operators run on the current stream, and the stand-in hears what memory they touch."""
-
-    def __init__(self, fake: Any, pool: NativePool, **options: Any):
-        super().__init__(pool, device=CUDA, grain=4096, **options)
-        self.fake = fake
-
-    @contextmanager
-    def on(self, stream: int):
-        before, self.stream = self.stream, stream
-        lib.dtr_sim_use_stream(stream)
-        yield
-        self.stream = before
-        lib.dtr_sim_use_stream(before)
-
-    def _execute(self, operator, tensors):
-        everything = super()._execute(operator, tensors)
-        for tensor in {t.pointer: t for t in [*tensors, *everything]}.values():
-            address = int(ffi.cast("uintptr_t", tensor.data))
-            self.fake.launch(self.stream, address, tensor.words * WORD)
-        return everything
-
-    def wait(self, stream: int, after: int) -> None:
-        """What a job does: stream.wait_stream(after)."""
-        assert lib.dtr_pool_order(self.pool.handle, stream, after) == lib.DTR_OK
-
-
-@pytest.fixture
-def make_toy(fake_cuda):
-    made = []
-
-    def make(
-        chunks: int, streams: tuple[int, ...] = (A, B), kind: type = StreamToy, **options: Any
-    ) -> StreamToy:
-        toy = kind(fake_cuda, NativePool("cuda", budget=chunks * CHUNK), **options)
-        made.append(toy)
-        # The pool knows them all: a new one would wait for everything, once.
-        for stream in streams:
-            toy.pool.free(toy.pool.allocate(100, stream))
-        fake_cuda.hold(1)
-        return toy
-
-    yield make
-    fake_cuda.hold(0)
-    for toy in made:
-        toy.verify()
-        toy.drain()
-        assert toy.pool.stats().live_blocks == 0
-        toy.close()
-        toy.pool.destroy()
-    lib.dtr_sim_use_stream(0)
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
-
-
-def test_an_evicted_block_waits_for_every_stream_that_used_it(make_toy, fake_cuda):
+def test_an_evicted_block_waits_for_every_stream_that_used_it(make_stream_toy, fake_cuda):
     """O1: the job holds the tensor while stream B reads it, so it need not record the stream."""
-    toy = make_toy(4)
-    with toy.on(A):
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
-    toy.wait(B, A)
+    toy = make_stream_toy(4)
+    source, x = toy.on_a_before_b()
     with toy.on(B):
         y = toy.one("y", x, words=LARGE)
     assert fake_cuda.unfinished(B) > 0
@@ -99,13 +29,10 @@ def test_an_evicted_block_waits_for_every_stream_that_used_it(make_toy, fake_cud
     release(source, x, y, *others)
 
 
-def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_toy, fake_cuda):
+def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_stream_toy, fake_cuda):
     """O2: the job ordered B behind A's first making of x, and knows of no other."""
-    toy = make_toy(8)
-    with toy.on(A):
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
-    toy.wait(B, A)
+    toy = make_stream_toy(8)
+    source, x = toy.on_a_before_b()
     assert toy.evict(x)
     with toy.on(A):
         y = toy.one("y", x, words=LARGE)  # brings x back, on A
@@ -120,9 +47,9 @@ def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_toy
     release(source, x, y, z, again)
 
 
-def test_an_input_of_a_replay_that_was_rematerialized_elsewhere_is_waited_for(make_toy):
+def test_an_input_of_a_replay_that_was_rematerialized_elsewhere_is_waited_for(make_stream_toy):
     """O2 for what a replay reads."""
-    toy = make_toy(8)
+    toy = make_stream_toy(8)
     with toy.on(A):
         source = toy.unseen(LARGE)
         x = toy.one("x", source, words=LARGE)
@@ -137,13 +64,10 @@ def test_an_input_of_a_replay_that_was_rematerialized_elsewhere_is_waited_for(ma
     release(source, x, y, z)
 
 
-def test_a_new_version_of_a_shared_buffer_waits_too(make_toy, fake_cuda):
+def test_a_new_version_of_a_shared_buffer_waits_too(make_stream_toy, fake_cuda):
     """A buffer that B overwrote is evicted: A may not have it before B is done."""
-    toy = make_toy(4)
-    with toy.on(A):
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
-    toy.wait(B, A)
+    toy = make_stream_toy(4)
+    source, x = toy.on_a_before_b()
     with toy.on(B):
         toy.run("add_", (x, MUTATE))
     assert toy.evict(x)
@@ -152,9 +76,9 @@ def test_a_new_version_of_a_shared_buffer_waits_too(make_toy, fake_cuda):
     release(source, x, *others)
 
 
-def test_one_stream_waits_for_nothing(make_toy, fake_cuda):
+def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
     """Evictions and rematerializations on a single stream need no wait at all."""
-    toy = make_toy(4, streams=())
+    toy = make_stream_toy(4, streams=())
     with toy.on(A):
         source = toy.unseen(LARGE)
         made = [source]
@@ -181,8 +105,8 @@ class TestTimes:
         count = lib.dtr_engine_get_costs(toy.engine, entries, 64)
         return {entries[i].op_key: entries[i] for i in range(count)}
 
-    def test_they_are_what_the_device_says(self, make_toy, fake_cuda):
-        toy = make_toy(64, kind=MeasuredToy)
+    def test_they_are_what_the_device_says(self, make_stream_toy, fake_cuda):
+        toy = make_stream_toy(64, kind=MeasuredToy)
         fake_cuda.hold(0)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
@@ -192,9 +116,9 @@ class TestTimes:
         assert toy.pool.stats().host_waits == 0
         release(*made)
 
-    def test_nothing_is_known_while_the_device_is_late(self, make_toy, fake_cuda):
+    def test_nothing_is_known_while_the_device_is_late(self, make_stream_toy, fake_cuda):
         """Until then an operator is reckoned to take as long as its bytes take to move."""
-        toy = make_toy(64, kind=MeasuredToy)
+        toy = make_stream_toy(64, kind=MeasuredToy)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
@@ -209,8 +133,8 @@ class TestTimes:
 class TestFreeze:
     """While a graph is captured."""
 
-    def test_nothing_live_is_evicted(self, make_toy):
-        toy = make_toy(4)
+    def test_nothing_live_is_evicted(self, make_stream_toy):
+        toy = make_stream_toy(4)
         source = toy.unseen(LARGE)
         x = toy.one("x", source, words=LARGE)
         assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
@@ -222,8 +146,10 @@ class TestFreeze:
         assert not toy.resident(x)
         release(source, x, large)
 
-    def test_what_an_operator_touched_is_never_evicted_nor_computed_from_again(self, make_toy):
-        toy = make_toy(8)
+    def test_what_an_operator_touched_is_never_evicted_nor_computed_from_again(
+        self, make_stream_toy
+    ):
+        toy = make_stream_toy(8)
         source = toy.unseen(LARGE)
         x = toy.one("x", source, words=LARGE)
         before = toy.one("before", x, words=LARGE)
@@ -238,6 +164,6 @@ class TestFreeze:
         assert toy.content(beyond) == beyond.expected()
         release(source, x, before, inside, after, beyond)
 
-    def test_it_ends_as_often_as_it_began(self, make_toy):
-        toy = make_toy(4)
+    def test_it_ends_as_often_as_it_began(self, make_stream_toy):
+        toy = make_stream_toy(4)
         assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_STATE

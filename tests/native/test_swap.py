@@ -9,11 +9,8 @@ import threading
 
 import pytest
 from native_pool import DriverFailed, NativePool, OutOfMemory
-from test_order import CHUNK, LARGE, A, B
-from test_order import make_toy as make_stream_toy
-from toy import MUTATE, WORD, Toy
-
-__all__ = ["make_stream_toy"]
+from stream_toy import CHUNK, LARGE, A, B
+from toy import MUTATE, WORD, Toy, release
 
 PAGE = 4096
 WORDS = PAGE // WORD
@@ -34,11 +31,6 @@ def constant(toy, seed=0, words=WORDS):
     tensor = toy.unseen(words, seed=seed)
     toy.one("look", tensor, words=8).release()
     return tensor
-
-
-def release(*tensors):
-    for tensor in tensors:
-        tensor.release()
 
 
 def all_right(toy, *tensors):

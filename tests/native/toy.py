@@ -502,3 +502,9 @@ class Toy:
         self._frames.clear()
         check(lib.dtr_sim_destroy(self.sim))
         check(lib.dtr_engine_destroy(self.engine))
+
+
+def release(*tensors: Tensor) -> None:
+    """The framework lets go of them."""
+    for tensor in tensors:
+        tensor.release()
