@@ -1,6 +1,6 @@
 """How long the engine searches for what to evict, and what a faster search would cost.
 
-    python -m bench.search [--json PATH] [--smoke]
+    python -m bench.search [--json PATH] [--size N]... [--smoke]
 
 The engine of the build runs a job on simulated memory: a chain of operators with skip
 connections, whose results are kept, as for a backward pass, in a budget that holds half of them;
@@ -12,7 +12,8 @@ microseconds. Python runs between the searches, as in a real job, and leaves the
 A row is one way to search among so many candidates. Its time is that of the engine's own counter
 (search_ns: from the call to the choice, without the eviction), its quality is the score of what
 was chosen over the least score of all candidates, found by brute force before some of the
-allocations, and the cost that the whole job recomputed.
+allocations, and the cost that the whole job recomputed. `times_single` is its time over that of the
+search for the least score of the same heuristic, pool and size ("exact"), taken in the same run.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ from bench.heap import cpu_name
 from dtr_alloc import heuristics
 from dtr_alloc.core import check, ffi, lib
 
-SIZES = (1_000, 10_000, 100_000)
+SIZES = (1_000, 10_000)
 TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}
 SKIP = 4  # every so many operators read one that many before
 KIB = 1024
+ALSO = ("marginal", "dtr-full", "dtr-local", "lru", "megengine")
 MOST_REPEATS = 20_000
-MOST_WITH_FREE = 10_000
 INT8 = 1  # c10::ScalarType::Char
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {"room": lib.DTR_ROOM_SINGLE},
+    "windows": {"room": lib.DTR_ROOM_WINDOW},
+    "auto": {"room": lib.DTR_ROOM_AUTO},
     "exact, fixed pool": {"room": lib.DTR_ROOM_SINGLE, "fixed": True},
     "windows, fixed pool": {"room": lib.DTR_ROOM_WINDOW, "fixed": True},
     "auto, fixed pool": {"room": lib.DTR_ROOM_AUTO, "fixed": True},
-    "sqrt sample": {"sampling": 1},
-    "ignoring small": {"min_evict_share": 0.01},
-    "sqrt sample, ignoring small": {"sampling": 1, "min_evict_share": 0.01},
+    "sqrt sample": {"room": lib.DTR_ROOM_SINGLE, "sampling": 1},
+    "ignoring small": {"room": lib.DTR_ROOM_SINGLE, "min_evict_share": 0.01},
 }
+ROOMS = [name for name, options in VARIANTS.items() if len(options) == 1 or "fixed" in options]
 
 
 @dataclass
@@ -220,9 +223,14 @@ def measure(
     return row
 
 
-def asks_pool(heuristic: str) -> bool:
-    """Whether a search asks the pool for the free bytes beside blocks."""
-    return heuristics.parse(heuristic).size == "size+free"
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Sets times_single of each row."""
+    single: dict[tuple[str, int, bool], float] = {}
+    for row in rows:
+        key = row["heuristic"], row["candidates"], "fixed" in row["search"]
+        if row["search"].startswith("exact"):
+            single[key] = row["median_us"]
+        row["times_single"] = row["median_us"] / single[key]
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
@@ -230,14 +238,17 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title="Searching for what to evict")
     for column in ("heuristic", "candidates", "search"):
         table.add_column(column, justify="right" if column == "candidates" else "left")
-    for column in ("median us", "p90 us", "evaluations", "score/least", "worst", "remats", "s"):
+    numbers = ("searches", "median us", "times single", "p90 us", "evaluations", "score/least")
+    for column in (*numbers, "worst", "remats", "s"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row["heuristic"],
             f"{row['candidates']:,}",
             row["search"],
+            str(row["searches"]),
             f"{row['median_us']:.2f}",
+            f"{row['times_single']:.2f}",
             f"{row['p90_us']:.2f}",
             f"{row['evaluations_per_search']:.1f}",
             f"{row['score_over_least_median']:.3f}",
@@ -250,27 +261,32 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 @click.command(help="How long the engine searches for what to evict.")
 @click.option("--heuristic", default="dtr-eqclass", help="Of the search that is compared.")
-@click.option("--also", multiple=True, default=["dtr-full", "dtr-local", "lru", "megengine"])
-@click.option("--searches", default=2000, help="Operators of each phase that are measured.")
+@click.option("--also", multiple=True, default=ALSO)
+@click.option("--size", "sizes", type=int, multiple=True, default=SIZES, help="Candidates.")
+@click.option("--searches", default=1000, help="Operators of each phase that are measured.")
 @click.option("--seed", default=0)
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
 @click.option("--smoke", is_flag=True, help="A few hundred candidates, seconds.")
 def main(
-    heuristic: str, also: tuple[str, ...], searches: int, seed: int, path: str | None, smoke: bool
+    heuristic: str,
+    also: tuple[str, ...],
+    sizes: tuple[int, ...],
+    searches: int,
+    seed: int,
+    path: str | None,
+    smoke: bool,
 ) -> None:
-    sizes: tuple[int, ...] = SIZES
     if smoke:
         sizes, searches = (200, 400), 100
     console = results.console()
     rows = []
     for candidates in sizes:
         work = [(heuristic, variant) for variant in VARIANTS]
-        # Looking at the free bytes beside blocks takes milliseconds among 100,000: too long here.
-        quick = [other for other in also if candidates <= MOST_WITH_FREE or not asks_pool(other)]
-        work += [(other, "exact") for other in quick]
+        work += [(other, variant) for other in also for variant in ROOMS]
         for name, variant in work:
             with console.status(f"{name}, {variant}, {candidates:,} candidates"):
                 rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
+    compare(rows)
     show(rows, console)
     if path:
         document = results.environment("cpu", seed) | {"bench": "search", "searches": searches}
