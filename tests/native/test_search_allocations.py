@@ -1,0 +1,46 @@
+"""A search for what to evict allocates nothing. Needs the native build.
+
+In a process of its own, in which the core uses an operator new that counts (counted_new.cpp).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_fixtures import ROOT, compile_cpp
+
+HERE = Path(__file__).parent
+AUTO, SINGLE, WINDOW = range(3)
+FEW = 4  # Deferred keeps so many blocks without allocating
+
+
+@pytest.fixture(scope="module")
+def counted_new(tmp_path_factory):
+    library = tmp_path_factory.mktemp("counted") / "counted_new.so"
+    return compile_cpp([HERE / "counted_new.cpp"], library, "-shared", "-fPIC")
+
+
+@pytest.mark.parametrize("room", [AUTO, SINGLE, WINDOW])
+@pytest.mark.parametrize("heuristic", ["lru", "dtr-eqclass", "marginal"])
+def test_a_search_allocates_nothing(counted_new, heuristic, room):
+    command = [sys.executable, HERE / "count_allocations.py", counted_new, heuristic, str(room)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    seen = json.loads(out.stdout)
+    (unsearched,) = {news for searches, _, _, news in seen if not searches}
+    assert unsearched > 0  # the tensor itself
+    searched = [entry for entry in seen if entry[0]]
+    assert len(searched) > 100
+    assert any(windows for _, windows, _, _ in searched) == (room != SINGLE)
+    # The summed cost of components has a record for each evicted storage.
+    records = heuristic == "dtr-eqclass"
+    growing = [
+        entry
+        for entry in searched
+        if entry[2] <= FEW and entry[3] - unsearched != (entry[2] if records else 0)
+    ]
+    # Now and then a list of the engine is longer than ever before.
+    assert len(growing) <= len(searched) / 100
