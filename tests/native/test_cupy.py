@@ -21,6 +21,8 @@ from dtr_alloc import cupy as ours
 from dtr_alloc import pools
 from dtr_alloc.config import Budget, Config, ConfigError
 from dtr_alloc.core import StateError
+from dtr_alloc.fragment import formats, recording, report
+from dtr_alloc.fragment.trace import Kind
 
 CHUNK = 2 * MIB
 A, B = 16, 32
@@ -82,6 +84,36 @@ def test_memory_comes_from_the_heap_and_goes_back_with_the_last_array_over_it(cu
     assert len(in_use()) == 1
     del view
     assert in_use() == {}
+
+
+def test_a_trace_has_its_blocks_with_their_streams_and_what_found_no_place(
+    cupy, situation, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("DTR_ALLOC_TRACE", str(tmp_path / "job.trace"))
+    ours.enable("8MiB")
+    try:
+        first = cupy.cuda.alloc(1000)
+        situation.stream = Stream(A)
+        second = cupy.cuda.alloc(6 * MIB)
+        places = [first.ptr, second.ptr]
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+            cupy.cuda.alloc(7 * MIB)
+        del second, first
+    finally:
+        recording.stop()
+    trace = formats.read(tmp_path / "job.trace")
+    columns = (trace.kind, trace.address, trace.size_bytes, trace.stream)
+    rows = list(zip(*columns, strict=True))
+    assert [row[1:] for row in rows if row[0] == Kind.ALLOCATE] == [
+        (places[0], 1000, 0),
+        (places[1], 6 * MIB, A),
+    ]
+    assert [row[1] for row in rows if row[0] == Kind.FREE] == places[::-1]
+    failed = [row[2] for row in rows if row[0] == Kind.OUT_OF_MEMORY]
+    assert set(failed) == {7 * MIB}
+    (found,) = report.reports("job", trace)
+    assert found.rows[0].measures.budget_bytes == 8 * MIB
+    assert found.rows[0].measures.peak_live_bytes == 6 * MIB + 1000
 
 
 def test_what_cupys_own_pool_keeps_goes_back_to_the_device(cupy, situation):
