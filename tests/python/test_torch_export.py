@@ -3,12 +3,15 @@
 import pickle
 import pickletools
 import random
+from pathlib import Path
 
 import pytest
 
-from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
+from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot, trace_file
+from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.fragment.trace import Kind, Trace
 
+HISTORIES = sorted((Path(__file__).parents[1] / "data/caching").glob("*.trace"))
 MIB = 1 << 20
 BASE = 1 << 46
 
@@ -179,6 +182,39 @@ def test_a_trace_survives_the_way_to_pytorch_and_back(tmp_path):
     assert named(found, Kind.EVICT, Kind.STEP) == named(trace, Kind.EVICT, Kind.STEP)
     back = [named(found, Kind.ALLOCATE), named(trace, Kind.ALLOCATE)]
     assert all(a in (b, "aten::relu") for a, b in zip(*back, strict=True))
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_a_history_of_pytorchs_allocator_survives_whole_and_from_its_middle(path):
+    """Segments of the allocator, or the pages that its expandable ones map and unmap."""
+    trace = trace_file.read(path)
+    snapshot = torch_export.to_snapshot(trace)
+    assert rows(torch_snapshot.to_trace(snapshot)) == rows(trace)
+    (events,) = snapshot["device_traces"]
+    for kept in (2, 40, 300, 700):
+        kept += events[-kept]["action"] == "free_completed"  # with what requested it
+        late = torch_snapshot.to_trace(snapshot | {"device_traces": [events[-kept:]]})
+        began = late.meta["begins_with"] + late.meta.get("begins_with_segments", 0)
+        behind = rows(late)[began:]
+        assert [row[0:1] + row[2:] for row in behind] == [
+            row[0:1] + row[2:] for row in rows(trace)[len(trace) - len(behind) :]
+        ]
+        assert at_end(late) == at_end(trace)
+
+
+def at_end(trace):
+    """What is in use, and the memory that there is."""
+    blocks, memory = {}, Ranges()
+    for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True):
+        if kind == Kind.ALLOCATE:
+            blocks[address] = size
+        elif kind == Kind.FREE:
+            del blocks[address]
+        elif kind == Kind.SEGMENT_ALLOCATE:
+            memory.add(address, address + size)
+        elif kind == Kind.SEGMENT_FREE:
+            memory.remove(address, address + size)
+    return blocks, list(memory)
 
 
 def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_came_back(
