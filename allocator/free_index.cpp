@@ -19,9 +19,9 @@ FreeIndex::FreeIndex(BlockNodes& nodes, FreeLeaves& leaves, uint64_t begin, uint
       begin_(begin),
       shift_(__builtin_ctzll(grain)),
       offset_bits_(64 - __builtin_clzll(((end - begin) >> shift_) | 1)) {
-  if ((end - begin) >> shift_ > uint64_t{1} << 35) {
+  if ((end - begin) >> shift_ > uint64_t{1} << 36) {
     throw InvalidArgument("a heap of " + size_text(end - begin) + " with a grain of " +
-                          size_text(grain) + "; allowed: at most 2^35 grains");
+                          size_text(grain) + "; allowed: at most 2^36 grains");
   }
 }
 

@@ -67,7 +67,8 @@ class FreeLeaves {
 class FreeIndex {
  public:
   // Of blocks in [begin, end); sizes, and offsets from begin, are multiples of grain.
-  // (end - begin) / grain is at most 2^35, so that keys are exact.
+  // (end - begin) / grain is at most 2^36. Keys are exact for blocks below 2^33 grains (2 TiB,
+  // by 256 bytes); larger ones of one bin may be out of order, and nobody asks for one.
   FreeIndex(BlockNodes& nodes, FreeLeaves& leaves, uint64_t begin, uint64_t end, uint64_t grain);
 
   // After prepare(), which may throw std::bad_alloc, having changed nothing, two calls of insert()
