@@ -253,14 +253,17 @@ void Candidates::move(uint32_t from, uint32_t to) {
   clear(from);
 }
 
-// The bytes of its own range and of all up to the candidates on both sides.
+// The bytes of its own range and of all up to the candidates on both sides. Where there is none, as
+// much as no pool has: what is evaluated shall not depend on where the pool happens to lie.
 uint64_t Candidates::reach(uint32_t slot) const {
+  constexpr uint64_t kMost = uint64_t{1} << 48;
   const uint32_t before = order_.previous(slot), behind = order_.next(slot);
   const uint64_t begin = order_.begin(slot), end = order_.end(slot);
-  const uint64_t low = before == AddressOrder::kNone ? 0 : std::min(order_.end(before), begin);
-  const uint64_t high =
-      behind == AddressOrder::kNone ? UINT64_MAX : std::max(order_.begin(behind), end);
-  return high - low;
+  const uint64_t below =
+      before == AddressOrder::kNone ? kMost : begin - std::min(order_.end(before), begin);
+  const uint64_t above =
+      behind == AddressOrder::kNone ? kMost : std::max(order_.begin(behind), end) - end;
+  return below + (end - begin) + above;
 }
 
 float Candidates::span(uint32_t slot) const { return rounded_up(static_cast<double>(reach(slot))); }

@@ -6,6 +6,7 @@ from array import array
 from pathlib import Path
 
 import pytest
+from native_pool import NativePool
 from programs import Model, describe
 
 from dtr_alloc import heuristics, oplog, simulate
@@ -52,6 +53,18 @@ def test_a_replay_reads_nothing_that_is_evicted_and_repeats_itself(programs, nam
             assert run.model_cost == base.compute
         seen.add(run.status)
     assert "ok" in seen
+
+
+def test_what_is_evaluated_does_not_depend_on_where_the_pool_lies(programs):
+    """Each counted pool has addresses of its own."""
+    program = programs["lstm_unroll"]
+    budget = int(simulate.baseline(program, "runtime", "bytes").peak_bytes * 0.9)
+    evaluations = set()
+    for _ in range(6):
+        for _ in range(90):
+            NativePool("counted").destroy()
+        evaluations.add(replay(program, "marginal", budget, dealloc="lazy").evaluations)
+    assert len(evaluations) == 1
 
 
 def test_a_run_without_a_limit_evicts_nothing(programs):
