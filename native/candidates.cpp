@@ -78,7 +78,8 @@ template <Power power>
   }
 }
 
-[[gnu::always_inline]] inline float least_lane(Lanes lanes) {
+[[gnu::always_inline]] inline float least_lane(const Lanes& of) {
+  Lanes lanes = of;
   for (int apart : {4, 2, 1}) {
     const IntLanes here = {0, 1, 2, 3, 4, 5, 6, 7};
     const Lanes other = __builtin_shuffle(lanes, here ^ apart);
