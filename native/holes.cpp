@@ -2,15 +2,15 @@
 // how, and its price).
 //
 // Unless room is made by single evictions only, what was chosen for eviction is compared with
-// moves:
-//
-//   - in a fixed pool a hole is made by moves alone, which may take constants out of the way, or
-//     members of a window are moved that cost less to copy than to make anew, beside evictions;
-//   - where memory is mapped by chunks, a chunk is emptied into the gaps between other blocks, and
-//   can
-//     then be mapped to where the request is.
+// moves. In a fixed pool a hole is made by moves alone, which may take constants out of the way; or
+// members of a window are moved that cost less to copy than to make anew, beside evictions. Where
+// memory is mapped by chunks, a chunk is emptied into the gaps between other blocks, to be mapped
+// to where the request is.
 //
 // In every pool, the same at any price before what only waits is evicted or a request fails.
+//
+// Both look at all blocks, which takes longer than a search. So more must be at stake than some
+// looks take, and twice as much after each that was in vain.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -147,7 +147,8 @@ double Engine::at_most_move(Storage* storage, double cost_ns) {
 bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                           Deferred& deferred) {
   if (!moves_aside()) return false;
-  constexpr double kLooks = 4;  // what is at stake is worth at least so many looks at the heap
+  constexpr double kLooks = 4;
+  constexpr uint32_t kMostDoublings = 6;
   double evicting_ns = 0;
   for (Storage* storage : victims_) {
     const double loss = loss_ns(storage);
@@ -158,14 +159,19 @@ bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, 
     if (!device.fixed) {
       dtr_pool_get_room(device.pool, size_bytes, &room);
       if (!is_window)  // that is one of as many as the bytes that are lacking ask for
-        evicting_ns *= std::max(1.0, static_cast<double>(room.lacking_chunks * room.chunk_bytes) /
+        evicting_ns *= std::max(1.0, static_cast<double>(room.lacking_chunks) *
+                                         static_cast<double>(room.chunk_bytes) /
                                          static_cast<double>(victims_[0]->size_bytes));
     }
-    if (evicting_ns > kLooks * device.hole_search_ns &&
-        (device.fixed ? open_hole(device, size_bytes, evicting_ns, deferred)
-                      : empty_chunk(device, room, evicting_ns, deferred))) {
-      victims_.clear();
-      return true;
+    const double doublings = std::min(device.looks_in_vain, kMostDoublings);
+    if (evicting_ns > kLooks * std::exp2(doublings) * device.hole_search_ns) {
+      const bool made = device.fixed ? open_hole(device, size_bytes, evicting_ns, deferred)
+                                     : empty_chunk(device, room, evicting_ns, deferred);
+      device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
+      if (made) {
+        victims_.clear();
+        return true;
+      }
     }
   }
   if (!is_window || !device.fixed) return false;
