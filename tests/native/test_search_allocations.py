@@ -23,6 +23,9 @@ def counted_new(tmp_path_factory):
     return compile_cpp([HERE / "counted_new.cpp"], library, "-shared", "-fPIC")
 
 
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings its operator new"
+)
 @pytest.mark.parametrize("room", [AUTO, SINGLE, WINDOW])
 @pytest.mark.parametrize("heuristic", ["lru", "dtr-eqclass", "marginal"])
 def test_a_search_allocates_nothing(counted_new, heuristic, room):
