@@ -10,4 +10,7 @@ namespace dtr {
 // of them fit where one has been.
 constexpr uint64_t kGrain = 256;
 
+// Bytes, up to whole grains.
+inline uint64_t in_grains(uint64_t bytes) { return (bytes + kGrain - 1) / kGrain * kGrain; }
+
 }  // namespace dtr

@@ -227,7 +227,7 @@ uint64_t Pool::place_plain(uint64_t size_bytes, uint64_t stream) {
 
 bool Pool::is_possible(uint64_t size) const {
   const uint64_t most = std::min(chunks_.number(budget_) * chunk_, large_.end());
-  return size <= most && round_up(size, kGrain) <= most;
+  return size <= most && in_grains(size) <= most;
 }
 
 uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {

@@ -59,7 +59,7 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
     return std::min(std::max(address, base) - base, reservation_.size());
   };
   begin = offset_of(begin) / kGrain * kGrain;
-  end = (offset_of(end) + kGrain - 1) / kGrain * kGrain;
+  end = in_grains(offset_of(end));
   poll();
   const Owner owner = streams_.owner_of(stream);
   Block* own = owner == kIdle ? nullptr : large_.best_fit(owner, size);

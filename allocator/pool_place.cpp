@@ -65,7 +65,7 @@ Pool::Place Pool::in_use_at(uint64_t address, const char* call) const {
 
 // Of a block for a request. What the budget holds is not refused because of its class.
 uint64_t Pool::rounded_size(uint64_t size) const {
-  const uint64_t exact = (size + kGrain - 1) / kGrain * kGrain;
+  const uint64_t exact = in_grains(size);
   const uint64_t rounded = placement_->round(exact);
   return rounded <= chunks_.number(budget_) * chunk_ && rounded <= large_.end() ? rounded : exact;
 }

@@ -52,7 +52,7 @@ uint64_t SegmentedPool::place(const Request& request) {
         throw OutOfMemory(out_of_memory_message(request));
       }
     }
-    const uint64_t needed = request.is_small ? least_ : round_to(request.size, kGrain);
+    const uint64_t needed = request.is_small ? least_ : in_grains(request.size);
     last = !ask_room(needed, request.stream, &idle_answers);
   }
 }

@@ -283,7 +283,7 @@ void Candidates::add(Storage* storage) {
   bytes_ += storage->size_bytes;
   const auto begin = reinterpret_cast<uint64_t>(storage->address);
   // If the pool rounds to more, the rest counts as free here.
-  const uint64_t end = begin + (storage->size_bytes + kGrain - 1) / kGrain * kGrain;
+  const uint64_t end = begin + in_grains(storage->size_bytes);
   const uint32_t slot = order_.insert(
       begin, end, [this](size_t blocks) { grow(blocks); },
       [this](uint32_t from, uint32_t to) { move(from, to); });

@@ -18,6 +18,7 @@
 
 #include "engine.h"
 #include "error.h"
+#include "ranges.h"
 
 namespace dtr {
 
@@ -55,10 +56,6 @@ struct Touched {
   uint64_t number;
   double cost_ns;      // of moving them away; infinity if one cannot be
   size_t first, last;  // of the blocks
-};
-
-struct Range {
-  uint64_t begin, end;
 };
 
 // Times a look at the whole heap until the scope ends, or end().

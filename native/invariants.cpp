@@ -286,7 +286,7 @@ void Engine::check_windows(Device& device, const Moment& moment) {
   const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };
   for (const uint64_t size : {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest})
     for (const bool only_hole : {false, true}) {
-      WindowNeed need{(size + kGrain - 1) / kGrain * kGrain, {}};
+      WindowNeed need{in_grains(size), {}};
       dtr_pool_get_room(device.pool, need.size_bytes, &need.room);
       if (need.room.chunk_bytes == 0) return;
       if (only_hole) need.room.lacking_chunks = std::numeric_limits<uint64_t>::max();

@@ -10,11 +10,9 @@
 #include <set>
 #include <vector>
 
-namespace dtr::fragment {
+#include "ranges.h"
 
-struct Range {
-  uint64_t begin, end;
-};
+namespace dtr::fragment {
 
 class FreeRanges {
  public:

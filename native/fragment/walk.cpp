@@ -14,18 +14,6 @@ namespace {
                         what);
 }
 
-// How many bytes lie in a range of both; each ascends.
-uint64_t common_bytes(const std::vector<Range>& some, const std::vector<Range>& others) {
-  uint64_t total = 0;
-  for (size_t i = 0, k = 0; i < some.size() && k < others.size();) {
-    const uint64_t begin = std::max(some[i].begin, others[k].begin);
-    const uint64_t end = std::min(some[i].end, others[k].end);
-    if (begin < end) total += end - begin;
-    ++(some[i].end < others[k].end ? i : k);
-  }
-  return total;
-}
-
 }  // namespace
 
 // Goes through the rows whose blocks are known already.

@@ -86,15 +86,4 @@ void Fragmentation::find_ranges(std::vector<Range>& ranges) {
   }
 }
 
-uint64_t Fragmentation::common_bytes(const std::vector<Range>& a, const std::vector<Range>& b) {
-  uint64_t bytes = 0;
-  for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
-    const uint64_t begin = std::max(a[i].begin, b[k].begin);
-    const uint64_t end = std::min(a[i].end, b[k].end);
-    if (begin < end) bytes += end - begin;
-    ++(a[i].end < b[k].end ? i : k);
-  }
-  return bytes;
-}
-
 }  // namespace dtr

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "dtr_alloc.h"
+#include "ranges.h"
 
 namespace dtr {
 
@@ -37,10 +38,6 @@ class Fragmentation {
   }
 
  private:
-  struct Range {
-    uint64_t begin;
-    uint64_t end;
-  };
   // One time that room was asked for.
   struct Call {
     uint64_t size_bytes;
@@ -51,7 +48,6 @@ class Fragmentation {
 
   void count_request();
   void find_ranges(std::vector<Range>& ranges);
-  static uint64_t common_bytes(const std::vector<Range>& a, const std::vector<Range>& b);
 
   dtr_pool* pool_;
   uint64_t chunk_bytes_;

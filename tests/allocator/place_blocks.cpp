@@ -23,7 +23,7 @@ constexpr uint64_t kBudget = 64 << 20;
 constexpr uint64_t kSmall = 2048;
 
 uint64_t rounded(PlacementKind kind, uint64_t size) {
-  size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
+  size = dtr::in_grains(size);
   return kind == PlacementKind::kSizeClasses ? dtr::size_class(size, dtr::kGrain) : size;
 }
 

@@ -72,9 +72,5 @@ def make_stream_toy(fake_cuda):
     yield make
     fake_cuda.hold(0)
     for toy in made:
-        toy.verify()
-        toy.drain()
-        assert toy.pool.stats().live_blocks == 0
-        toy.close()
-        toy.pool.destroy()
+        toy.finish()
     lib.dtr_sim_use_stream(0)

@@ -39,10 +39,7 @@ def run_on():
     for toy, tensors in made:
         for tensor in tensors:
             tensor.release()
-        toy.verify()
-        toy.drain()
-        toy.close()
-        toy.pool.destroy()
+        toy.finish()
 
 
 def taught(run_on, placement=2):

@@ -211,8 +211,8 @@ class TestPlaces:
         release(source, x)
 
 
-def test_compacting_gathers_what_is_free_at_the_end(make_fixed_toy):
-    toy = make_fixed_toy(16)
+def test_compacting_gathers_what_is_free_at_the_end(make_chunked_toy):
+    toy = make_chunked_toy(16)
     kept = every_other(toy, 16)
     assert toy.pool.stats().largest_free_bytes == CHUNKS
     assert toy.compact() == 4 * CHUNKS
@@ -223,8 +223,9 @@ def test_compacting_gathers_what_is_free_at_the_end(make_fixed_toy):
 
 
 @pytest.fixture
-def make_fixed_toy():
-    """Engines on pools whose addresses are as many as the bytes of their budget, in chunks."""
+def make_chunked_toy():
+    """Engines on pools with a budget in chunks; unless told otherwise fixed ones, whose addresses
+    are as many as its bytes."""
     made = []
 
     def make(chunks, kind=Toy, fixed=1, **options):
@@ -234,11 +235,7 @@ def make_fixed_toy():
 
     yield make
     for toy in made:
-        toy.verify()
-        toy.drain()
-        assert toy.pool.stats().live_blocks == 0
-        toy.close()
-        toy.pool.destroy()
+        toy.finish()
 
 
 def every_other(toy, count, words=CHUNKS // WORD):
@@ -253,9 +250,9 @@ def every_other(toy, count, words=CHUNKS // WORD):
 class TestRescue:
     """Where nothing can be evicted and what is free is not in one piece."""
 
-    def test_moving_turns_out_of_memory_into_copies(self, make_fixed_toy):
+    def test_moving_turns_out_of_memory_into_copies(self, make_chunked_toy):
         for moving in (0, 1):
-            toy = make_fixed_toy(16, moving=moving)
+            toy = make_chunked_toy(16, moving=moving)
             kept = every_other(toy, 16)
             if not moving:
                 with pytest.raises(OutOfMemory):
@@ -271,9 +268,9 @@ class TestRescue:
             assert all_right(toy, *kept)
             release(*kept)
 
-    def test_what_is_in_the_way_may_slide_within_the_hole(self, make_fixed_toy):
+    def test_what_is_in_the_way_may_slide_within_the_hole(self, make_chunked_toy):
         """There is no other place: the hole begins where the content was."""
-        toy = make_fixed_toy(16, moving=1)
+        toy = make_chunked_toy(16, moving=1)
         low, mover, high = (toy.unseen(n * CHUNKS // WORD, seed=n) for n in (7, 1, 8))
         toy.run("touch", (mover, MUTATE))
         release(low, high)
@@ -282,8 +279,8 @@ class TestRescue:
         assert all_right(toy, mover)
         release(mover, large)
 
-    def test_pinned_ones_end_a_run(self, make_fixed_toy):
-        toy = make_fixed_toy(16, moving=1)
+    def test_pinned_ones_end_a_run(self, make_chunked_toy):
+        toy = make_chunked_toy(16, moving=1)
         kept = every_other(toy, 16)
         for tensor in kept[::2]:
             toy.pin(tensor)
@@ -293,17 +290,17 @@ class TestRescue:
         assert all_right(toy, *kept)
         release(large, *kept)
 
-    def test_where_nothing_helps_it_fails_and_nothing_is_lost(self, make_fixed_toy):
-        toy = make_fixed_toy(16, moving=1)
+    def test_where_nothing_helps_it_fails_and_nothing_is_lost(self, make_chunked_toy):
+        toy = make_chunked_toy(16, moving=1)
         kept = every_other(toy, 16)
         with pytest.raises(OutOfMemory):
             toy.unseen(9 * CHUNKS // WORD)
         assert all_right(toy, *kept)
         release(*kept)
 
-    def test_what_only_waits_moves_before_it_yields(self, make_fixed_toy):
+    def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
         """Inputs that are there while others are brought back."""
-        toy = make_fixed_toy(8, moving=1)
+        toy = make_chunked_toy(8, moving=1)
         words = CHUNKS // WORD
         source = toy.unseen(words)
         parts = [toy.one("part", source, words=words, parameter=i) for i in range(4)]
@@ -322,9 +319,9 @@ class Priced(Toy):
 class TestInsteadOfEvicting:
     """In a fixed pool, where a request finds no hole that is large enough."""
 
-    def holes(self, make_fixed_toy, name, **options):
+    def holes(self, make_chunked_toy, name, **options):
         """Results with holes of their size between them, which take 7 of 16 chunks."""
-        toy = make_fixed_toy(16, kind=Priced, move_bytes_per_s=1e9, **options)
+        toy = make_chunked_toy(16, kind=Priced, move_bytes_per_s=1e9, **options)
         words = CHUNKS // WORD
         source = toy.unseen(words)
         results = [toy.one(name, source, words=words, parameter=i) for i in range(15)]
@@ -335,9 +332,9 @@ class TestInsteadOfEvicting:
         ("name", "moving", "moves"), [("dear", 1, True), ("dear", 0, False), ("cheap", 1, False)]
     )
     def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
-        self, make_fixed_toy, name, moving, moves
+        self, make_chunked_toy, name, moving, moves
     ):
-        toy, source, results = self.holes(make_fixed_toy, name, moving=moving)
+        toy, source, results = self.holes(make_chunked_toy, name, moving=moving)
         large = toy.unseen(3 * CHUNKS // WORD, seed=9)
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
@@ -345,9 +342,9 @@ class TestInsteadOfEvicting:
         assert (len(toy.replays) > 0) != moves
         release(source, large, *results)
 
-    def test_in_one_window_some_move_and_others_are_evicted(self, make_fixed_toy):
+    def test_in_one_window_some_move_and_others_are_evicted(self, make_chunked_toy):
         """There is one place to move to; more is needed than is free."""
-        toy = make_fixed_toy(
+        toy = make_chunked_toy(
             8, kind=Priced, moving=1, move_bytes_per_s=1e9, room=lib.DTR_ROOM_WINDOW
         )
         words = CHUNKS // WORD
@@ -369,9 +366,9 @@ class TestInsteadOfEvicting:
         assert "dear" not in toy.replays
         release(source, wall, end, dear, *results)
 
-    def test_single_evictions_do_not_move(self, make_fixed_toy):
+    def test_single_evictions_do_not_move(self, make_chunked_toy):
         toy, source, results = self.holes(
-            make_fixed_toy, "dear", moving=1, room=lib.DTR_ROOM_SINGLE
+            make_chunked_toy, "dear", moving=1, room=lib.DTR_ROOM_SINGLE
         )
         large = toy.unseen(3 * CHUNKS // WORD, seed=9)
         assert toy.stats().evictions > 0
@@ -384,9 +381,9 @@ class TestEmptyingChunks:
 
     WORDS = CHUNKS // 2 // WORD
 
-    def test_moving_turns_out_of_memory_into_copies(self, make_fixed_toy):
+    def test_moving_turns_out_of_memory_into_copies(self, make_chunked_toy):
         for moving in (0, 1):
-            toy = make_fixed_toy(8, fixed=0, moving=moving)
+            toy = make_chunked_toy(8, fixed=0, moving=moving)
             kept = every_other(toy, 16, words=self.WORDS)
             if moving:
                 large = toy.unseen(4 * self.WORDS, seed=99)
@@ -400,9 +397,9 @@ class TestEmptyingChunks:
             release(*kept)
 
     @pytest.mark.parametrize("pinned", [7, 8])
-    def test_a_chunk_that_a_pinned_one_touches_stays(self, make_fixed_toy, pinned):
+    def test_a_chunk_that_a_pinned_one_touches_stays(self, make_chunked_toy, pinned):
         """And the last one alone has nowhere to go to, if that is to help."""
-        toy = make_fixed_toy(8, fixed=0, moving=1)
+        toy = make_chunked_toy(8, fixed=0, moving=1)
         kept = every_other(toy, 16, words=self.WORDS)
         for tensor in kept[:pinned]:
             toy.pin(tensor)
@@ -414,9 +411,9 @@ class TestEmptyingChunks:
         assert all_right(toy, *kept)
         release(*kept)
 
-    def test_nothing_moves_where_no_gap_is_large_enough(self, make_fixed_toy):
+    def test_nothing_moves_where_no_gap_is_large_enough(self, make_chunked_toy):
         """A free chunk is no place: the move would take as much as it gives."""
-        toy = make_fixed_toy(8, fixed=0, moving=1)
+        toy = make_chunked_toy(8, fixed=0, moving=1)
         words = 3 * self.WORDS // 2
         kept = [toy.unseen(words, seed=i) for i in range(10)]
         for tensor in kept:
@@ -429,9 +426,9 @@ class TestEmptyingChunks:
 
     @pytest.mark.parametrize(("name", "moves"), [("dear", True), ("cheap", False)])
     def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
-        self, make_fixed_toy, name, moves
+        self, make_chunked_toy, name, moves
     ):
-        toy = make_fixed_toy(8, kind=Priced, fixed=0, moving=1, move_bytes_per_s=1e9)
+        toy = make_chunked_toy(8, kind=Priced, fixed=0, moving=1, move_bytes_per_s=1e9)
         source = toy.unseen(self.WORDS)
         results = [toy.one(name, source, words=self.WORDS, parameter=i) for i in range(15)]
         release(*results[::2])
@@ -445,8 +442,8 @@ class TestEmptyingChunks:
 
 
 class TestPrices:
-    def test_copies_are_measured(self, make_fixed_toy):
-        toy = make_fixed_toy(64, moving=1)
+    def test_copies_are_measured(self, make_chunked_toy):
+        toy = make_chunked_toy(64, moving=1)
         kept = every_other(toy, 16, words=4 * CHUNKS // WORD)
         large = toy.unseen(12 * CHUNKS // WORD)
         stats = toy.stats()
@@ -619,9 +616,7 @@ def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
     assert toy.evict(x)
     assert all_right(toy, x, source)
     release(source, x)
-    toy.drain()
-    toy.close()
-    toy.pool.destroy()
+    toy.finish()
 
 
 def test_a_move_between_segments(fake_cuda):
@@ -636,6 +631,4 @@ def test_a_move_between_segments(fake_cuda):
     assert toy.move(far, address(far) // CHUNK * CHUNK, address(far) + 4 * CHUNK)
     assert all_right(toy, source, made[0], *made[4:])
     release(source, *made)
-    toy.drain()
-    toy.close()
-    toy.pool.destroy()
+    toy.finish()

@@ -495,8 +495,16 @@ class Toy:
     def reset(self) -> None:
         check(lib.dtr_engine_reset(self.engine))
 
+    def finish(self) -> None:
+        """Every tensor was released: the rules hold, no block is left; destroys all."""
+        self.verify()
+        self.drain()
+        assert self.pool.stats().live_blocks == 0
+        self.close()
+        self.pool.destroy()
+
     def close(self) -> None:
-        """Destroys all; every tensor was released."""
+        """Destroys all but the pool; every tensor was released."""
         for frame in self._frames:
             lib.dtr_frame_destroy(frame)
         self._frames.clear()
