@@ -27,18 +27,32 @@ namespace dtr {
 class AddressOrder {
  public:
   static constexpr uint32_t kBlock = 64;
-  static constexpr uint32_t kMerged = 48;  // blocks of fewer entries together become one
+  static constexpr uint32_t kMerged = 56;  // blocks of fewer entries together become one
   static constexpr uint32_t kNone = UINT32_MAX;
 
   uint32_t blocks() const { return static_cast<uint32_t>(lists_.size()); }
+  uint32_t count(uint32_t block) const { return lists_[block].count; }
+  // The blocks in the order of addresses; kNone where there is none.
+  uint32_t first_block() const { return sequence_.empty() ? kNone : sequence_.front(); }
+  uint32_t block_behind(uint32_t block) const {
+    const uint32_t at = lists_[block].at + 1;
+    return at < sequence_.size() ? sequence_[at] : kNone;
+  }
+  uint32_t block_before(uint32_t block) const {
+    const uint32_t at = lists_[block].at;
+    return at > 0 ? sequence_[at - 1] : kNone;
+  }
+  // The entry of a block that so many others of it precede.
+  uint32_t slot_at(uint32_t block, uint32_t rank) const {
+    return block * kBlock + lists_[block].order[rank];
+  }
+  uint32_t rank_of(uint32_t slot) const { return lists_[slot / kBlock].rank[slot % kBlock]; }
   uint64_t begin(uint32_t slot) const { return begins_[slot]; }
   uint64_t end(uint32_t slot) const { return ends_[slot]; }
 
   // The first of a block, and what follows or precedes an entry; kNone where there is none.
-  uint32_t first_of(uint32_t block) const { return block * kBlock + lists_[block].order[0]; }
-  uint32_t last_of(uint32_t block) const {
-    return block * kBlock + lists_[block].order[lists_[block].count - 1];
-  }
+  uint32_t first_of(uint32_t block) const { return slot_at(block, 0); }
+  uint32_t last_of(uint32_t block) const { return slot_at(block, count(block) - 1); }
   uint32_t next(uint32_t slot) const {
     const List& list = lists_[slot / kBlock];
     const uint32_t rank = rank_of(slot) + 1;
@@ -132,7 +146,6 @@ class AddressOrder {
     uint8_t rank[kBlock];  // by slot: where in order it stands
   };
 
-  uint32_t rank_of(uint32_t slot) const { return lists_[slot / kBlock].rank[slot % kBlock]; }
   // An entry comes to stand at the rank, or goes from there: those behind it have moved by one.
   // (What stands for slots not in use is of no account.)
   static void move_ranks(List& list, uint32_t from, int by) {

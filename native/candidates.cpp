@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "grain.h"
-#include "power.h"
+#include "lanes.h"
 
 namespace dtr {
 
@@ -23,16 +23,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // are 128 ns apart.
 constexpr int64_t kFar = int64_t{1} << 31;
 
-float rounded_up(double value) {
-  const auto near = static_cast<float>(value);
-  return near < value ? std::nextafter(near, kInfinity) : near;
-}
-
 enum class Power { none, one, some };
-
-[[gnu::always_inline]] inline void load(const float* from, Lanes& out) {
-  std::memcpy(&out, from, sizeof out);
-}
 
 // Eight bounds (C1), from `at` on.
 template <Power power>
@@ -68,62 +59,33 @@ template <Power power>
     bounds_of(of, at, some);
     if (value != MemberValue::score) {
       load(of.size + at, size);
-      load(of.span + at, span);
       some *= size;
-      size += bytes;
-      if (value == MemberValue::beside) some /= span < size ? span : size;
-      if (value == MemberValue::product) some *= (span > bytes ? span : bytes) / span;
+      if (value == MemberValue::beside) {
+        load(of.span + at, span);
+        size += bytes;
+        some /= span < size ? span : size;
+      }
     }
     std::memcpy(values + i, &some, sizeof some);
   }
 }
 
-[[gnu::always_inline]] inline float least_lane(const Lanes& of) {
-  Lanes lanes = of;
-  for (int apart : {4, 2, 1}) {
-    const IntLanes here = {0, 1, 2, 3, 4, 5, 6, 7};
-    const Lanes other = __builtin_shuffle(lanes, here ^ apart);
-    lanes = other < lanes ? other : lanes;
-  }
-  return lanes[0];
-}
-
-// The least score, and the least price by span, of a block.
-struct Leasts {
-  float score, rate;
-};
-
-[[gnu::always_inline]] inline Leasts leasts_of(const Pass& of, size_t block) {
-  Lanes score = Lanes{} + kInfinity, rate = score;
+// The least bound of a block's members; or, where free bytes count, the least price by span.
+[[gnu::always_inline]] inline float least_bound(const Pass& of, bool beside, size_t block) {
+  Lanes least = Lanes{} + kInfinity;
   for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
     const size_t at = block * Candidates::kBlock + i;
     Lanes some, other;
     bounds_of(of, at, some);
-    score = some < score ? some : score;
-    load(of.size + at, other);
-    some *= other;
-    load(of.span + at, other);
-    some /= other;
-    rate = some < rate ? some : rate;
-  }
-  return {least_lane(score), least_lane(rate)};
-}
-
-// Of each block, the least product (C3) of the prices given, with those by span.
-[[gnu::always_inline]] inline void least_products(const float* prices, const float* rates,
-                                                  size_t blocks, float wanted, float* least) {
-  for (size_t block = 0; block < blocks; ++block) {
-    Lanes lowest = Lanes{} + kInfinity;
-    for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
-      Lanes some, other;
-      load(prices + block * Candidates::kBlock + i, some);
-      load(rates + block * Candidates::kBlock + i, other);
-      other *= wanted;
-      some = some > other ? some : other;
-      lowest = some < lowest ? some : lowest;
+    if (beside) {
+      load(of.size + at, other);
+      some *= other;
+      load(of.span + at, other);
+      some /= other;
     }
-    least[block] = least_lane(lowest);
+    least = some < least ? some : least;
   }
+  return least_lane(least);
 }
 
 // The least floor that rises as 1/s^a does: of a moment within the horizon, `from` being that for
@@ -173,27 +135,16 @@ BlockFloor floor_between(float first, float last, double from, double until, dou
   return found;
 }
 
-// The same code for the processor that it runs on. Its results may differ in the last
-// bit, of bounds, which have slack; so the choice does not.
-#if defined(__x86_64__) && defined(__GNUC__)
-#define DTR_FOR_AVX2 __attribute__((target("avx2,fma")))
+#ifdef DTR_FOR_AVX2
 DTR_FOR_AVX2 void values_with_avx2(const Pass& of, MemberValue value, size_t block, float* values) {
   values_of(of, value, block, values);
 }
-DTR_FOR_AVX2 Leasts leasts_with_avx2(const Pass& of, size_t block) { return leasts_of(of, block); }
-DTR_FOR_AVX2 void least_products_with_avx2(const float* prices, const float* rates, size_t blocks,
-                                           float wanted, float* least) {
-  least_products(prices, rates, blocks, wanted, least);
+DTR_FOR_AVX2 float least_bound_with_avx2(const Pass& of, bool beside, size_t block) {
+  return least_bound(of, beside, block);
 }
 DTR_FOR_AVX2 size_t least_with_avx2(const float* values, size_t count) {
   return least_of(values, count);
 }
-bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return has;
-}
-#else
-constexpr bool has_avx2() { return false; }
 #endif
 
 size_t index_of_least(const float* values, size_t count) {
@@ -203,11 +154,11 @@ size_t index_of_least(const float* values, size_t count) {
   return least_of(values, count);
 }
 
-Leasts leasts_at(const Pass& of, size_t block) {
+float least_bound_at(const Pass& of, bool beside, size_t block) {
 #ifdef DTR_FOR_AVX2
-  if (has_avx2()) return leasts_with_avx2(of, block);
+  if (has_avx2()) return least_bound_with_avx2(of, beside, block);
 #endif
-  return leasts_of(of, block);
+  return least_bound(of, beside, block);
 }
 
 }  // namespace
@@ -216,27 +167,26 @@ void Candidates::grow(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
   weight_.resize(blocks * kBlock, kInfinity);
-  for (Column* column : {&prices_, &products_, &least_prices_, &least_rates_})
-    column->resize(blocks * kBlock);
-  slots_.resize(blocks * kBlock);
-  least_.resize(blocks);
-  score_floors_.resize(blocks);
-  rate_floors_.resize(blocks);
-  is_dirty_.resize(blocks);
-  dirty_.reserve(2 * blocks);
-  for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
+  resize(blocks);
 }
 
 void Candidates::shrink(size_t blocks) {
-  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_, &prices_,
-                         &products_, &least_prices_, &least_rates_})
+  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_})
     column->resize(blocks * kBlock);
+  resize(blocks);
+}
+
+// What grow() and shrink() do alike.
+void Candidates::resize(size_t blocks) {
+  for (Column* column : {&prices_, &firsts_}) column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
-  score_floors_.resize(blocks);
-  rate_floors_.resize(blocks);
-  is_dirty_.resize(blocks);
-  for (auto* numbers : {&priced_, &opened_, &exact_, &begun_}) numbers->resize(blocks);
+  least_runs_.resize(blocks);
+  floors_.resize(blocks);
+  floors_ahead_.resize(blocks);
+  runs_ahead_.resize(blocks);
+  run_floors_.resize(blocks);
+  for (auto* numbers : {&priced_, &opened_, &summed_, &exact_}) numbers->resize(blocks);
 }
 
 void Candidates::clear(uint32_t slot) {
@@ -316,11 +266,18 @@ void Candidates::remove(Storage* storage) {
 
 void Candidates::set(const Storage* storage, const CandidateBounds& bounds, int64_t decreased_ns) {
   const uint32_t i = storage->slot;
-  own_[i] = rounded_down(bounds.own_ns);
-  access_[i] = rounded_down(static_cast<double>(bounds.last_access_ns - epoch_ns_));
-  size_[i] = rounded_down(bounds.size);
-  if (!storage->parked) weigh(storage, bounds.weight);
-  lower(storage, bounds.numerator_ns, decreased_ns);
+  // What was right all the time needs no new floors.
+  const auto take = [&](Column& column, double value) {
+    const float rounded = rounded_down(value);
+    if (column[i] == rounded) return;
+    column[i] = rounded;
+    touch(i);
+  };
+  take(own_, bounds.own_ns);
+  take(access_, static_cast<double>(bounds.last_access_ns - epoch_ns_));
+  take(size_, bounds.size);
+  if (!storage->parked) take(weight_, bounds.weight);
+  take(numerator_, bounds.numerator_ns + static_cast<double>(decreased_ns - base_ns_));
 }
 
 void Candidates::lower(const Storage* storage, double numerator_ns, int64_t decreased_ns) {
@@ -376,71 +333,45 @@ void Candidates::scan(const Query& query, MemberValue value, size_t block, float
   values_of(pass(query), value, block, values);
 }
 
-void Candidates::touch(uint32_t slot) {
-  const uint32_t block = slot / kBlock;
-  if (is_dirty_[block]) return;
-  is_dirty_[block] = 1;
-  dirty_.push_back(block);
-}
-
-void Candidates::compute_floors(const Query& now, const Query& latest, double from, size_t block) {
-  // Both with what has been lost until the last.
-  const Query first{now.now, latest.decreased, 0};
-  const Leasts begin = leasts_at(pass(first), block), end = leasts_at(pass(latest), block);
-  const auto until = static_cast<double>(until_.now_ns - computed_.now_ns);
-  score_floors_[block] = floor_between(begin.score, end.score, from, until, exponent_);
-  rate_floors_[block] = floor_between(begin.rate, end.rate, from, until, exponent_);
-  float* const prices = least_prices_.data() + block * kBlock;
-  scan(latest, MemberValue::price, block, prices);
-  for (size_t i = 0; i < kBlock; ++i)
-    least_rates_[block * kBlock + i] = prices[i] / span_[block * kBlock + i];
-  is_dirty_[block] = 0;
-}
-
-void Candidates::refresh_floors(int64_t now_ns, int64_t decreased_ns) {
-  // Of a pass over everything, which serves several searches: a search's share, in blocks.
-  constexpr int64_t kBlocksOfSearch = 4;
-  const Query now = query(now_ns, decreased_ns);  // the base may move: before anything is computed
-  const size_t blocks = least_.size();
-  const bool all = now_ns > until_.now_ns || now_ns < computed_.now_ns ||
-                   decreased_ns > until_.decreased_ns || vain_ > blocks;
-  if (all) {
-    // Never before: nothing is known of how fast time passes.
-    const auto ahead = [&](int64_t to, int64_t from) {
-      if (from < 0) return to;
-      return to + (to - from) / std::max<int64_t>(searches_, 1) * static_cast<int64_t>(blocks) /
-                      kBlocksOfSearch;
-    };
-    until_ = {ahead(now_ns, computed_.now_ns), ahead(decreased_ns, computed_.decreased_ns)};
-    computed_ = {now_ns, decreased_ns};
-    searches_ = 0;
-    vain_ = 0;
+// What the floors are now, in least_.
+void Candidates::take_floors(int64_t now_ns, int64_t decreased_ns, bool beside) {
+  if (beside != floors_beside_) {
+    floors_beside_ = beside;
+    floors_ahead_.touch_all();
   }
-  ++searches_;
-  const Query latest = query_at(until_.now_ns, until_.decreased_ns);
-  const auto from = static_cast<double>(now_ns - computed_.now_ns);
-  if (all)
-    for (size_t block = 0; block < blocks; ++block) compute_floors(now, latest, from, block);
-  else
-    for (const uint32_t block : dirty_)
-      if (block < blocks && is_dirty_[block]) compute_floors(now, latest, from, block);
-  dirty_.clear();
+  Query first{}, last{};
+  double since = 0, until = 0;
+  const auto start = [&] {
+    // Both with what has been lost until the last.
+    last = query_at(floors_ahead_.until_ns(), floors_ahead_.until_decreased());
+    first = query_at(now_ns, floors_ahead_.until_decreased());
+    since = static_cast<double>(now_ns - floors_ahead_.from_ns());
+    until = static_cast<double>(floors_ahead_.until_ns() - floors_ahead_.from_ns());
+  };
+  start();
+  floors_ahead_.begin(now_ns, decreased_ns, start, [&](uint32_t block) {
+    floors_[block] =
+        floor_between(least_bound_at(pass(first), beside, block),
+                      least_bound_at(pass(last), beside, block), since, until, exponent_);
+  });
+  const auto passed = static_cast<float>(since);
+  for (size_t block = 0; block < floors_.size(); ++block)
+    least_[block] = 1 / (floors_[block].inverse + floors_[block].slope * passed);
 }
 
-// Into least_.
-void Candidates::take_floors(const std::vector<BlockFloor>& floors, int64_t now_ns) {
-  const auto since = static_cast<float>(now_ns - computed_.now_ns);
-  for (size_t block = 0; block < floors.size(); ++block)
-    least_[block] = 1 / (floors[block].inverse + floors[block].slope * since);
-}
-
-void Candidates::take_least_products(float wanted) {
-#ifdef DTR_FOR_AVX2
-  if (has_avx2())
-    return least_products_with_avx2(least_prices_.data(), least_rates_.data(), least_.size(),
-                                    wanted, least_.data());
-#endif
-  least_products(least_prices_.data(), least_rates_.data(), least_.size(), wanted, least_.data());
+// What bounds runs.
+void Candidates::refresh_runs(int64_t now_ns, int64_t decreased_ns) {
+  Query last{};
+  const auto start = [&] {
+    last = query_at(runs_ahead_.until_ns(), runs_ahead_.until_decreased());
+  };
+  start();
+  runs_ahead_.begin(now_ns, decreased_ns, start, [&](uint32_t block) {
+    float prices[kBlock];
+    scan(last, MemberValue::price, block, prices);
+    run_floors_.set(order_, block, prices, span_.data() + block * kBlock);
+  });
+  run_floors_.finish(order_);
 }
 
 size_t Candidates::least_block() const { return index_of_least(least_.data(), least_.size()); }
@@ -451,7 +382,7 @@ float& Candidates::price(const Query& query, uint32_t slot) {
   const size_t block = slot / kBlock;
   if (priced_[block] != search_) {
     priced_[block] = search_;
-    exact_[block] = begun_[block] = 0;
+    exact_[block] = 0;
     float* const prices = prices_.data() + block * kBlock;
     scan(query, MemberValue::price, block, prices);
   }
@@ -464,61 +395,54 @@ uint64_t Candidates::low_end(uint32_t slot) const {
   return before == AddressOrder::kNone ? 0 : order_.end(before);
 }
 
-// From now on least_ has the least product of the block.
-void Candidates::open(const Query& query, size_t block) {
+// From now on least_runs_ has the least bound of the runs that begin in the block.
+void Candidates::open(uint32_t block, uint64_t wanted) {
   opened_[block] = search_;
-  float* const products = products_.data() + block * kBlock;
-  scan(query, MemberValue::product, block, products);
-  least_[block] = products[index_of_least(products, kBlock)];
+  float* const floors = firsts_.data() + block * kBlock;
+  least_runs_.set(block, run_floors_.of_members(order_, block, wanted, floors));
 }
 
-// The member of the least product in an opened block, which does not count from now on.
-uint32_t Candidates::take_least(size_t block) {
-  float* const products = products_.data() + block * kBlock;
-  const size_t taken = index_of_least(products, kBlock);
-  products[taken] = kInfinity;
-  least_[block] = products[index_of_least(products, kBlock)];
-  return static_cast<uint32_t>(block * kBlock + taken);
+// The first member of the run of the least bound in an opened block, which does not count from now
+// on.
+uint32_t Candidates::take_first(uint32_t block) {
+  float* const floors = firsts_.data() + block * kBlock;
+  const size_t rank = index_of_least(floors, kBlock);
+  floors[rank] = kInfinity;
+  least_runs_.set(block, floors[index_of_least(floors, kBlock)]);
+  return order_.slot_at(block, static_cast<uint32_t>(rank));
 }
 
-// Adds the runs that have the member, and were not there before, if their bounds sum up to no more
-// than `most`.
-void Candidates::find_runs(const Query& query, uint32_t member, uint64_t wanted, double most) {
-  constexpr uint32_t kNone = AddressOrder::kNone;
-  const uint64_t begin = order_.begin(member);
-  uint32_t left = member, before = order_.previous(member);
-  for (double sum = price(query, member); before != kNone;) {
-    const uint32_t further = order_.previous(before);
-    const uint64_t low = further == kNone ? 0 : order_.end(further);
-    sum += price(query, before);
-    // What begins there spans enough without the member, or costs too much.
-    if (begin - std::min(begin, low) >= wanted || sum > most || sum == kInfinity) break;
-    left = before;
-    before = further;
-  }
+// Whether a run goes on with the slot.
+bool Candidates::is_in_run(uint32_t slot, uint32_t first, uint64_t low, uint64_t wanted) const {
+  if (slot == AddressOrder::kNone) return false;
+  return slot == first || order_.begin(slot) - std::min(order_.begin(slot), low) < wanted;
+}
+
+// Bounds all runs that begin in an opened block with the sums of their members' bounds.
+void Candidates::sum_all(const Query& query, uint32_t block, uint64_t wanted) {
   constexpr double kRounding = 1e-12;
-  double sum = 0;
-  for (uint32_t right = left;; left = order_.next(left)) {
+  summed_[block] = search_;
+  float* const floors = firsts_.data() + block * kBlock;
+  uint32_t right = order_.first_of(block);
+  double sum = 0;         // from the left one up to the right one, without what is infinite
+  uint32_t infinite = 0;  // how many are
+  const auto add = [&](float price, int sign) {
+    if (price == kInfinity) {
+      infinite += static_cast<uint32_t>(sign);
+    } else {
+      // Sums and differences of what differs by orders of magnitude are rounded: stays below.
+      sum = std::max(sum * (1 - kRounding) + sign * static_cast<double>(price), 0.0);
+    }
+  };
+  for (uint32_t rank = 0; rank < order_.count(block); ++rank) {
+    const uint32_t left = order_.slot_at(block, rank);
     const uint64_t low = low_end(left);
-    while (sum <= most) {
-      const uint64_t high = right == kNone ? UINT64_MAX : order_.begin(right);
-      if (right != left && high - std::min(high, low) >= wanted) break;
-      const float added = price(query, right);
-      if (added == kInfinity) return;  // all that follow end there, too
-      sum += added;
-      right = order_.next(right);
-    }
-    uint64_t& begun = begun_[left / kBlock];
-    const uint64_t bit = uint64_t{1} << left % kBlock;
-    if (sum <= most && !(begun & bit)) {
-      begun |= bit;
-      runs_.push_back({sum, left});
-      std::push_heap(runs_.begin(), runs_.end());
-    }
-    if (left == member) return;
-    // Sums and differences of what differs by orders of magnitude are rounded: stays below.
-    sum = std::max(sum * (1 - kRounding) - price(query, left), 0.0);
+    for (; is_in_run(right, left, low, wanted); right = order_.next(right))
+      add(price(query, right), 1);
+    floors[rank] = std::max(floors[rank], infinite ? kInfinity : rounded_down(sum));
+    add(price(query, left), -1);
   }
+  least_runs_.set(block, floors[index_of_least(floors, kBlock)]);
 }
 
 uint64_t Candidates::most_free_beside(const Storage* storage) const {
@@ -537,12 +461,7 @@ double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreas
 std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
   std::string broken = order_.check();
   const Query asked = query(now_ns, decreased_ns);
-  const bool floors_hold =
-      now_ns >= computed_.now_ns && now_ns <= until_.now_ns && decreased_ns <= until_.decreased_ns;
-  const auto since = static_cast<float>(now_ns - computed_.now_ns);
-  const auto at = [&](const BlockFloor& floor) {
-    return 1 / (floor.inverse + floor.slope * since);
-  };
+  const auto since = static_cast<float>(now_ns - floors_ahead_.from_ns());
   for (const Storage* storage : list_) {
     const uint32_t slot = storage->slot, block = slot / kBlock;
     if (slots_[slot] != storage ||
@@ -551,15 +470,18 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
       broken = "R6: a candidate stands in another's slot";
     else if (span_[slot] != span(slot))
       broken = "C3: a candidate's span is wrong";
-    if (!floors_hold || is_dirty_[block]) continue;
-    float scores[kBlock], prices[kBlock];
-    scan(asked, MemberValue::score, block, scores);
-    scan(asked, MemberValue::price, block, prices);
-    const double price = prices[slot % kBlock] * (1 + kSlack);
-    if (at(score_floors_[block]) > scores[slot % kBlock] * (1 + kSlack) ||
-        at(rate_floors_[block]) > price / span_[slot] || least_prices_[slot] > price ||
-        least_rates_[slot] > price / span_[slot])
-      broken = "C4: a block's floor is above a member";
+    float values[kBlock];
+    if (floors_ahead_.holds(now_ns, decreased_ns, block)) {
+      scan(asked, floors_beside_ ? MemberValue::price : MemberValue::score, block, values);
+      const float value = values[slot % kBlock] / (floors_beside_ ? span_[slot] : 1);
+      if (1 / (floors_[block].inverse + floors_[block].slope * since) > value * (1 + kSlack))
+        broken = "C4: a block's floor is above a member";
+    }
+    if (runs_ahead_.holds(now_ns, decreased_ns, block)) {
+      scan(asked, MemberValue::price, block, values);
+      if (run_floors_.price(block, order_.rank_of(slot)) > values[slot % kBlock] * (1 + kSlack))
+        broken = "C4: runs are bounded with more than a member's price";
+    }
   }
   return broken;
 }

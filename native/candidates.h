@@ -33,23 +33,17 @@
 // tell what a *window* costs at least: a run of candidates at consecutive addresses that, with what
 // is free between and beside them, spans the bytes wanted (window.h). The price of a member is its
 // score without the size. Until somebody asks the pool, all that lies between two candidates counts
-// as free. So, of a window that spans `wanted` bytes,
+// as free:
 //
-//   C3  its price >= the least of its members' price * max(wanted, span) / span, up to kSlack,
-//       where a member's span is its own range and all up to the candidates on both sides: one
-//       member is paid in full, and together their spans cover the window.
+//   C3  A candidate's span is its own range and all up to the candidates on both sides.
 //
-// How they are found with that: candidate_windows.h.
+// How windows are found: candidate_windows.h, run_floors.h.
 //
-//   C4  A block's floors are not above its members' bounds, and prices by span; a member's least
-//       price is not above its price, nor its least rate above that by its span; all up to kSlack,
-//       from when they were computed until until_, which is a moment of the clock and one of
-//       `decreased`, unless the block is dirty. What changes a member makes its block dirty; a
-//       search computes those anew.
-//
-// How far ahead until_ is: by what passes in so many searches that the passes over everything are a
-// share of the work (candidates.cpp). Too far would make floors low, and blocks be looked at in
-// vain: once these are as many as there are blocks, there is a new pass.
+//   C4  A block's floor is not above its members' bounds (where free bytes count: those by the
+//   span,
+//       without their size), nor is a price that runs are bounded with above a member's bound; up
+//       to kSlack, as long as what was computed of the block holds (ahead.h). What changes a member
+//       makes its block dirty; a search computes those anew.
 #pragma once
 
 #include <algorithm>
@@ -61,14 +55,12 @@
 #include <vector>
 
 #include "address_order.h"
+#include "ahead.h"
+#include "least_of.h"
 #include "records.h"
+#include "run_floors.h"
 
 namespace dtr {
-
-inline float rounded_down(double value) {
-  const auto near = static_cast<float>(value);
-  return near > value ? std::nextafter(near, -std::numeric_limits<float>::infinity()) : near;
-}
 
 // What the columns say of one candidate.
 struct CandidateBounds {
@@ -81,10 +73,9 @@ struct CandidateBounds {
 
 // What is computed of each member of a block.
 enum class MemberValue {
-  score,    // C1's bound
-  beside,   // the same where free bytes count
-  price,    // the bound without the size
-  product,  // C3's
+  score,   // C1's bound
+  beside,  // the same where free bytes count
+  price,   // the bound without the size
 };
 
 struct Pass;  // candidates.cpp
@@ -164,23 +155,21 @@ class Candidates {
     float bytes;      // most_free, or what a window needs
   };
   using Column = std::vector<float>;
-  // Up to this moment floors hold (C4).
-  struct Horizon {
-    int64_t now_ns = -1;
-    int64_t decreased_ns = -1;
-  };
-
   Query query(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0);
   Query query_at(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0) const;
   void move_base(int64_t now_ns, int64_t decreased_ns);
   void scan(const Query& query, MemberValue value, size_t block, float* values) const;
   Pass pass(const Query& query) const;
-  void touch(uint32_t slot);
-  void touch_all() { until_ = {}; }
-  void compute_floors(const Query& now, const Query& latest, double from, size_t block);
-  void refresh_floors(int64_t now_ns, int64_t decreased_ns);
-  void take_floors(const std::vector<BlockFloor>& floors, int64_t now_ns);
-  void take_least_products(float wanted);
+  void touch(uint32_t slot) {
+    floors_ahead_.touch(slot / kBlock);
+    runs_ahead_.touch(slot / kBlock);
+  }
+  void touch_all() {
+    floors_ahead_.touch_all();
+    runs_ahead_.touch_all();
+  }
+  void take_floors(int64_t now_ns, int64_t decreased_ns, bool beside);
+  void refresh_runs(int64_t now_ns, int64_t decreased_ns);
   // candidate_windows.h
   struct Run {
     double sum;  // of its members' prices, or bounds of them
@@ -189,9 +178,10 @@ class Candidates {
   };
   float& price(const Query& query, uint32_t slot);
   uint64_t low_end(uint32_t slot) const;
-  void open(const Query& query, size_t block);
-  uint32_t take_least(size_t block);
-  void find_runs(const Query& query, uint32_t member, uint64_t wanted, double most);
+  void open(uint32_t block, uint64_t wanted);
+  uint32_t take_first(uint32_t block);
+  void sum_all(const Query& query, uint32_t block, uint64_t wanted);
+  bool is_in_run(uint32_t slot, uint32_t first, uint64_t low, uint64_t wanted) const;
   template <typename Price, typename Begin>
   void look_into(const Query& query, uint32_t first, uint64_t wanted, double most, double other,
                  Price&& price_of, Begin&& begin);
@@ -200,6 +190,7 @@ class Candidates {
   void respan(uint32_t slot);
   void grow(size_t blocks);
   void shrink(size_t blocks);
+  void resize(size_t blocks);
   void move(uint32_t from, uint32_t to);
   void clear(uint32_t slot);
   // The block of the least value in least_.
@@ -214,22 +205,19 @@ class Candidates {
   // Columns by slot; the bounds of empty slots are infinite.
   Column numerator_, own_, weight_, access_;
   Column size_, span_;  // what a score divides by; C3
-  // C4. By block:
-  std::vector<BlockFloor> score_floors_, rate_floors_;
-  std::vector<uint8_t> is_dirty_;
-  Column least_prices_, least_rates_;  // by slot
-  std::vector<uint32_t> dirty_;        // blocks; some may be gone, or stand here twice
-  Horizon until_;
-  Horizon computed_;      // when all floors were
-  int64_t searches_ = 0;  // since then
-  size_t vain_ = 0;       // blocks that were looked at since then for their floors alone
-  Column least_;          // scratch: a floor of each block, or the least of what it is one of
+  // C4
+  Ahead floors_ahead_{4}, runs_ahead_{4};
+  std::vector<BlockFloor> floors_;  // by block
+  bool floors_beside_ = false;      // where free bytes count
+  Column least_;                    // scratch: what the floors are now
+  RunFloors run_floors_;
   // Scratch of the search for windows. Of the blocks whose number is that of this search:
-  std::vector<uint64_t> priced_, opened_;
-  Column prices_;                        // prices, or bounds of them
-  std::vector<uint64_t> exact_, begun_;  // bits: prices that are exact; firsts of runs_ that were
-  Column products_;                      // C3's, of opened blocks; infinite once taken
-  std::vector<Run> runs_;                // a heap
+  std::vector<uint64_t> priced_, opened_, summed_;
+  LeastOf least_runs_;           // by block, a bound of the runs that begin there
+  Column firsts_;                // by rank, the same; infinite once taken
+  Column prices_;                // prices, or bounds of them
+  std::vector<uint64_t> exact_;  // bits: prices that are exact
+  std::vector<Run> runs_;        // a heap
   uint64_t search_ = 0;
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0;
@@ -244,10 +232,9 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
   // them the best score is so near the least that the sweep stops at hardly any other.
   constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
-  refresh_floors(now_ns, decreased_ns);
   const Query asked = query(now_ns, decreased_ns, most_free);
   const bool beside = most_free != kNoFreeBytes;
-  take_floors(beside ? rate_floors_ : score_floors_, now_ns);
+  take_floors(now_ns, decreased_ns, beside);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = std::numeric_limits<float>::max();  // bounds above it cannot win
@@ -267,7 +254,7 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
     for (size_t i = 1; i < kBlock; ++i)
       if (bounds[i] < bounds[lowest]) lowest = i;
     if (bounds[lowest] > limit) {
-      ++vain_;
+      floors_ahead_.count_vain();
       return;
     }
     visit(slots_[block * kBlock + lowest]);

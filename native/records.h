@@ -72,41 +72,29 @@ struct Edge {
   Edge* next = nullptr;
 };
 
-struct Storage {
-  uint64_t id = 0;
+// What searches for what to evict read stands in the first two cache lines.
+struct alignas(64) Storage {
   uint64_t size_bytes = 0;
-  void* handle = nullptr;   // weak while live, strong while dead (R5)
-  void* address = nullptr;  // R4
-  Op* parent = nullptr;     // R2
-  Edge* children = nullptr;
+  void* address = nullptr;     // R4
+  Op* parent = nullptr;        // R2
+  int64_t last_access_ns = 0;  // by the engine's clock (engine.h)
+  int64_t ancestors_ns = 0;    // the evicted ones' summed cost, or tolls (N1)
+  int64_t descendants_ns = 0;
+  double price = 0;  // of a member of a window, when the search number priced looked
+  uint64_t priced = 0;
+
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
   HostCopy* host = nullptr;            // R14
-  HostCopy* expected = nullptr;        // evicted: what must come back (verify.cpp)
-  int64_t last_access_ns = 0;          // by the engine's clock (engine.h)
-  int64_t ancestors_ns = 0;            // the evicted ones' summed cost, or tolls (N1)
-  int64_t descendants_ns = 0;
-  uint64_t visit = 0;  // visited in the neighborhood walk of that number
-  double price = 0;    // of a member of a window, when the search number priced looked
-  uint64_t priced = 0;
-  uint64_t checksum = 0;       // of the content, if external
-  int64_t candidate = -1;      // index in the list of candidates (R6), or -1
-  uint32_t slot = 0;           // of a candidate: in the columns (candidates.h)
-  int64_t kept = -1;           // index in the list of kept constants, or -1
-  uint64_t mark = 0;           // visited in the walk of that number
+  uint64_t id = 0;
+  uint32_t slot = 0;  // of a candidate: in the columns (candidates.h)
+  uint32_t locks = 0;
+  uint32_t pins = 0;
+  uint32_t askers = 0;      // G2
+  uint32_t dependents = 0;  // recorded storages computed from it, when it was last evicted
+  uint32_t recomputes = 0;
   Known below = Known::maybe;  // N2
   Known above = Known::maybe;
-  uint32_t locks = 0;
-  uint32_t holds = 0;        // of the locks (R11)
-  uint32_t askers = 0;       // G2
-  uint32_t dependents = 0;   // recorded storages computed from it, when it was last evicted
-  uint32_t overwriters = 0;  // ops in flight that will end this version (R8)
-  uint32_t pins = 0;
-  uint32_t recomputes = 0;
-  uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
-  uint32_t output = 0;  // index in its parent's outputs
   State state = State::resident;
-  uint8_t device_type = 0;
-  int8_t device_index = -1;
   bool live = false;
   bool managed = false;          // the memory comes from our pools
   bool external = false;         // others hold the pointer: the content may change unseen
@@ -114,19 +102,37 @@ struct Storage {
   bool counted = false;          // R4
   bool ancestors_known = false;  // N1
   bool descendants_known = false;
-  bool parked = false;              // C2
-  bool asks = false;                // G1
+  bool parked = false;    // C2
+  bool asks = false;      // G1
+  bool captured = false;  // others may overwrite it at any time (freeze.cpp, F2)
+  uint8_t device_type = 0;
+  int8_t device_index = -1;
+
+  void* handle = nullptr;  // weak while live, strong while dead (R5)
+  Edge* children = nullptr;
+  HostCopy* expected = nullptr;  // evicted: what must come back (verify.cpp)
+  uint64_t visit = 0;            // visited in the neighborhood walk of that number
+  uint64_t checksum = 0;         // of the content, if external
+  int64_t candidate = -1;        // index in the list of candidates (R6), or -1
+  int64_t kept = -1;             // index in the list of kept constants, or -1
+  uint64_t mark = 0;             // visited in the walk of that number
+  uint32_t holds = 0;            // of the locks (R11)
+  uint32_t overwriters = 0;      // ops in flight that will end this version (R8)
+  uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
+  uint32_t output = 0;  // index in its parent's outputs
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
   bool prefetched = false;          // came back from host memory, and was not used since
-  bool captured = false;            // others may overwrite it at any time (freeze.cpp, F2)
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // journal.h, J2; 0: the journal has not met it
   uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
   uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
   uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
 };
+
+static_assert(offsetof(Storage, component) == 64 && offsetof(Storage, handle) == 128,
+              "two cache lines");
 
 // Whether the content is there, at once or after a copy.
 inline bool has_content(const Storage* storage) {

@@ -10,7 +10,7 @@ namespace dtr {
 
 namespace {
 
-constexpr size_t kFewBlocks = 8;
+constexpr size_t kFewBlocks = 4;
 
 bool is_free(const dtr_run_block& block) { return block.state == 0 || block.state == 3; }
 
