@@ -208,9 +208,10 @@ void CachingModel::give_back(Block* block) {
 }
 
 // Oversize blocks of the stream, as many as the request needs, the largest first; false if there
-// is not that much. One that is large enough goes alone.
+// is not that much. One that is large enough goes alone. Pages of an expandable segment do not go
+// here.
 bool CachingModel::give_back_oversize(Pool& pool, uint64_t size, uint64_t stream) {
-  if (max_split_ == UINT64_MAX) return false;
+  if (max_split_ == UINT64_MAX || expandable_) return false;
   Block key;
   key.stream = stream;
   key.size = std::max(size, max_split_);
@@ -247,7 +248,9 @@ void CachingModel::give_back_cached(Pool& pool) {
   }
 }
 
+// Segments that were not of use for long; none that is expandable.
 void CachingModel::collect() {
+  if (expandable_) return;
   const auto limit = static_cast<uint64_t>(collect_threshold_ * static_cast<double>(budget_));
   if (device_.held_bytes() <= limit) return;
   const uint64_t wanted = device_.held_bytes() - limit;

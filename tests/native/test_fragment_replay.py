@@ -87,6 +87,16 @@ def test_no_two_live_allocations_overlap_and_no_budget_is_exceeded(model, script
         assert result.peak_reserved_bytes <= budget
 
 
+@pytest.mark.parametrize("limits", [{"max_split_bytes": 20 * MIB}, {"collect_threshold": 0.1}])
+def test_expandable_segments_go_back_page_by_page_only(limits):
+    """Neither as oversize blocks nor by garbage collection: they would go whole. A page: 20 MiB."""
+    script = [(40 * MIB, 0), 0, (10 * MIB, 0), (10 * MIB, 7), (20 * MIB, 7)]
+    options = {"budget_is_fraction": True, **limits}
+    result = replay(trace_of(script), "pytorch-expandable", 40 * MIB, **options)
+    assert (result.completed, result.failed_event) == (False, 4)
+    assert result.peak_reserved_bytes == 40 * MIB
+
+
 @pytest.mark.parametrize("model", list(MODELS))
 @settings(max_examples=25, deadline=None)
 @given(script=SCRIPTS, budget=BUDGETS)
