@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dtr_alloc.core import StateError as StateError
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
     from dtr_alloc.runtime import check_invariants as check_invariants
+    from dtr_alloc.runtime import compact as compact
     from dtr_alloc.runtime import disable as disable
     from dtr_alloc.runtime import enable as enable
     from dtr_alloc.runtime import evict as evict
@@ -36,9 +37,9 @@ _HOMES = {
     "register_heuristic": "heuristics",
     **dict.fromkeys(
         (
-            *("check_invariants", "disable", "enable", "evict", "is_enabled", "is_resident"),
-            *("materialize", "pin", "reset_peak_stats", "session", "set_budget", "stats"),
-            *("trim", "unpin"),
+            *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
+            *("is_resident", "materialize", "pin", "reset_peak_stats", "session", "set_budget"),
+            *("stats", "trim", "unpin"),
         ),
         "runtime",
     ),

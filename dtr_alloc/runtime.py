@@ -601,6 +601,19 @@ def trim() -> int:
     return _enabled().pools.trim()
 
 
+def compact() -> int:
+    """Moves what may be moved (docs/moving.md) from the end of each heap to free places before it,
+    so that what is free lies together; returns the bytes that moved. trim() after it gives the
+    most back. Raises DriverError if a copy fails; what has moved until then has moved."""
+    runtime = _enabled()
+    moved = ffi.new("uint64_t *")
+    total = 0
+    for pool in runtime.pools.handles:
+        check(lib.dtr_engine_compact(runtime.engine, pool, moved))
+        total += int(moved[0])
+    return total
+
+
 def is_resident(tensor: Tensor) -> bool:
     """Whether the content of the tensor's storage is in memory."""
     runtime = _enabled()

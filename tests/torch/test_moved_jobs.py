@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from harness import one_thread  # noqa: F401
 
@@ -99,3 +100,25 @@ def test_gradients_and_saved_tensors_move() -> None:
             assert (dtr_alloc.stats()["moves"] > before) == moves
             results.append(weight.grad)
     assert torch.equal(*results)
+
+
+def test_compacting_makes_one_piece_of_what_is_free() -> None:
+    """Between whole chunks that were kept, which keep their content, views included."""
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        size = dtr_alloc.stats()["chunk_bytes"] // 4
+        tensors = [torch.arange(size).mul(i) for i in range(12)]
+        kept = tensors[1::2]
+        views = [tensor.view(2, -1)[1] for tensor in kept]
+        del tensors
+        before = dtr_alloc.stats()
+        moved = dtr_alloc.compact()
+        after = dtr_alloc.stats()
+        assert moved > 0
+        assert after["moved_bytes"] - before["moved_bytes"] == moved
+        assert after["largest_free_bytes"] > before["largest_free_bytes"]
+        for i, (tensor, view) in enumerate(zip(kept, views, strict=True)):
+            assert torch.equal(tensor, torch.arange(size).mul(2 * i + 1))
+            assert view.data_ptr() == tensor[size // 2 :].data_ptr()
+        dtr_alloc.check_invariants()
+    with pytest.raises(dtr_alloc.StateError, match="not enabled"):
+        dtr_alloc.compact()
