@@ -13,8 +13,8 @@
 //       behind cost together. The product of a member is its price * max(wanted, span) / span (C3):
 //       one member of a run is paid in full, and together their spans cover it. Of members whose
 //       span is of the same power of sqrt 2 as what is wanted, or above, the price counts alone;
-//   F3  all cost at least the least F1 that was asked for before, for a size of the same power and
-//       not above, if neither the block nor these behind have changed since.
+//   F3  all cost at least the least F1, without the rest, that was asked for before, for a size of
+//       the same power and not above, if neither the block nor these behind have changed since.
 #pragma once
 
 #include <cstddef>
