@@ -3,7 +3,7 @@
 // Three kinds of lower bounds of runs (run_floors.h), each dearer to get than the one before, are
 // taken in the order of their values, the least first, as A* does: so none is looked into that is
 // above the price of what is found in the end.
-//   1. F2 of a block that was not opened, or F1 of the members of one that was.
+//   1. B2 of a block that was not opened, or B1 of the members of one that was.
 //   2. The sum of the bounds of a run's members, as they are now.
 //   3. The same sum with the exact prices of some members, one more each time.
 // Only a run that is the least with all prices exact is worth a question to the pool.
@@ -63,7 +63,7 @@ void Candidates::look_into(const Query& query, uint32_t first, uint64_t wanted, 
     sum += price(query, slot);
     ++members;
   }
-  // F1 tells little of long runs: one after the other, they would all be summed up.
+  // B1 tells little of long runs: one after the other, they would all be summed up.
   const uint32_t block = first / kBlock;
   if (members > kLong && summed_[block] != search_) sum_all(query, block, wanted);
   if (sum > most && members <= RunFloors::kMost) runs_ahead_.count_vain();

@@ -152,7 +152,7 @@ class Candidates {
   struct Query {
     float now;        // since epoch_ns_, rounded up
     float decreased;  // since base_ns_, rounded up
-    float bytes;      // most_free, or what a window needs
+    float bytes;      // most_free
   };
   using Column = std::vector<float>;
   Query query(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0);

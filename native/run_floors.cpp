@@ -23,7 +23,7 @@ struct Line {
   size_t count;
 };
 
-// F1 of all members of a block; the least of them, and the same without the rest.
+// B1 of all members of a block; the least of them, and the same without the rest.
 struct Leasts {
   float all, without_rest;
 };
@@ -55,7 +55,7 @@ struct Leasts {
   return {least_lane(least), least_lane(without)};
 }
 
-// What is known of all blocks: F2, and F3.
+// What is known of all blocks: B2, and B3.
 struct Rows {
   const float *prices, *rates, *behind;
   const uint32_t *changed, *asked;

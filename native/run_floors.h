@@ -6,14 +6,14 @@
 // bounds of their prices and with the first members of the block behind. Of runs that begin in a
 // block,
 //
-//   F1  one costs at least the sum of its members' bounds, or of the first kMost's and, for
+//   B1  one costs at least the sum of its members' bounds, or of the first kMost's and, for
 //       what these do not span, the least rate (price by span) that it may meet, or the least price
 //       of those with a large span;
-//   F2  all cost at least the least *product* of a member or one of those behind, or what these
+//   B2  all cost at least the least *product* of a member or one of those behind, or what these
 //       behind cost together. The product of a member is its price * max(wanted, span) / span (C3):
 //       one member of a run is paid in full, and together their spans cover it. Of members whose
 //       span is of the same power of sqrt 2 as what is wanted, or above, the price counts alone;
-//   F3  all cost at least the least F1, without the rest, that was asked for before, for a size of
+//   B3  all cost at least the least B1, without the rest, that was asked for before, for a size of
 //       the same power and not above, if neither the block nor these behind have changed since.
 #pragma once
 
@@ -28,7 +28,7 @@ namespace dtr {
 class RunFloors {
  public:
   static constexpr size_t kBlock = AddressOrder::kBlock;
-  static constexpr size_t kMost = 13;  // members (F1)
+  static constexpr size_t kMost = 13;  // members (B1)
   // Rounding makes no bound too large by more than this share.
   static constexpr double kSlack = 1e-6;
 
@@ -39,13 +39,13 @@ class RunFloors {
   void set(const AddressOrder& order, uint32_t block, const float* prices, const float* spans);
   void finish(const AddressOrder& order);
 
-  // By block, what runs of so many bytes cost at least that begin in it (F2, F3).
+  // By block, what runs of so many bytes cost at least that begin in it (B2, B3).
   void of_blocks(uint64_t wanted, float* floors) const;
-  // The same of a block's members, in the order of addresses (F1); what is behind the last is
+  // The same of a block's members, in the order of addresses (B1); what is behind the last is
   // infinite. The least of them.
   float of_members(const AddressOrder& order, uint32_t block, uint64_t wanted, float* floors);
 
-  // F1, of what is behind the first members: the least rate, and the least price of those whose
+  // B1, of what is behind the first members: the least rate, and the least price of those whose
   // span is large.
   struct Rest {
     float rate, price;
@@ -74,11 +74,11 @@ class RunFloors {
   std::vector<uint32_t> counts_;
   std::vector<uint8_t> is_set_;  // since finish()
   std::vector<uint32_t> set_;    // these blocks
-  std::vector<float> behind_;    // F2, what these cost together
-  // F2, by power and block: the least price of those whose span is of the power or above, and
+  std::vector<float> behind_;    // B2, what these cost together
+  // B2, by power and block: the least price of those whose span is of the power or above, and
   // the least price by span of those whose span is below.
   std::vector<float> least_prices_, least_rates_;
-  // F3: how often anything was set when a block changed; by power and block, the same when it was
+  // B3: how often anything was set when a block changed; by power and block, the same when it was
   // asked for, and the size and its floor.
   uint32_t times_set_ = 0;
   std::vector<uint32_t> changed_, asked_;
