@@ -29,6 +29,7 @@ class AddressOrder {
   static constexpr uint32_t kBlock = 64;
   static constexpr uint32_t kMerged = 56;  // blocks of fewer entries together become one
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint64_t kFar = uint64_t{1} << 48;  // bytes: more than any pool has
 
   uint32_t blocks() const { return static_cast<uint32_t>(lists_.size()); }
   uint32_t count(uint32_t block) const { return lists_[block].count; }

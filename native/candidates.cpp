@@ -50,39 +50,35 @@ template <Power power>
   bounds_of<Power::some>(of, at, out);
 }
 
+[[gnu::always_inline]] inline void value_at(const Pass& of, MemberValue value, size_t at,
+                                            Lanes& some) {
+  bounds_of(of, at, some);
+  if (value == MemberValue::score) return;
+  Lanes size, span;
+  load(of.size + at, size);
+  some *= size;
+  if (value == MemberValue::price) return;
+  load(of.span + at, span);
+  size += of.bytes;
+  if (value == MemberValue::beside) span = span < size ? span : size;
+  some /= span;
+}
+
 [[gnu::always_inline]] inline void values_of(const Pass& of, MemberValue value, size_t block,
                                              float* values) {
-  const Lanes bytes = Lanes{} + of.bytes;
   for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
-    const size_t at = block * Candidates::kBlock + i;
-    Lanes some, size, span;
-    bounds_of(of, at, some);
-    if (value != MemberValue::score) {
-      load(of.size + at, size);
-      some *= size;
-      if (value == MemberValue::beside) {
-        load(of.span + at, span);
-        size += bytes;
-        some /= span < size ? span : size;
-      }
-    }
+    Lanes some;
+    value_at(of, value, block * Candidates::kBlock + i, some);
     std::memcpy(values + i, &some, sizeof some);
   }
 }
 
-// The least bound of a block's members; or, where free bytes count, the least price by span.
-[[gnu::always_inline]] inline float least_bound(const Pass& of, bool beside, size_t block) {
+// The least value of a block's members.
+[[gnu::always_inline]] inline float least_value(const Pass& of, MemberValue value, size_t block) {
   Lanes least = Lanes{} + kInfinity;
   for (size_t i = 0; i < Candidates::kBlock; i += kLanes) {
-    const size_t at = block * Candidates::kBlock + i;
-    Lanes some, other;
-    bounds_of(of, at, some);
-    if (beside) {
-      load(of.size + at, other);
-      some *= other;
-      load(of.span + at, other);
-      some /= other;
-    }
+    Lanes some;
+    value_at(of, value, block * Candidates::kBlock + i, some);
     least = some < least ? some : least;
   }
   return least_lane(least);
@@ -139,8 +135,8 @@ BlockFloor floor_between(float first, float last, double from, double until, dou
 DTR_FOR_AVX2 void values_with_avx2(const Pass& of, MemberValue value, size_t block, float* values) {
   values_of(of, value, block, values);
 }
-DTR_FOR_AVX2 float least_bound_with_avx2(const Pass& of, bool beside, size_t block) {
-  return least_bound(of, beside, block);
+DTR_FOR_AVX2 float least_value_with_avx2(const Pass& of, MemberValue value, size_t block) {
+  return least_value(of, value, block);
 }
 DTR_FOR_AVX2 size_t least_with_avx2(const float* values, size_t count) {
   return least_of(values, count);
@@ -154,30 +150,19 @@ size_t index_of_least(const float* values, size_t count) {
   return least_of(values, count);
 }
 
-float least_bound_at(const Pass& of, bool beside, size_t block) {
+float least_value_of(const Pass& of, MemberValue value, size_t block) {
 #ifdef DTR_FOR_AVX2
-  if (has_avx2()) return least_bound_with_avx2(of, beside, block);
+  if (has_avx2()) return least_value_with_avx2(of, value, block);
 #endif
-  return least_bound(of, beside, block);
+  return least_value(of, value, block);
 }
 
 }  // namespace
 
-void Candidates::grow(size_t blocks) {
+void Candidates::resize(size_t blocks) {
   for (Column* column : {&numerator_, &own_, &access_, &size_, &span_})
     column->resize(blocks * kBlock, 1);
   weight_.resize(blocks * kBlock, kInfinity);
-  resize(blocks);
-}
-
-void Candidates::shrink(size_t blocks) {
-  for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &weight_})
-    column->resize(blocks * kBlock);
-  resize(blocks);
-}
-
-// What grow() and shrink() do alike.
-void Candidates::resize(size_t blocks) {
   for (Column* column : {&prices_, &firsts_}) column->resize(blocks * kBlock);
   slots_.resize(blocks * kBlock);
   least_.resize(blocks);
@@ -207,13 +192,13 @@ void Candidates::move(uint32_t from, uint32_t to) {
 // The bytes of its own range and of all up to the candidates on both sides. Where there is none, as
 // much as no pool has: what is evaluated shall not depend on where the pool happens to lie.
 uint64_t Candidates::reach(uint32_t slot) const {
-  constexpr uint64_t kMost = uint64_t{1} << 48;
   const uint32_t before = order_.previous(slot), behind = order_.next(slot);
   const uint64_t begin = order_.begin(slot), end = order_.end(slot);
-  const uint64_t below =
-      before == AddressOrder::kNone ? kMost : begin - std::min(order_.end(before), begin);
-  const uint64_t above =
-      behind == AddressOrder::kNone ? kMost : std::max(order_.begin(behind), end) - end;
+  const uint64_t below = before == AddressOrder::kNone
+                             ? AddressOrder::kFar
+                             : begin - std::min(order_.end(before), begin);
+  const uint64_t above = behind == AddressOrder::kNone ? AddressOrder::kFar
+                                                       : std::max(order_.begin(behind), end) - end;
   return below + (end - begin) + above;
 }
 
@@ -235,7 +220,7 @@ void Candidates::add(Storage* storage) {
   // If the pool rounds to more, the rest counts as free here.
   const uint64_t end = begin + in_grains(storage->size_bytes);
   const uint32_t slot = order_.insert(
-      begin, end, [this](size_t blocks) { grow(blocks); },
+      begin, end, [this](size_t blocks) { resize(blocks); },
       [this](uint32_t from, uint32_t to) { move(from, to); });
   storage->slot = slot;
   slots_[slot] = storage;
@@ -258,7 +243,7 @@ void Candidates::remove(Storage* storage) {
                                 behind == AddressOrder::kNone ? nullptr : slots_[behind]};
   clear(slot);
   order_.erase(
-      slot, [this](size_t blocks) { shrink(blocks); },
+      slot, [this](size_t blocks) { resize(blocks); },
       [this](uint32_t from, uint32_t to) { move(from, to); });
   for (const Storage* neighbor : neighbors)
     if (neighbor) respan(neighbor->slot);
@@ -334,39 +319,30 @@ void Candidates::scan(const Query& query, MemberValue value, size_t block, float
 }
 
 // What the floors are now, in least_.
-void Candidates::take_floors(int64_t now_ns, int64_t decreased_ns, bool beside) {
-  if (beside != floors_beside_) {
-    floors_beside_ = beside;
+void Candidates::take_floors(int64_t now_ns, int64_t decreased_ns, MemberValue value) {
+  if (value != floors_of_) {
+    floors_of_ = value;
     floors_ahead_.touch_all();
   }
-  Query first{}, last{};
-  double since = 0, until = 0;
-  const auto start = [&] {
-    // Both with what has been lost until the last.
-    last = query_at(floors_ahead_.until_ns(), floors_ahead_.until_decreased());
-    first = query_at(now_ns, floors_ahead_.until_decreased());
-    since = static_cast<double>(now_ns - floors_ahead_.from_ns());
-    until = static_cast<double>(floors_ahead_.until_ns() - floors_ahead_.from_ns());
-  };
-  start();
-  floors_ahead_.begin(now_ns, decreased_ns, start, [&](uint32_t block) {
-    floors_[block] =
-        floor_between(least_bound_at(pass(first), beside, block),
-                      least_bound_at(pass(last), beside, block), since, until, exponent_);
+  floors_ahead_.advance(now_ns, decreased_ns);
+  // Both with what has been lost until the last.
+  const Pass first = pass(query_at(now_ns, floors_ahead_.until_decreased()));
+  const Pass last = pass(query_at(floors_ahead_.until_ns(), floors_ahead_.until_decreased()));
+  const auto since = static_cast<double>(now_ns - floors_ahead_.from_ns());
+  const auto until = static_cast<double>(floors_ahead_.until_ns() - floors_ahead_.from_ns());
+  floors_ahead_.refresh([&](uint32_t block) {
+    floors_[block] = floor_between(least_value_of(first, value, block),
+                                   least_value_of(last, value, block), since, until, exponent_);
   });
-  const auto passed = static_cast<float>(since);
   for (size_t block = 0; block < floors_.size(); ++block)
-    least_[block] = 1 / (floors_[block].inverse + floors_[block].slope * passed);
+    least_[block] = floors_[block].at(static_cast<float>(since));
 }
 
 // What bounds runs.
 void Candidates::refresh_runs(int64_t now_ns, int64_t decreased_ns) {
-  Query last{};
-  const auto start = [&] {
-    last = query_at(runs_ahead_.until_ns(), runs_ahead_.until_decreased());
-  };
-  start();
-  runs_ahead_.begin(now_ns, decreased_ns, start, [&](uint32_t block) {
+  runs_ahead_.advance(now_ns, decreased_ns);
+  const Query last = query_at(runs_ahead_.until_ns(), runs_ahead_.until_decreased());
+  runs_ahead_.refresh([&](uint32_t block) {
     float prices[kBlock];
     scan(last, MemberValue::price, block, prices);
     run_floors_.set(order_, block, prices, span_.data() + block * kBlock);
@@ -472,9 +448,8 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
       broken = "C3: a candidate's span is wrong";
     float values[kBlock];
     if (floors_ahead_.holds(now_ns, decreased_ns, block)) {
-      scan(asked, floors_beside_ ? MemberValue::price : MemberValue::score, block, values);
-      const float value = values[slot % kBlock] / (floors_beside_ ? span_[slot] : 1);
-      if (1 / (floors_[block].inverse + floors_[block].slope * since) > value * (1 + kSlack))
+      scan(asked, floors_of_, block, values);
+      if (floors_[block].at(since) > values[slot % kBlock] * (1 + kSlack))
         broken = "C4: a block's floor is above a member";
     }
     if (runs_ahead_.holds(now_ns, decreased_ns, block)) {

@@ -39,11 +39,10 @@
 //
 // How windows are found: candidate_windows.h, run_floors.h.
 //
-//   C4  A block's floor is not above its members' bounds (where free bytes count: those by the
-//   span,
-//       without their size), nor is a price that runs are bounded with above a member's bound; up
-//       to kSlack, as long as what was computed of the block holds (ahead.h). What changes a member
-//       makes its block dirty; a search computes those anew.
+//   C4  A block's floor is not above its members' bounds (or prices by span, where free bytes
+//       count), nor is a price that runs are bounded with above a member's bound; up to kSlack, as
+//       long as what was computed of the block holds (ahead.h). What changes a member makes its
+//       block dirty; a search computes those anew.
 #pragma once
 
 #include <algorithm>
@@ -76,6 +75,7 @@ enum class MemberValue {
   score,   // C1's bound
   beside,  // the same where free bytes count
   price,   // the bound without the size
+  rate,    // that by the span: no bound where free bytes count is below it
 };
 
 struct Pass;  // candidates.cpp
@@ -84,6 +84,7 @@ struct Pass;  // candidates.cpp
 struct BlockFloor {
   float inverse;
   float slope;
+  float at(float since_ns) const { return 1 / (inverse + slope * since_ns); }
 };
 
 class Candidates {
@@ -168,7 +169,7 @@ class Candidates {
     floors_ahead_.touch_all();
     runs_ahead_.touch_all();
   }
-  void take_floors(int64_t now_ns, int64_t decreased_ns, bool beside);
+  void take_floors(int64_t now_ns, int64_t decreased_ns, MemberValue value);
   void refresh_runs(int64_t now_ns, int64_t decreased_ns);
   // candidate_windows.h
   struct Run {
@@ -188,8 +189,6 @@ class Candidates {
   uint64_t reach(uint32_t slot) const;
   float span(uint32_t slot) const;
   void respan(uint32_t slot);
-  void grow(size_t blocks);
-  void shrink(size_t blocks);
   void resize(size_t blocks);
   void move(uint32_t from, uint32_t to);
   void clear(uint32_t slot);
@@ -207,9 +206,9 @@ class Candidates {
   Column size_, span_;  // what a score divides by; C3
   // C4
   Ahead floors_ahead_{4}, runs_ahead_{4};
-  std::vector<BlockFloor> floors_;  // by block
-  bool floors_beside_ = false;      // where free bytes count
-  Column least_;                    // scratch: what the floors are now
+  std::vector<BlockFloor> floors_;              // by block
+  MemberValue floors_of_ = MemberValue::score;  // or rate
+  Column least_;                                // scratch: what the floors are now
   RunFloors run_floors_;
   // Scratch of the search for windows. Of the blocks whose number is that of this search:
   std::vector<uint64_t> priced_, opened_, summed_;
@@ -234,7 +233,7 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
   if (list_.empty()) return nullptr;
   const Query asked = query(now_ns, decreased_ns, most_free);
   const bool beside = most_free != kNoFreeBytes;
-  take_floors(now_ns, decreased_ns, beside);
+  take_floors(now_ns, decreased_ns, beside ? MemberValue::rate : MemberValue::score);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = std::numeric_limits<float>::max();  // bounds above it cannot win

@@ -1,13 +1,11 @@
 // least_of.cpp: the least of a group, sixteen numbers at once.
 #include "least_of.h"
 
-#include "lanes.h"
-
 namespace dtr {
 
 namespace {
 
-constexpr size_t kGroup = 2 * kLanes;
+constexpr size_t kGroup = LeastOf::kGroup;
 
 [[gnu::always_inline]] inline size_t least_in(const float* first) {
   Lanes low, high;
@@ -47,8 +45,7 @@ size_t least_of_group(const float* first) {
 }  // namespace
 
 void LeastOf::update() {
-  static_assert(LeastOf::kGroup == dtr::kGroup, "");
-  for (size_t group = 0; group * kGroup < count_; ++group) {
+  for (size_t group = 0; group * kGroup < numbers_.size(); ++group) {
     const float* const first = &numbers_[group * kGroup];
     groups_[group] = first[least_of_group(first)];
   }

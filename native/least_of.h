@@ -5,15 +5,18 @@
 #include <limits>
 #include <vector>
 
+#include "lanes.h"
+
 namespace dtr {
 
 // Two levels: the numbers, and the least of each group of them. Both are filled up with infinities.
 class LeastOf {
  public:
+  static constexpr size_t kGroup = 2 * kLanes;
+
   void resize(size_t count) {
     numbers_.assign(rounded(count), kInfinity);
     groups_.assign(rounded(numbers_.size() / kGroup), kInfinity);
-    count_ = count;
   }
   // To be written to; update() before anything else is asked.
   float* data() { return numbers_.data(); }
@@ -26,11 +29,9 @@ class LeastOf {
 
  private:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  static constexpr size_t kGroup = 16;
   static size_t rounded(size_t count) { return (count + kGroup - 1) / kGroup * kGroup; }
 
   std::vector<float> numbers_, groups_;
-  size_t count_ = 0;
 };
 
 }  // namespace dtr

@@ -12,8 +12,6 @@ namespace {
 
 constexpr uint32_t kNone = AddressOrder::kNone;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// More than any pool has.
-constexpr double kFar = static_cast<double>(uint64_t{1} << 48);
 constexpr float kRoundedUp = 1 + 2 * std::numeric_limits<float>::epsilon();
 constexpr float kRoundedDown = 1 - RunFloors::kSlack;  // sums of kMost, and products
 
@@ -119,7 +117,8 @@ void RunFloors::set(const AddressOrder& order, uint32_t block, const float* pric
   const auto from_base = [&](uint64_t address) {
     return static_cast<double>(static_cast<int64_t>(address - base));
   };
-  double low = before == kNone ? -kFar : from_base(order.end(order.last_of(before)));
+  double low = before == kNone ? -static_cast<double>(AddressOrder::kFar)
+                               : from_base(order.end(order.last_of(before)));
   for (uint32_t rank = 0; rank < count; ++rank) {
     const uint32_t slot = order.slot_at(block, rank);
     const size_t at = block * kLine + rank;
