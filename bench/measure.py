@@ -90,26 +90,18 @@ class Thrashing(RuntimeError):
 @contextmanager
 def limited_repeats(most: int | None) -> Iterator[None]:
     """Ends a run with Thrashing after so many rematerializations; None: no limit."""
-    from dtr_alloc.replay import Replayer
-
     if most is None:
         yield
         return
-    repeat = Replayer._step
-    repeated = 0
-
-    def counted(replayer: Replayer, frame: Any, closure: Any) -> None:
-        nonlocal repeated
-        repeated += 1
-        if repeated > most:
-            raise Thrashing(f"more than {most} rematerializations")
-        repeat(replayer, frame, closure)
-
-    Replayer._step = counted  # type: ignore[method-assign, assignment]
+    dtr_alloc.limit_rematerializations(most)
     try:
         yield
+    except dtr_alloc.StateError as error:
+        if "limit_rematerializations" not in str(error):
+            raise
+        raise Thrashing(f"more than {most} rematerializations") from error
     finally:
-        Replayer._step = repeat  # type: ignore[method-assign]
+        dtr_alloc.limit_rematerializations(None)
 
 
 def train(

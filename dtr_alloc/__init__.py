@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtr_alloc.runtime import evict as evict
     from dtr_alloc.runtime import is_enabled as is_enabled
     from dtr_alloc.runtime import is_resident as is_resident
+    from dtr_alloc.runtime import limit_rematerializations as limit_rematerializations
     from dtr_alloc.runtime import materialize as materialize
     from dtr_alloc.runtime import pin as pin
     from dtr_alloc.runtime import reset_peak_stats as reset_peak_stats
@@ -38,8 +39,8 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
-            *("is_resident", "materialize", "pin", "reset_peak_stats", "session", "set_budget"),
-            *("stats", "trim", "unpin"),
+            *("is_resident", "limit_rematerializations", "materialize", "pin", "reset_peak_stats"),
+            *("session", "set_budget", "stats", "trim", "unpin"),
         ),
         "runtime",
     ),

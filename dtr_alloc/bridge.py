@@ -49,7 +49,7 @@ def _source_folder() -> Path:
 
 
 def _sources(device: str) -> list[Path]:
-    names = ["torch_bridge.cpp"] + (["cuda_bridge.cpp"] if device == "cuda" else [])
+    names = ["torch_bridge.cpp", "capture.cpp"] + (["cuda_bridge.cpp"] if device == "cuda" else [])
     return [_source_folder() / "bridge" / name for name in names]
 
 
@@ -63,7 +63,7 @@ def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[st
 
     home = Path(torch.__file__).parent
     include = [_source_folder(), home / "include", home / "include/torch/csrc/api/include"]
-    libraries = [f"-L{home / 'lib'}", "-lc10"]
+    libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     if device == "cuda":
         include += _cuda_headers()
         # Virtual functions of allocators are inherited from the libraries that define them.
@@ -121,7 +121,8 @@ def library_path(device: str) -> Path:
         f"{torch.__version__} {compiler()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
     )
     headers = [_source_folder() / name for name in ("bridge_table.h", "dtr_alloc.h")]
-    for path in [*_sources(device), _source_folder() / "bridge" / "bridge.h", *headers]:
+    headers += sorted((_source_folder() / "bridge").glob("*.h"))
+    for path in [*_sources(device), *headers]:
         key.update(path.read_bytes())
     return cache_folder() / f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
 
@@ -174,19 +175,41 @@ def build(device: str) -> Path:
     return path
 
 
+_PYTHON_API = (
+    *("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype"),
+)
+"""What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
+
+_C10_TYPES = {"cpu": 0, "cuda": 1}
+_DROPPED_BATCH = 1024
+
+
 class Bridge:
     """The loaded library and its entry points."""
 
     def __init__(self, device: str) -> None:
+        import torch
+
         self.device = device
         self.path = build(device)
-        self._library = ctypes.CDLL(str(self.path))
-        self._library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
-        self._library.dtr_bridge_connect.restype = ctypes.c_void_p
-        self._library.dtr_bridge_install_cpu.argtypes = [ctypes.c_int32]
-        self._library.dtr_bridge_beside_budget.argtypes = [ctypes.c_int32]
+        self._library = library = ctypes.CDLL(str(self.path))
+        library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
+        library.dtr_bridge_connect.restype = ctypes.c_void_p
+        library.dtr_bridge_limit_repeats.argtypes = [ctypes.c_int64]
+        library.dtr_bridge_dropped_calls.restype = ctypes.c_uint64
         if device == "cuda":
-            self._library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
+            library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
+        functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_API]
+        table = (ctypes.c_void_p * len(functions))(
+            *[ctypes.cast(function, ctypes.c_void_p) for function in functions]
+        )
+        # An object ends in its type in every build of CPython.
+        type_offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+        library.dtr_bridge_meet_python(
+            table, ctypes.c_void_p(id(torch.nn.Parameter)), ctypes.c_uint64(type_offset)
+        )
+        self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
 
     def connect(self, core_table: int) -> int:
         """Hands in the address of the core's table; returns that of the framework's."""
@@ -199,14 +222,45 @@ class Bridge:
         """Makes the core the source of CPU tensor memory from now on, or stops that."""
         self._library.dtr_bridge_install_cpu(on)
 
-    def state_of(self, generator: Any) -> Any:
-        """Where a generator stands, in memory that is no part of the budget: it is no memory of
-        the job's, and must not decide what is evicted."""
-        self._library.dtr_bridge_beside_budget(1)
-        try:
-            return generator.get_state()
-        finally:
-            self._library.dtr_bridge_beside_budget(0)
+    def register_capture(self, device_type: str, by_mode: bool) -> bool:
+        """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
+        of the dispatch mode. False if PyTorch uses that key."""
+        return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
+
+    def capture(self, on: bool) -> None:
+        """Whether operators that come by are recorded."""
+        self._library.dtr_bridge_capture(on)
+
+    def include_thread(self, on: bool) -> None:
+        """Whether the operators of this thread, and of those that it starts in autograd, come by."""
+        self._library.dtr_bridge_include_thread(on)
+
+    def freeze(self, by: int) -> None:
+        """One CUDA graph more (1) or less (-1) is being captured: nothing is repeated meanwhile."""
+        self._library.dtr_bridge_freeze(by)
+
+    def journal(self, on: bool) -> None:
+        """Whether an op log is written."""
+        self._library.dtr_bridge_journal(on)
+
+    def score(self, on: bool) -> None:
+        """Whether a Python callable chooses what is evicted, whose errors are to be explained."""
+        self._library.dtr_bridge_score(on)
+
+    def limit_repeats(self, most: int | None) -> None:
+        """How many operators may run again from now on; None: any number."""
+        self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
+
+    def forget_rules(self) -> None:
+        """Has the rule of each operator asked for anew."""
+        self._library.dtr_bridge_forget_rules()
+
+    def dropped_calls(self) -> list[int]:
+        """Numbers of calls of Python's that nothing needs any more, each once."""
+        dropped: list[int] = []
+        while taken := self._library.dtr_bridge_dropped_calls(self._dropped, _DROPPED_BATCH):
+            dropped += self._dropped[:taken]
+        return dropped
 
     def install_cuda(self) -> None:
         """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""

@@ -30,24 +30,28 @@ def message() -> str:
     return ffi.string(lib.dtr_last_error()).decode(errors="replace")
 
 
-def check(status: int) -> None:
-    """Raises what a status code means; does nothing for DTR_OK.
+def error_of(status: int, message: str) -> Exception:
+    """The exception that a status code stands for.
 
     DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError (MemoryError in a process that has not imported
     torch), DTR_INVALID ValueError, DTR_DRIVER DriverError, DTR_STATE StateError.
     """
-    if status == lib.DTR_OK:
-        return
     if status == lib.DTR_OUT_OF_MEMORY:
         # Not imported here: that would run the entry points of every plug-in of torch.
         torch = sys.modules.get("torch")
-        raise (MemoryError if torch is None else torch.OutOfMemoryError)(message())
+        return (MemoryError if torch is None else torch.OutOfMemoryError)(message)
     kinds: dict[int, type[Exception]] = {
         lib.DTR_INVALID: ValueError,
         lib.DTR_DRIVER: DriverError,
         lib.DTR_STATE: StateError,
     }
-    raise kinds.get(status, RuntimeError)(message())
+    return kinds.get(status, RuntimeError)(message)
+
+
+def check(status: int) -> None:
+    """Raises what a status code means (error_of); does nothing for DTR_OK."""
+    if status != lib.DTR_OK:
+        raise error_of(status, message())
 
 
 def record(struct: Any, names: tuple[str, ...]) -> dict[str, int]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, TypedStorage, UntypedStorage
 
 from dtr_alloc.core import ffi, lib
-from dtr_alloc.replay import over_storage, unseen
+from dtr_alloc.recorder import unseen
 
 TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
 TENSOR_SHARES = ("__dlpack__",)
@@ -35,6 +35,9 @@ STORAGE_READS = (
     *("__getitem__", "__setitem__", "_write_file", "tolist", "_byteswap", "resize_", "copy_"),
     *("clone", "fill_"),
 )
+
+# That of the base class: the one of Tensor is guarded, and given a shape it touches no memory.
+_over_storage = torch._C.TensorBase.set_
 
 _undo: list[Callable[[], None]] = []
 _saving = threading.local()
@@ -50,7 +53,7 @@ def install(runtime: Any) -> None:
         runtime.bring_back(ffi.cast("void *", storage._cdata))
         with unseen():
             empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            return over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
+            return _over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
 
     def gives_away(subject: Any) -> None:
         tensor = subject if isinstance(subject, Tensor) else whole(subject)

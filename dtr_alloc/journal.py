@@ -32,20 +32,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import get_ident
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import oplog
 from dtr_alloc.config import Steps
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.in_use import mark_in_use
-from dtr_alloc.recorder import Recorder, hide_from_compiler, is_plain
 
-_OPERATIONS_BETWEEN_DRAINS = 512
 _IMPLICIT_VIEW = "view"
 
 
@@ -65,6 +60,8 @@ class Log:
     def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
         self._in_use = mark_in_use(path, "op log", "DTR_ALLOC_LOG")
         self._engine = runtime.engine
+        self._bridge = runtime.bridge
+        self._rules = runtime.recorder.rules
         self._steps = steps
         self._step = 1
         self._writer = oplog.Writer(path)
@@ -72,8 +69,6 @@ class Log:
         self._lock = threading.RLock()
         self._draining = False
         self._numbers = ffi.new("int64_t[]", 1 << 16)
-        self._operators: dict[Any, int] = {}
-        self._names: list[str] = []
         self.is_open = True
 
     def start(self) -> None:
@@ -84,19 +79,7 @@ class Log:
         writing = self._step in self._steps
         mode = lib.DTR_JOURNAL_WRITING if writing else lib.DTR_JOURNAL_FOLLOWING
         lib.dtr_journal_set(self._engine, mode)
-
-    def recorder(self, runtime: Any) -> Recorder:
-        return LoggingRecorder(runtime, self)
-
-    def operator(self, func: Any) -> int:
-        """The number by which the journal knows an operator."""
-        number = self._operators.get(func)
-        if number is None:
-            with self._lock:
-                number = self._operators.setdefault(func, len(self._operators))
-                if number == len(self._names):
-                    self._names.append(str(func))
-        return number
+        self._bridge.journal(True)
 
     def step_ended(self) -> None:
         """Ends a step; after the last one that is wanted, ends the log."""
@@ -195,10 +178,11 @@ class Log:
                 yield oplog.Annotate(oplog.WORKSPACE, tuple(trace))
 
     def _operator_name(self, number: int) -> str:
-        return self._names[number] if number >= 0 else _IMPLICIT_VIEW
+        return self._rules[number].name if number >= 0 else _IMPLICIT_VIEW
 
     def _end(self) -> None:
         self.is_open = False
+        self._bridge.journal(False)
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
         try:
             self._writer.close()
@@ -230,6 +214,7 @@ class Log:
         """In a forked child: the file is the parent's."""
         self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.is_open = False
+        self._bridge.journal(False)
         self._writer.abandon()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
 
@@ -243,50 +228,6 @@ def _drain(drain: Callable[..., int], engine: Any, buffer: Any) -> tuple[list[in
 
 def _name(number: int, view: int = 0) -> str:
     return f"x{number}v{view}" if view else f"x{number}"
-
-
-class LoggingRecorder(Recorder):
-    """A recorder that also tells the journal operators' names, and of views.
-
-    A class of its own, so that a job without a log does not even ask.
-    """
-
-    def __init__(self, runtime: Any, log: Log) -> None:
-        super().__init__(runtime)
-        self._log: Log | None = log
-        self._since_drain = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        log = self._log
-        elsewhere = get_ident() != self._thread
-        if elsewhere or log is None or not log.is_open or not is_plain(types):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        self._since_drain += 1
-        if self._since_drain >= _OPERATIONS_BETWEEN_DRAINS:
-            self._since_drain = 0
-            log.drain()
-        if self.rule(func).view:
-            begin = perf_counter_ns()
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            self._view(log.operator(func), args, kwargs, result, perf_counter_ns() - begin)
-            return result
-        lib.dtr_journal_name(self.frame, log.operator(func))
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _view(self, operator: int, args: Any, kwargs: Any, result: Any, time: int) -> None:
-        given = [part for part in (*args, *(kwargs or {}).values()) if isinstance(part, Tensor)]
-        made = result if isinstance(result, list | tuple) else [result]
-        tensors = [*given, *[part for part in made if isinstance(part, Tensor)]]
-        for index, tensor in enumerate(tensors):
-            self.put(index, tensor._cdata)
-        lib.dtr_journal_view(self.frame, len(given), len(tensors) - len(given), operator, time)
-
-    def retire(self) -> None:
-        self._log = None
-        super().retire()
-
-
-hide_from_compiler(LoggingRecorder.__torch_dispatch__)
 
 
 class Decision(NamedTuple):

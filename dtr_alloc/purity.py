@@ -8,7 +8,7 @@ what they return is a constant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch._ops import OpOverload
@@ -70,37 +70,73 @@ HIDDEN_STATE = dict.fromkeys(
 """Arguments that are updated in training mode and are then no input of the results."""
 
 
+_LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
+"""Kinds of lists of tensors, by the names of their types; the numbers of native/bridge/rules.h."""
+
+
+_ANYTHING = ("Any", "t", "List[t]")
+"""Types of arguments that may be tensors or not."""
+
+
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """How the recorder treats one operator.
+class TensorArgument:
+    """An argument that can hold tensors.
 
     Attributes:
-        func: the operator; held so that its id() stays its own.
-        key: what the engine knows the operator by; see dtr_alloc/costs.py.
-        view: needs no data and changes none: passes through.
-        replayable: running it again on the same inputs gives the same bits.
-        random: draws from a generator.
-        uses: by argument name, how a written argument is used.
-        positions: names of the positional arguments, in order.
-        hidden: arguments that are scratch in training mode.
-        dropout: position of the probability, at 0 of which nothing is drawn; -1: none such.
-        tensors: the positions at which tensors can be, with how each is used.
-        lists: whether an argument can be a list of tensors.
-        scalars: arguments by keyword that cannot be tensors.
+        position: in the schema.
+        kind: 0, one tensor; 1, a list of tensors; 2, a list of tensors and None.
+        use: READ, MUTATE, WRITE_ONLY.
+        hidden: SCRATCH in training mode.
     """
 
-    func: OpOverload
+    position: int
+    kind: int
+    use: int
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the recorder treats one operator. A position is an index in its schema, -1: none.
+
+    Attributes:
+        name: such as ``aten.add.Tensor``.
+        key: what the engine knows the operator by; see dtr_alloc/costs.py.
+        passes: needs no data and changes none: nobody records it.
+        replayable: running it again on the same inputs gives the same bits.
+        random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
+            the seed of the forward as an argument.)
+        generator: position of the generator that it can be given.
+        device: position of the device that it makes its results on.
+        dropout: position of the probability, at 0 of which nothing is drawn.
+        training: position of the flag that says whether hidden state is written; none: it is.
+        tensors: the arguments that can hold tensors.
+    """
+
+    name: str
     key: int
-    view: bool
+    passes: bool
     replayable: bool
     random: bool
-    uses: dict[str, int] = field(default_factory=dict)
-    positions: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    generator: int = -1
+    device: int = -1
     dropout: int = -1
-    tensors: tuple[tuple[int, int], ...] = ()
-    lists: bool = False
-    scalars: frozenset[str] = frozenset()
+    training: int = -1
+    tensors: tuple[TensorArgument, ...] = ()
+
+    def numbers(self, number: int) -> list[int]:
+        """The rule for native/bridge/rules.h.
+
+        Args:
+            number: the place of the rule in a list of its caller's.
+        """
+        key = self.key - 2**64 if self.key >= 2**63 else self.key
+        flags = [int(self.passes), int(self.replayable), int(self.random)]
+        positions = [self.generator, self.device, self.dropout, self.training]
+        tensors = [
+            value for of in self.tensors for value in (of.position, of.kind, of.use, int(of.hidden))
+        ]
+        return [key, number, *flags, *positions, *tensors]
 
 
 def operator_name(func: OpOverload) -> str:
@@ -133,32 +169,34 @@ def rule_for(func: OpOverload) -> Rule:
         and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     )
     hidden = HIDDEN_STATE.get(name, ()) if known else ()
-    positions = tuple(argument.name for argument in schema.arguments)
     kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+    positions = {name: position for position, name in enumerate(kinds)}
+    generator = next((positions[name] for name, kind in kinds.items() if "Generator" in kind), -1)
+    # Prims of TorchScript that take anything: what stands there is not always a tensor.
+    anything = any(kind in _ANYTHING for kind in kinds.values())
 
-    def may_hold(name: str) -> bool:
-        """Whether a tensor can be in the argument, alone or in a list."""
-        return "Tensor" in kinds[name] or kinds[name] in ("Any", "t", "List[t]")
+    def position(*names: str) -> int:
+        return next((positions[name] for name in names if name in positions), -1)
 
     return Rule(
-        func=func,
+        name=str(func),
         key=operator_key(operator_name(func)),
-        view=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
-        replayable=known and name not in IMPURE and name not in UNINITIALIZED,
-        random=torch.Tag.nondeterministic_seeded in func.tags,
-        uses=uses,
-        positions=positions,
-        hidden=hidden,
-        dropout=positions.index("dropout_p") if known and "dropout_p" in positions else -1,
-        tensors=tuple(
-            (position, uses.get(name, READ))
-            for position, name in enumerate(positions)
-            if may_hold(name)
+        passes=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
+        replayable=(
+            known and name not in IMPURE and name not in UNINITIALIZED and not anything
         ),
-        lists=any("List[" in kinds[name] and may_hold(name) for name in positions),
-        scalars=frozenset(
-            argument.name
-            for argument in schema.arguments
-            if argument.kwarg_only and not may_hold(argument.name)
+        random=generator >= 0
+        or (torch.Tag.nondeterministic_seeded in func.tags and not name.endswith("_backward")),
+        generator=generator,
+        device=position("device"),
+        dropout=position("dropout_p") if known else -1,
+        # _batch_norm_with_update has no such argument: it always trains.
+        training=position("training", "train") if hidden else -1,
+        tensors=tuple(
+            TensorArgument(
+                positions[name], _LISTS.get(kind, 0), uses.get(name, READ), name in hidden
+            )
+            for name, kind in kinds.items()
+            if "Tensor" in kind or kind in _ANYTHING
         ),
     )

@@ -1,58 +1,58 @@
-"""The op recorder: sees every operator call and tells the engine of it.
+"""The op recorder's Python half: rules, doors, and operators that Python implements.
 
-One call, in order (the engine's side is in native/frame.cpp):
+Operators are captured and repeated in C++ (native/bridge/capture.cpp, repeat.h). Here stands what
+only Python knows:
 
-1. The tensor arguments' addresses go into the frame's buffer; ``dtr_op_begin`` locks their
-   storages. It answers 0 nearly always: everything is resident and the operator may run.
-2. Otherwise what is missing is rematerialized first (dtr_alloc/replay.py).
-3. The operator runs. Its allocations may evict others, in C++.
-4. ``dtr_op_end`` gets the results and unlocks. If a result can be recomputed, it returns the id
-   under which the closure is kept here until the engine says that nothing needs it.
+- *Rules.* When the capture meets an operator for the first time, it asks here how to treat it
+  (dtr_alloc/purity.py), and never again.
+- *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or, where
+  PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a mode costs
+  more, and is seen by code that asks whether there are modes.
+- *Calls.* A Python function of tensors that counts as one operator, such as a compiled graph: what
+  repeats it is the function itself.
 
-A closure holds no tensor of the job: tensor arguments become the mark TENSOR, and the engine
-knows which storage, dtype, shape and strides stood there.
-
-This module is the hot path: a call costs a few microseconds, so it repeats itself a little where
-a function call would cost more than it says. For that reason, too, it runs ``func._op``, which is
-all that calling ``func`` does.
+The capture calls Python as operators of the library ``dtr_alloc`` that are implemented here: so
+PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in both directions.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from threading import get_ident
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_alloc.bridge import Bridge
-from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.purity import READ, SCRATCH, Rule, rule_for
+from dtr_alloc.core import error_of, lib
+from dtr_alloc.costs import operator_key
+from dtr_alloc.purity import Rule, rule_for
 
-REPLAYABLE = lib.DTR_OP_REPLAYABLE
-CONSTANT = lib.DTR_USE_CONSTANT
-NEED_WORK = lib.DTR_NEED_WORK
-HAS_FOREIGN = lib.DTR_HAS_FOREIGN
-HAS_DROPPED = lib.DTR_HAS_DROPPED
-MEASURED = -1  # the cost of an operator, for dtr_op_end: what the clock says
-
-grad_enabled = torch.is_grad_enabled
-_plain_numpy = torch._C.TensorBase.numpy  # that of Tensor is guarded (escapes.py)
-
-BUFFER_NUMBERS = 4096
-"""More than the single tensor arguments or results of any operator."""
-BY_VALUE_BYTES = 65536
-"""Arguments on other devices up to this size are kept in the closure; beyond it, the results of
-the operator are constants."""
+_KEY = torch._C._dispatch_key_parse("Fake")
+_SECOND_KEYS = torch._C.DispatchKeySet(
+    torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")  # type: ignore[arg-type]
+)
+_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Python
+)
+_ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
 
 
-class _Tensor:
-    """The mark of a tensor argument in a closure."""
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Runs operators as kernels only: not captured, without autograd, autocast or modes."""
+    with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C.DisableTorchFunction():
+        yield
+
+
+class _Mark:
+    """Stands for a tensor among the arguments that a call keeps."""
 
     __slots__ = ()
 
@@ -60,425 +60,250 @@ class _Tensor:
         return "TENSOR"
 
 
-TENSOR = _Tensor()
-_ALL_TENSORS = tuple((TENSOR,) * count for count in range(16))
-_NO_KWARGS: dict[str, Any] = {}
-
-# What an argument of a type is. Those of tensors are what goes into the buffer with an address.
-_TENSOR, _PARAMETER, _PLAIN, _LIST = 0, CONSTANT, -1, -2
+TENSOR = _Mark()
 
 
-class _Kinds(dict[type, int]):
-    """By type, so that an argument costs one look-up; types not seen before are added."""
+@dataclass
+class _Call:
+    """A function that runs as one operator.
 
-    def __missing__(self, kind: type) -> int:
-        if issubclass(kind, Parameter):
-            self[kind] = _PARAMETER
-        elif issubclass(kind, Tensor):
-            self[kind] = _TENSOR
-        elif issubclass(kind, list | tuple):
-            self[kind] = _LIST
-        else:
-            self[kind] = _PLAIN
-        return self[kind]
-
-
-_kinds = _Kinds()
-
-
-class ByValue(NamedTuple):
-    """A tensor argument of a device that is not managed: kept whole."""
-
-    tensor: Tensor
-
-
-class RandomState(NamedTuple):
-    """Where a generator stood when an operator first ran. (As bytes: they take less.)"""
-
-    generator: torch.Generator
-    state: bytes
-
-    @classmethod
-    def of(cls, generator: torch.Generator, bridge: Bridge) -> RandomState:
-        return cls(generator, _plain_numpy(bridge.state_of(generator)).tobytes())
-
-    def to_tensor(self) -> Tensor:
-        return torch.frombuffer(bytearray(self.state), dtype=torch.uint8)
-
-
-Closure = tuple[
-    Callable[..., Any],  # the operator
-    tuple[Any, ...],  # its arguments, TENSOR for a tensor
-    dict[str, Any],  # and those by keyword
-    RandomState | None,
-    bool,  # grad mode; kernels look at it: oneDNN's RNN returns its workspace only in grad mode
-]
-"""What it takes to run an operator again, but for its tensors. A plain tuple: one with names takes
-four times as long to make."""
-
-
-def flatten(result: Any, out: list[Tensor | None]) -> None:
-    """Appends the tensors of an operator's result in a fixed order; None where there is none."""
-    if isinstance(result, Tensor):
-        out.append(result)
-    elif isinstance(result, list | tuple):
-        for part in result:
-            flatten(part, out)
-    else:
-        out.append(None)
-
-
-def is_plain(types: Any) -> bool:
-    """Whether none of the types has a dispatch of its own. (A tensor whose Python object was
-    made anew by autograd is listed under torch.Tensor.)"""
-    return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
-
-
-_frames = torch._C._dynamo.eval_frame
-_CODE_CAN_BE_MARKED = all(
-    hasattr(_frames, name)
-    for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
-)
-
-
-class Recorder(TorchDispatchMode):
-    """The dispatch mode of one thread.
-
-    The threads that autograd has for devices inherit the mode of the thread that called
-    backward(), and several of them may run at once. An operator that comes by on such a thread is
-    handed to a recorder of that thread's own.
-
-    Args:
-        runtime: holds the engine, the closures and the replayer that all threads share.
+    Attributes:
+        function: takes a list of arguments, which it may empty.
+        kept: the arguments, TENSOR for a tensor.
+        given: the arguments of its first run, until that begins.
+        returned: what its first run gave, until that has been fetched.
     """
 
-    def __init__(self, runtime: Any) -> None:
-        super().__init__()
-        self._runtime = runtime
-        self._closures = runtime.closures
-        frame = ffi.new("dtr_frame **")
-        check(lib.dtr_frame_create(runtime.engine, frame))
-        self.frame = ffi.gc(frame[0], lib.dtr_frame_destroy)
-        self._buffer = lib.dtr_frame_buffer(self.frame, BUFFER_NUMBERS)
-        self._capacity = BUFFER_NUMBERS
-        self._thread = get_ident()
-        self._elsewhere: dict[int, Recorder] = {}  # by thread
-        self._capturing = False
-        self._rules: dict[int, Rule] = {}
+    function: Callable[[list[Any]], Any]
+    kept: list[Any]
+    given: list[Any] | None
+    returned: Any = None
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True wraps __torch_dispatch__ to keep torch.compile from compiling it, which costs a
-        # microsecond per operator. Where its code can be marked instead, that costs nothing.
-        return not _CODE_CAN_BE_MARKED
+
+class Door(TorchDispatchMode):
+    """Brings one thread's operators to the capture where the dispatch key is taken."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and not is_plain(types):
-            # A subclass with a dispatch of its own unwraps first; we see its inner operators.
+        if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
+            # A subclass with a dispatch of its own unwraps first; its inner operators come by.
             return NotImplemented
-        if get_ident() != self._thread:
-            return self.of_this_thread().__torch_dispatch__(func, types, args, kwargs)
-        rule = self._rules.get(id(func))
-        if rule is None:
-            rule = self.rule(func)
-        if rule.view:
-            return func._op(*args, **kwargs) if kwargs else func._op(*args)
-        if rule.hidden or (kwargs and not rule.scalars.issuperset(kwargs)):
-            return self._general(rule, func, args, kwargs)
+        return func._handle.redispatch_boxed(_SECOND_KEYS, *args, **(kwargs or {}))
 
-        buffer = self._buffer
-        count = 0
-        given = len(args)
-        for position, use in rule.tensors:
-            if position >= given:
-                break  # left to its default
-            argument = args[position]
-            kind = _kinds[type(argument)]
-            if kind >= 0:
-                buffer[count] = argument._cdata | kind | use
-                count += 1
-            elif kind == _LIST:
-                count = self._put_list(argument, use, count)
-                buffer = self._buffer
-        frame = self.frame
-        flags = rule.replayable
-        random = self._random_state(rule, args, kwargs) if rule.random and flags else None
-        need = lib.dtr_op_begin(frame, count, flags, rule.key)
-        if need:
-            if need == HAS_DROPPED:
-                self._runtime.drain()
-            else:
-                if need > 0:
-                    lib.dtr_op_abort(frame, False)
-                return self._general(rule, func, args, kwargs)
-        try:
-            result = func._op(*args, **kwargs) if kwargs else func._op(*args)
-        except BaseException as error:
-            lib.dtr_op_abort(frame, True)
-            if isinstance(error, RuntimeError):
-                self._runtime.explain(error)
-            raise
-        if type(result) is Tensor:
-            buffer[0] = result._cdata
-            op_id = lib.dtr_op_end(frame, 1, flags, MEASURED)
-        elif args and result is args[0]:
-            op_id = lib.dtr_op_end(frame, 0, flags, MEASURED)  # in place, on a parameter
+
+class Recorder:
+    """The recorder of a process.
+
+    Args:
+        bridge: to PyTorch.
+        device_type: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        rules: of the operators that were met, in that order.
+        by_mode: whether a dispatch mode feeds the capture.
+        explain: raises the error that a Python heuristic failed with, if one did on this thread;
+            is given the message of the error that came of it.
+        drain_log: takes what has gathered for the op log.
+    """
+
+    def __init__(self, bridge: Bridge, device_type: str) -> None:
+        self.rules: list[Rule] = []
+        self.explain: Callable[[str], None] = _nothing
+        self.drain_log: Callable[[], None] = _nothing
+        self._bridge = bridge
+        self._calls: dict[int, _Call] = {}
+        self._numbers = count(1)
+        self._doors = threading.local()
+        self._rules_lock = threading.Lock()
+        self._default_run: Callable[[threading.Thread], None] | None = None
+        self._library = _define(self)
+        self.by_mode = not bridge.register_capture(device_type, by_mode=False)
+        if self.by_mode:
+            bridge.register_capture(device_type, by_mode=True)
         else:
-            op_id = lib.dtr_op_end(frame, self._put_results(result), flags, MEASURED)
-        if op_id > 0:
-            if rule.lists:
-                marked = tuple([_marked(argument) for argument in args])
-            elif count == given < 16:
-                marked = _ALL_TENSORS[count]
-            else:
-                marked = tuple([TENSOR if _kinds[type(a)] >= 0 else a for a in args])
-            if kwargs and not count:
-                kwargs = _where_it_ran(kwargs, result)
-            self._closures[op_id] = (func, marked, kwargs or _NO_KWARGS, random, grad_enabled())
-        elif op_id < 0:
-            check(-op_id)
-        return result
+            _let_higher_order_operators_pass()
+        operators = torch.ops.dtr_alloc
+        self._materialize = operators.materialize.default._handle.redispatch_boxed
+        self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
+        self._settle = operators.settle.default._handle.redispatch_boxed
+        self._run = operators.run.default._handle.redispatch_boxed
 
-    def rule(self, func: Any) -> Rule:
-        """How this recorder treats an operator."""
-        rule = self._rules.get(id(func))
-        if rule is None:
-            rule = rule_for(func)
-            if self._capturing:
-                rule = replace(rule, replayable=False)
-            self._rules[id(func)] = rule
-        return rule
+    # ---- what is captured ----
 
-    def of_this_thread(self) -> Recorder:
-        """This recorder on its own thread; on another one that inherited it, that thread's."""
-        thread = get_ident()
-        if thread == self._thread:
-            return self
-        if thread not in self._elsewhere:
-            self._elsewhere[thread] = self._runtime.new_recorder()
-        return self._elsewhere[thread]
+    def start(self) -> None:
+        """Records the operators of this thread, and of the threads that begin from now on."""
+        run = threading.Thread.run
+        self._default_run = run
 
-    def capture(self, on: bool) -> None:
-        """While a graph is captured no operator may be run again: see native/freeze.cpp."""
-        self._capturing = on
-        if not isinstance(self._rules, _Retired):
-            self._rules = {}
-        for other in list(self._elsewhere.values()):
-            other.capture(on)
+        def recorded_run(thread: threading.Thread) -> None:
+            with self.on_this_thread():
+                run(thread)
 
-    def _general(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
-        """The whole road: tensors by keyword, hidden state, missing and foreign inputs."""
-        kwargs = kwargs or _NO_KWARGS
-        walk = _Walk(self, rule)
-        walk.arguments(args, kwargs)
-        frame = self.frame
-        flags = int(rule.replayable)
-        random = self._random_state(rule, args, kwargs) if rule.random and flags else None
-        need = lib.dtr_op_begin(frame, walk.count, flags, rule.key)
-        if need < 0:
-            check(-need)
-        started = False
+        threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
+        self._bridge.capture(True)
+        self._enter()
+
+    def stop(self) -> None:
+        """The reverse of start(). Operators of threads that go on pass unrecorded."""
+        self._bridge.capture(False)
+        self._leave()
+        threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
+
+    @contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """Records the operators that this thread runs inside."""
+        self._enter()
         try:
-            if need:
-                flags &= self._meet(need, walk)
-            started = True
-            result = func._op(*args, **kwargs)
-        except BaseException as error:
-            lib.dtr_op_abort(frame, started)
-            if isinstance(error, RuntimeError):
-                self._runtime.explain(error)
-            raise
-        op_id = lib.dtr_op_end(frame, self._put_results(result), flags, MEASURED)
-        if op_id > 0:
-            closure_args, closure_kwargs = walk.template(args, kwargs)
-            closure = (func, closure_args, closure_kwargs, random, grad_enabled())
-            self._closures[op_id] = closure
-        elif op_id < 0:
-            check(-op_id)
-        return result
+            yield
+        finally:
+            self._leave()
 
-    def _meet(self, need: int, walk: _Walk) -> int:
-        """Does what dtr_op_begin asked for; returns the flags that the operator keeps."""
-        flags = REPLAYABLE
-        if need & HAS_DROPPED:
-            self._runtime.drain()
-        if need & HAS_FOREIGN and not walk.keep_foreign(self._runtime.device_type):
-            flags = 0
-        if need & NEED_WORK:
-            self._runtime.replayer.prepare(self.frame)
-        return flags
+    def _enter(self) -> None:
+        if self.by_mode:
+            self._doors.entered = Door()
+            self._doors.entered.__enter__()
+        else:
+            self._bridge.include_thread(True)
 
-    def _random_state(self, rule: Rule, args: Any, kwargs: Any) -> RandomState | None:
-        """Where the generator stands that the operator will draw from, if it will."""
-        at = rule.dropout
-        if at >= 0 and (len(args) <= at or args[at] == 0):
-            return None
-        generator = kwargs.get("generator") if kwargs else None
-        if generator is None:
-            # A random operator without a tensor makes one, on the device that it is told.
-            first = next((part for part in args if isinstance(part, Tensor)), None)
-            device = first.device if first is not None else (kwargs or {}).get("device")
-            generator = self._runtime.default_generator(device)
-        return RandomState.of(generator, self._runtime.bridge)
+    def _leave(self) -> None:
+        if not self.by_mode:
+            self._bridge.include_thread(False)
+        elif (door := getattr(self._doors, "entered", None)) is not None:
+            del self._doors.entered
+            door.__exit__(None, None, None)
 
-    def reserve(self, count: int) -> None:
-        """Sees to it that the frame's buffer holds so many numbers."""
-        if count > self._capacity:
-            self._capacity = max(2 * self._capacity, count)
-            self._buffer = lib.dtr_frame_buffer(self.frame, self._capacity)
-
-    def put(self, index: int, number: int) -> None:
-        """Writes one number to the frame's buffer, which grows as needed."""
-        self.reserve(index + 1)
-        self._buffer[index] = number
-
-    def _put_list(self, tensors: Any, use: int, count: int) -> int:
-        """Writes the tensors of a list argument to the buffer; returns how many are there now."""
-        entries = [
-            part._cdata | kind | use for part in tensors if (kind := _kinds[type(part)]) >= 0
-        ]
-        end = count + len(entries)
-        self.reserve(end + BUFFER_NUMBERS)  # room for all single arguments that may follow
-        self._buffer[count:end] = entries
-        return end
-
-    def _put_results(self, result: Any) -> int:
-        numbers = []
-        if type(result) is tuple:
-            numbers = [part._cdata for part in result if type(part) is Tensor]
-        if not numbers or len(numbers) < len(result):
-            tensors: list[Tensor | None] = []
-            flatten(result, tensors)
-            numbers = [0 if tensor is None else tensor._cdata for tensor in tensors]
-        count = len(numbers)
-        self.reserve(count)
-        self._buffer[0:count] = numbers
-        return count
-
-    def is_innermost(self) -> bool:
-        """Whether this is the mode of this thread that sees operators first."""
+    def can_stop(self) -> bool:
+        """Whether start() can be undone on this thread now."""
+        if not self.by_mode:
+            return True
         depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self
+        entered = getattr(self._doors, "entered", None)
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is entered
 
-    def retire(self) -> None:
-        """Lets every operator pass unrecorded from now on, on whatever thread this mode is."""
-        self._rules = _Retired()
-        for other in list(self._elsewhere.values()):
-            other.retire()
+    # ---- what the runtime asks for ----
 
+    def bring_back(self, handle: int) -> None:
+        """Makes a storage resident, given by its address."""
+        self._materialize(_NO_KEYS, handle)
 
-def _where_it_ran(kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
-    """The arguments of an operator that was told its device (``"cuda"``) and not which: where it
-    is run again, another one may be the current one."""
-    device = kwargs.get("device")
-    if device is None or device.index is not None or type(result) is not Tensor:
-        return kwargs
-    return {**kwargs, "device": result.device}
+    def bring_back_all(self) -> None:
+        """Makes every live evicted storage resident."""
+        self._materialize_all(_NO_KEYS)
 
+    def settle(self, tensor: Tensor) -> None:
+        """Computes what depends on a tensor, as before an operator that overwrites it."""
+        self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
 
-def _marked(argument: Any) -> Any:
-    """An argument with its tensors replaced by marks."""
-    kind = _kinds[type(argument)]
-    if kind >= 0:
-        return TENSOR
-    return [_marked(part) for part in argument] if kind == _LIST else argument
+    def run(
+        self,
+        function: Callable[[list[Any]], Any],
+        arguments: list[Any],
+        name: str,
+        mutated: Sequence[int] = (),
+        replayable: bool = True,
+    ) -> Any:
+        """Runs a function of tensors as one operator, and returns what it returns.
 
+        Args:
+            function: gets a list of arguments and may empty it. Run again with the same values, it
+                must give the same results. It may neither keep its arguments nor use tensors that
+                are no arguments, unless they stay as they are.
+            arguments: tensors, and anything else, which is kept. Emptied, so that the function can
+                let go of what it needs no more.
+            name: what it is called in costs, logs and messages.
+            mutated: positions of tensors that it overwrites.
+            replayable: False: its results are constants.
+        """
+        self._forget_dropped()
+        number = next(self._numbers)
+        kept = [TENSOR if isinstance(value, Tensor) else value for value in arguments]
+        entries = [
+            value._cdata | (lib.DTR_USE_MUTATE if position in mutated else lib.DTR_USE_READ)
+            for position, value in enumerate(arguments)
+            if isinstance(value, Tensor)
+        ]
+        call = self._calls[number] = _Call(function, kept, list(arguments))
+        arguments.clear()
+        is_recorded = False
+        try:
+            key = operator_key(name)
+            is_recorded = self._run(_NO_KEYS, number, entries, _signed(key), replayable)
+        finally:
+            if not is_recorded:
+                self._calls.pop(number, None)
+        returned, call.returned = call.returned, None
+        return returned
 
-def hide_from_compiler(function: Any) -> None:
-    """Neither a recorder nor what it calls is for torch.compile to look at."""
-    if _CODE_CAN_BE_MARKED:
-        skip = _frames._FrameAction.SKIP
-        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+    def _forget_dropped(self) -> None:
+        for number in self._bridge.dropped_calls():
+            self._calls.pop(number, None)
 
+    def forget_calls(self) -> None:
+        """After the engine was reset: nothing is repeated any more."""
+        self._calls.clear()
 
-hide_from_compiler(Recorder.__torch_dispatch__)
+    # ---- what the capture asks for ----
 
+    def decide(self, name: str, overload: str) -> list[int]:
+        """The rule of an operator, as numbers."""
+        namespace, _, base = name.partition("::")
+        func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        rule = rule_for(func)
+        with self._rules_lock:
+            self.rules.append(rule)
+            return rule.numbers(len(self.rules) - 1)
 
-class _Retired(dict[int, Rule]):
-    """A table of rules in which every operator is one that passes through."""
-
-    def get(self, key: int, default: Any = None) -> Any:
-        return _PASS
-
-
-_PASS = replace(rule_for(torch.ops.aten.alias.default), view=True)
-
-
-class _Walk:
-    """One pass over an operator's arguments, in the order that a replay repeats."""
-
-    def __init__(self, recorder: Recorder, rule: Rule) -> None:
-        self._recorder = recorder
-        self._rule = rule
-        self.count = 0
-        self.tensors: list[Tensor] = []
-        self._by_value: dict[int, ByValue] = {}
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        uses = self._rule.uses
-        if self._rule.hidden and self._training(args, kwargs):
-            uses = {**uses, **dict.fromkeys(self._rule.hidden, SCRATCH)}
-        for name, argument in zip(self._rule.positions, args, strict=False):
-            self._argument(argument, uses.get(name, READ))
-        for name, argument in kwargs.items():
-            self._argument(argument, uses.get(name, READ))
-
-    def _training(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        named = dict(zip(self._rule.positions, args, strict=False)) | kwargs
-        # _batch_norm_with_update has no such argument: it always trains.
-        return bool(named.get("training", named.get("train", True)))
-
-    def _argument(self, argument: Any, use: int) -> None:
-        kind = _kinds[type(argument)]
-        if kind == _LIST:
-            for part in argument:
-                self._argument(part, use)
-        elif kind >= 0:
-            self._recorder.put(self.count, argument._cdata | kind | use)
-            self.tensors.append(argument)
-            self.count += 1
-
-    def keep_foreign(self, device_type: str) -> bool:
-        """Copies small arguments of other devices; False if one is too large to keep."""
-        for index, tensor in enumerate(self.tensors):
-            if tensor.device.type == device_type:
-                continue
-            if tensor.device.type == "meta" or tensor.nbytes > BY_VALUE_BYTES:
-                return False
-            self._by_value[index] = ByValue(tensor.detach().clone())
-        return True
-
-    def template(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with their tensors replaced by marks."""
-        indices = iter(range(self.count))
-        positional = tuple([self._mark(argument, indices) for argument in args])
-        return positional, {name: self._mark(value, indices) for name, value in kwargs.items()}
-
-    def _mark(self, argument: Any, indices: Iterator[int]) -> Any:
-        kind = _kinds[type(argument)]
-        if kind == _LIST:
-            return [self._mark(part, indices) for part in argument]
-        if kind >= 0:
-            return self._by_value.get(next(indices), TENSOR)
-        return argument
+    def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Runs a call for the first time, with what it was given, or again, with these tensors."""
+        call = self._calls[number]
+        if call.given is not None:
+            arguments, call.given = call.given, None
+            call.returned = results = call.function(arguments)
+        else:
+            rebuilt = iter(tensors)
+            results = call.function(
+                [next(rebuilt) if value is TENSOR else value for value in call.kept]
+            )
+        parts = results if isinstance(results, list | tuple) else [results]
+        return [part if isinstance(part, Tensor) else None for part in parts]
 
 
-_in_thread = threading.local()
+def _nothing(*_: Any) -> None:
+    pass
 
 
-def in_new_thread(runtime: Any, run: Callable[[], None]) -> None:
-    """Runs a thread's body with a recorder of its own."""
-    _in_thread.recorder = runtime.new_recorder()
-    runtime.thread_recorders.add(_in_thread.recorder)
-    try:
-        with _in_thread.recorder:
-            run()
-    finally:
-        del _in_thread.recorder
+def _signed(key: int) -> int:
+    """A number of 64 bits as PyTorch's integers hold it."""
+    return key - 2**64 if key >= 2**63 else key
 
 
-def recorder_of_thread() -> Recorder | None:
-    """The recorder that in_new_thread entered on this thread, if any."""
-    return getattr(_in_thread, "recorder", None)
+def _define(recorder: Recorder) -> torch.library.Library:
+    """The operators that the capture calls; native/bridge/capture.cpp defines those it implements."""
+    library = torch.library.Library("dtr_alloc", "FRAGMENT")
+
+    def implement(schema: str, function: Callable[..., Any]) -> None:
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+
+    def fail(status: int, message: str) -> None:
+        raise error_of(status, message)
+
+    implement("decide(str name, str overload) -> int[]", recorder.decide)
+    implement("execute(int call, Tensor?[] tensors) -> Tensor?[]", recorder.execute)
+    implement("fail(int status, str message) -> ()", fail)
+    implement("explain(str message) -> ()", lambda message: recorder.explain(message))
+    implement("drain_log() -> ()", lambda: recorder.drain_log())
+    return library
+
+
+def _let_higher_order_operators_pass() -> None:
+    """Operators with functions as arguments (flex_attention, cond) look for a Python kernel at every
+    key that is included, and find none at ours: what they call comes by by itself.
+
+    Upstream: torch/_ops.py, HigherOrderOperator.dispatch.
+    """
+    from torch import _ops
+
+    for operator in _ops._higher_order_ops.values():
+        operator.fallthrough(_KEY)
+    # Those that are made later begin with these.
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_KEY)

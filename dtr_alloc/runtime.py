@@ -1,8 +1,8 @@
 """The public API: one runtime per process, switched on by ``enable`` and off by ``disable``.
 
-A runtime is an engine with one pool per device, the bridge to torch, a recorder per thread, and
-the closures that the recorders keep. The pools outlive ``disable``: memory that they gave out
-may still be in use, and the next ``enable`` takes the same pools with another budget.
+A runtime is an engine with one pool per device, the bridge to torch, and the recorder. The pools
+outlive ``disable``: memory that they gave out may still be in use, and the next ``enable`` takes the
+same pools with another budget.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import atexit
 import os
 import sys
 import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +31,7 @@ from dtr_alloc.config import (
     load_config,
 )
 from dtr_alloc.core import DriverError, StateError, check, ffi, field_names, lib, record
-from dtr_alloc.recorder import Closure, Recorder, in_new_thread, recorder_of_thread
-from dtr_alloc.replay import Replayer
+from dtr_alloc.recorder import Recorder
 from dtr_alloc.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from dtr_alloc.journal import Log
 
 _C10_CPU, _C10_CUDA = 0, 1
-_DROPPED_BATCH = 4096
 
 _state = threading.RLock()
 _runtime: Runtime | None = None
@@ -57,8 +53,6 @@ class Runtime:
         self.device = torch.device(device_type)
         self.notices_writes = device_type == "cpu"
         self.config = config
-        self.closures: dict[int, Closure] = {}
-        self._dropped = ffi.new("int64_t[]", _DROPPED_BATCH)
         self.bridge = Bridge(device_type)
         self.pools = pools.of_process(device_type, config)
         self.scorer = scorer_of(config)
@@ -69,49 +63,22 @@ class Runtime:
         table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.cost_file: costs.CostFile | None = None
-        self.replayer = Replayer(self)
+        self.recorder = Recorder(self.bridge, device_type)
+        self.recorder.explain = self._explain
+        self.recorder.drain_log = self._drain_log
+        self.bridge.score(self.scorer is not None)
         self.log: Log | None = None
         self.recording: Recording | None = None
         self.is_light = False
-        self.main = Recorder(self)
-        self.thread_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
-        self._captures = 0
         self._step_hooks: list[Any] = []
-        self._default_run: Callable[[threading.Thread], None] | None = None
-
-    def default_generator(self, device: torch.device | None) -> torch.Generator:
-        """The generator that a random operator draws from if it was given none."""
-        if device is not None and device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            return torch.cuda.default_generators[index]
-        return torch.default_generator
-
-    def drain(self) -> None:
-        """Drops the closures of ops that the engine has forgotten."""
-        dropped, closures = self._dropped, self.closures
-        while count := lib.dtr_engine_drain_dropped(self.engine, dropped, _DROPPED_BATCH):
-            for op_id in ffi.unpack(dropped, count):
-                # A record may go before its closure was stored, on another thread.
-                closures.pop(op_id, None)
-
-    def new_recorder(self) -> Recorder:
-        """For a thread that begins."""
-        made = Recorder(self) if self.log is None else self.log.recorder(self)
-        if self._captures:
-            made.capture(True)
-        return made
-
-    def recorder(self) -> Recorder:
-        """The recorder of this thread; where none was entered, one that the main one keeps."""
-        return recorder_of_thread() or self.main.of_this_thread()
 
     def begin_capture(self) -> None:
         """Until end_capture(), all that is live is resident and stays so. Raises
         torch.OutOfMemoryError, and nothing has begun, if it does not fit."""
         check(lib.dtr_engine_freeze(self.engine, True))
-        self._set_captures(self._captures + 1)
+        self.bridge.freeze(1)
         try:
-            self.replayer.bring_back_all(self.recorder().frame)
+            self.recorder.bring_back_all()
             for index in range(len(self.pools.handles)):
                 torch.cuda.synchronize(index)
         except BaseException as error:
@@ -126,13 +93,8 @@ class Runtime:
 
     def end_capture(self) -> None:
         """Once for each begin_capture()."""
-        self._set_captures(self._captures - 1)
+        self.bridge.freeze(-1)
         check(lib.dtr_engine_freeze(self.engine, False))
-
-    def _set_captures(self, captures: int) -> None:
-        self._captures = captures
-        for recorder in [self.main, *self.thread_recorders]:
-            recorder.capture(captures > 0)
 
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
@@ -150,25 +112,15 @@ class Runtime:
         options, _kept = _engine_options(config, scorer)
         check(lib.dtr_engine_configure(self.engine, options))
         self.scorer, self.config = scorer, config
+        self.bridge.score(scorer is not None)
 
-    def explain(self, error: RuntimeError) -> None:
-        """Adds to an error of an operator what we know of its cause: out of memory, which
-        operators' results fill the memory, largest first; a heuristic, what it raised."""
+    def _explain(self, message: str) -> None:
         if self.scorer is not None and (cause := self.scorer.take_failure()) is not None:
-            error.__cause__ = cause
-        if not isinstance(error, torch.OutOfMemoryError):
-            return
-        capacity = 65536
-        op_ids, sizes = ffi.new("int64_t[]", capacity), ffi.new("uint64_t[]", capacity)
-        found = min(lib.dtr_engine_holders(self.engine, op_ids, sizes, capacity), capacity)
-        held: Counter[str] = Counter()
-        for index in range(found):
-            closure = self.closures.get(op_ids[index])
-            if closure is not None:
-                held[str(closure[0])] += sizes[index]
-        largest = [f"{name} {size} bytes" for name, size in held.most_common(5)]
-        if largest:
-            error.add_note("dtr_alloc: results that can be recomputed: " + ", ".join(largest))
+            raise RuntimeError(message) from cause
+
+    def _drain_log(self) -> None:
+        if self.log is not None:
+            self.log.drain()
 
     def start(self, light: bool) -> None:
         """Puts the allocator, the escapes and the recorder in place, in this order.
@@ -184,24 +136,13 @@ class Runtime:
             return
         if self.config.log is not None:
             self.log = _open_log(self, self.config)
-        self.main = self.new_recorder()
         self._install_allocator()
         escapes.install(self)
         if self.device_type == "cuda":
             graphs.install(self)
-        run = threading.Thread.run
-        self._default_run = run
-
-        def recorded_run(thread: threading.Thread) -> None:
-            if _active:
-                in_new_thread(self, lambda: run(thread))
-            else:
-                run(thread)
-
-        threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
         if self.log is not None:
             self.log.start()
-        self.main.__enter__()
+        self.recorder.start()
 
     def _install_allocator(self) -> None:
         if self.device_type == "cuda":
@@ -251,7 +192,7 @@ class Runtime:
                 self.bridge.install_cpu(False)
             self._stop_recording()
             return
-        if not self.recorder().is_innermost():
+        if not self.recorder.can_stop():
             raise StateError(
                 "disable: another dispatch mode was entered on this thread and not left, or "
                 "enable() was called on another thread"
@@ -260,23 +201,18 @@ class Runtime:
         # The promise ends here: what was evicted needs its place again.
         self.pools.set_budget(Budget())
         try:
-            self.replayer.bring_back_all(self.recorder().frame)
+            self.recorder.bring_back_all()
             check(lib.dtr_engine_reset(self.engine))
         except BaseException:
             self.pools.set_budget_bytes(budgets)
             raise
         if self.log is not None:
             self.log.stop()
-        self.main.__exit__(None, None, None)
-        threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
-        # A thread that lives on must not go on recording.
-        for recorder in list(self.thread_recorders):
-            recorder.retire()
+        self.recorder.stop()
         escapes.uninstall()
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
-        self.drain()
-        self.closures.clear()
+        self.recorder.forget_calls()
         self._stop_recording()
         self.write_costs()
 
@@ -300,8 +236,7 @@ class Runtime:
         without."""
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
-        for recorder in [self.main, *self.thread_recorders]:
-            recorder.retire()
+        self.bridge.capture(False)
         if self.log is not None and self.log.is_open:
             self.log.abandon()
 
@@ -316,7 +251,7 @@ class Runtime:
 
     def bring_back(self, handle: Any) -> None:
         if handle and not lib.dtr_is_resident(self.engine, handle):
-            self.replayer.bring_back(self.recorder().frame, handle)
+            self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
     def pin(self, tensor: Tensor, escaped: bool) -> None:
         """Makes a tensor resident and keeps it so."""
@@ -330,19 +265,7 @@ class Runtime:
         self.pin(tensor, escaped=True)
         if self.notices_writes or not self.handle(tensor):
             return
-        # As before an operator that overwrites it: what would be computed from it is, now.
-        frame = self.recorder().frame
-        lib.dtr_frame_buffer(frame, 1)[0] = tensor._cdata | lib.DTR_USE_MUTATE
-        need = lib.dtr_op_begin(frame, 1, 0, 0)
-        if need == -lib.DTR_STATE:
-            return  # inside an operator, whose schema says what it overwrites
-        if need < 0:
-            check(-need)
-        try:
-            if need & lib.DTR_NEED_WORK:
-                self.replayer.prepare(frame)
-        finally:
-            lib.dtr_op_abort(frame, False)
+        self.recorder.settle(tensor)
         check(lib.dtr_pin(self.engine, self.address(tensor), 2))
 
 
@@ -571,8 +494,7 @@ def stats() -> dict[str, Any]:
         "bookkeeping_seconds": engine.pop("bookkeeping_ns") / 1e9,
     }
     records = engine["live_storages"] + engine["live_ops"]
-    counts = {"live_records": records, "closures": len(_runtime.closures)}
-    return {**pool, **engine, **seconds, **counts}
+    return {**pool, **engine, **seconds, "live_records": records}
 
 
 def time_bookkeeping(on: bool) -> None:
@@ -581,6 +503,12 @@ def time_bookkeeping(on: bool) -> None:
     options, _kept = _engine_options(runtime.config, runtime.scorer)
     options.time_bookkeeping = on
     check(lib.dtr_engine_configure(runtime.engine, options))
+
+
+def limit_rematerializations(most: int | None) -> None:
+    """Lets so many operators run again from now on; the next one raises StateError, and so does
+    whatever needs its result. For jobs that would rather fail than thrash. None: any number."""
+    _enabled().bridge.limit_repeats(most)
 
 
 def reset_peak_stats() -> None:

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 3
+#define DTR_BRIDGE_ABI_VERSION 4
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -88,6 +88,8 @@ typedef struct dtr_framework {
   /* (L) The stream on which this thread's work for a device is queued. NULL: there are no
    * streams, all work is done when its call returns. */
   uint64_t (*current_stream)(uint8_t device_type, int8_t device_index);
+  /* The record of an op is gone, and with it the need for its closure (dtr_core.op_end). */
+  void (*drop_closure)(void* closure);
 } dtr_framework;
 
 /* What the core does for the framework. Every function may be called on any
@@ -121,6 +123,31 @@ typedef struct dtr_core {
   int32_t (*pool_arena_open)(dtr_pool* pool, uint64_t* arena);
   int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
   const char* (*last_error)(void);
+  /* Ops and rematerializations: the functions of dtr_alloc.h of the same names. */
+  int32_t (*frame_create)(dtr_engine* engine, dtr_frame** out);
+  void (*frame_destroy)(dtr_frame* frame);
+  int64_t* (*frame_buffer)(dtr_frame* frame, uint64_t capacity);
+  int64_t* (*frame_step)(dtr_frame* frame, uint64_t capacity);
+  int32_t (*frame_device)(dtr_frame* frame);
+  int32_t (*op_begin)(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
+  int32_t (*op_prepare)(dtr_frame* frame);
+  /* With what the clock says as the cost. An answer above 0: the record has the closure (not
+   * NULL) from now on, hands it out with each step (step_closure), and gives it to
+   * dtr_framework.drop_closure in the end. Otherwise it stays the caller's. */
+  int64_t (*op_end)(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure);
+  void (*op_abort)(dtr_frame* frame, int32_t started);
+  int64_t (*remat_next)(dtr_frame* frame);
+  /* The closure of the step that remat_next described last. */
+  void* (*step_closure)(dtr_frame* frame);
+  int32_t (*remat_commit)(dtr_frame* frame, uint32_t tensors, uint32_t results);
+  void (*remat_abort)(dtr_frame* frame);
+  int32_t (*remat_want)(dtr_frame* frame, void* handle);
+  int32_t (*remat_want_any)(dtr_frame* frame);
+  uint64_t (*engine_holders)(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
+                             uint64_t capacity);
+  void (*journal_name)(dtr_frame* frame, int32_t name);
+  void (*journal_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                       int64_t cost_ns);
 } dtr_core;
 
 #ifdef __cplusplus

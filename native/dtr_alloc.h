@@ -590,10 +590,10 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine);
  * heuristic selects by score. Any thread. */
 int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
 
-/* Which ops' results fill the memory: for each resident storage with a parent, that
- * op's id and the storage's bytes. Writes up to capacity of them; returns how many
- * there are. Any thread. */
-uint64_t dtr_engine_holders(dtr_engine* engine, int64_t* op_ids, uint64_t* size_bytes,
+/* Which operators' results fill the memory: for each resident storage that can be evicted,
+ * the op_key of the operator that computes it (0: none does) and the storage's bytes. Writes
+ * up to capacity of them; returns how many there are. Any thread. */
+uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                             uint64_t capacity);
 
 /* Ids of ops whose records are gone, so that their closures may go too. Returns

@@ -42,30 +42,11 @@ Deferred::~Deferred() {
   strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
   weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
   copies_.for_each([&](HostCopy* copy) { give_back(copy); });
+  closures_.for_each([&](void* closure) { engine_.framework_->drop_closure(closure); });
   blocks_.for_each([&](const Block& block) {
     dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
   });
 }
-
-namespace {
-
-void* core_allocate(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                    uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
-  return static_cast<Engine*>(engine)->allocate(device_type, device_index, size_bytes, stream,
-                                                arena, status, message);
-}
-
-void core_freed(void* engine, void* address) {
-  const Bookkeeping time(*static_cast<Engine*>(engine));
-  static_cast<Engine*>(engine)->freed(address);
-}
-
-void core_evicted_died(void* engine, void* context) {
-  const Bookkeeping time(*static_cast<Engine*>(engine));
-  static_cast<Engine*>(engine)->evicted_died(static_cast<Storage*>(context));
-}
-
-}  // namespace
 
 Engine::Engine(const dtr_engine_options& options)
     : options_(options),
@@ -73,31 +54,7 @@ Engine::Engine(const dtr_engine_options& options)
       random_(options.heuristic.seed) {
   dealloc_from_name(options.dealloc, &dealloc_);
   host_.set_cap(options.swap_bytes);
-  core_ = {DTR_BRIDGE_ABI_VERSION,
-           this,
-           &core_allocate,
-           &core_freed,
-           &core_evicted_died,
-           [](void* engine, void* address, uint64_t stream) {
-             auto* self = static_cast<Engine*>(engine);
-             for (const Device* device : self->devices_)
-               if (dtr_pool_contains(device->pool, address))
-                 dtr_pool_record_stream(device->pool, address, stream);
-           },
-           [](void* engine, uint8_t device_type, int8_t device_index) {
-             return static_cast<Engine*>(engine)->pool_of(device_type, device_index);
-           },
-           &dtr_pool_get_stats,
-           &dtr_pool_reset_peak,
-           &dtr_pool_set_budget,
-           &dtr_pool_trim,
-           &dtr_pool_snapshot,
-           &dtr_pool_contains,
-           &dtr_pool_block_start,
-           &dtr_pool_block_bytes,
-           &dtr_pool_arena_open,
-           &dtr_pool_arena_close,
-           &dtr_last_error};
+  core_ = core_table(this);
 }
 
 Engine::~Engine() {
@@ -366,7 +323,10 @@ void Engine::discard_op(Op* op, Deferred& deferred) {
     reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
-  dropped_ops_.push_back(static_cast<int64_t>(op->id));
+  if (op->closure)
+    deferred.drop_closure(op->closure);
+  else if (op->id)
+    dropped_ops_.push_back(static_cast<int64_t>(op->id));
   --stats_.live_ops;
   ops_.put(op);
 }
@@ -473,6 +433,12 @@ void Engine::freed(void* address) {
     }
   }
   if (give_back) dtr_pool_free(pool, address);
+}
+
+void Engine::record_stream(void* address, uint64_t stream) {
+  for (const Device* device : devices_)
+    if (dtr_pool_contains(device->pool, address))
+      dtr_pool_record_stream(device->pool, address, stream);
 }
 
 void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
@@ -604,14 +570,14 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   return count;
 }
 
-uint64_t Engine::holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity) {
+uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
   uint64_t count = 0;
   for (const Device* device : devices_)
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);
-      op_ids[count] = storage->parent ? static_cast<int64_t>(storage->parent->id) : 0;
+      op_keys[count] = storage->parent ? storage->parent->op_key : 0;
       size_bytes[count] = storage->size_bytes;
     }
   return count;

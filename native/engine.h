@@ -111,6 +111,7 @@ class Deferred {
   void release_strong(void* handle) { strong_.push_back(handle); }
   void release_weak(void* handle) { weak_.push_back(handle); }
   void free_host(HostCopy* copy) { copies_.push_back(copy); }
+  void drop_closure(void* closure) { closures_.push_back(closure); }
   // Before the rest, because it may add to it.
   void banish_queued() { banish_ = true; }
 
@@ -125,6 +126,7 @@ class Deferred {
   ShortList<void*> strong_;
   ShortList<void*> weak_;
   ShortList<HostCopy*> copies_;
+  ShortList<void*> closures_;
   bool banish_ = false;
 };
 
@@ -136,7 +138,8 @@ struct Input {
   bool opaque = false;
   bool constant = false;  // the recorder says: a parameter
   bool shared = false;    // another argument has the same storage
-  dtr_tensor_desc desc{};
+  uint32_t geometry = 0;  // first of its sizes and strides in Frame::geometry
+  dtr_tensor_desc desc{};  // as it was before the op ran
 };
 
 // A lock of a step on one of its inputs.
@@ -160,6 +163,8 @@ struct Frame {
   std::vector<int64_t> buffer;  // exchanged with the recorder
   std::vector<int64_t> step;    // exchanged with the replay
   std::vector<Input> inputs;
+  // Sizes and strides of the inputs before the op ran: it may resize them (out=).
+  std::vector<int64_t> geometry;
   OpenLog log;
   bool open = false;
   bool replayable = false;
@@ -222,6 +227,8 @@ class Engine {
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
                  uint64_t arena, int32_t* status, const char** message);
   void freed(void* address);
+  // Work on the stream uses the block.
+  void record_stream(void* address, uint64_t stream);
   void evicted_died(Storage* storage);
   void hold();
   void let_go();
@@ -239,7 +246,7 @@ class Engine {
   void tell_of_room(uint64_t size_bytes);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
-  uint64_t holders(int64_t* op_ids, uint64_t* size_bytes, uint64_t capacity);
+  uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
 
   // ---- freeze.cpp ----
   void freeze(bool on);
@@ -247,7 +254,8 @@ class Engine {
   // ---- frame.cpp ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
-  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns);
+  int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                 void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
 
   // ---- remat.cpp ----
@@ -328,6 +336,7 @@ class Engine {
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void find_shared(Frame& frame);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
+  bool still_covers(const Input& input) const;
   void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
@@ -634,6 +643,12 @@ struct Engine::Device {
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.
 int64_t& room_ns_of_thread();
+
+// What a framework is told of the engine (core_table.cpp).
+dtr_core core_table(Engine* engine);
+
+// dtr_op_end, with a closure for the record (bridge_table.h) or null.
+int64_t end_op(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns, void* closure);
 
 // What a storage was computed from, and what was computed from it, where that is recorded.
 template <typename F>

@@ -65,6 +65,11 @@ void check(const dtr_engine_options& options) {
 
 }  // namespace
 
+int64_t dtr::end_op(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                    void* closure) {
+  return answer(frame, [&] { return frame.engine.op_end(frame, results, flags, cost_ns, closure); });
+}
+
 extern "C" {
 
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
@@ -139,9 +144,9 @@ int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chose
   return dtr::guard([&] { engine_of(engine)->rate_choice(pool, chosen, least); });
 }
 
-uint64_t dtr_engine_holders(dtr_engine* engine, int64_t* op_ids, uint64_t* size_bytes,
+uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                             uint64_t capacity) {
-  return engine_of(engine)->holders(op_ids, size_bytes, capacity);
+  return engine_of(engine)->holders(op_keys, size_bytes, capacity);
 }
 
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity) {
@@ -182,8 +187,7 @@ int32_t dtr_op_prepare(dtr_frame* frame) {
 }
 
 int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
-  dtr::Frame& of = frame_of(frame);
-  return answer(of, [&] { return of.engine.op_end(of, results, flags, cost_ns); });
+  return dtr::end_op(frame_of(frame), results, flags, cost_ns, nullptr);
 }
 
 void dtr_op_abort(dtr_frame* frame, int32_t started) {

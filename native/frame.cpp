@@ -166,6 +166,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.open = true;
   frame.requested = false;
   frame.inputs.resize(tensors);
+  frame.geometry.clear();
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   bool overwriting = false;
   // An operator has thrown what it knew of its arguments out of the caches. Three passes, so
@@ -180,6 +181,16 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     framework_->describe(input.tensor, &input.desc);
     frame.signature.add(input.desc);
     by_handle_.fetch(input.desc.handle);
+    input.geometry = static_cast<uint32_t>(frame.geometry.size());
+    frame.geometry.insert(frame.geometry.end(), input.desc.sizes,
+                          input.desc.sizes + input.desc.ndim);
+    frame.geometry.insert(frame.geometry.end(), input.desc.strides,
+                          input.desc.strides + input.desc.ndim);
+  }
+  // The op may resize its arguments, or drop the last reference to one.
+  for (Input& input : frame.inputs) {
+    input.desc.sizes = frame.geometry.data() + input.geometry;
+    input.desc.strides = input.desc.sizes + input.desc.ndim;
   }
   for (const Input& input : frame.inputs)
     if (const Storage* storage = by_handle_.find(input.desc.handle)) fetch(storage, 4);
@@ -249,12 +260,14 @@ int32_t Engine::op_prepare(Frame& frame) {
 Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   Op* op = ops_.get();
   op->id = next_op_id_++;
+  op->op_key = frame.op_key;
+  op->closure = nullptr;
   op->cost_ns = cost_ns;
   op->signature = signature;
   op->log_index = -1;
   op->edges.clear();
   op->tensors.clear();
-  op->geometry.clear();
+  op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
   op->outputs.clear();
   op->recorded_outputs = 0;
   // A storage's first edge marks it: its number is what the mark is above `before`.
@@ -277,9 +290,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
     spec.flags = input.desc.flags;
     spec.offset = input.desc.offset;
     spec.ndim = input.desc.ndim;
-    spec.geometry = static_cast<uint32_t>(op->geometry.size());
-    op->geometry.insert(op->geometry.end(), input.desc.sizes, input.desc.sizes + spec.ndim);
-    op->geometry.insert(op->geometry.end(), input.desc.strides, input.desc.strides + spec.ndim);
+    spec.geometry = input.geometry;
     if (input.storage && (input.use == Use::read || input.use == Use::mutate))
       spec.edge = edge_of(input.storage);
     op->tensors.push_back(spec);
@@ -298,17 +309,21 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   return op;
 }
 
+// Whether a tensor that covered its storage when the op began does so after it.
+bool Engine::still_covers(const Input& input) const {
+  dtr_tensor_desc now;
+  framework_->describe(input.tensor, &now);
+  return now.full || now.handle != input.desc.handle;
+}
+
 // Ends the version that the op overwrote and begins the next (R1).
 void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& deferred) {
   Storage* old = input.storage;
+  // Another argument is the same storage and was dealt with; or the op gave the buffer other
+  // memory (out=), so that freed() ended the old version, and what is there now is a result.
+  if (!old->handle) return;
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
-  if (!old->handle) {
-    // Another argument is the same storage and was dealt with, or the op resized
-    // the buffer, so that freed() ended the old version.
-    if (desc.handle && desc.data) find_or_adopt(desc, deferred);
-    return;
-  }
   const bool constant =
       !op || old->constant_for_good || input.use == Use::scratch || old->size_bytes <= kTinyBytes;
   if (constant && !old->parent) {
@@ -365,7 +380,8 @@ int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
   return costs_.estimate(signature, bytes, 1);
 }
 
-int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
+int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                       void* closure) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   running_op_of_thread() = 0;
   op_is_over();
@@ -385,10 +401,13 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   const bool pure = replayable;
   if (frame.log.open) journal_running(nullptr);
   bool overwritten = false;
-  for (const Input& input : frame.inputs) {
+  for (Input& input : frame.inputs) {
     if (!input.storage || !overwrites(input.use)) continue;
     --input.storage->overwriters;
     overwritten |= input.use != Use::scratch;
+    // Made smaller within its storage (out=), it left a part of that as it was.
+    if (input.use == Use::write_only && input.storage->handle && !still_covers(input))
+      input.use = Use::mutate;
     // What it reads and overwrites must exist again at a replay.
     if (input.use == Use::mutate && !input.storage->parent) replayable = false;
   }
@@ -434,9 +453,11 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   }
   if (op && op->recorded_outputs == 0) {
     // Everything it overwrote stays constant: no closure is wanted.
+    op->id = 0;  // nobody was told of it
     discard_op(op, deferred);
     id = 0;
   }
+  if (id) op->closure = closure;
   if (frame.log.open) {
     const int64_t index = journal_end(frame, pure, cost_ns);
     if (id) op->log_index = index;

@@ -168,6 +168,8 @@ struct Output {
 
 struct Op {
   uint64_t id = 0;
+  uint64_t op_key = 0;      // which operator it is
+  void* closure = nullptr;  // what repeats it; null: whoever recorded it keeps that by id
   // As of its recording: components are sums of costs, and a mean that has moved on
   // would take out another number than went in.
   int64_t cost_ns = 0;

@@ -1,5 +1,5 @@
-// bridge.h: what the parts of the bridge share. One library holds torch_bridge.cpp
-// and, for CUDA, cuda_bridge.cpp.
+// bridge.h: what the parts of the bridge share. One library holds torch_bridge.cpp (storages and
+// the allocator), capture.cpp (operators) and, for CUDA, cuda_bridge.cpp.
 //
 // All memory that the core gives to PyTorch has one deleter, free_block, whatever
 // the device: by it the engine tells a storage of ours from others. Memory of an arena
@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <string>
 
 #include "bridge_table.h"
 
@@ -39,5 +40,10 @@ extern std::atomic<bool> several_streams;
 // Python sees as torch.OutOfMemoryError, or c10::Error for every other refusal. It never
 // returns null for a request: PyTorch would take that for memory.
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena = 0);
+
+// capture.cpp: lets go of what repeats an op; and a sentence on the operators whose results fill the
+// memory, or nothing.
+void drop_closure(void* closure);
+std::string largest_holders();
 
 }  // namespace dtr_bridge

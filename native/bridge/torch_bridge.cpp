@@ -2,7 +2,7 @@
 //
 // Compiled on the user's machine against the installed torch (dtr_alloc/bridge.py),
 // because c10's ABI changes between versions. It keeps no state of its own beyond
-// the core's table, takes no lock and never runs Python.
+// the core's table and takes no lock.
 //
 // Upstream contracts, by header:
 //   c10/core/Allocator.h       an Allocator whose DataPtr has data == context is
@@ -35,7 +35,10 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
                                  &status, &message);
   // A null address with status OK is the answer to a request of zero bytes.
   if (!address && status != DTR_OK) {
-    TORCH_CHECK_WITH(OutOfMemoryError, status != DTR_OUT_OF_MEMORY, message);
+    if (status == DTR_OUT_OF_MEMORY) {
+      const std::string text = message;  // which the next call of the core may overwrite
+      TORCH_CHECK_WITH(OutOfMemoryError, false, text, largest_holders());
+    }
     TORCH_CHECK(false, message);
   }
   return address;
@@ -202,14 +205,11 @@ void* take(void* handle) {
 }
 
 c10::Allocator* previous_cpu_allocator = nullptr;
-thread_local bool beside_budget = false;
 
 // Adapts the core's allocate to c10::Allocator, for CPU tensors.
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
-    if (c10::Allocator* previous = previous_cpu_allocator; previous && beside_budget)
-      return previous->allocate(size_bytes);
     const c10::Device device(c10::DeviceType::CPU);
     void* address = allocate_block(device, size_bytes, 0);
     return {address, address, &free_block, device};
@@ -244,7 +244,8 @@ dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                            &replace,
                            &take,
                            &make,
-                           nullptr};  // see set_current_stream
+                           nullptr,  // see set_current_stream
+                           &dtr_bridge::drop_closure};
 
 }  // namespace
 
@@ -269,6 +270,3 @@ DTR_EXPORT void dtr_bridge_install_cpu(int32_t on) {
     previous_cpu_allocator = nullptr;
   }
 }
-
-// CPU tensors of this thread are made as without the core from now on, or as usual again.
-DTR_EXPORT void dtr_bridge_beside_budget(int32_t on) { beside_budget = on; }

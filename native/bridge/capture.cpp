@@ -1,0 +1,429 @@
+// capture.cpp: operators, seen below autograd and without Python: a boxed fallback on a dispatch key
+// of its own, which each thread includes whose operators are recorded.
+//
+// One operator, in order (the engine's side is native/frame.cpp):
+//
+// 1. Its tensor arguments go to the core, which locks their storages and answers what is missing:
+//    nearly always nothing. The rest of its arguments is kept as a closure.
+// 2. What is missing is rematerialized first (repeat.h).
+// 3. It runs, with the key excluded: what it calls inside is a part of it. Its allocations may evict
+//    others.
+// 4. Its results go to the core. If one of them can be recomputed, the record takes the closure.
+//
+// Where the key is taken, a dispatch mode in Python brings operators here by a second key
+// (dtr_alloc/capture.py); all else is the same.
+//
+// Upstream contracts, by header:
+//   ATen/core/dispatch/Dispatcher.h   redispatchBoxed() takes the key set as it is; a boxed kernel
+//                                     finds its arguments on top of the stack and leaves its results
+//   c10/core/DispatchKeySet.h         a key set made with FULL_AFTER holds the keys below a key
+#define AT_PER_OPERATOR_HEADERS
+
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+
+#include "repeat.h"
+
+namespace dtr_bridge {
+namespace {
+
+// ---- arguments and results ----
+
+// Whether a tensor is a parameter, by the type of its Python object, which does not change.
+bool is_parameter(const c10::TensorImpl& tensor) {
+  const auto* object =
+      reinterpret_cast<const char*>(tensor.pyobj_slot()->load_pyobj());
+  if (!object) return false;
+  void* type;
+  std::memcpy(&type, object + python.type_offset, sizeof type);
+  struct Known {
+    void* type = nullptr;
+    bool is_parameter = false;
+  };
+  thread_local std::array<Known, 16> known;
+  Known& slot = known[(reinterpret_cast<uintptr_t>(type) >> 5) % known.size()];
+  if (slot.type != type) slot = {type, python.is_subtype(type, python.parameter_type) != 0};
+  return slot.is_parameter;
+}
+
+int64_t entry_of(const c10::TensorImpl* tensor, uint8_t use) {
+  return reinterpret_cast<int64_t>(tensor) | use | (is_parameter(*tensor) ? DTR_USE_CONSTANT : 0);
+}
+
+// What an operator does while it runs to tensors that it overwrites must not be the end of them:
+// the core reads them once more when it has ended.
+using Overwritten = c10::SmallVector<at::Tensor, 4>;
+
+uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* arguments,
+                       Overwritten* overwritten) {
+  uint32_t count = 0;
+  for (const TensorArgument& of : rule.tensors) {
+    uint8_t use = of.use;
+    if (of.hidden && (rule.training < 0 || arguments[rule.training].toBool())) use = DTR_USE_SCRATCH;
+    for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
+      thread.put(count++, entry_of(tensor.unsafeGetTensorImpl(), use));
+      if (use != DTR_USE_READ) overwritten->push_back(tensor);
+    });
+  }
+  return count;
+}
+
+void put_result(Thread& thread, const c10::IValue& result, uint32_t* count) {
+  if (result.isTensor()) {
+    const at::Tensor& tensor = result.toTensor();
+    thread.put((*count)++,
+               tensor.defined() ? reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()) : 0);
+  } else if (result.isList()) {
+    for (const c10::IValue& part : result.toListRef()) put_result(thread, part, count);
+  } else {
+    thread.put((*count)++, 0);
+  }
+}
+
+// The results on the stack, from base on.
+uint32_t put_results(Thread& thread, const c10::Stack& stack, size_t base, uint32_t count = 0) {
+  for (size_t i = base; i < stack.size(); ++i) put_result(thread, stack[i], &count);
+  return count;
+}
+
+// Larger arguments on other devices are not kept: the operator's results are constants then.
+constexpr size_t kMostKeptBytes = 65536;
+
+// Copies what is on other devices into the closure; false if something is too large to keep.
+bool keep_foreign(const Rule& rule, const c10::IValue* arguments, Closure* closure) {
+  const Unseen unseen;
+  bool kept = true;
+  size_t index = 0;
+  for (const TensorArgument& of : rule.tensors)
+    for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
+      if (tensor.device().type() != settings.device) {
+        if (tensor.is_meta() || tensor.layout() != c10::kStrided ||
+            tensor.nbytes() > kMostKeptBytes)
+          kept = false;
+        else if (kept)
+          closure->keep_by_value(index, tensor.detach().clone());
+      }
+      ++index;
+    });
+  return kept;
+}
+
+// The first tensor among the results; null if there is none.
+const at::Tensor* first_result(const c10::Stack& stack, size_t base) {
+  return base < stack.size() && stack[base].isTensor() && stack[base].toTensor().defined()
+             ? &stack[base].toTensor()
+             : nullptr;
+}
+
+// ---- the op log ----
+
+constexpr uint32_t kOperatorsBetweenDrains = 512;
+
+void journal_begins(Thread& thread, const Rule& rule) {
+  if (++thread.since_drain >= kOperatorsBetweenDrains) {
+    thread.since_drain = 0;
+    c10::Stack stack;
+    call_python_unseen("drain_log", &stack);
+  }
+  core->journal_name(thread.frame(), rule.number);
+}
+
+template <typename Proceed>
+void run_view(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
+  journal_begins(thread, rule);
+  const size_t base = stack->size() - rule.arguments;
+  std::vector<at::Tensor> given;
+  for (size_t i = base; i < stack->size(); ++i)
+    for_tensors((*stack)[i], [&](const at::Tensor& tensor) { given.push_back(tensor); });
+  const auto begin = std::chrono::steady_clock::now();
+  proceed();
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
+  uint32_t count = 0;
+  for (const at::Tensor& tensor : given)
+    thread.put(count++, reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()));
+  const uint32_t all = put_results(thread, *stack, base, count);
+  core->journal_view(thread.frame(), count, all - count, rule.number, took.count());
+}
+
+// ---- one operator ----
+
+template <typename Proceed>
+void record(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
+  const size_t base = stack->size() - rule.arguments;
+  const c10::IValue* arguments = stack->data() + base;
+  Overwritten overwritten;
+  const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
+  const bool replayable = rule.replayable && settings.frozen == 0;
+  OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
+  Closure& closure = thread.spare();
+  closure.keep(rule, *stack);
+  if (op.needs(DTR_HAS_FOREIGN) && !keep_foreign(rule, arguments, &closure)) op.is_constant();
+  if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
+  op.runs();
+  Tape tape(closure.draws(), false);
+  run_drawing(thread, rule, *stack, tape, proceed);
+  if (rule.device >= 0)
+    if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
+  op.end(put_results(thread, *stack, base));
+}
+
+// A failed heuristic becomes the cause of the error that the operator raises.
+template <typename Body>
+void explained(Body&& body) {
+  if (!settings.scoring) {
+    body();
+    return;
+  }
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    c10::Stack stack{std::string(error.what_without_backtrace())};
+    call_python_unseen("explain", &stack);
+    throw;
+  }
+}
+
+// Inside of an operator that draws, or of a call of Python's: only draws matter.
+template <typename Proceed>
+void run_inside(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
+  if (rule.random && rule.generator >= 0) {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
+    run_drawing(thread, rule, *stack, *thread.tape, proceed);
+  } else {
+    run_drawing(thread, rule, *stack, *thread.tape, proceed);
+  }
+}
+
+template <typename Proceed>
+void capture(const c10::OperatorHandle& op, c10::Stack* stack, Proceed&& proceed) {
+  if (!settings.capturing.load(std::memory_order_relaxed)) {
+    proceed();
+    return;
+  }
+  const Rule& rule = Rules::instance().of(op);
+  Thread& thread = Thread::current();
+  if (thread.tape) {
+    run_inside(thread, rule, stack, proceed);
+    return;
+  }
+  if (rule.passes && !settings.journaling) {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
+    proceed();
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
+  if (rule.passes) {
+    run_view(thread, rule, stack, proceed);
+    return;
+  }
+  if (settings.journaling) journal_begins(thread, rule);
+  explained([&] { record(thread, rule, stack, proceed); });
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const c10::DispatchKeySet below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (below.has(c10::DispatchKey::Python)) {
+    // A mode or a subclass handles it first (up to torch 2.11), and what that does comes by again.
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  capture(op, stack, [&] { op.redispatchBoxed(below, stack); });
+}
+
+// From the dispatch mode, with this key alone; or from inside of an operator that draws.
+void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const c10::DispatchKeySet below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey);
+  capture(op, stack, [&] {
+    if (below.empty())
+      op.callBoxed(stack);
+    else
+      op.redispatchBoxed(below, stack);
+  });
+}
+
+// ---- operators that Python calls (dtr_alloc/capture.py) ----
+
+// materialize(int handle) -> (): makes a storage resident.
+void materialize(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  void* handle = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
+  Repeater(Thread::current()).bring_back(handle);
+}
+
+// materialize_all() -> ()
+void materialize_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack*) {
+  Repeater(Thread::current()).bring_back_all();
+}
+
+// settle(int entry) -> (): as before an operator that overwrites the tensor.
+void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  Thread& thread = Thread::current();
+  thread.put(0, torch::jit::pop(*stack).toInt());
+  OpenOp op(thread, 1, 0, 0);
+  if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
+}
+
+// run(int call, int[] entries, int key, bool replayable) -> (): an operator that Python implements:
+// execute() of the call, which gives the results. entries: its tensors with their uses.
+void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  Thread& thread = Thread::current();
+  const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
+  const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
+  const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
+  const int64_t call = torch::jit::pop(*stack).toInt();
+  uint32_t count = 0;
+  for (const int64_t entry : entries) {
+    const auto* tensor = reinterpret_cast<const c10::TensorImpl*>(entry & ~int64_t{7});
+    thread.put(count++, entry_of(tensor, static_cast<uint8_t>(entry & 3)));
+  }
+  explained([&] {
+    OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
+    Closure& closure = thread.spare();
+    closure.keep(call);
+    if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
+    if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
+    op.runs();
+    Tape tape(closure.draws(), false);
+    c10::Stack results{call, c10::List<std::optional<at::Tensor>>()};
+    {
+      const Taping taping(thread, tape);
+      call_python("execute", &results);
+    }
+    op.end(put_results(thread, results, 0));
+  });
+}
+
+void register_operators() {
+  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
+  if (!registered->empty()) return;
+  const auto add = [&](const char* schema, c10::KernelFunction kernel) {
+    c10::FunctionSchema parsed = torch::jit::parseSchema(schema);
+    const c10::OperatorName name = parsed.operator_name();
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    registered->push_back(dispatcher.registerDef(std::move(parsed), "dtr_alloc"));
+    registered->push_back(dispatcher.registerImpl(
+        name, c10::DispatchKey::CompositeImplicitAutograd, std::move(kernel), std::nullopt,
+        nullptr, "dtr_alloc"));
+  };
+  using c10::KernelFunction;
+  add("dtr_alloc::materialize(int handle) -> ()",
+      KernelFunction::makeFromBoxedFunction<&materialize>());
+  add("dtr_alloc::materialize_all() -> ()",
+      KernelFunction::makeFromBoxedFunction<&materialize_all>());
+  add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
+  add("dtr_alloc::run(int call, int[] entries, int key, bool replayable) -> ()",
+      KernelFunction::makeFromBoxedFunction<&run>());
+}
+
+// ---- closures that are needed no more ----
+
+std::mutex dropped_mutex;
+std::vector<int64_t> dropped_calls;  // of Python
+
+}  // namespace
+
+void drop_closure(void* pointer) {
+  auto* closure = static_cast<Closure*>(pointer);
+  if (const int64_t call = closure->python()) {
+    const std::lock_guard<std::mutex> lock(dropped_mutex);
+    dropped_calls.push_back(call);
+  }
+  delete closure;
+}
+
+std::string largest_holders() {
+  constexpr uint64_t kMost = 65536;
+  constexpr size_t kShown = 5;
+  std::vector<uint64_t> keys(kMost), sizes(kMost);
+  const uint64_t found =
+      std::min(core->engine_holders(Thread::engine(), keys.data(), sizes.data(), kMost), kMost);
+  std::map<uint64_t, uint64_t> held;
+  for (uint64_t i = 0; i < found; ++i)
+    if (keys[i]) held[keys[i]] += sizes[i];
+  std::vector<std::pair<uint64_t, uint64_t>> largest;
+  for (const auto& [key, bytes] : held) largest.emplace_back(bytes, key);
+  std::sort(largest.rbegin(), largest.rend());
+  std::string text;
+  for (size_t i = 0; i < std::min(largest.size(), kShown); ++i) {
+    std::string name = Rules::instance().name_of(largest[i].second);
+    if (name.empty()) name = "an operator of Python";
+    text += (i ? ", " : " Results that can be recomputed: ") + name + " " +
+            std::to_string(largest[i].first) + " bytes";
+  }
+  return text.empty() ? text : text + ".";
+}
+
+}  // namespace dtr_bridge
+
+// ---- what Python calls by ctypes (dtr_alloc/bridge.py) ----
+
+using dtr_bridge::settings;
+
+// Once, before all else here. The addresses are those of functions of Python's C API.
+DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_type,
+                                       uint64_t type_offset) {
+  dtr_bridge::PythonApi& api = dtr_bridge::python;
+  const auto take = [&](auto& member) {
+    member = reinterpret_cast<std::remove_reference_t<decltype(member)>>(*functions++);
+  };
+  take(api.gil_is_held);
+  take(api.release_gil);
+  take(api.take_gil);
+  take(api.ensure_gil);
+  take(api.restore_gil);
+  take(api.is_subtype);
+  api.parameter_type = parameter_type;
+  api.type_offset = type_offset;
+}
+
+// Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
+// dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
+DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_mode) {
+  static auto* fallbacks = new std::map<bool, c10::RegistrationHandleRAII>();
+  settings.device = static_cast<c10::DeviceType>(device_type);
+  dtr_bridge::register_operators();
+  if (!fallbacks->count(by_mode)) {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    const c10::DispatchKey key = by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
+    if (dispatcher.hasBackendFallbackForDispatchKey(key)) return 0;
+    fallbacks->emplace(
+        by_mode,
+        dispatcher.registerFallback(
+            key,
+            by_mode
+                ? c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::second_fallback>()
+                : c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::fallback>(),
+            "dtr_alloc"));
+  }
+  settings.by_mode = by_mode != 0;
+  return 1;
+}
+
+// Whether operators that come by are recorded, on every thread.
+DTR_EXPORT void dtr_bridge_capture(int32_t on) { settings.capturing = on != 0; }
+
+// Whether this thread's operators come by. (For a dispatch mode they do while it is entered.)
+DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {
+  c10::impl::tls_set_dispatch_key_included(dtr_bridge::kKey, on != 0);
+}
+
+DTR_EXPORT void dtr_bridge_freeze(int32_t by) { settings.frozen += by; }
+DTR_EXPORT void dtr_bridge_journal(int32_t on) { settings.journaling = on != 0; }
+DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
+DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }
+DTR_EXPORT void dtr_bridge_forget_rules() { dtr_bridge::Rules::instance().forget(); }
+
+// Writes up to capacity numbers of calls (dtr_alloc::run) that nothing needs any more.
+DTR_EXPORT uint64_t dtr_bridge_dropped_calls(int64_t* calls, uint64_t capacity) {
+  const std::lock_guard<std::mutex> lock(dtr_bridge::dropped_mutex);
+  std::vector<int64_t>& from = dtr_bridge::dropped_calls;
+  const size_t count = std::min<size_t>(capacity, from.size());
+  std::copy(from.end() - static_cast<std::ptrdiff_t>(count), from.end(), calls);
+  from.resize(from.size() - count);
+  return count;
+}

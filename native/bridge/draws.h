@@ -1,0 +1,230 @@
+// draws.h: random numbers of operators, drawn again without touching the job's generators.
+//
+// Rules
+//  D1  What an operator drew is repeated from where its generator stood then. A replay draws from a
+//      generator of this thread, so the job's never move, and nobody sees them elsewhere.
+//  D2  The first run, too, draws from a generator of this thread, which begins where the job's
+//      stands; afterwards the job's is put where that one ended. So both runs begin with the very
+//      state that is kept. The job's is locked (mutex()) only while it is read and written, as
+//      kernels do it. If the job put it elsewhere meanwhile (manual_seed, set_state on another
+//      thread), it stays there: the draw came first.
+//  D3  Operators that draw from one generator do so one after the other, as in PyTorch, whose
+//      kernels lock it. So no draw is repeated and none is lost.
+//  D4  An operator that cannot be given a generator draws by others that can, inside of it; these
+//      come by while it runs and are noted on its tape. That holds for all of the CPU's.
+//  D5  On CUDA some draw from the device's generator by themselves (native_dropout, attention).
+//      For them that generator is put where it stood, and back afterwards. While one runs, the
+//      first time or again, the GIL is held: no Python code can seed or read the generator
+//      between. What draws from it in C++, past operators, is not seen.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "python.h"
+
+namespace dtr_bridge {
+
+// Where a generator of the CPU stands, as a Mersenne twister...
+struct TwisterState {
+  at::mt19937_data_pod engine;
+  std::optional<float> next_float;
+  std::optional<double> next_double;
+};
+
+// ...or one of CUDA, as a counter.
+struct PhiloxState {
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  bool operator==(const PhiloxState&) const = default;
+};
+
+inline bool operator==(const TwisterState& a, const TwisterState& b) {
+  const at::mt19937_data_pod &x = a.engine, &y = b.engine;
+  return x.seed_ == y.seed_ && x.left_ == y.left_ && x.seeded_ == y.seeded_ && x.next_ == y.next_ &&
+         x.state_ == y.state_ && a.next_float == b.next_float && a.next_double == b.next_double;
+}
+
+// One draw: where the generator stood before it.
+struct Drawn {
+  c10::Device device = c10::kCPU;
+  std::unique_ptr<TwisterState> twister;  // of the CPU
+  PhiloxState philox;                     // of other devices
+};
+
+// Whether we know how generators of a device are read and put.
+inline bool knows_generators_of(c10::Device device) { return device.is_cpu() || device.is_cuda(); }
+
+inline void read_generator(const at::Generator& generator, Drawn* out) {
+  out->device = generator.device();
+  if (out->device.is_cpu()) {
+    auto* cpu = generator.get<at::CPUGeneratorImpl>();
+    if (!out->twister) out->twister = std::make_unique<TwisterState>();
+    *out->twister = {cpu->engine().data(), cpu->next_float_normal_sample(),
+                     cpu->next_double_normal_sample()};
+  } else {
+    out->philox = {generator.current_seed(), generator.get_offset()};
+  }
+}
+
+inline void put_generator(at::Generator& generator, const Drawn& at) {
+  if (at.device.is_cpu()) {
+    auto* cpu = generator.get<at::CPUGeneratorImpl>();
+    at::mt19937 engine = cpu->engine();
+    engine.set_data(at.twister->engine);
+    cpu->set_engine(engine);
+    cpu->set_next_float_normal_sample(at.twister->next_float);
+    cpu->set_next_double_normal_sample(at.twister->next_double);
+  } else {
+    generator.set_current_seed(at.philox.seed);
+    generator.set_offset(at.philox.offset);
+  }
+}
+
+inline bool same_state(const Drawn& a, const Drawn& b) {
+  return a.device.is_cpu() ? *a.twister == *b.twister : a.philox == b.philox;
+}
+
+// This thread's own generator for a device.
+inline at::Generator& own_generator(at::Generator& like) {
+  thread_local at::Generator cpu;
+  thread_local std::vector<at::Generator> others;
+  if (like.device().is_cpu()) {
+    if (!cpu.defined()) cpu = at::detail::createCPUGenerator();
+    return cpu;
+  }
+  const auto index = static_cast<size_t>(like.device().index());
+  if (others.size() <= index) others.resize(index + 1);
+  if (!others[index].defined()) {
+    const std::lock_guard<std::mutex> lock(like.mutex());
+    others[index] = like.clone();
+  }
+  return others[index];
+}
+
+// Held while an operator draws from a generator (D3). Nobody waits for it with the GIL.
+class DrawsOf {
+ public:
+  explicit DrawsOf(const at::Generator& generator) : mutex_(mutex_of(generator)) {
+    lock_without_gil(mutex_);
+  }
+  DrawsOf(const DrawsOf&) = delete;
+  DrawsOf& operator=(const DrawsOf&) = delete;
+  ~DrawsOf() { mutex_.unlock(); }
+
+ private:
+  // Generators that share one wait for each other in vain, which does no harm.
+  static std::recursive_mutex& mutex_of(const at::Generator& generator) {
+    static auto* mutexes = new std::array<std::recursive_mutex, 16>();
+    const auto address = reinterpret_cast<uintptr_t>(generator.unsafeGetGeneratorImpl());
+    return (*mutexes)[(address >> 6) % mutexes->size()];
+  }
+
+  std::recursive_mutex& mutex_;
+};
+
+// The draws of one operator's run, in order: noted the first time, read when it runs again.
+class Tape {
+ public:
+  Tape(std::vector<Drawn>& draws, bool again) : draws_(draws), again_(again) {}
+  bool again() const { return again_; }
+  void note(Drawn&& drawn) { draws_.push_back(std::move(drawn)); }
+  const Drawn& next() {
+    TORCH_CHECK(next_ < draws_.size(),
+                "dtr_alloc: an operator that runs again draws random numbers more often than it "
+                "did the first time");
+    return draws_[next_++];
+  }
+
+ private:
+  std::vector<Drawn>& draws_;
+  bool again_;
+  size_t next_ = 0;
+};
+
+// An operator that can be given a generator, in `slot` of its arguments; none there: the default
+// one of the device. Construct, run the operator, commit().
+class Draw {
+ public:
+  Draw(Tape& tape, c10::IValue& slot, c10::Device device) : tape_(tape) {
+    if (slot.isGenerator()) job_ = slot.toGenerator();
+    if (!job_.defined()) job_ = at::globalContext().defaultGenerator(device);
+    at::Generator& own = own_generator(job_);
+    if (tape.again()) {
+      put_generator(own, tape.next());
+    } else {
+      lock_.emplace(job_);
+      read_locked(job_, &before_);
+      put_generator(own, before_);
+    }
+    slot = own;
+  }
+
+  void commit() {
+    if (tape_.again()) return;
+    Drawn now, after;
+    read_generator(own_generator(job_), &after);
+    {
+      const std::lock_guard<std::mutex> lock(job_.mutex());
+      read_generator(job_, &now);
+      if (same_state(before_, now)) put_generator(job_, after);
+    }
+    tape_.note(std::move(before_));
+  }
+
+  static void read_locked(at::Generator& generator, Drawn* out) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    read_generator(generator, out);
+  }
+
+ private:
+  Tape& tape_;
+  at::Generator job_;
+  std::optional<DrawsOf> lock_;
+  Drawn before_;
+};
+
+// An operator that cannot be given a generator and may draw from the device's default one (D5). It
+// runs while this exists.
+class DirectDraw {
+ public:
+  DirectDraw(Tape& tape, c10::Device device)
+      : job_(at::globalContext().defaultGenerator(device)), lock_(job_) {
+    Draw::read_locked(job_, &before_);
+    if (tape.again()) {
+      put_locked(tape.next());
+      restores_ = true;
+    } else {
+      Drawn noted;
+      noted.device = before_.device;
+      noted.philox = before_.philox;
+      tape.note(std::move(noted));
+    }
+  }
+  DirectDraw(const DirectDraw&) = delete;
+  DirectDraw& operator=(const DirectDraw&) = delete;
+  ~DirectDraw() {
+    if (restores_) put_locked(before_);
+  }
+
+ private:
+  void put_locked(const Drawn& at) {
+    const std::lock_guard<std::mutex> lock(job_.mutex());
+    put_generator(job_, at);
+  }
+
+  HoldsGil gil_;
+  at::Generator job_;
+  DrawsOf lock_;
+  Drawn before_;
+  bool restores_ = false;
+};
+
+}  // namespace dtr_bridge

@@ -1,0 +1,109 @@
+// python.h: how the bridge reaches Python, without Python's headers.
+//
+// It calls functions of Python as operators that Python implements (dtr_alloc/recorder.py): PyTorch
+// takes the GIL, converts arguments and results, and carries exceptions through in both directions.
+// Whoever waits for one of the bridge's locks lets go of the GIL meanwhile, because the thread that
+// holds the lock may be waiting for the GIL.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <mutex>
+#include <string>
+
+namespace dtr_bridge {
+
+// The functions of Python's C API that are needed, as ctypes finds them.
+struct PythonApi {
+  int (*gil_is_held)() = nullptr;    // PyGILState_Check
+  void* (*release_gil)() = nullptr;  // PyEval_SaveThread
+  void (*take_gil)(void*) = nullptr;  // PyEval_RestoreThread
+  int (*ensure_gil)() = nullptr;     // PyGILState_Ensure
+  void (*restore_gil)(int) = nullptr;  // PyGILState_Release
+  int (*is_subtype)(void*, void*) = nullptr;  // PyType_IsSubtype
+  void* parameter_type = nullptr;    // torch.nn.Parameter
+  uint64_t type_offset = 0;          // of ob_type in every object
+};
+
+inline PythonApi python;
+
+template <typename Mutex>
+void lock_without_gil(Mutex& mutex) {
+  if (mutex.try_lock()) return;
+  if (!python.gil_is_held()) {
+    mutex.lock();
+    return;
+  }
+  void* state = python.release_gil();
+  mutex.lock();
+  python.take_gil(state);
+}
+
+// While it exists, nothing in Python runs but what this thread runs.
+class HoldsGil {
+ public:
+  HoldsGil() : state_(python.ensure_gil()) {}
+  HoldsGil(const HoldsGil&) = delete;
+  HoldsGil& operator=(const HoldsGil&) = delete;
+  ~HoldsGil() { python.restore_gil(state_); }
+
+ private:
+  int state_;
+};
+
+// The key at which operators are captured; the last resort is for a torch that uses it itself.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+constexpr c10::DispatchKey kSecondKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+// What is left to do for an operator once it was captured: choosing a backend, and kernels.
+inline const c10::DispatchKeySet kKernels =
+    c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey) -
+    c10::DispatchKeySet(c10::DispatchKey::Python);
+
+// While it exists, operators of this thread run as kernels only: without autograd, autocast,
+// modes and transforms, and not captured.
+class Unseen {
+ public:
+  Unseen()
+      : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+              c10::DispatchKeySet(c10::DispatchKeySet::FULL) - kKernels),
+        modes_(c10::impl::TorchDispatchModeTLS::get_state()),
+        functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    c10::impl::TorchDispatchModeTLS::set_state({});
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
+  }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+  ~Unseen() {
+    c10::impl::TorchDispatchModeTLS::set_state(std::move(modes_));
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+  }
+
+ private:
+  c10::impl::ForceDispatchKeyGuard keys_;
+  c10::impl::TorchDispatchModeTLS modes_;
+  at::impl::TorchFunctionDisabledState functions_;
+};
+
+// Calls dtr_alloc::<name>, which Python implements; the stack has its arguments, then its results.
+inline void call_python(const char* name, c10::Stack* stack) {
+  const std::string qualified = std::string("dtr_alloc::") + name;
+  c10::Dispatcher::singleton().findSchemaOrThrow(qualified.c_str(), "").callBoxed(stack);
+}
+
+inline void call_python_unseen(const char* name, c10::Stack* stack) {
+  const Unseen unseen;
+  call_python(name, stack);
+}
+
+// Raises in Python what a status of the core means, or a failed heuristic (dtr_alloc/recorder.py).
+[[noreturn]] inline void fail(int32_t status, const std::string& message) {
+  c10::Stack stack{static_cast<int64_t>(status), message};
+  call_python_unseen("fail", &stack);
+  TORCH_CHECK(false, message);
+}
+
+}  // namespace dtr_bridge

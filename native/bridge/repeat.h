@@ -1,0 +1,209 @@
+// repeat.h: running operators again, to bring evicted content back (native/remat.cpp says which).
+//
+// A replay sees nothing of the surroundings it runs in (python.h, Unseen), because operators are
+// captured below all of them.
+#pragma once
+
+#include <c10/core/TensorOptions.h>
+
+#include <ATen/ops/empty_strided.h>
+
+#include <mutex>
+#include <vector>
+
+#include "thread.h"
+
+namespace dtr_bridge {
+
+// One rematerialization at a time; whoever waits lets go of the GIL.
+class Turn {
+ public:
+  Turn() { lock_without_gil(mutex()); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() { mutex().unlock(); }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static auto* mutex = new std::recursive_mutex();
+    return *mutex;
+  }
+};
+
+// Uses of tensors in the description of a step (dtr_alloc.h, dtr_remat_next).
+enum class StepUse : int64_t { by_value = 5 };
+
+class Repeater {
+ public:
+  explicit Repeater(Thread& thread) : thread_(thread), frame_(thread.frame()) {}
+
+  // Brings in what the op that was begun needs before it may run.
+  void prepare() {
+    const Turn turn;
+    while (const int32_t work = core->op_prepare(frame_)) {
+      if (work < 0) fail_with_last_error(-work);
+      run();
+    }
+  }
+
+  // Makes a storage resident, if it is evicted. The caller keeps it alive.
+  void bring_back(void* handle) {
+    const Turn turn;
+    const int32_t work = core->remat_want(frame_, handle);
+    if (work < 0) fail_with_last_error(-work);
+    if (work) run();
+  }
+
+  void bring_back_all() {
+    const Turn turn;
+    while (const int32_t work = core->remat_want_any(frame_)) {
+      if (work < 0) fail_with_last_error(-work);
+      run();
+    }
+  }
+
+ private:
+  // Runs the frame's stack until it is empty.
+  void run() {
+    try {
+      const Unseen unseen;
+      while (const int64_t id = core->remat_next(frame_)) {
+        if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
+        step(*static_cast<Closure*>(core->step_closure(frame_)));
+      }
+    } catch (...) {
+      core->remat_abort(frame_);
+      throw;
+    }
+  }
+
+  void step(Closure& closure) {
+    if (settings.repeats_left >= 0 && settings.repeats_left-- == 0) {
+      settings.repeats_left = 0;
+      fail(DTR_STATE, "more operators were run again than limit_rematerializations() allows");
+    }
+    const std::vector<at::Tensor> arguments = rebuild();
+    std::vector<at::Tensor> results;
+    {
+      const c10::AutoGradMode grad(closure.grad());
+      Tape tape(closure.draws(), true);
+      c10::Stack stack = closure.rule() ? run_operator(closure, arguments, tape)
+                                        : run_python(closure, arguments, tape);
+      for (const c10::IValue& result : stack) add_results(result, &results);
+    }
+    const size_t count = arguments.size() + results.size();
+    int64_t* numbers = core->frame_step(frame_, count);
+    for (size_t i = 0; i < count; ++i) {
+      const at::Tensor& tensor =
+          i < arguments.size() ? arguments[i] : results[i - arguments.size()];
+      numbers[i] = tensor.defined() ? reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()) : 0;
+    }
+    const int32_t status = core->remat_commit(frame_, static_cast<uint32_t>(arguments.size()),
+                                              static_cast<uint32_t>(results.size()));
+    if (status < 0) fail_commit(closure, -status);
+  }
+
+  c10::Stack run_operator(const Closure& closure, const std::vector<at::Tensor>& tensors,
+                          Tape& tape) {
+    const Rule& rule = *closure.rule();
+    c10::Stack stack = closure.arguments(tensors);
+    run_drawing(thread_, rule, stack, tape, [&] { rule.op.callBoxed(&stack); });
+    return stack;
+  }
+
+  c10::Stack run_python(const Closure& closure, const std::vector<at::Tensor>& tensors,
+                        Tape& tape) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const at::Tensor& tensor : tensors)
+      list.push_back(tensor.defined() ? std::make_optional(tensor) : std::nullopt);
+    c10::Stack stack{closure.python(), std::move(list)};
+    const Taping taping(thread_, tape);
+    call_python("execute", &stack);
+    return stack;
+  }
+
+  static void add_results(const c10::IValue& result, std::vector<at::Tensor>* out) {
+    if (result.isTensor()) {
+      out->push_back(result.toTensor());
+    } else if (result.isList()) {
+      for (const c10::IValue& part : result.toListRef()) add_results(part, out);
+    } else {
+      out->emplace_back();
+    }
+  }
+
+  [[noreturn]] static void fail_commit(const Closure& closure, int32_t status) {
+    std::string message = core->last_error();
+    if (message.rfind("verify:", 0) == 0)
+      message +=
+          ". Its kernel may be nondeterministic, or read what is not captured: try "
+          "torch.use_deterministic_algorithms(True), or pin() its result";
+    fail(status, (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " +
+                     message);
+  }
+
+  // The argument tensors of a step, from its description (layout: native/dtr_alloc.h). Undefined
+  // where the closure has the value.
+  std::vector<at::Tensor> rebuild() {
+    const int64_t* at = core->frame_step(frame_, 0);
+    std::vector<c10::Storage> storages(static_cast<size_t>(*at++));
+    for (c10::Storage& storage : storages) {
+      storage = hold(reinterpret_cast<void*>(*at++));
+      if (*at++) storage = copy_of(storage);
+    }
+    // Where what is only written to belongs, if no other argument says it.
+    const c10::Device home =
+        storages.empty()
+            ? c10::Device(settings.device, static_cast<c10::DeviceIndex>(core->frame_device(frame_)))
+            : storages[0].device();
+    std::vector<at::Tensor> tensors(static_cast<size_t>(*at++));
+    for (at::Tensor& tensor : tensors) {
+      const auto use = static_cast<StepUse>(*at++);
+      const int64_t edge = *at++;
+      const auto type = static_cast<c10::ScalarType>(*at++);
+      const int64_t flags = *at++;
+      const int64_t offset = *at++;
+      const auto dims = static_cast<size_t>(*at++);
+      const c10::IntArrayRef sizes(at, dims), strides(at + dims, dims);
+      at += 2 * dims;
+      if (use == StepUse::by_value) continue;
+      if (edge < 0) {
+        // Overwritten or empty: only its shape counts.
+        tensor = at::empty_strided(sizes, strides, c10::TensorOptions(home).dtype(type));
+      } else {
+        tensor = over(storages[static_cast<size_t>(edge)], type, sizes, strides, offset);
+      }
+      if (flags & DTR_TENSOR_CONJ) tensor.unsafeGetTensorImpl()->_set_conj(true);
+      if (flags & DTR_TENSOR_NEG) tensor.unsafeGetTensorImpl()->_set_neg(true);
+    }
+    return tensors;
+  }
+
+  static c10::Storage hold(void* handle) {
+    auto* storage = static_cast<c10::StorageImpl*>(handle);
+    c10::raw::weak_intrusive_ptr::incref(storage);  // lock() wants one of its own
+    const auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
+    auto strong = weak.lock();
+    if (!strong) fail(DTR_STATE, "an input of a rematerialization died during it");
+    return c10::Storage(std::move(strong));
+  }
+
+  static at::Tensor over(const c10::Storage& storage, c10::ScalarType type,
+                         c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+    const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, storage.device());
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    return tensor;
+  }
+
+  static c10::Storage copy_of(const c10::Storage& storage) {
+    const auto bytes = static_cast<int64_t>(storage.nbytes());
+    return over(storage, c10::kByte, {bytes}, {1}, 0).clone().storage();
+  }
+
+  Thread& thread_;
+  dtr_frame* frame_;
+};
+
+}  // namespace dtr_bridge

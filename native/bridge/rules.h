@@ -1,0 +1,159 @@
+// rules.h: how each operator is treated, decided once, in Python (dtr_alloc/purity.py).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "bridge_table.h"
+#include "python.h"
+
+namespace dtr_bridge {
+
+enum class ListOf : uint8_t { none, tensors, optional_tensors };
+
+// An argument that can hold tensors.
+struct TensorArgument {
+  uint32_t position = 0;
+  ListOf list = ListOf::none;
+  uint8_t use = DTR_USE_READ;
+  bool hidden = false;  // in training mode: DTR_USE_SCRATCH
+};
+
+struct Rule {
+  c10::OperatorHandle op;
+  uint64_t key = 0;        // dtr_op_begin's op_key
+  int32_t number = 0;      // its place in Python's list of rules; the journal's name
+  bool passes = false;     // needs no data and changes none: nobody records it
+  bool replayable = false;
+  bool random = false;     // draws from a generator
+  int32_t generator = -1;  // position of the generator it can be given; -1: none such
+  int32_t device = -1;     // position of the device
+  int32_t dropout = -1;    // position of a probability, at 0 of which nothing is drawn
+  int32_t training = -1;   // position of the flag; -1: it always trains
+  uint32_t arguments = 0;  // of the schema
+  std::vector<TensorArgument> tensors;
+
+  std::string name() const {
+    const c10::OperatorName& of = op.operator_name();
+    return of.overload_name.empty() ? of.name + ".default" : of.name + "." + of.overload_name;
+  }
+};
+
+// All rules, by operator. A rule that was decided stays for good, because closures refer to it.
+class Rules {
+ public:
+  static Rules& instance() {
+    static Rules* rules = new Rules();  // threads may outlive static objects
+    return *rules;
+  }
+
+  const Rule& of(const c10::OperatorHandle& op) {
+    const void* identity = &op.schema();
+    Cached& cached = cache()[(reinterpret_cast<uintptr_t>(identity) >> 4) % kCached];
+    const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+    if (cached.identity != identity || cached.epoch != epoch)
+      cached = {identity, epoch, &look_up(op, identity)};
+    return *cached.rule;
+  }
+
+  // Has all operators decided anew: Python's tables are others now.
+  void forget() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    by_identity_.clear();
+    epoch_.fetch_add(1, std::memory_order_release);
+  }
+
+  // The operator of a key; empty if none was decided.
+  std::string name_of(uint64_t key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Rule& rule : rules_)
+      if (rule.key == key) return rule.name();
+    return {};
+  }
+
+ private:
+  struct Cached {
+    const void* identity = nullptr;
+    uint64_t epoch = 0;
+    const Rule* rule = nullptr;
+  };
+  static constexpr size_t kCached = 1024;
+
+  // An operator that goes may leave its address to another one.
+  class Listener final : public c10::OpRegistrationListener {
+   public:
+    explicit Listener(Rules& rules) : rules_(rules) {}
+    void onOperatorRegistered(const c10::OperatorHandle&) override {}
+    void onOperatorDeregistered(const c10::OperatorHandle&) override { rules_.forget(); }
+
+   private:
+    Rules& rules_;
+  };
+
+  Rules()
+      : listening_(c10::Dispatcher::singleton().addRegistrationListener(
+            std::make_unique<Listener>(*this))) {}
+
+  static Cached* cache() {
+    thread_local std::vector<Cached> entries(kCached);
+    return entries.data();
+  }
+
+  const Rule& look_up(const c10::OperatorHandle& op, const void* identity) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = by_identity_.find(identity);
+      if (found != by_identity_.end()) return *found->second;
+    }
+    // Without the mutex, as Python may run operators of its own. Two threads may both decide.
+    Rule rule = decide(op);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_identity_.find(identity);
+    if (found != by_identity_.end()) return *found->second;
+    rules_.push_back(std::move(rule));
+    return *(by_identity_[identity] = &rules_.back());
+  }
+
+  // Asks Python; the layout of its answer is Rule.numbers() of dtr_alloc/purity.py.
+  static Rule decide(const c10::OperatorHandle& op) {
+    Rule rule{op};
+    rule.arguments = static_cast<uint32_t>(op.schema().arguments().size());
+    const c10::OperatorName& name = op.operator_name();
+    if (name.name.rfind("dtr_alloc::", 0) == 0) {
+      rule.passes = true;
+      return rule;
+    }
+    c10::Stack stack{name.name, name.overload_name};
+    call_python_unseen("decide", &stack);
+    const c10::ArrayRef<c10::IValue> numbers = stack.back().toListRef();
+    size_t at = 0;
+    const auto next = [&] { return numbers[at++].toInt(); };
+    rule.key = static_cast<uint64_t>(next());
+    rule.number = static_cast<int32_t>(next());
+    rule.passes = next();
+    rule.replayable = next();
+    rule.random = next();
+    for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})
+      *position = static_cast<int32_t>(next());
+    while (at < numbers.size()) {
+      TensorArgument tensor;
+      tensor.position = static_cast<uint32_t>(next());
+      tensor.list = static_cast<ListOf>(next());
+      tensor.use = static_cast<uint8_t>(next());
+      tensor.hidden = next();
+      rule.tensors.push_back(tensor);
+    }
+    return rule;
+  }
+
+  std::mutex mutex_;
+  std::atomic<uint64_t> epoch_{1};
+  std::deque<Rule> rules_;
+  std::unordered_map<const void*, const Rule*> by_identity_;
+  c10::RegistrationHandleRAII listening_;
+};
+
+}  // namespace dtr_bridge

@@ -1,0 +1,172 @@
+// thread.h: what one thread keeps while its operators are captured, and how an op of the engine
+// begins and ends: by objects, so that nothing stays open, whatever is thrown.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "bridge.h"
+#include "closure.h"
+
+namespace dtr_bridge {
+
+// What Python sets for the whole process (dtr_alloc/capture.py).
+struct Settings {
+  std::atomic<bool> capturing{false};
+  std::atomic<bool> by_mode{false};       // a dispatch mode feeds the capture (kSecondKey)
+  std::atomic<int32_t> frozen{0};         // CUDA graphs that are being captured
+  std::atomic<bool> journaling{false};    // an op log is written
+  std::atomic<bool> scoring{false};       // a Python callable chooses what is evicted
+  std::atomic<int64_t> repeats_left{-1};  // operators that may still run again; below 0: all
+  std::atomic<c10::DeviceType> device{c10::kCPU};  // the kind that is managed
+
+  c10::DispatchKeySet key() const { return c10::DispatchKeySet(by_mode ? kSecondKey : kKey); }
+};
+
+inline Settings settings;
+
+[[noreturn]] inline void fail_with_last_error(int32_t status) { fail(status, core->last_error()); }
+
+class Thread {
+ public:
+  static Thread& current() {
+    thread_local Thread thread;
+    return thread;
+  }
+  Thread() : spare_(std::make_unique<Closure>()) {
+    const int32_t status = core->frame_create(engine(), &frame_);
+    if (status != DTR_OK) fail_with_last_error(status);
+  }
+  ~Thread() { core->frame_destroy(frame_); }
+
+  static dtr_engine* engine() { return static_cast<dtr_engine*>(core->engine); }
+  dtr_frame* frame() const { return frame_; }
+
+  // Writes the index-th number for the core.
+  void put(uint32_t index, int64_t number) {
+    if (index >= capacity_) {
+      capacity_ = std::max<uint64_t>(2 * capacity_, index + 64);
+      buffer_ = core->frame_buffer(frame_, capacity_);
+    }
+    buffer_[index] = number;
+  }
+
+  // A closure to fill; given_away() once a record has it.
+  Closure& spare() { return *spare_; }
+  void given_away() {
+    spare_.release();
+    spare_ = std::make_unique<Closure>();
+  }
+
+  Tape* tape = nullptr;  // of the operator that runs now, if it draws by operators inside (D4)
+  uint32_t since_drain = 0;  // operators in the op log
+
+ private:
+  dtr_frame* frame_ = nullptr;
+  int64_t* buffer_ = nullptr;
+  uint64_t capacity_ = 0;
+  std::unique_ptr<Closure> spare_;
+};
+
+// The core's op of a thread, from begin to end. What is neither ended nor began to run is undone.
+class OpenOp {
+ public:
+  // tensors: how many of the numbers were put.
+  OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
+      : thread_(thread), flags_(flags) {
+    need_ = core->op_begin(thread.frame(), tensors, flags, key);
+    if (need_ < 0) fail_with_last_error(-need_);
+  }
+  OpenOp(const OpenOp&) = delete;
+  OpenOp& operator=(const OpenOp&) = delete;
+  ~OpenOp() {
+    if (open_) core->op_abort(thread_.frame(), started_);
+  }
+
+  bool needs(int32_t what) const { return need_ & what; }
+  void is_constant() { flags_ = 0; }
+  bool replayable() const { return flags_ & DTR_OP_REPLAYABLE; }
+  void runs() { started_ = true; }
+
+  // results: how many of the numbers were put. The record may take the thread's spare closure.
+  void end(uint32_t results) {
+    open_ = false;
+    const int64_t id = core->op_end(thread_.frame(), results, flags_, &thread_.spare());
+    if (id > 0) thread_.given_away();
+    if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
+  }
+
+ private:
+  Thread& thread_;
+  uint32_t flags_;
+  int32_t need_ = 0;
+  bool open_ = true;
+  bool started_ = false;
+};
+
+// Lets operators that run inside of another one come by, to note their draws or draw them again.
+class Taping {
+ public:
+  Taping(Thread& thread, Tape& tape)
+      : thread_(thread),
+        outer_(thread.tape),
+        before_(c10::impl::tls_local_dispatch_key_set()),
+        keys_(before_.included_ | settings.key(), before_.excluded_ - settings.key()) {
+    thread.tape = &tape;
+  }
+  Taping(const Taping&) = delete;
+  Taping& operator=(const Taping&) = delete;
+  ~Taping() { thread_.tape = outer_; }
+
+ private:
+  Thread& thread_;
+  Tape* outer_;
+  c10::impl::LocalDispatchKeySet before_;
+  c10::impl::ForceDispatchKeyGuard keys_;
+};
+
+// The device whose generator an operator draws from if it is given none.
+inline c10::Device device_of(const Rule& rule, const c10::IValue* arguments) {
+  std::optional<c10::Device> found;
+  for (const TensorArgument& of : rule.tensors)
+    for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
+      if (!found) found = tensor.device();
+    });
+  // A random operator without a tensor makes one, on the device that it is told.
+  if (!found && rule.device >= 0 && arguments[rule.device].isDevice())
+    found = arguments[rule.device].toDevice();
+  return found.value_or(c10::Device(c10::kCPU));
+}
+
+// Runs an operator, whose arguments are on top of the stack, by run(). What it draws goes to the
+// tape, or comes from it.
+template <typename Run>
+void run_drawing(Thread& thread, const Rule& rule, c10::Stack& stack, Tape& tape, Run&& run) {
+  c10::IValue* arguments = stack.data() + stack.size() - rule.arguments;
+  const auto draws_nothing = [&] {
+    if (!rule.random || settings.frozen > 0) return true;
+    if (rule.dropout >= 0 && arguments[rule.dropout].isDouble())
+      return arguments[rule.dropout].toDouble() == 0;
+    return false;
+  };
+  if (draws_nothing()) {
+    run();
+    return;
+  }
+  const c10::Device device = device_of(rule, arguments);
+  if (!knows_generators_of(device)) {
+    run();
+  } else if (rule.generator >= 0) {
+    Draw draw(tape, arguments[rule.generator], device);
+    run();
+    draw.commit();
+  } else {
+    std::optional<DirectDraw> direct;
+    if (device.is_cuda()) direct.emplace(tape, device);
+    const Taping taping(thread, tape);
+    run();
+  }
+}
+
+}  // namespace dtr_bridge
