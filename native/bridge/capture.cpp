@@ -260,10 +260,13 @@ void materialize_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack
   Repeater(Thread::current()).bring_back_all();
 }
 
-// settle(int entry) -> (): as before an operator that overwrites the tensor.
+// settle(int entry) -> (): as before an operator that overwrites the tensor. Inside of an operator
+// it does nothing: that one's schema says what it overwrites.
 void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
-  thread.put(0, torch::jit::pop(*stack).toInt());
+  const int64_t entry = torch::jit::pop(*stack).toInt();
+  if (thread.runs_op) return;
+  thread.put(0, entry);
   OpenOp op(thread, 1, 0, 0);
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }

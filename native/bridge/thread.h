@@ -59,6 +59,7 @@ class Thread {
     spare_ = std::make_unique<Closure>();
   }
 
+  bool runs_op = false;
   Tape* tape = nullptr;  // of the operator that runs now, if it draws by operators inside (D4)
   uint32_t since_drain = 0;  // operators in the op log
 
@@ -77,10 +78,12 @@ class OpenOp {
       : thread_(thread), flags_(flags) {
     need_ = core->op_begin(thread.frame(), tensors, flags, key);
     if (need_ < 0) fail_with_last_error(-need_);
+    thread.runs_op = true;
   }
   OpenOp(const OpenOp&) = delete;
   OpenOp& operator=(const OpenOp&) = delete;
   ~OpenOp() {
+    thread_.runs_op = false;
     if (open_) core->op_abort(thread_.frame(), started_);
   }
 

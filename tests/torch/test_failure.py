@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import dtr_alloc
 from bench.models import JOBS, differences
 from bench.models.job import Job
-from dtr_alloc.replay import Replayer
 
 
 def recomputable(scale: float = 2.0) -> Tensor:
@@ -100,8 +99,8 @@ def test_an_exception_in_a_custom_backward_leaves_no_lock() -> None:
         assert_unlocked(hidden)
 
 
-def test_a_rematerialization_that_fails_can_be_tried_again(monkeypatch) -> None:
-    """The third operator of five fails once; the tensor comes back at the next try."""
+def test_a_rematerialization_that_fails_can_be_tried_again() -> None:
+    """The third operator of five may not run again; the tensor comes back at the next try."""
     with checked_session():
         x = recomputable()
         links = [x]
@@ -110,26 +109,17 @@ def test_a_rematerialization_that_fails_can_be_tried_again(monkeypatch) -> None:
         expected = links[-1].tolist()
         for link in links[1:]:
             evicted(link)
-        step = Replayer._step
-        calls = 0
-
-        def third_fails(self, frame, closure):
-            nonlocal calls
-            calls += 1
-            if calls == 3:
-                raise OSError("a kernel failed")
-            step(self, frame, closure)
-
-        monkeypatch.setattr(Replayer, "_step", third_fails)
-        with pytest.raises(OSError, match="a kernel failed"):
+        dtr_alloc.limit_rematerializations(2)
+        with pytest.raises(dtr_alloc.StateError, match="more operators were run again"):
             links[-1].sum()
         dtr_alloc.check_invariants()
+        dtr_alloc.limit_rematerializations(None)
         assert links[-1].tolist() == expected
         assert_unlocked(*links[1:])
 
 
 def test_out_of_memory_names_what_fills_the_budget() -> None:
-    """The breakdown is in the message; the operators whose results are largest in a note."""
+    """The message breaks the budget down, and names the operators whose results are largest."""
     with checked_session("4MiB"):
         kept = [torch.arange(65536, dtype=torch.float32).cos() for _ in range(8)]
         for tensor in kept:
@@ -138,7 +128,7 @@ def test_out_of_memory_names_what_fills_the_budget() -> None:
             torch.zeros(4 * MIB)
         for part in ("requested", "budget", "largest free block", "locked", "pinned", "evictable"):
             assert part in str(error.value)
-        assert "aten.cos.default 2097152 bytes" in "".join(error.value.__notes__)
+        assert "aten::cos.default 2097152 bytes" in str(error.value)
         for tensor in kept:
             dtr_alloc.unpin(tensor)
         del kept
@@ -152,19 +142,16 @@ def test_unpinning_what_is_not_pinned_says_so() -> None:
             dtr_alloc.unpin(x)
 
 
-def test_disabling_inside_another_mode_is_refused_and_changes_nothing() -> None:
-    """The recorder must be the innermost mode when it is taken off."""
+def test_a_session_may_end_inside_a_dispatch_mode() -> None:
+    """The capture is no mode, so it does not matter which were entered since."""
     from torch.utils.flop_counter import FlopCounterMode
 
     dtr_alloc.enable(budget="unlimited", device="cpu")
-    try:
-        with FlopCounterMode(display=False), pytest.raises(dtr_alloc.StateError, match="mode"):
-            dtr_alloc.disable()
-        assert dtr_alloc.is_enabled()
-        assert_unlocked(recomputable())
-    finally:
+    x = evicted(recomputable())
+    with FlopCounterMode(display=False):
         dtr_alloc.disable()
     assert not dtr_alloc.is_enabled()
+    assert x[1] == 2
 
 
 def test_threads_train_at_the_same_time_with_the_same_bits() -> None:
