@@ -42,7 +42,10 @@ bool Engine::keeps_memory_of_dead(Storage* storage, Deferred& deferred) {
   // An op in flight gave its buffer another size, after it may have written to it: that
   // is not the recorded content.
   if (storage->overwriters > 0) return false;
-  if (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy) {
+  // Another op in flight dropped its argument as soon as it had read it. What that computes from a
+  // constant will depend on it.
+  const bool is_read = storage->locks > storage->holds && !storage->parent;
+  if (!is_read && (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy)) {
     if (storage->parent || !storage->children) return dealloc_ == Dealloc::lazy && storage->parent;
     ++storage->locks;  // its last dependent would take it along, and the block with it
     const bool settled = settle(storage, nullptr, storage->size_bytes, deferred);

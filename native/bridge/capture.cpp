@@ -132,15 +132,14 @@ void journal_begins(Thread& thread, const Rule& rule) {
   core->journal_name(thread.frame(), rule.number);
 }
 
-template <typename Proceed>
-void run_view(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
+void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   journal_begins(thread, rule);
   const size_t base = stack->size() - rule.arguments;
   std::vector<at::Tensor> given;
   for (size_t i = base; i < stack->size(); ++i)
     for_tensors((*stack)[i], [&](const at::Tensor& tensor) { given.push_back(tensor); });
   const auto begin = std::chrono::steady_clock::now();
-  proceed();
+  proceed(rule.op, keys, stack);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
   uint32_t count = 0;
   for (const at::Tensor& tensor : given)
@@ -151,8 +150,7 @@ void run_view(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& pro
 
 // ---- one operator ----
 
-template <typename Proceed>
-void record(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
+void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   const size_t base = stack->size() - rule.arguments;
   const c10::IValue* arguments = stack->data() + base;
   Overwritten overwritten;
@@ -161,11 +159,12 @@ void record(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proce
   OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
   Closure& closure = thread.spare();
   closure.keep(rule, *stack);
+  closure.surroundings().keep(keys, settings.device);
   if (op.needs(DTR_HAS_FOREIGN) && !keep_foreign(rule, arguments, &closure)) op.is_constant();
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
   Tape tape(closure.draws(), false);
-  run_drawing(thread, rule, *stack, tape, proceed);
+  run_drawing(thread, rule, *stack, tape, [&] { proceed(rule.op, keys, stack); });
   if (rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
   op.end(put_results(thread, *stack, base));
@@ -188,63 +187,49 @@ void explained(Body&& body) {
 }
 
 // Inside of an operator that draws, or of a call of Python's: only draws matter.
-template <typename Proceed>
-void run_inside(Thread& thread, const Rule& rule, c10::Stack* stack, Proceed&& proceed) {
-  if (rule.random && rule.generator >= 0) {
-    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
-    run_drawing(thread, rule, *stack, *thread.tape, proceed);
-  } else {
-    run_drawing(thread, rule, *stack, *thread.tape, proceed);
-  }
+void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
+  if (rule.generator >= 0) excluded.emplace(settings.key());
+  run_drawing(thread, rule, *stack, *thread.tape, [&] { proceed(rule.op, keys, stack); });
 }
 
-template <typename Proceed>
-void capture(const c10::OperatorHandle& op, c10::Stack* stack, Proceed&& proceed) {
+void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   if (!settings.capturing.load(std::memory_order_relaxed)) {
-    proceed();
+    proceed(op, keys, stack);
     return;
   }
   const Rule& rule = Rules::instance().of(op);
   Thread& thread = Thread::current();
   if (thread.tape) {
-    run_inside(thread, rule, stack, proceed);
+    run_inside(thread, rule, keys, stack);
     return;
   }
-  if (rule.passes && !settings.journaling) {
-    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
-    proceed();
-    return;
-  }
+  const bool journaling = settings.journaling.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
-    run_view(thread, rule, stack, proceed);
+    if (journaling)
+      run_view(thread, rule, keys, stack);
+    else
+      proceed(op, keys, stack);
     return;
   }
-  if (settings.journaling) journal_begins(thread, rule);
-  explained([&] { record(thread, rule, stack, proceed); });
+  if (journaling) journal_begins(thread, rule);
+  explained([&] { record(thread, rule, keys, stack); });
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (below.has(c10::DispatchKey::Python)) {
+  if (below.has(c10::DispatchKey::Python))
     // A mode or a subclass handles it first (up to torch 2.11), and what that does comes by again.
     op.redispatchBoxed(below, stack);
-    return;
-  }
-  capture(op, stack, [&] { op.redispatchBoxed(below, stack); });
+  else
+    capture(op, below, stack);
 }
 
 // From the dispatch mode, with this key alone; or from inside of an operator that draws.
 void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  const c10::DispatchKeySet below =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey);
-  capture(op, stack, [&] {
-    if (below.empty())
-      op.callBoxed(stack);
-    else
-      op.redispatchBoxed(below, stack);
-  });
+  capture(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey), stack);
 }
 
 // ---- operators that Python calls (dtr_alloc/capture.py) ----
@@ -288,6 +273,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
     Closure& closure = thread.spare();
     closure.keep(call);
+    closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();

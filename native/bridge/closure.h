@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/ScalarOps.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
 
 #include <mutex>
@@ -12,6 +11,7 @@
 
 #include "draws.h"
 #include "rules.h"
+#include "surroundings.h"
 
 namespace dtr_bridge {
 
@@ -37,7 +37,6 @@ class Closure {
   void keep(const Rule& rule, const c10::Stack& stack) {
     clear();
     rule_ = &rule;
-    grad_ = c10::GradMode::is_enabled();
     arguments_.assign(stack.end() - rule.arguments, stack.end());
     for (const TensorArgument& of : rule.tensors)
       forget_tensors(arguments_[of.position], of.list == ListOf::tensors);
@@ -47,7 +46,6 @@ class Closure {
   void keep(int64_t python) {
     clear();
     python_ = python;
-    grad_ = c10::GradMode::is_enabled();
   }
 
   // The value of the index-th tensor, which is on a device that is not managed.
@@ -64,7 +62,7 @@ class Closure {
 
   const Rule* rule() const { return rule_; }
   int64_t python() const { return python_; }
-  bool grad() const { return grad_; }
+  Surroundings& surroundings() { return surroundings_; }
   std::vector<Drawn>& draws() { return draws_; }
 
   // The arguments, on an empty stack, with tensors in their places, in order.
@@ -149,7 +147,7 @@ class Closure {
 
   const Rule* rule_ = nullptr;  // null: Python's
   int64_t python_ = 0;
-  bool grad_ = true;  // kernels look at it: oneDNN's RNN returns its workspace only in grad mode
+  Surroundings surroundings_;
   c10::SmallVector<c10::IValue, 6> arguments_;
   std::vector<std::pair<size_t, at::Tensor>> by_value_;
   std::vector<Drawn> draws_;

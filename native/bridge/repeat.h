@@ -1,7 +1,7 @@
 // repeat.h: running operators again, to bring evicted content back (native/remat.cpp says which).
 //
-// A replay sees nothing of the surroundings it runs in (python.h, Unseen), because operators are
-// captured below all of them.
+// A replay sees nothing of what surrounds it, but what the kernel saw in its first run
+// (surroundings.h).
 #pragma once
 
 #include <c10/core/TensorOptions.h>
@@ -85,7 +85,7 @@ class Repeater {
     const std::vector<at::Tensor> arguments = rebuild();
     std::vector<at::Tensor> results;
     {
-      const c10::AutoGradMode grad(closure.grad());
+      const Surroundings::Restored surroundings(closure.surroundings());
       Tape tape(closure.draws(), true);
       c10::Stack stack = closure.rule() ? run_operator(closure, arguments, tape)
                                         : run_python(closure, arguments, tape);
@@ -103,11 +103,12 @@ class Repeater {
     if (status < 0) fail_commit(closure, -status);
   }
 
-  c10::Stack run_operator(const Closure& closure, const std::vector<at::Tensor>& tensors,
+  c10::Stack run_operator(Closure& closure, const std::vector<at::Tensor>& tensors,
                           Tape& tape) {
     const Rule& rule = *closure.rule();
     c10::Stack stack = closure.arguments(tensors);
-    run_drawing(thread_, rule, stack, tape, [&] { rule.op.callBoxed(&stack); });
+    run_drawing(thread_, rule, stack, tape,
+                [&] { proceed(rule.op, closure.surroundings().keys(), &stack); });
     return stack;
   }
 

@@ -1,0 +1,221 @@
+"""Every operator of PyTorch's own database gives the bits of plain PyTorch: when it runs, when its
+results were evicted and computed again, under autocast, in backward, and with ``out=``."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from harness import checked_session, one_thread  # noqa: F401
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import dtr_alloc
+
+np = pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
+pytest.importorskip("expecttest", reason="PyTorch's samples need expecttest")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+SAMPLES = 2
+DTYPES = (torch.float32, torch.complex64)
+NO_CONTENT = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+}
+"""Operators whose results are whatever was in memory."""
+NEVER_THE_SAME = {"linalg.lstsq"}
+"""Operators that give other bits from run to run, without us as well."""
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def ids(operators: Iterable[Any]) -> Callable[[Any], str]:
+    return lambda op: f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+COMPARED = [op for op in op_db if op.name not in NO_CONTENT | NEVER_THE_SAME]
+
+
+def dtypes_of(op: Any) -> tuple[torch.dtype, ...]:
+    supported = op.supported_dtypes("cpu")
+    usual = tuple(dtype for dtype in DTYPES if dtype in supported)
+    return usual or tuple(sorted(supported, key=str)[:1])
+
+
+def samples_of(op: Any, dtype: torch.dtype, requires_grad: bool) -> list[Any]:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    grad = requires_grad and op.supports_autograd and differentiable
+    return list(islice(op.sample_inputs("cpu", dtype, requires_grad=grad), SAMPLES))
+
+
+def fresh(sample: Any) -> Any:
+    """The same sample in other memory: ours, within a session."""
+
+    def copy(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.detach().clone().requires_grad_(part.requires_grad)
+
+    return sample.transform(copy)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.to_dense()
+    plain = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def difference(expected: Any, got: Any) -> str | None:
+    """What differs, in words."""
+    if isinstance(expected, Exception) or isinstance(got, Exception):
+        same = type(expected) is type(got)
+        return None if same else f"{expected!r} in plain PyTorch, {got!r} here"
+    if not isinstance(expected, Tensor):
+        return None if expected == got or expected != expected else f"{expected} is {got}"
+    if (expected.shape, expected.dtype, expected.layout) != (got.shape, got.dtype, got.layout):
+        return f"{expected.shape} {expected.dtype} is {got.shape} {got.dtype}"
+    if expected.layout not in (torch.strided, torch.sparse_coo) or expected.is_quantized:
+        return None
+    if expected.layout == torch.strided and expected.stride() != got.stride():
+        return f"strides {expected.stride()} are {got.stride()}"
+    wrong = int((bytes_of(expected) != bytes_of(got)).sum()) if expected.numel() else 0
+    return f"{wrong} bytes differ" if wrong else None
+
+
+def outcome(run: Callable[[], list[Any]]) -> Any:
+    """What a run gives, or its exception."""
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
+def forward_and_backward(op: Any, sample: Any, autocast: bool) -> list[Any]:
+    """The results, the gradients, and where the generator stands afterwards."""
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        results = tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
+    roots = [
+        part.abs().sum()
+        for part in results
+        if isinstance(part, Tensor) and part.requires_grad and part.layout == torch.strided
+    ]
+    leaves = [
+        part
+        for part in tree_leaves((sample.input, sample.args, sample.kwargs))
+        if isinstance(part, Tensor) and part.requires_grad and part.is_leaf
+    ]
+    if roots and leaves:
+        results += list(torch.autograd.grad(roots, leaves, allow_unused=True))
+    return [*results, torch.get_rng_state()]
+
+
+def assert_same(expected: Any, got: Any, where: object) -> None:
+    if isinstance(expected, Exception) or isinstance(got, Exception):
+        assert not (wrong := difference(expected, got)), f"{where}: {wrong}"
+        return
+    assert len(expected) == len(got)
+    for index, (one, other) in enumerate(zip(expected, got, strict=True)):
+        assert not (wrong := difference(one, other)), f"{where}, result {index}: {wrong}"
+
+
+def evict_all(parts: Any) -> int:
+    """Evicts what can be; returns how many."""
+    tensors = [part for part in tree_leaves(parts) if isinstance(part, Tensor)]
+    return sum(dtr_alloc.evict(part) for part in tensors if part.layout == torch.strided)
+
+
+@pytest.mark.parametrize("op", COMPARED, ids=ids(COMPARED))
+def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) -> None:
+    for dtype in dtypes_of(op):
+        for autocast in (False, True):
+            samples = samples_of(op, dtype, requires_grad=True)
+
+            def run(sample: Any, autocast: bool = autocast) -> Any:
+                return outcome(lambda: forward_and_backward(op, fresh(sample), autocast))
+
+            plain = [run(sample) for sample in samples]
+            with checked_session():
+                for index, (sample, expected) in enumerate(zip(samples, plain, strict=True)):
+                    got = run(sample)
+                    where = f"{op.name}, {dtype}, autocast {autocast}, sample {index}"
+                    assert_same(expected, got, where)
+                    evict_all(got)
+                    assert_same(expected, got, f"{where}, computed again")
+                got = None  # autograd's graph would hold its memory beyond the session
+
+
+SHAPES: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "none": lambda like, new: new(0),
+    "fewer": lambda like, new: new(max(like.numel() - 1, 0)),
+    "more": lambda like, new: new(like.numel() + 37),
+    "another rank": lambda like, new: new(like.numel()).view(1, 1, -1),
+    "a part of a larger buffer": lambda like, new: new(2 * like.numel() + 8)[
+        3 : 3 + like.numel()
+    ].view(like.shape),
+    "the same": lambda like, new: new(like.numel()).view(like.shape),
+}
+"""Elements of the tensors that are given as ``out``, compared with what the operator gives."""
+
+WITH_OUT = [op for op in COMPARED if op.supports_out]
+
+
+def write_out(op: Any, sample: Any, like: list[Tensor], shape: str) -> list[Any]:
+    """What an operator makes of tensors given as ``out``, and of all of the memory behind them."""
+    torch.manual_seed(1)
+    given = [
+        SHAPES[shape](of, lambda count, of=of: torch.arange(count).to(of.dtype)) for of in like
+    ]
+    out = given[0] if len(given) == 1 else tuple(given)
+    op(sample.input, *sample.args, **sample.kwargs, out=out)
+    whole = [torch.empty(0, dtype=of.dtype).set_(of.untyped_storage()) for of in given]
+    return given + (whole if shape != "none" else [])
+
+
+@pytest.mark.parametrize("op", WITH_OUT, ids=ids(WITH_OUT))
+def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
+    """None, fewer and more elements, another rank, a part of a buffer: resized as it must be."""
+    with torch.no_grad():
+        for dtype in (dtype for dtype in dtypes_of(op) if dtype in DTYPES):
+            sample = samples_of(op, dtype, requires_grad=False)[0]
+            given = outcome(lambda: op(sample.input, *sample.args, **sample.kwargs))
+            like = [given] if isinstance(given, Tensor) else given
+            if not (isinstance(like, list | tuple) and all(isinstance(x, Tensor) for x in like)):
+                continue
+            for shape in SHAPES:
+
+                def run(shape: str = shape) -> Any:
+                    return outcome(lambda: write_out(op, fresh(sample), list(like), shape))
+
+                expected = run()
+                with checked_session():
+                    got = run()
+                    where = f"{op.name}, {dtype}, out has {shape}"
+                    assert_same(expected, got, where)
+                    evict_all(got)
+                    assert_same(expected, got, f"{where}, computed again")
+                    got = None
+
+
+def test_a_result_in_a_resized_buffer_can_be_evicted() -> None:
+    """Not only its bits are right: it is a result like any other."""
+    with checked_session():
+        a, b = torch.arange(1000.0), torch.arange(1000.0)
+        for given in (0, 999, 1037):
+            out = torch.zeros(given)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.add(a, b, out=out)
+            assert dtr_alloc.evict(out), f"out had {given} elements"
+            assert torch.equal(out, torch.arange(1000.0) * 2)
