@@ -1,0 +1,203 @@
+"""Random numbers: what is computed again draws the same, and no generator of the job ever moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor, nn
+
+import dtr_alloc
+
+Draw = Callable[[torch.Generator | None], Tensor]
+
+
+def uniform_in_place(generator: torch.Generator | None) -> Tensor:
+    return torch.zeros(1000).uniform_(generator=generator)
+
+
+DRAWS: dict[str, Draw] = {
+    "randn": lambda g: torch.randn(1000, generator=g),
+    "rand": lambda g: torch.rand(1000, generator=g),
+    "randint": lambda g: torch.randint(0, 100, (1000,), generator=g),
+    "randperm": lambda g: torch.randperm(1000, generator=g),
+    "normal": lambda g: torch.normal(0.0, torch.ones(1000), generator=g),
+    "bernoulli": lambda g: torch.bernoulli(torch.full((1000,), 0.3), generator=g),
+    "multinomial": lambda g: torch.multinomial(torch.ones(1000), 500, generator=g),
+    "uniform_": uniform_in_place,
+}
+WITHOUT_A_GENERATOR: dict[str, Callable[[], Tensor]] = {
+    "native_dropout": lambda: torch.native_dropout(torch.ones(1000), 0.5, True)[0],
+    "dropout": lambda: nn.functional.dropout(torch.ones(1000), 0.5),
+    "feature_dropout": lambda: nn.functional.dropout2d(torch.ones(10, 100, 1, 1), 0.5),
+    "rand_like": lambda: torch.rand_like(torch.ones(1000)),
+    "randint_like": lambda: torch.randint_like(torch.ones(1000), 0, 50),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(
+        *(torch.ones(1, 2, 16, 16),) * 3, dropout_p=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
+def test_draws_are_those_of_plain_pytorch_and_come_again(name: str, own: bool) -> None:
+    def run() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(5) if own else None
+        first = DRAWS[name](generator)
+        return first, DRAWS[name](generator)
+
+    expected = run()
+    after = torch.get_rng_state()
+    with checked_session():
+        drawn = run()
+        assert torch.equal(torch.get_rng_state(), after)
+        for tensor, right in zip(drawn, expected, strict=True):
+            assert torch.equal(evicted(tensor), right)
+        assert torch.equal(torch.get_rng_state(), after), "the job's generator moved"
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_GENERATOR)
+def test_operators_that_take_no_generator_draw_the_same_again(name: str) -> None:
+    torch.manual_seed(3)
+    expected = WITHOUT_A_GENERATOR[name]()
+    after = torch.get_rng_state()
+    with checked_session():
+        torch.manual_seed(3)
+        drawn = WITHOUT_A_GENERATOR[name]()
+        assert torch.equal(evicted(drawn), expected)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> None:
+    """Each repetition once moved the generator and put it back, which lost the other's draws."""
+
+    def draws(generator: torch.Generator) -> list[float]:
+        return [torch.rand(1, generator=generator).item() for _ in range(3000)]
+
+    expected = draws(torch.Generator().manual_seed(7))
+    with checked_session():
+        generator = torch.Generator().manual_seed(1)
+        repeated = torch.randn(1000, generator=generator)
+        right = repeated.clone()
+        generator.manual_seed(7)
+        got: list[float] = []
+        thread = threading.Thread(target=lambda: got.extend(draws(generator)))
+        thread.start()
+        while thread.is_alive():
+            evicted(repeated)
+            dtr_alloc.materialize(repeated)
+        thread.join()
+        assert torch.equal(repeated, right)
+    assert got == expected
+
+
+def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads() -> None:
+    """Three threads train with dropout under a budget, one prepares data: the same bits."""
+
+    def prepare(out: list[float]) -> None:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(200):
+            out.append(float(torch.randn(500, generator=generator).sum()))
+
+    def train(index: int, out: dict[int, list[float]]) -> None:
+        generator = torch.Generator().manual_seed(index)
+        net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+        for parameter in net.parameters():
+            with torch.no_grad():
+                parameter.normal_(0, 0.1, generator=generator)
+        losses = []
+        for _ in range(10):
+            hidden = torch.randn(512, 64, generator=generator)
+            for layer in net:
+                mask = torch.empty(512, 64).bernoulli_(0.5, generator=generator)
+                hidden = torch.relu(layer(hidden)) * mask
+            loss = hidden.square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        out[index] = [*losses, *(float(p.grad.sum()) for p in net.parameters())]
+
+    def all_of_it() -> tuple[list[float], dict[int, list[float]]]:
+        prepared: list[float] = []
+        trained: dict[int, list[float]] = {}
+        threads = [threading.Thread(target=prepare, args=(prepared,))]
+        threads += [threading.Thread(target=train, args=(i, trained)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return prepared, trained
+
+    expected = all_of_it()
+    with checked_session("3MiB"):
+        before = dtr_alloc.stats()["rematerializations"]
+        assert all_of_it() == expected
+        assert dtr_alloc.stats()["rematerializations"] > before
+
+
+def test_two_threads_that_draw_from_one_generator_share_out_its_numbers() -> None:
+    """In whatever order: no number comes twice, and none is lost."""
+    each = 2000
+
+    def run() -> set[float]:
+        torch.manual_seed(11)
+        got: list[float] = []
+        threads = [
+            threading.Thread(
+                target=lambda: got.extend(
+                    torch.rand(1, dtype=torch.float64).item() for _ in range(each)
+                )
+            )
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return set(got)
+
+    torch.manual_seed(11)
+    expected = {torch.rand(1, dtype=torch.float64).item() for _ in range(2 * each)}
+    with checked_session():
+        assert run() == expected
+
+
+def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> None:
+    with checked_session():
+        torch.manual_seed(2)
+        drawn = torch.randn(100_000)
+        right = drawn.clone()
+        state = torch.get_rng_state()
+        wrong: list[str] = []
+
+        def look() -> None:
+            for i in range(500):
+                if not torch.equal(torch.get_rng_state(), state):
+                    wrong.append(f"moved at look {i}")
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        while thread.is_alive():
+            evicted(drawn)
+            dtr_alloc.materialize(drawn)
+        thread.join()
+        assert not wrong
+        assert torch.equal(drawn, right)
+
+
+def test_seeding_after_a_draw_does_not_change_what_is_drawn_again() -> None:
+    with checked_session():
+        torch.manual_seed(2)
+        drawn = torch.randn(1000)
+        right = drawn.clone()
+        torch.manual_seed(99)
+        assert torch.equal(evicted(drawn), right)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(123)
+            assert torch.equal(evicted(drawn), right)
+        following = torch.randn(5)
+    torch.manual_seed(99)
+    assert torch.equal(torch.randn(5), following)
