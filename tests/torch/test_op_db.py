@@ -93,10 +93,10 @@ def difference(expected: Any, got: Any) -> str | None:
     return f"{wrong} bytes differ" if wrong else None
 
 
-def outcome(run: Callable[[], list[Any]]) -> Any:
-    """What a run gives, or its exception."""
+def outcome(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a call gives, or its exception."""
     try:
-        return run()
+        return run(*args, **kwargs)
     except Exception as error:
         return error
 
@@ -141,14 +141,10 @@ def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) 
     for dtype in dtypes_of(op):
         for autocast in (False, True):
             samples = samples_of(op, dtype, requires_grad=True)
-
-            def run(sample: Any, autocast: bool = autocast) -> Any:
-                return outcome(lambda: forward_and_backward(op, fresh(sample), autocast))
-
-            plain = [run(sample) for sample in samples]
+            plain = [outcome(forward_and_backward, op, fresh(of), autocast) for of in samples]
             with checked_session():
                 for index, (sample, expected) in enumerate(zip(samples, plain, strict=True)):
-                    got = run(sample)
+                    got = outcome(forward_and_backward, op, fresh(sample), autocast)
                     where = f"{op.name}, {dtype}, autocast {autocast}, sample {index}"
                     assert_same(expected, got, where)
                     evict_all(got)
@@ -189,18 +185,14 @@ def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
     with torch.no_grad():
         for dtype in (dtype for dtype in dtypes_of(op) if dtype in DTYPES):
             sample = samples_of(op, dtype, requires_grad=False)[0]
-            given = outcome(lambda: op(sample.input, *sample.args, **sample.kwargs))
+            given = outcome(op, sample.input, *sample.args, **sample.kwargs)
             like = [given] if isinstance(given, Tensor) else given
             if not (isinstance(like, list | tuple) and all(isinstance(x, Tensor) for x in like)):
                 continue
             for shape in SHAPES:
-
-                def run(shape: str = shape) -> Any:
-                    return outcome(lambda: write_out(op, fresh(sample), list(like), shape))
-
-                expected = run()
+                expected = outcome(write_out, op, fresh(sample), list(like), shape)
                 with checked_session():
-                    got = run()
+                    got = outcome(write_out, op, fresh(sample), list(like), shape)
                     where = f"{op.name}, {dtype}, out has {shape}"
                     assert_same(expected, got, where)
                     evict_all(got)

@@ -100,8 +100,7 @@ def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads
 
     def prepare(out: list[float]) -> None:
         generator = torch.Generator().manual_seed(1)
-        for _ in range(200):
-            out.append(float(torch.randn(500, generator=generator).sum()))
+        out.extend(torch.randn(500, generator=generator).sum().item() for _ in range(200))
 
     def train(index: int, out: dict[int, list[float]]) -> None:
         generator = torch.Generator().manual_seed(index)
@@ -171,12 +170,10 @@ def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> N
         drawn = torch.randn(100_000)
         right = drawn.clone()
         state = torch.get_rng_state()
-        wrong: list[str] = []
+        seen: list[bool] = []
 
         def look() -> None:
-            for i in range(500):
-                if not torch.equal(torch.get_rng_state(), state):
-                    wrong.append(f"moved at look {i}")
+            seen.extend(torch.equal(torch.get_rng_state(), state) for _ in range(500))
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -184,7 +181,7 @@ def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> N
             evicted(drawn)
             dtr_alloc.materialize(drawn)
         thread.join()
-        assert not wrong
+        assert all(seen)
         assert torch.equal(drawn, right)
 
 
