@@ -18,7 +18,7 @@ PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -193,12 +193,27 @@ class Recorder:
         """Computes what depends on a tensor, as before an operator that overwrites it."""
         self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
 
+    def sees(self, arguments: Sequence[Any]) -> bool:
+        """Whether operators on these arguments would come to the capture on this thread, as they
+        are: not inside of another operator, and not on tensors with a dispatch of their own."""
+        included = self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        return (
+            included
+            and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
+            and torch._C._len_torch_dispatch_stack() == int(self.by_mode)
+            and all(
+                type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
+                for value in arguments
+                if isinstance(value, Tensor)
+            )
+        )
+
     def run(
         self,
         function: Callable[[list[Any]], Any],
         arguments: list[Any],
         name: str,
-        mutated: Sequence[int] = (),
+        mutated: Container[int] = (),
         replayable: bool = True,
     ) -> Any:
         """Runs a function of tensors as one operator, and returns what it returns.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtr_alloc import _autoload, costs, escapes, graphs, pools, refusals, report
+from dtr_alloc import _autoload, compiled, costs, escapes, graphs, pools, refusals, report
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
@@ -143,6 +143,7 @@ class Runtime:
         if self.log is not None:
             self.log.start()
         self.recorder.start()
+        compiled.start(self.recorder)
 
     def _install_allocator(self) -> None:
         if self.device_type == "cuda":
@@ -208,6 +209,7 @@ class Runtime:
             raise
         if self.log is not None:
             self.log.stop()
+        compiled.stop()
         self.recorder.stop()
         escapes.uninstall()
         if self.device_type == "cpu":

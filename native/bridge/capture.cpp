@@ -227,9 +227,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
     capture(op, below, stack);
 }
 
-// From the dispatch mode, with this key alone; or from inside of an operator that draws.
+// From the dispatch mode, which gives this key alone; or, with all keys, from inside of an operator
+// that draws.
 void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  capture(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey), stack);
+  const bool is_inside = Thread::current().tape != nullptr;
+  capture(op,
+          is_inside ? keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey)
+                    : kFromTheTop,
+          stack);
 }
 
 // ---- operators that Python calls (dtr_alloc/capture.py) ----
@@ -256,8 +261,9 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }
 
-// run(int call, int[] entries, int key, bool replayable) -> (): an operator that Python implements:
-// execute() of the call, which gives the results. entries: its tensors with their uses.
+// run(int call, int[] entries, int key, bool replayable) -> bool: an operator that Python implements:
+// execute() of the call, which gives the results. entries: its tensors with their uses. True if its
+// record needs the call.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
   const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
@@ -265,15 +271,19 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
   const int64_t call = torch::jit::pop(*stack).toInt();
   uint32_t count = 0;
+  Overwritten overwritten;
   for (const int64_t entry : entries) {
-    const auto* tensor = reinterpret_cast<const c10::TensorImpl*>(entry & ~int64_t{7});
-    thread.put(count++, entry_of(tensor, static_cast<uint8_t>(entry & 3)));
+    auto* tensor = reinterpret_cast<c10::TensorImpl*>(entry & ~int64_t{7});
+    const auto use = static_cast<uint8_t>(entry & 3);
+    thread.put(count++, entry_of(tensor, use));
+    if (use != DTR_USE_READ)
+      overwritten.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor));
   }
   explained([&] {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
     Closure& closure = thread.spare();
     closure.keep(call);
-    closure.surroundings().keep({}, settings.device);
+    closure.surroundings().keep(kFromTheTop, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
@@ -283,7 +293,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
       const Taping taping(thread, tape);
       call_python("execute", &results);
     }
-    op.end(put_results(thread, results, 0));
+    torch::jit::push(*stack, op.end(put_results(thread, results, 0)));
   });
 }
 
@@ -305,7 +315,7 @@ void register_operators() {
   add("dtr_alloc::materialize_all() -> ()",
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
-  add("dtr_alloc::run(int call, int[] entries, int key, bool replayable) -> ()",
+  add("dtr_alloc::run(int call, int[] entries, int key, bool replayable) -> bool",
       KernelFunction::makeFromBoxedFunction<&run>());
 }
 

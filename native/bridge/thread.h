@@ -92,12 +92,13 @@ class OpenOp {
   bool replayable() const { return flags_ & DTR_OP_REPLAYABLE; }
   void runs() { started_ = true; }
 
-  // results: how many of the numbers were put. The record may take the thread's spare closure.
-  void end(uint32_t results) {
+  // results: how many of the numbers were put. Whether the record took the thread's spare closure.
+  bool end(uint32_t results) {
     open_ = false;
     const int64_t id = core->op_end(thread_.frame(), results, flags_, &thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
+    return id > 0;
   }
 
  private:
@@ -142,9 +143,12 @@ inline c10::Device device_of(const Rule& rule, const c10::IValue* arguments) {
   return found.value_or(c10::Device(c10::kCPU));
 }
 
-// Runs an operator below the capture. No keys: from the top (it came by a dispatch mode).
+// In place of an operator's keys: it came by a dispatch mode, and is dispatched anew.
+const c10::DispatchKeySet kFromTheTop{kSecondKey};
+
+// Runs an operator below the capture.
 inline void proceed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  if (keys.empty())
+  if (keys == kFromTheTop)
     op.callBoxed(stack);
   else
     op.redispatchBoxed(keys, stack);
