@@ -34,9 +34,7 @@ from dtr_alloc.costs import operator_key
 from dtr_alloc.purity import Rule, rule_for
 
 _KEY = torch._C._dispatch_key_parse("Fake")
-_SECOND_KEYS = torch._C.DispatchKeySet(
-    torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")  # type: ignore[arg-type]
-)
+_SECOND_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode"))
 _NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
 _KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
     torch._C.DispatchKey.Python
@@ -87,7 +85,11 @@ class Door(TorchDispatchMode):
         if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
             # A subclass with a dispatch of its own unwraps first; its inner operators come by.
             return NotImplemented
-        return func._handle.redispatch_boxed(_SECOND_KEYS, *args, **(kwargs or {}))
+        # Of the keys above it, a mode leaves all excluded.
+        included = torch._C._dispatch_tls_local_include_set() | _SECOND_KEYS
+        excluded = torch._C._dispatch_tls_local_exclude_set() - _SECOND_KEYS
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
+            return func._op(*args, **(kwargs or {}))
 
 
 class Recorder:

@@ -139,7 +139,7 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
   for (size_t i = base; i < stack->size(); ++i)
     for_tensors((*stack)[i], [&](const at::Tensor& tensor) { given.push_back(tensor); });
   const auto begin = std::chrono::steady_clock::now();
-  proceed(rule.op, keys, stack);
+  rule.op.redispatchBoxed(keys, stack);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
   uint32_t count = 0;
   for (const at::Tensor& tensor : given)
@@ -164,7 +164,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
   Tape tape(closure.draws(), false);
-  run_drawing(thread, rule, *stack, tape, [&] { proceed(rule.op, keys, stack); });
+  run_drawing(thread, rule, *stack, tape, [&] { rule.op.redispatchBoxed(keys, stack); });
   if (rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
   op.end(put_results(thread, *stack, base));
@@ -190,12 +190,12 @@ void explained(Body&& body) {
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
-  run_drawing(thread, rule, *stack, *thread.tape, [&] { proceed(rule.op, keys, stack); });
+  run_drawing(thread, rule, *stack, *thread.tape, [&] { rule.op.redispatchBoxed(keys, stack); });
 }
 
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   if (!settings.capturing.load(std::memory_order_relaxed)) {
-    proceed(op, keys, stack);
+    op.redispatchBoxed(keys, stack);
     return;
   }
   const Rule& rule = Rules::instance().of(op);
@@ -210,7 +210,7 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     if (journaling)
       run_view(thread, rule, keys, stack);
     else
-      proceed(op, keys, stack);
+      op.redispatchBoxed(keys, stack);
     return;
   }
   if (journaling) journal_begins(thread, rule);
@@ -227,14 +227,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
     capture(op, below, stack);
 }
 
-// From the dispatch mode, which gives this key alone; or, with all keys, from inside of an operator
-// that draws.
+// While the dispatch mode hands an operator on, or inside of one that draws.
 void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  const bool is_inside = Thread::current().tape != nullptr;
-  capture(op,
-          is_inside ? keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey)
-                    : kFromTheTop,
-          stack);
+  capture(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey), stack);
 }
 
 // ---- operators that Python calls (dtr_alloc/capture.py) ----
@@ -283,7 +278,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
     Closure& closure = thread.spare();
     closure.keep(call);
-    closure.surroundings().keep(kFromTheTop, settings.device);
+    closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();

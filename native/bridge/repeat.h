@@ -108,7 +108,7 @@ class Repeater {
     const Rule& rule = *closure.rule();
     c10::Stack stack = closure.arguments(tensors);
     run_drawing(thread_, rule, stack, tape,
-                [&] { proceed(rule.op, closure.surroundings().keys(), &stack); });
+                [&] { rule.op.redispatchBoxed(closure.surroundings().keys(), &stack); });
     return stack;
   }
 

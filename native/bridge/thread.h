@@ -143,17 +143,6 @@ inline c10::Device device_of(const Rule& rule, const c10::IValue* arguments) {
   return found.value_or(c10::Device(c10::kCPU));
 }
 
-// In place of an operator's keys: it came by a dispatch mode, and is dispatched anew.
-const c10::DispatchKeySet kFromTheTop{kSecondKey};
-
-// Runs an operator below the capture.
-inline void proceed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  if (keys == kFromTheTop)
-    op.callBoxed(stack);
-  else
-    op.redispatchBoxed(keys, stack);
-}
-
 // Runs an operator, whose arguments are on top of the stack, by run(). What it draws goes to the
 // tape, or comes from it.
 template <typename Run>

@@ -1,0 +1,81 @@
+"""Operators come to the capture by a dispatch key, or by a dispatch mode where PyTorch uses that
+key itself: both doors lead to the same capture. (A mode changes what autograd does, so operators are
+compared without it.)"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOBS = ("mlp", "transformer", "inplace")
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from dtr_alloc import bridge
+
+door, name, log = sys.argv[1:]
+if door == "mode":
+    register = bridge.Bridge.register_capture
+    bridge.Bridge.register_capture = (
+        lambda self, device, by_mode: by_mode and register(self, device, by_mode)
+    )
+
+import torch
+import dtr_alloc
+from bench.measure import profile, train, train_plain
+from bench.models import differences
+from dtr_alloc import oplog, runtime
+
+torch.set_num_threads(1)
+expected = train_plain(name, 2)
+shape, free = profile(name, 2)
+run = train(name, shape.budget(0.5), 2, check=True)
+with dtr_alloc.session(log=log, device="cpu"), torch.no_grad():
+    torch.manual_seed(0)
+    x = torch.randn(64, 64)
+    y = (x * 2 + 1).relu_()
+    y[:8].copy_(x[8:16])
+    z = torch.nn.functional.dropout(y, 0.5) @ x.t()
+    torch._foreach_add_([x, y], 1.0)
+    torch.add(x, z, out=y)
+    z.topk(3)
+    del x, y, z
+operators = [
+    (type(i).__name__, i.name, getattr(i, "args", ()), getattr(i, "results", ()))
+    for i in oplog.read(Path(log))
+    if isinstance(i, oplog.Call | oplog.Mutate)
+]
+print(json.dumps({
+    "by_mode": runtime._runtime.recorder.by_mode,
+    "other bits": differences(expected, free.state) + differences(expected, run.state),
+    "rematerializations": run.rematerializations,
+    "operators": operators,
+}))
+"""
+
+
+def through(door: str, name: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-c", CHILD, door, name, str(folder / f"{door}.log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_both_doors_give_the_same_bits_and_record_the_same_operators(
+    name: str, tmp_path: Path
+) -> None:
+    key, mode = through("key", name, tmp_path), through("mode", name, tmp_path)
+    assert (key["by_mode"], mode["by_mode"]) == (False, True)
+    for found in (key, mode):
+        assert found["other bits"] == []
+        assert found["rematerializations"] > 0
+    assert len(key["operators"]) >= 10
+    assert mode["operators"] == key["operators"]
