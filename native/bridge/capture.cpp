@@ -195,6 +195,7 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
 
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   if (!settings.capturing.load(std::memory_order_relaxed)) {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
     op.redispatchBoxed(keys, stack);
     return;
   }
