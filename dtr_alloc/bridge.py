@@ -181,6 +181,8 @@ _PYTHON_API = (
 )
 """What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
 
+PHASES = ("job", "capture", "operators", "again", "engine", "allocator")
+"""What a thread's time goes into: native/bridge/phases.h says what each is."""
 _C10_TYPES = {"cpu": 0, "cuda": 1}
 _DROPPED_BATCH = 1024
 
@@ -209,6 +211,7 @@ class Bridge:
         library.dtr_bridge_meet_python(
             table, ctypes.c_void_p(id(torch.nn.Parameter)), ctypes.c_uint64(type_offset)
         )
+        self._phases = (ctypes.c_int64 * len(PHASES))()
         self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
 
     def connect(self, core_table: int) -> int:
@@ -250,6 +253,15 @@ class Bridge:
     def limit_repeats(self, most: int | None) -> None:
         """How many operators may run again from now on; None: any number."""
         self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
+
+    def phases(self, on: bool) -> dict[str, float]:
+        """What this thread's time went into since the last call, in seconds by PHASES.
+
+        Args:
+            on: whether it is counted from now on.
+        """
+        self._library.dtr_bridge_phases(on, self._phases)
+        return {phase: ns / 1e9 for phase, ns in zip(PHASES, self._phases, strict=True)}
 
     def forget_rules(self) -> None:
         """Has the rule of each operator asked for anew."""

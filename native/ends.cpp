@@ -45,9 +45,9 @@ bool MedianDensity::is_below(double cost_ns, double bytes) {
 // An op is about to run; its results become constants if it cannot be repeated, or overwrites
 // what cannot be computed again.
 void Engine::running_op(Frame& frame) {
+  if (!heeds_ends_) return;
   Running& op = of_thread().op;
   op = {};
-  if (!heeds_ends_) return;
   frame.call = frame.signature.value();
   if (!frame.replayable || frozen_ > 0) return;
   uint64_t bytes = 0;
@@ -64,9 +64,13 @@ void Engine::running_step(const Op* op) {
   if (heeds_ends_) of_thread().step = {this, std::max<int64_t>(op->cost_ns, 1), 0};
 }
 
-void Engine::op_is_over() { of_thread().op = {}; }
+void Engine::op_is_over() const {
+  if (heeds_ends_) of_thread().op = {};
+}
 
-void Engine::step_is_over() { of_thread().step = {}; }
+void Engine::step_is_over() const {
+  if (heeds_ends_) of_thread().step = {};
+}
 
 // Called without the mutex, as the pool is.
 int32_t Engine::end_for(Device& device, uint64_t size_bytes) const {

@@ -136,9 +136,9 @@ struct Input {
   Storage* storage = nullptr;  // locked; null: not tracked (opaque, empty, foreign device)
   Use use = Use::read;
   bool opaque = false;
-  bool constant = false;  // the recorder says: a parameter
-  bool shared = false;    // another argument has the same storage
-  uint32_t geometry = 0;  // first of its sizes and strides in Frame::geometry
+  bool constant = false;   // the recorder says: a parameter
+  bool shared = false;     // another argument has the same storage
+  uint32_t geometry = 0;   // first of its sizes and strides in Frame::geometry
   dtr_tensor_desc desc{};  // as it was before the op ran
 };
 
@@ -168,6 +168,7 @@ struct Frame {
   OpenLog log;
   bool open = false;
   bool replayable = false;
+  bool overwrites = false;  // some of its inputs
   uint64_t op_key = 0;
   Signature signature;
   uint64_t call = 0;     // the signature without results; where ends are wished for (ends.h)
@@ -175,7 +176,9 @@ struct Frame {
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
-  dtr_pool* queued_in = nullptr;  // of the device that queues its work; null: none is known
+  int64_t* room_ns = nullptr;      // of its thread
+  uint64_t* running_op = nullptr;  // likewise
+  dtr_pool* queued_in = nullptr;   // of the device that queues its work; null: none is known
   uint64_t queued_on = kNoStream;
   uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
   bool timed = false;     // a timer is to start
@@ -335,6 +338,8 @@ class Engine {
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void find_shared(Frame& frame);
+  void describe_inputs(Frame& frame);
+  int32_t begin_overwriting(Frame& frame, Deferred& deferred);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
   bool still_covers(const Input& input) const;
   void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
@@ -364,8 +369,8 @@ class Engine {
   // ends.cpp
   void running_op(Frame& frame);
   void running_step(const Op* op);
-  static void op_is_over();
-  static void step_is_over();
+  void op_is_over() const;
+  void step_is_over() const;
   int32_t end_for(Device& device, uint64_t size_bytes) const;
 
   // freeze.cpp

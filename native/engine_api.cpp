@@ -67,7 +67,8 @@ void check(const dtr_engine_options& options) {
 
 int64_t dtr::end_op(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                     void* closure) {
-  return answer(frame, [&] { return frame.engine.op_end(frame, results, flags, cost_ns, closure); });
+  return answer(frame,
+                [&] { return frame.engine.op_end(frame, results, flags, cost_ns, closure); });
 }
 
 extern "C" {

@@ -72,6 +72,8 @@ void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Defe
   *storage = fresh;
 }
 
+// input.storage: the record of the tensor's handle, if there is one; then, the locked record of
+// its content, if it is tracked.
 void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   const dtr_tensor_desc& desc = input.desc;
   if (desc.flags & DTR_TENSOR_OPAQUE) {
@@ -81,25 +83,29 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   if (!desc.handle) return;
   if (!is_managed_device(desc)) {
     input.use = Use::by_value;
+    input.storage = nullptr;
     return;
   }
   if (desc.storage_bytes == 0) {
     input.use = Use::empty;
+    input.storage = nullptr;
     return;
   }
-  if (!desc.data && !by_handle_.find(desc.handle)) {
+  if (!desc.data && !input.storage) {
     // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
     input.opaque = true;
     frame.replayable = false;
     return;
   }
-  Storage* storage = find_or_adopt(desc, deferred);
+  Storage* storage = input.storage;
+  if (!storage || storage->address != desc.data) storage = find_or_adopt(desc, deferred);
+  input.storage = nullptr;
   if (!storage) {
     input.opaque = true;
     frame.replayable = false;
     return;
   }
-  external_check(&storage, desc, deferred);
+  if (storage->external) external_check(&storage, desc, deferred);
   if (storage->captured) frame.replayable = false;  // F2
   if (storage->prefetched) note_return(storage, frame);
   if (input.constant) {
@@ -150,50 +156,29 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
 void Engine::about_to_run(Frame& frame) {
   order_inputs(frame);
   decide_timing(frame);
-  running_op_of_thread() = frame.op_key;
+  if (!frame.room_ns) {
+    frame.room_ns = &room_ns_of_thread();
+    frame.running_op = &running_op_of_thread();
+  }
+  *frame.running_op = frame.op_key;
   running_op(frame);
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = room_ns_of_thread();
+  frame.room_ns_at_begin = *frame.room_ns;
 }
 
 int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
                          Deferred& deferred) {
   frame.op_key = op_key;
-  frame.signature = Signature(op_key);
   frame.replayable = flags & DTR_OP_REPLAYABLE;
   frame.open = true;
   frame.requested = false;
+  frame.overwrites = false;
   frame.inputs.resize(tensors);
-  frame.geometry.clear();
+  describe_inputs(frame);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
-  bool overwriting = false;
-  // An operator has thrown what it knew of its arguments out of the caches. Three passes, so
-  // that the processor fetches what concerns one while it looks at the others.
-  for (uint32_t i = 0; i < tensors; ++i) {
-    Input& input = frame.inputs[i];
-    const int64_t entry = frame.buffer[i];
-    input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
-    input.use = static_cast<Use>(entry & 3);
-    input.constant = entry & DTR_USE_CONSTANT;
-    if (i + kAhead < tensors) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
-    framework_->describe(input.tensor, &input.desc);
-    frame.signature.add(input.desc);
-    by_handle_.fetch(input.desc.handle);
-    input.geometry = static_cast<uint32_t>(frame.geometry.size());
-    frame.geometry.insert(frame.geometry.end(), input.desc.sizes,
-                          input.desc.sizes + input.desc.ndim);
-    frame.geometry.insert(frame.geometry.end(), input.desc.strides,
-                          input.desc.strides + input.desc.ndim);
-  }
-  // The op may resize its arguments, or drop the last reference to one.
-  for (Input& input : frame.inputs) {
-    input.desc.sizes = frame.geometry.data() + input.geometry;
-    input.desc.strides = input.desc.sizes + input.desc.ndim;
-  }
-  for (const Input& input : frame.inputs)
-    if (const Storage* storage = by_handle_.find(input.desc.handle)) fetch(storage, 4);
+  bool covers = false;
   for (Input& input : frame.inputs) {
     const Use declared = input.use;
     classify(frame, input, deferred);
@@ -203,24 +188,70 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     }
     if (!input.storage) continue;
     if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
-    overwriting |= overwrites(input.use);
+    if (!overwrites(input.use)) continue;
+    frame.overwrites = true;
+    covers |= input.use != Use::mutate;
   }
   if (frozen_ > 0) capture_inputs(frame, deferred);
-  if (overwriting) find_shared(frame);
-  for (Input& input : frame.inputs) {
-    if (!input.storage || !overwrites(input.use)) continue;
-    // What is also read, or not covered, is an input after all.
-    if (input.use == Use::write_only && (input.shared || !input.desc.full)) input.use = Use::mutate;
-    if (input.use == Use::scratch && input.shared) frame.replayable = false;
-    ++input.storage->overwriters;
-  }
-  for (const Input& input : frame.inputs)
-    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent &&
-        !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
-      need |= DTR_NEED_WORK;
+  if (covers) find_shared(frame);
+  if (frame.overwrites || frozen_ > 0) need |= begin_overwriting(frame, deferred);
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
+  return need;
+}
+
+// What concerns hundreds of arguments is not near the processor: it is fetched some arguments
+// ahead, first the tensors, then what is known of their storages.
+void Engine::describe_inputs(Frame& frame) {
+  frame.signature = Signature(frame.op_key);
+  frame.geometry.clear();
+  const size_t count = frame.inputs.size();
+  for (size_t i = 0; i < count; ++i) {
+    Input& input = frame.inputs[i];
+    const int64_t entry = frame.buffer[i];
+    input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
+    input.use = static_cast<Use>(entry & 3);
+    input.constant = entry & DTR_USE_CONSTANT;
+    if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
+    framework_->describe(input.tensor, &input.desc);
+    by_handle_.fetch(input.desc.handle);
+    frame.signature.add(input.desc);
+    const auto dims = static_cast<size_t>(input.desc.ndim);
+    input.geometry = static_cast<uint32_t>(frame.geometry.size());
+    frame.geometry.resize(input.geometry + 2 * dims);
+    int64_t* geometry = frame.geometry.data() + input.geometry;
+    std::copy_n(input.desc.sizes, dims, geometry);
+    std::copy_n(input.desc.strides, dims, geometry + dims);
+  }
+  for (Input& input : frame.inputs) {
+    // The op may resize its arguments, or drop the last reference to one.
+    input.desc.sizes = frame.geometry.data() + input.geometry;
+    input.desc.strides = input.desc.sizes + input.desc.ndim;
+    input.storage = by_handle_.find(input.desc.handle);
+    if (input.storage && count > kAhead) fetch(input.storage, 4);
+  }
+}
+
+// Of an op that overwrites arguments, or touches some while a graph is captured. DTR_NEED_WORK
+// if what depends on one must be computed first.
+int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
+  int32_t need = 0;
+  for (Input& input : frame.inputs) {
+    if (!input.storage) continue;
+    if (overwrites(input.use)) {
+      // What is also read, or not covered, is an input after all.
+      if (input.use == Use::write_only && (input.shared || !input.desc.full))
+        input.use = Use::mutate;
+      if (input.use == Use::scratch && input.shared) frame.replayable = false;
+      ++input.storage->overwriters;
+    }
+  }
+  for (const Input& input : frame.inputs)
+    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent &&
+        input.storage->children &&
+        !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
+      need |= DTR_NEED_WORK;
   return need;
 }
 
@@ -322,8 +353,6 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   // Another argument is the same storage and was dealt with; or the op gave the buffer other
   // memory (out=), so that freed() ended the old version, and what is there now is a result.
   if (!old->handle) return;
-  dtr_tensor_desc desc;
-  framework_->describe(input.tensor, &desc);
   const bool constant =
       !op || old->constant_for_good || input.use == Use::scratch || old->size_bytes <= kTinyBytes;
   if (constant && !old->parent) {
@@ -331,6 +360,8 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
       old->checksum = checksum(old->address, old->size_bytes);
     return;  // it was settled before the op ran: the record may serve the new content
   }
+  dtr_tensor_desc desc;
+  framework_->describe(input.tensor, &desc);
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
   fresh->pins = old->pins;
@@ -383,10 +414,9 @@ int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                        void* closure) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
-  running_op_of_thread() = 0;
+  *frame.running_op = 0;
   op_is_over();
-  const int64_t reading_ns =
-      now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
+  const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
   stop_timer(frame, cost_ns < 0);
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
@@ -401,16 +431,17 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   const bool pure = replayable;
   if (frame.log.open) journal_running(nullptr);
   bool overwritten = false;
-  for (Input& input : frame.inputs) {
-    if (!input.storage || !overwrites(input.use)) continue;
-    --input.storage->overwriters;
-    overwritten |= input.use != Use::scratch;
-    // Made smaller within its storage (out=), it left a part of that as it was.
-    if (input.use == Use::write_only && input.storage->handle && !still_covers(input))
-      input.use = Use::mutate;
-    // What it reads and overwrites must exist again at a replay.
-    if (input.use == Use::mutate && !input.storage->parent) replayable = false;
-  }
+  if (frame.overwrites)
+    for (Input& input : frame.inputs) {
+      if (!input.storage || !overwrites(input.use)) continue;
+      --input.storage->overwriters;
+      overwritten |= input.use != Use::scratch;
+      // Made smaller within its storage (out=), it left a part of that as it was.
+      if (input.use == Use::write_only && input.storage->handle && !still_covers(input))
+        input.use = Use::mutate;
+      // What it reads and overwrites must exist again at a replay.
+      if (input.use == Use::mutate && !input.storage->parent) replayable = false;
+    }
   int64_t id = 0;
   Op* op = nullptr;
   const auto record_op = [&]() {
@@ -419,7 +450,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     return op;
   };
   if (overwritten && replayable) record_op();
-  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+  for (size_t i = 0; frame.overwrites && i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
       new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
@@ -479,7 +510,7 @@ void Engine::op_abort(Frame& frame, bool started) {
 }
 
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
-  running_op_of_thread() = 0;
+  if (frame.running_op) *frame.running_op = 0;
   op_is_over();
   frame.timed = false;
   hold_inputs(frame, false);

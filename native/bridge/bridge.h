@@ -41,8 +41,8 @@ extern std::atomic<bool> several_streams;
 // returns null for a request: PyTorch would take that for memory.
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena = 0);
 
-// capture.cpp: lets go of what repeats an op; and a sentence on the operators whose results fill the
-// memory, or nothing.
+// capture.cpp: lets go of what repeats an op; and a sentence on the operators whose results fill
+// the memory, or nothing.
 void drop_closure(void* closure);
 std::string largest_holders();
 

@@ -1,12 +1,13 @@
-// capture.cpp: operators, seen below autograd and without Python: a boxed fallback on a dispatch key
-// of its own, which each thread includes whose operators are recorded.
+// capture.cpp: operators, seen below autograd and without Python: a boxed fallback on a dispatch
+// key of its own, which each thread includes whose operators are recorded.
 //
 // One operator, in order (the engine's side is native/frame.cpp):
 //
 // 1. Its tensor arguments go to the core, which locks their storages and answers what is missing:
 //    nearly always nothing. The rest of its arguments is kept as a closure.
 // 2. What is missing is rematerialized first (repeat.h).
-// 3. It runs, with the key excluded: what it calls inside is a part of it. Its allocations may evict
+// 3. It runs, with the key excluded: what it calls inside is a part of it. Its allocations may
+// evict
 //    others.
 // 4. Its results go to the core. If one of them can be recomputed, the record takes the closure.
 //
@@ -15,7 +16,8 @@
 //
 // Upstream contracts, by header:
 //   ATen/core/dispatch/Dispatcher.h   redispatchBoxed() takes the key set as it is; a boxed kernel
-//                                     finds its arguments on top of the stack and leaves its results
+//                                     finds its arguments on top of the stack and leaves its
+//                                     results
 //   c10/core/DispatchKeySet.h         a key set made with FULL_AFTER holds the keys below a key
 #define AT_PER_OPERATOR_HEADERS
 
@@ -35,8 +37,7 @@ namespace {
 
 // Whether a tensor is a parameter, by the type of its Python object, which does not change.
 bool is_parameter(const c10::TensorImpl& tensor) {
-  const auto* object =
-      reinterpret_cast<const char*>(tensor.pyobj_slot()->load_pyobj());
+  const auto* object = reinterpret_cast<const char*>(tensor.pyobj_slot()->load_pyobj());
   if (!object) return false;
   void* type;
   std::memcpy(&type, object + python.type_offset, sizeof type);
@@ -63,7 +64,8 @@ uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* argu
   uint32_t count = 0;
   for (const TensorArgument& of : rule.tensors) {
     uint8_t use = of.use;
-    if (of.hidden && (rule.training < 0 || arguments[rule.training].toBool())) use = DTR_USE_SCRATCH;
+    if (of.hidden && (rule.training < 0 || arguments[rule.training].toBool()))
+      use = DTR_USE_SCRATCH;
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
       thread.put(count++, entry_of(tensor.unsafeGetTensorImpl(), use));
       if (use != DTR_USE_READ) overwritten->push_back(tensor);
@@ -119,6 +121,11 @@ const at::Tensor* first_result(const c10::Stack& stack, size_t base) {
              : nullptr;
 }
 
+void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const In in(Phase::operators);
+  op.redispatchBoxed(keys, stack);
+}
+
 // ---- the op log ----
 
 constexpr uint32_t kOperatorsBetweenDrains = 512;
@@ -139,7 +146,7 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
   for (size_t i = base; i < stack->size(); ++i)
     for_tensors((*stack)[i], [&](const at::Tensor& tensor) { given.push_back(tensor); });
   const auto begin = std::chrono::steady_clock::now();
-  rule.op.redispatchBoxed(keys, stack);
+  run_kernel(rule.op, keys, stack);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
   uint32_t count = 0;
   for (const at::Tensor& tensor : given)
@@ -164,7 +171,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
   Tape tape(closure.draws(), false);
-  run_drawing(thread, rule, *stack, tape, [&] { rule.op.redispatchBoxed(keys, stack); });
+  run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
   op.end(put_results(thread, *stack, base));
@@ -190,7 +197,7 @@ void explained(Body&& body) {
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
-  run_drawing(thread, rule, *stack, *thread.tape, [&] { rule.op.redispatchBoxed(keys, stack); });
+  run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
@@ -205,13 +212,14 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     run_inside(thread, rule, keys, stack);
     return;
   }
+  const In in(Phase::capture);
   const bool journaling = settings.journaling.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
     if (journaling)
       run_view(thread, rule, keys, stack);
     else
-      op.redispatchBoxed(keys, stack);
+      run_kernel(op, keys, stack);
     return;
   }
   if (journaling) journal_begins(thread, rule);
@@ -257,9 +265,9 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }
 
-// run(int call, int[] entries, int key, bool replayable) -> bool: an operator that Python implements:
-// execute() of the call, which gives the results. entries: its tensors with their uses. True if its
-// record needs the call.
+// run(int call, int[] entries, int key, bool replayable) -> bool: an operator that Python
+// implements: execute() of the call, which gives the results. entries: its tensors with their uses.
+// True if its record needs the call.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
   const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
@@ -275,6 +283,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     if (use != DTR_USE_READ)
       overwritten.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor));
   }
+  const In in(Phase::capture);
   explained([&] {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
     Closure& closure = thread.spare();
@@ -287,6 +296,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     c10::Stack results{call, c10::List<std::optional<at::Tensor>>()};
     {
       const Taping taping(thread, tape);
+      const In running(Phase::operators);
       call_python("execute", &results);
     }
     torch::jit::push(*stack, op.end(put_results(thread, results, 0)));
@@ -301,9 +311,9 @@ void register_operators() {
     const c10::OperatorName name = parsed.operator_name();
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
     registered->push_back(dispatcher.registerDef(std::move(parsed), "dtr_alloc"));
-    registered->push_back(dispatcher.registerImpl(
-        name, c10::DispatchKey::CompositeImplicitAutograd, std::move(kernel), std::nullopt,
-        nullptr, "dtr_alloc"));
+    registered->push_back(dispatcher.registerImpl(name, c10::DispatchKey::CompositeImplicitAutograd,
+                                                  std::move(kernel), std::nullopt, nullptr,
+                                                  "dtr_alloc"));
   };
   using c10::KernelFunction;
   add("dtr_alloc::materialize(int handle) -> ()",
@@ -390,9 +400,8 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
         by_mode,
         dispatcher.registerFallback(
             key,
-            by_mode
-                ? c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::second_fallback>()
-                : c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::fallback>(),
+            by_mode ? c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::second_fallback>()
+                    : c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::fallback>(),
             "dtr_alloc"));
   }
   settings.by_mode = by_mode != 0;
@@ -405,6 +414,14 @@ DTR_EXPORT void dtr_bridge_capture(int32_t on) { settings.capturing = on != 0; }
 // Whether this thread's operators come by. (For a dispatch mode they do while it is entered.)
 DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {
   c10::impl::tls_set_dispatch_key_included(dtr_bridge::kKey, on != 0);
+}
+
+// What this thread's time went into since the last call, in nanoseconds by dtr_bridge::Phase. on:
+// from now on it is counted.
+DTR_EXPORT void dtr_bridge_phases(int32_t on, int64_t* ns) {
+  const auto taken = dtr_bridge::Phases::of_thread().take();
+  std::copy(taken.begin(), taken.end(), ns);
+  dtr_bridge::Phases::is_on() = on != 0;
 }
 
 DTR_EXPORT void dtr_bridge_freeze(int32_t by) { settings.frozen += by; }

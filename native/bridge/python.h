@@ -18,14 +18,14 @@ namespace dtr_bridge {
 
 // The functions of Python's C API that are needed, as ctypes finds them.
 struct PythonApi {
-  int (*gil_is_held)() = nullptr;    // PyGILState_Check
-  void* (*release_gil)() = nullptr;  // PyEval_SaveThread
-  void (*take_gil)(void*) = nullptr;  // PyEval_RestoreThread
-  int (*ensure_gil)() = nullptr;     // PyGILState_Ensure
-  void (*restore_gil)(int) = nullptr;  // PyGILState_Release
+  int (*gil_is_held)() = nullptr;             // PyGILState_Check
+  void* (*release_gil)() = nullptr;           // PyEval_SaveThread
+  void (*take_gil)(void*) = nullptr;          // PyEval_RestoreThread
+  int (*ensure_gil)() = nullptr;              // PyGILState_Ensure
+  void (*restore_gil)(int) = nullptr;         // PyGILState_Release
   int (*is_subtype)(void*, void*) = nullptr;  // PyType_IsSubtype
-  void* parameter_type = nullptr;    // torch.nn.Parameter
-  uint64_t type_offset = 0;          // of ob_type in every object
+  void* parameter_type = nullptr;             // torch.nn.Parameter
+  uint64_t type_offset = 0;                   // of ob_type in every object
 };
 
 inline PythonApi python;

@@ -4,9 +4,8 @@
 // (surroundings.h).
 #pragma once
 
-#include <c10/core/TensorOptions.h>
-
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/TensorOptions.h>
 
 #include <mutex>
 #include <vector>
@@ -39,38 +38,40 @@ class Repeater {
 
   // Brings in what the op that was begun needs before it may run.
   void prepare() {
+    const In in(Phase::capture);
     const Turn turn;
-    while (const int32_t work = core->op_prepare(frame_)) {
-      if (work < 0) fail_with_last_error(-work);
-      run();
-    }
+    while (in_core([&] { return core->op_prepare(frame_); })) run();
   }
 
   // Makes a storage resident, if it is evicted. The caller keeps it alive.
   void bring_back(void* handle) {
+    const In in(Phase::capture);
     const Turn turn;
-    const int32_t work = core->remat_want(frame_, handle);
-    if (work < 0) fail_with_last_error(-work);
-    if (work) run();
+    if (in_core([&] { return core->remat_want(frame_, handle); })) run();
   }
 
   void bring_back_all() {
+    const In in(Phase::capture);
     const Turn turn;
-    while (const int32_t work = core->remat_want_any(frame_)) {
-      if (work < 0) fail_with_last_error(-work);
-      run();
-    }
+    while (in_core([&] { return core->remat_want_any(frame_); })) run();
   }
 
  private:
+  // What a function of the core answers, if that is not a failure.
+  template <typename Call>
+  static int64_t in_core(Call&& call) {
+    const In in(Phase::engine);
+    const int64_t answer = call();
+    if (answer < 0) fail_with_last_error(static_cast<int32_t>(-answer));
+    return answer;
+  }
+
   // Runs the frame's stack until it is empty.
   void run() {
     try {
       const Unseen unseen;
-      while (const int64_t id = core->remat_next(frame_)) {
-        if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
+      while (in_core([&] { return core->remat_next(frame_); }))
         step(*static_cast<Closure*>(core->step_closure(frame_)));
-      }
     } catch (...) {
       core->remat_abort(frame_);
       throw;
@@ -98,17 +99,19 @@ class Repeater {
           i < arguments.size() ? arguments[i] : results[i - arguments.size()];
       numbers[i] = tensor.defined() ? reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()) : 0;
     }
+    const In in(Phase::engine);
     const int32_t status = core->remat_commit(frame_, static_cast<uint32_t>(arguments.size()),
                                               static_cast<uint32_t>(results.size()));
     if (status < 0) fail_commit(closure, -status);
   }
 
-  c10::Stack run_operator(Closure& closure, const std::vector<at::Tensor>& tensors,
-                          Tape& tape) {
+  c10::Stack run_operator(Closure& closure, const std::vector<at::Tensor>& tensors, Tape& tape) {
     const Rule& rule = *closure.rule();
     c10::Stack stack = closure.arguments(tensors);
-    run_drawing(thread_, rule, stack, tape,
-                [&] { rule.op.redispatchBoxed(closure.surroundings().keys(), &stack); });
+    run_drawing(thread_, rule, stack, tape, [&] {
+      const In in(Phase::again);
+      rule.op.redispatchBoxed(closure.surroundings().keys(), &stack);
+    });
     return stack;
   }
 
@@ -119,6 +122,7 @@ class Repeater {
       list.push_back(tensor.defined() ? std::make_optional(tensor) : std::nullopt);
     c10::Stack stack{closure.python(), std::move(list)};
     const Taping taping(thread_, tape);
+    const In in(Phase::again);
     call_python("execute", &stack);
     return stack;
   }
@@ -139,8 +143,8 @@ class Repeater {
       message +=
           ". Its kernel may be nondeterministic, or read what is not captured: try "
           "torch.use_deterministic_algorithms(True), or pin() its result";
-    fail(status, (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " +
-                     message);
+    fail(status,
+         (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " + message);
   }
 
   // The argument tensors of a step, from its description (layout: native/dtr_alloc.h). Undefined
@@ -154,9 +158,9 @@ class Repeater {
     }
     // Where what is only written to belongs, if no other argument says it.
     const c10::Device home =
-        storages.empty()
-            ? c10::Device(settings.device, static_cast<c10::DeviceIndex>(core->frame_device(frame_)))
-            : storages[0].device();
+        storages.empty() ? c10::Device(settings.device,
+                                       static_cast<c10::DeviceIndex>(core->frame_device(frame_)))
+                         : storages[0].device();
     std::vector<at::Tensor> tensors(static_cast<size_t>(*at++));
     for (at::Tensor& tensor : tensors) {
       const auto use = static_cast<StepUse>(*at++);
@@ -189,8 +193,8 @@ class Repeater {
     return c10::Storage(std::move(strong));
   }
 
-  static at::Tensor over(const c10::Storage& storage, c10::ScalarType type,
-                         c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  static at::Tensor over(const c10::Storage& storage, c10::ScalarType type, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides, int64_t offset) {
     const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, storage.device());
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));

@@ -24,9 +24,9 @@ struct TensorArgument {
 
 struct Rule {
   c10::OperatorHandle op;
-  uint64_t key = 0;        // dtr_op_begin's op_key
-  int32_t number = 0;      // its place in Python's list of rules; the journal's name
-  bool passes = false;     // needs no data and changes none: nobody records it
+  uint64_t key = 0;     // dtr_op_begin's op_key
+  int32_t number = 0;   // its place in Python's list of rules; the journal's name
+  bool passes = false;  // needs no data and changes none: nobody records it
   bool replayable = false;
   bool random = false;     // draws from a generator
   int32_t generator = -1;  // position of the generator it can be given; -1: none such

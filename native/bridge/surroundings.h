@@ -55,15 +55,14 @@ class Surroundings {
   };
 
  private:
-  static constexpr c10::DispatchKeySet kNeverAgain{
-      kKey,
-      c10::DispatchKey::Python,
-      c10::DispatchKey::PythonTLSSnapshot,
-      c10::DispatchKey::PythonDispatcher,
-      c10::DispatchKey::PreDispatch,
-      c10::DispatchKey::Functionalize,
-      c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-      c10::DispatchKey::FuncTorchDynamicLayerBackMode};
+  static constexpr c10::DispatchKeySet kNeverAgain{kKey,
+                                                   c10::DispatchKey::Python,
+                                                   c10::DispatchKey::PythonTLSSnapshot,
+                                                   c10::DispatchKey::PythonDispatcher,
+                                                   c10::DispatchKey::PreDispatch,
+                                                   c10::DispatchKey::Functionalize,
+                                                   c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                                   c10::DispatchKey::FuncTorchDynamicLayerBackMode};
 
   // A device's autocast is on unless its key is excluded.
   bool has_autocast() const {

@@ -8,6 +8,7 @@
 
 #include "bridge.h"
 #include "closure.h"
+#include "phases.h"
 
 namespace dtr_bridge {
 
@@ -60,7 +61,7 @@ class Thread {
   }
 
   bool runs_op = false;
-  Tape* tape = nullptr;  // of the operator that runs now, if it draws by operators inside (D4)
+  Tape* tape = nullptr;      // of the operator that runs now, if it draws by operators inside (D4)
   uint32_t since_drain = 0;  // operators in the op log
 
  private:
@@ -76,6 +77,7 @@ class OpenOp {
   // tensors: how many of the numbers were put.
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
       : thread_(thread), flags_(flags) {
+    const In in(Phase::engine);
     need_ = core->op_begin(thread.frame(), tensors, flags, key);
     if (need_ < 0) fail_with_last_error(-need_);
     thread.runs_op = true;
@@ -95,6 +97,7 @@ class OpenOp {
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.
   bool end(uint32_t results) {
     open_ = false;
+    const In in(Phase::engine);
     const int64_t id = core->op_end(thread_.frame(), results, flags_, &thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));

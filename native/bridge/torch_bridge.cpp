@@ -17,17 +17,22 @@
 #include <c10/core/TensorImpl.h>
 
 #include "bridge.h"
+#include "phases.h"
 
 namespace dtr_bridge {
 
 const dtr_core* core = nullptr;
 std::atomic<bool> several_streams{false};
 
-void free_block(void* address) { core->freed(core->engine, address); }
+void free_block(void* address) {
+  const In in(Phase::engine);
+  core->freed(core->engine, address);
+}
 
 void free_of_arena(void* address) { core->freed(core->engine, address); }
 
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
+  const In in(Phase::allocator);
   int32_t status = DTR_OK;
   const char* message = nullptr;
   void* address = core->allocate(core->engine, static_cast<uint8_t>(device.type()),
