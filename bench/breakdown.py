@@ -7,28 +7,31 @@ budget by budget and round by round, each with a job of its own whose first step
 
 - plain: without dtr_alloc. All ratios are to the mean step of these;
 - bare: under the budget, with nobody watching;
-- watched: under the budget, with every nanosecond of a step given to a part (bench/timeline.py).
+- watched: under the budget, with every nanosecond of a step given to one of PARTS.
+
+The parts come from the clocks of the bridge (native/bridge/phases.h) and of the engine, so they add
+up to the step. Page faults happen inside operators: their number is the system's, what one costs is
+measured beside the runs, and the product is taken off the operators.
 
 Times are of the processor: those of other processes do not count. The clocks that share a step out
-among its parts are of the wall, because such a clock takes a tenth of the time to read; what the
-thread waits for its processor falls on all parts alike, and is taken off all alike. ``waited`` says
-how much of a step it was. A mean is that of the half of the steps in which it was the least. Means
-of the same steps add up: the parts' to ``watched_ratio``, which is without what watching itself
-took (``watching_ratio``). ``watched_over_bare`` checks that watching did not change what it looked
-at.
+among its parts are of the wall; what the thread waits for its processor falls on all parts alike,
+and is taken off all alike. ``waited`` says how much of a step it was. A mean is that of the half of
+the steps in which it was the least. ``watched_over_bare`` checks that watching did not change what
+it looked at. The rows with ``fraction`` null are without a limit, where nothing is ever evicted.
 
-The rows with ``fraction`` null are without a limit, where nothing is ever evicted. ``noop_mode``
-is a run under a dispatch mode that does nothing: what PyTorch charges for any mode, and a part of
-"rest", because it passes before the recorder is called.
+``ours`` is what a budget costs beyond running operators and running them again: the shares of
+search, engine, capture, allocator and faults in the watched step.
 """
 
 from __future__ import annotations
 
 import gc
+import mmap
+import resource
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from statistics import fmean
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import fmean, median
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -42,15 +45,26 @@ from bench import results
 from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS, Job
-from bench.overhead import Nothing
-from bench.timeline import PARTS, Timeline, watched_session
+from dtr_alloc import runtime
 from dtr_alloc.config import Config
 
-MODELS = ("mlp", "transformer", "lstm", "treelstm", "unet", "resnet", "densenet")
-FRACTIONS = (None, 0.9, 0.7, 0.5, 0.4, 0.3)
+FRACTIONS = (None, 0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
 MOST_REPEATS = 10_000
 """Of one run: with more a budget is said to thrash."""
-COUNTED = ("evictions", "rematerializations")
+COUNTED = ("evictions", "rematerializations", "recorded_ops", "mapped_chunks")
+
+PARTS = {
+    "operators": "operators, run for the first time",
+    "again": "operators that are run again",
+    "search": "the engine, choosing what to evict",
+    "engine": "the engine, all else: records, plans, evicting, taking memory back",
+    "capture": "seeing operators, keeping what repeats them, rebuilding arguments",
+    "allocator": "giving memory, without the room that the engine makes for it",
+    "faults": "page faults of memory that is used for the first time, by number",
+    "rest": "the job's Python, autograd, and PyTorch's way to an operator",
+}
+"""What a step's time is made of; each name with its meaning."""
+OURS = ("search", "engine", "capture", "allocator", "faults")
 
 Step = dict[str, float]
 """What a step was: seconds of the processor in "total" and, where it was watched, in each of PARTS
@@ -64,32 +78,90 @@ def calm(steps: list[Step]) -> Step:
     return {key: fmean(step[key] for step in kept) for key in kept[0]}
 
 
+class Watch:
+    """Gives a step's time to the parts."""
+
+    def __init__(self, fault_seconds: float) -> None:
+        self._fault_seconds = fault_seconds
+        self._before: dict[str, Any] = {}
+        self._faults = 0
+
+    def begin(self) -> None:
+        self._before = dtr_alloc.stats()
+        self._faults = _faults()
+        runtime._enabled().bridge.phases(True)
+
+    def end(self) -> Step:
+        """The seconds of each of PARTS since begin()."""
+        phases = runtime._enabled().bridge.phases(False)
+        after = dtr_alloc.stats()
+        search, engine = (
+            after[key] - self._before[key] for key in ("search_seconds", "bookkeeping_seconds")
+        )
+        # The engine's clock runs also where an allocation has it make room.
+        room = max(engine - phases["engine"], 0.0)
+        faults = (_faults() - self._faults) * self._fault_seconds
+        running = phases["operators"] + phases["again"]
+        kept = max(1 - faults / running, 0.0) if running else 1.0
+        return {
+            "operators": phases["operators"] * kept,
+            "again": phases["again"] * kept,
+            "search": search,
+            "engine": phases["engine"] + room - search,
+            "capture": phases["capture"],
+            "allocator": phases["allocator"] - room,
+            "faults": running * (1 - kept),
+            "rest": phases["job"],
+        }
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def fault_seconds(pages: int = 16384) -> float:
+    """What the first use of a page costs here."""
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        begin = thread_time()
+        memory[:: mmap.PAGESIZE] = bytes(pages)
+        return (thread_time() - begin) / pages
+
+
+@contextmanager
+def watched_session(budget: int | str, cost: float, **settings: object) -> Iterator[Watch]:
+    """``dtr_alloc.session``, and what watches its steps."""
+    with dtr_alloc.session(budget=budget, **settings):
+        runtime.time_bookkeeping(True)
+        yield Watch(cost)
+
+
 def run(name: str, steps: int, session: AbstractContextManager[Any], **options: Any) -> list[Step]:
     """Trains a new job in the session for some steps after a first one that does not count.
 
     Raises torch.OutOfMemoryError and Thrashing.
     """
     gc.collect()
-    with session as timeline, limited_repeats(MOST_REPEATS):
+    with session as watch, limited_repeats(MOST_REPEATS if dtr_alloc.is_enabled() else None):
         job = JOBS[name](**options)
         try:
             job.step(0)
-            return [one_step(job, i, timeline) for i in range(1, steps + 1)]
+            return [one_step(job, i, watch) for i in range(1, steps + 1)]
         except BaseException:
             job.drop_gradients()
             forget_broken_backward()
             raise
 
 
-def one_step(job: Job, i: int, timeline: object) -> Step:
-    """Trains one step, watched if there is a Timeline."""
+def one_step(job: Job, i: int, watch: object) -> Step:
+    """Trains one step, watched if there is a Watch."""
     before = dtr_alloc.stats()
     parts: Step = {}
     start, on_processor = perf_counter(), thread_time()
-    if isinstance(timeline, Timeline):
-        timeline.begin()
+    if isinstance(watch, Watch):
+        watch.begin()
         job.step(i)
-        parts = timeline.end()
+        parts = watch.end()
     else:
         job.step(i)
     total = thread_time() - on_processor
@@ -97,26 +169,24 @@ def one_step(job: Job, i: int, timeline: object) -> Step:
     after = dtr_alloc.stats()
     added = {key: float(after[key] - before[key]) for key in COUNTED}
     parts = {part: seconds * running for part, seconds in parts.items()}
-    if parts:
-        total = sum(parts[part] for part in PARTS)
     return {"total": total, "waited": 1 - running, **added, **parts}
 
 
 Sessions = dict[str, Callable[[], AbstractContextManager[Any]]]
 
 
-def under(budget: int | str) -> Sessions:
+def under(budget: int | str, cost: float) -> Sessions:
     """The sessions that are compared under a budget."""
     return {
         "bare": lambda: dtr_alloc.session(budget=budget, device="cpu"),
-        "watched": lambda: watched_session(budget, device="cpu"),
+        "watched": lambda: watched_session(budget, cost, device="cpu"),
     }
 
 
 def measure(
     name: str, fractions: tuple[float | None, ...], rounds: int, steps: int, **options: Any
-) -> tuple[list[dict[str, Any]], float]:
-    """A row for each budget, and what a dispatch mode that does nothing makes of a step."""
+) -> list[dict[str, Any]]:
+    """A row for each budget."""
     shape, _ = profile(name, 2, **options)
     budgets = {
         fraction: "unlimited" if fraction is None else shape.budget(fraction)
@@ -124,15 +194,15 @@ def measure(
     }
     outcomes = dict.fromkeys(fractions, "trains")
     taken: dict[tuple[float | None, str], list[Step]] = defaultdict(list)
-    plain, noop = [], []
+    plain = []
+    cost = fault_seconds()
     for _ in range(rounds):
-        noop += run(name, steps, Nothing(), **options)
         for fraction, budget in budgets.items():
             if outcomes[fraction] != "trains":
                 continue
             plain += run(name, steps, nullcontext(), **options)
             try:
-                for way, session in under(budget).items():
+                for way, session in under(budget, cost).items():
                     taken[fraction, way] += run(name, steps, session(), **options)
             except Thrashing:
                 outcomes[fraction] = "thrashes"
@@ -146,19 +216,21 @@ def measure(
         if outcomes[fraction] == "trains":
             row |= compare(base, calm(taken[fraction, "bare"]), calm(taken[fraction, "watched"]))
         rows.append(row)
-    return rows, calm(noop)["total"] / base["total"]
+    return rows
 
 
 def compare(plain: Step, bare: Step, watched: Step) -> dict[str, Any]:
     """The figures of a row."""
-    ratios = {part: watched[part] / plain["total"] for part in ("total", "watching", *PARTS)}
+    ratios = {part: watched[part] / plain["total"] for part in ("total", *PARTS)}
+    running = watched["operators"] + watched["again"]
     return {
         "plain_seconds": plain["total"],
         "bare_ratio": bare["total"] / plain["total"],
         "watched_ratio": ratios["total"],
-        "watching_ratio": ratios["watching"],
         "watched_over_bare": watched["total"] / bare["total"],
         "waited": max(plain["waited"], bare["waited"], watched["waited"]),
+        "ours": sum(watched[part] for part in OURS) / watched["total"],
+        "operator_seconds": running / (watched["recorded_ops"] + watched["rematerializations"]),
         **{f"{key}_per_step": watched[key] for key in COUNTED},
         "parts": {part: ratios[part] for part in PARTS},
     }
@@ -168,7 +240,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="Where a step's time goes, in steps without dtr_alloc")
     table.add_column("job", no_wrap=True)
-    for column in ("budget", "plain ms", "waited", "bare", "watched", *PARTS):
+    for column in ("budget", "plain ms", "us/op", "waited", "bare", "watched", *PARTS, "ours"):
         table.add_column(column, justify="right")
     for row in rows:
         budget = "unlimited" if row["fraction"] is None else f"{row['fraction']:.0%}"
@@ -176,9 +248,9 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             table.add_row(row["job"], budget, row["outcome"])
             continue
         numbers = (row["bare_ratio"], row["watched_ratio"], *row["parts"].values())
-        cells = [f"{row['plain_seconds'] * 1e3:.1f}", f"{row['waited']:.0%}"]
-        cells += [f"{number:.3f}" for number in numbers]
-        table.add_row(row["job"], budget, *cells)
+        cells = [f"{row['plain_seconds'] * 1e3:.1f}", f"{row['operator_seconds'] * 1e6:.0f}"]
+        cells += [f"{row['waited']:.0%}", *(f"{number:.3f}" for number in numbers)]
+        table.add_row(row["job"], budget, *cells, f"{row['ours']:.1%}")
     console.print(table)
 
 
@@ -200,23 +272,30 @@ def main(
     smoke: bool,
 ) -> None:
     torch.set_num_threads(1)
-    names: tuple[str, ...] = jobs or MODELS
+    names: tuple[str, ...] = jobs or tuple(JOBS)
     fractions: tuple[float | None, ...] = FRACTIONS
     if smoke:
         names, fractions, rounds, steps, scale = ("mlp",), (None, 0.5), 1, 2, 1.0
     options: dict[str, Any] = {"scale": scale, "seed": seed}
     console = results.console()
-    rows, noop = [], []
+    rows = []
     for name in names:
         with console.status(f"watching {name}"):
-            found, ratio = measure(name, fractions, rounds, steps, **options)
-        rows += found
-        noop.append({"job": name, "ratio": ratio})
+            rows += measure(name, fractions, rounds, steps, **options)
     show(rows, console)
+    for fraction in fractions:
+        ratios = [
+            row["bare_ratio"]
+            for row in rows
+            if row["fraction"] == fraction and row["outcome"] == "trains"
+        ]
+        if ratios:
+            budget = "unlimited" if fraction is None else f"{fraction:.0%}"
+            console.print(f"{budget}: {median(ratios):.3f} in the median of {len(ratios)} jobs")
     if path:
         document = results.environment("cpu", seed) | {"bench": "breakdown", "parts": PARTS}
         document |= {"processor": cpu_name(), "rounds": rounds, "steps": steps, "scale": scale}
-        document |= {"heuristic": str(Config.heuristic), "noop_mode": noop, "results": rows}
+        document |= {"heuristic": str(Config.heuristic), "results": rows}
         results.write_json(document, path)
 
 
