@@ -169,6 +169,8 @@ def one_step(job: Job, i: int, watch: object) -> Step:
     after = dtr_alloc.stats()
     added = {key: float(after[key] - before[key]) for key in COUNTED}
     parts = {part: seconds * running for part, seconds in parts.items()}
+    if parts:
+        total = sum(parts.values())
     return {"total": total, "waited": 1 - running, **added, **parts}
 
 

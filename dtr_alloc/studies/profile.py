@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Warm: the job's own operators; blue and green: what Python adds; the engine is dark.
+# Warm: the job's own operators; blue and green: what stands around them; the engine is dark.
 COLORS = {
     "operators": "#c9c9c9",
     "again": "#e8833a",
-    "replay": "#f7c59f",
     "search": "#000000",
-    "bookkeeping": "#7b3294",
-    "recorder": "#2c7fb8",
+    "engine": "#7b3294",
+    "capture": "#2c7fb8",
+    "allocator": "#41ab5d",
+    "faults": "#addd8e",
     "rest": "#a6d8f0",
 }
 LABELS = {
     "operators": "operators, first time",
     "again": "operators, run again",
-    "replay": "replay's Python around these",
     "search": "search for evictions",
-    "bookkeeping": "other bookkeeping of the engine",
-    "recorder": "recorder's Python",
-    "rest": "rest: the job's Python, autograd,\nPyTorch's way to the recorder",
+    "engine": "the rest of the engine",
+    "capture": "capture, and rebuilding arguments",
+    "allocator": "giving memory",
+    "faults": "page faults",
+    "rest": "rest: the job's Python, autograd,\nPyTorch's way to an operator",
 }
 
 
@@ -42,9 +44,8 @@ def compute(options: Options) -> Document:
         | {part: _rounded(ratio) for part, ratio in row.get("parts", {}).items()}
         for row in found["results"]
     ]
-    noop = {row["job"]: _rounded(row["ratio"]) for row in found["noop_mode"]}
     head = {key: found[key] for key in kept}
-    return head | {"parts": found["parts"], "noop_mode": noop, "rows": rows}
+    return head | {"parts": found["parts"], "rows": rows}
 
 
 def _rounded(value: object) -> object:
@@ -64,20 +65,19 @@ def draw(document: Document) -> Mapping[str, Figure]:
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for panel, job in zip(panels, jobs, strict=False):
         rows = [row for row in document["rows"] if row["job"] == job]
-        _panel(panel, job, rows, document["noop_mode"][job])
+        _panel(panel, job, rows)
     for panel in panels[len(jobs) :]:
         panel.axis("off")
     parts = [Patch(color=COLORS[part], label=LABELS[part]) for part in reversed(COLORS)]
     marks = [
         Line2D([], [], color="black", marker="D", markersize=4, linestyle="", label="not watched"),
         Line2D([], [], color="black", linewidth=1.2, label="without dtr_alloc"),
-        Line2D([], [], color="black", linewidth=1.2, linestyle=":", label="under an empty mode"),
     ]
     panels[len(jobs)].legend(handles=[*parts, *marks], loc="center", frameon=False, fontsize=9)
     return {"": figure}
 
 
-def _panel(panel: Axes, job: str, rows: list[Document], noop: float) -> None:
+def _panel(panel: Axes, job: str, rows: list[Document]) -> None:
     names = ["none" if row["fraction"] is None else f"{row['fraction']:g}" for row in rows]
     trained = [place for place, row in enumerate(rows) if row["outcome"] == "trains"]
     bottoms = [0.0] * len(trained)
@@ -88,7 +88,6 @@ def _panel(panel: Axes, job: str, rows: list[Document], noop: float) -> None:
     bare = [rows[place]["bare_ratio"] for place in trained]
     panel.plot(trained, bare, "D", color="black", markersize=4)
     panel.axhline(1, color="black", linewidth=1.2)
-    panel.axhline(noop, color="black", linewidth=1.2, linestyle=":")
     for place, row in enumerate(rows):
         if row["outcome"] != "trains":
             panel.text(place, 0.05, row["outcome"], ha="center", va="bottom", rotation=90, size=8)
