@@ -27,9 +27,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-from torch.nn import Parameter
-
 from dtr_alloc.purity import NAMESPACES
 from dtr_alloc.recorder import Recorder
 

@@ -183,8 +183,13 @@ def rule_for(func: OpOverload) -> Rule:
         name=str(func),
         key=operator_key(operator_name(func)),
         passes=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
+        # What gives no tensor need not be repeated.
         replayable=(
-            known and name not in IMPURE and name not in UNINITIALIZED and not anything
+            known
+            and name not in IMPURE
+            and name not in UNINITIALIZED
+            and not anything
+            and (bool(uses) or any("Tensor" in str(value.type) for value in schema.returns))
         ),
         random=generator >= 0
         or (torch.Tag.nondeterministic_seeded in func.tags and not name.endswith("_backward")),

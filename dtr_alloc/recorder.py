@@ -5,9 +5,9 @@ only Python knows:
 
 - *Rules.* When the capture meets an operator for the first time, it asks here how to treat it
   (dtr_alloc/purity.py), and never again.
-- *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or, where
-  PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a mode costs
-  more, and is seen by code that asks whether there are modes.
+- *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or,
+  where PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a mode
+  costs more and changes what PyTorch does where it asks whether there are modes.
 - *Calls.* A Python function of tensors that counts as one operator, such as a compiled graph: what
   repeats it is the function itself.
 
@@ -294,7 +294,7 @@ def _signed(key: int) -> int:
 
 
 def _define(recorder: Recorder) -> torch.library.Library:
-    """The operators that the capture calls; native/bridge/capture.cpp defines those it implements."""
+    """The operators that the capture calls. (Those it implements are in native/bridge/capture.cpp.)"""
     library = torch.library.Library("dtr_alloc", "FRAGMENT")
 
     def implement(schema: str, function: Callable[..., Any]) -> None:
@@ -313,8 +313,8 @@ def _define(recorder: Recorder) -> torch.library.Library:
 
 
 def _let_higher_order_operators_pass() -> None:
-    """Operators with functions as arguments (flex_attention, cond) look for a Python kernel at every
-    key that is included, and find none at ours: what they call comes by by itself.
+    """Operators with functions as arguments (flex_attention, cond) look for a Python kernel at
+    every key that is included, and find none at ours. What they call comes by itself.
 
     Upstream: torch/_ops.py, HigherOrderOperator.dispatch.
     """

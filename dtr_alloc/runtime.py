@@ -1,8 +1,8 @@
 """The public API: one runtime per process, switched on by ``enable`` and off by ``disable``.
 
 A runtime is an engine with one pool per device, the bridge to torch, and the recorder. The pools
-outlive ``disable``: memory that they gave out may still be in use, and the next ``enable`` takes the
-same pools with another budget.
+outlive ``disable``: memory that they gave out may still be in use, and the next ``enable`` takes
+the same pools with another budget.
 """
 
 from __future__ import annotations

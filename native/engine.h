@@ -169,6 +169,7 @@ struct Frame {
   bool open = false;
   bool replayable = false;
   bool overwrites = false;  // some of its inputs
+  bool loses = false;       // some that it also reads, and that cannot be computed again
   uint64_t op_key = 0;
   Signature signature;
   uint64_t call = 0;     // the signature without results; where ends are wished for (ends.h)

@@ -174,7 +174,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.replayable = flags & DTR_OP_REPLAYABLE;
   frame.open = true;
   frame.requested = false;
-  frame.overwrites = false;
+  frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
@@ -198,7 +198,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
-  return need;
+  return frame.replayable && !frame.loses ? need : need | DTR_NO_CLOSURE;
 }
 
 // What concerns hundreds of arguments is not near the processor: it is fetched some arguments
@@ -244,6 +244,8 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
       if (input.use == Use::write_only && (input.shared || !input.desc.full))
         input.use = Use::mutate;
       if (input.use == Use::scratch && input.shared) frame.replayable = false;
+      // What it reads and overwrites must exist again at a replay.
+      if (input.use == Use::mutate && !input.storage->parent) frame.loses = true;
       ++input.storage->overwriters;
     }
   }

@@ -165,14 +165,18 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   const bool replayable = rule.replayable && settings.frozen == 0;
   OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
   Closure& closure = thread.spare();
-  closure.keep(rule, *stack);
-  closure.surroundings().keep(keys, settings.device);
-  if (op.needs(DTR_HAS_FOREIGN) && !keep_foreign(rule, arguments, &closure)) op.is_constant();
+  const bool keeps = !op.needs(DTR_NO_CLOSURE);
+  closure.clear();
+  if (keeps) {
+    closure.keep(rule, *stack);
+    closure.surroundings().keep(keys, settings.device);
+    if (op.needs(DTR_HAS_FOREIGN) && !keep_foreign(rule, arguments, &closure)) op.is_constant();
+  }
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
   Tape tape(closure.draws(), false);
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
-  if (rule.device >= 0)
+  if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
   op.end(put_results(thread, *stack, base));
 }

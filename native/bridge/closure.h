@@ -33,9 +33,16 @@ void for_tensors(const c10::IValue& argument, Visit&& visit) {
 
 class Closure {
  public:
+  void clear() {
+    rule_ = nullptr;
+    python_ = 0;
+    arguments_.clear();
+    by_value_.clear();
+    draws_.clear();
+  }
+
   // The arguments of an operator, on top of the stack.
   void keep(const Rule& rule, const c10::Stack& stack) {
-    clear();
     rule_ = &rule;
     arguments_.assign(stack.end() - rule.arguments, stack.end());
     for (const TensorArgument& of : rule.tensors)
@@ -43,10 +50,7 @@ class Closure {
   }
 
   // What Python keeps under a number.
-  void keep(int64_t python) {
-    clear();
-    python_ = python;
-  }
+  void keep(int64_t python) { python_ = python; }
 
   // The value of the index-th tensor, which is on a device that is not managed.
   void keep_by_value(size_t index, at::Tensor copy) {
@@ -100,14 +104,6 @@ class Closure {
   }
 
  private:
-  void clear() {
-    rule_ = nullptr;
-    python_ = 0;
-    arguments_.clear();
-    by_value_.clear();
-    draws_.clear();
-  }
-
   // A tensor that the engine hears of becomes the mark IValue::uninitialized(), a number the
   // number, and a list of such tensors alone their count.
   static c10::IValue forgotten(const at::Tensor& tensor) {

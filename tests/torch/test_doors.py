@@ -1,6 +1,6 @@
 """Operators come to the capture by a dispatch key, or by a dispatch mode where PyTorch uses that
-key itself: both doors lead to the same capture. (A mode changes what autograd does, so operators are
-compared without it.)"""
+key itself: both doors lead to the same capture. (A mode changes what autograd does, so operators
+are compared without it.)"""
 
 from __future__ import annotations
 
