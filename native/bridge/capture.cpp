@@ -57,7 +57,7 @@ int64_t entry_of(const c10::TensorImpl* tensor, uint8_t use) {
 
 // What an operator does while it runs to tensors that it overwrites must not be the end of them:
 // the core reads them once more when it has ended.
-using Overwritten = c10::SmallVector<at::Tensor, 4>;
+using Overwritten = c10::SmallVector<c10::IValue, 4>;
 
 uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* arguments,
                        Overwritten* overwritten) {
@@ -68,8 +68,8 @@ uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* argu
       use = DTR_USE_SCRATCH;
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
       thread.put(count++, entry_of(tensor.unsafeGetTensorImpl(), use));
-      if (use != DTR_USE_READ) overwritten->push_back(tensor);
     });
+    if (use != DTR_USE_READ) overwritten->push_back(arguments[of.position]);
   }
   return count;
 }
@@ -285,7 +285,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     const auto use = static_cast<uint8_t>(entry & 3);
     thread.put(count++, entry_of(tensor, use));
     if (use != DTR_USE_READ)
-      overwritten.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor));
+      overwritten.emplace_back(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor)));
   }
   const In in(Phase::capture);
   explained([&] {
