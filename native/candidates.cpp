@@ -104,6 +104,8 @@ BlockFloor floor_between(float first, float last, double from, double until, dou
   const double rise = low * exponent * (raised - 1);
   if (low + rise > high * kMostAbove) return constant;
   const double slope = rise / (until - from);
+  // Of a block that was computed anew long after the others, the sum would be lost in rounding.
+  if (slope * from > high) return constant;
   return {static_cast<float>(low - slope * from + high * kRounding), static_cast<float>(slope)};
 }
 
@@ -425,13 +427,24 @@ uint64_t Candidates::most_free_beside(const Storage* storage) const {
   return reach(storage->slot) - storage->size_bytes;
 }
 
+// What a search computes from below (C1).
+double Candidates::exact_value(MemberValue value, uint32_t slot, int64_t now_ns,
+                               int64_t decreased_ns, uint64_t bytes) const {
+  const double lost = static_cast<double>(decreased_ns - base_ns_);
+  const double staleness = static_cast<double>(now_ns - epoch_ns_) - access_[slot];
+  const double score = std::max(numerator_[slot] - lost, static_cast<double>(own_[slot])) *
+                       weight_[slot] / std::pow(std::max(staleness, 1.0), exponent_);
+  if (value == MemberValue::score) return score;
+  const double price = score * size_[slot];
+  if (value == MemberValue::price) return price;
+  if (value == MemberValue::rate) return price / span_[slot];
+  return price / std::min<double>(span_[slot], size_[slot] + static_cast<double>(bytes));
+}
+
 double Candidates::bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns,
-                         uint64_t most_free) {
-  const Query asked = query(now_ns, decreased_ns, most_free);
+                         uint64_t most_free) const {
   const MemberValue value = most_free == kNoFreeBytes ? MemberValue::score : MemberValue::beside;
-  float bounds[kBlock];
-  scan(asked, value, storage->slot / kBlock, bounds);
-  return bounds[storage->slot % kBlock];
+  return exact_value(value, storage->slot, now_ns, decreased_ns, most_free);
 }
 
 std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
@@ -447,11 +460,13 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
     else if (span_[slot] != span(slot))
       broken = "C3: a candidate's span is wrong";
     float values[kBlock];
-    if (floors_ahead_.holds(now_ns, decreased_ns, block)) {
-      scan(asked, floors_of_, block, values);
-      if (floors_[block].at(since) > values[slot % kBlock] * (1 + kSlack))
-        broken = "C4: a block's floor is above a member";
-    }
+    scan(asked, floors_of_, block, values);
+    const double exact = exact_value(floors_of_, slot, now_ns, decreased_ns, 0);
+    if (values[slot % kBlock] > exact * (1 + kSlack))
+      broken = "C1: what is computed is above a bound";
+    if (floors_ahead_.holds(now_ns, decreased_ns, block) &&
+        floors_[block].at(since) > exact * (1 + kSlack))
+      broken = "C4: a block's floor is above a member";
     if (runs_ahead_.holds(now_ns, decreased_ns, block)) {
       scan(asked, MemberValue::price, block, values);
       if (run_floors_.price(block, order_.rank_of(slot)) > values[slot % kBlock] * (1 + kSlack))

@@ -23,6 +23,9 @@
 //       Where free bytes beside a block count with its size, they are bounded, too, without
 //       asking the pool: by all that lies up to the candidates on both sides (the span of C3),
 //       and by what the pool has free altogether.
+//       This is the exact bound. A search computes one that is not above it, up to kSlack, but may
+//       be below it, by another share each time: by that of a power (power.h), and by what the
+//       clock is rounded by.
 //   C2  A parked candidate is one that the search met and that could not be evicted: its
 //       weight is infinite, so that the next search passes over it without a look. It
 //       is unparked when what it was parked for may have ended.
@@ -39,10 +42,10 @@
 //
 // How windows are found: candidate_windows.h, run_floors.h.
 //
-//   C4  A block's floor is not above its members' bounds (or prices by span, where free bytes
-//       count), nor is a price that runs are bounded with above a member's bound; up to kSlack, as
-//       long as what was computed of the block holds (ahead.h). What changes a member makes its
-//       block dirty; a search computes those anew.
+//   C4  A block's floor is not above its members' exact bounds (or prices by span, where free bytes
+//       count), nor is a price that runs are bounded with above what a search computes of a member;
+//       up to kSlack, as long as what was computed of the block holds (ahead.h). What changes a
+//       member makes its block dirty; a search computes those anew.
 #pragma once
 
 #include <algorithm>
@@ -144,9 +147,11 @@ class Candidates {
     return order_.first() == AddressOrder::kNone ? nullptr : slots_[order_.first()];
   }
 
-  // Of one candidate, for the check of C1.
-  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns, uint64_t most_free);
-  // Empty, or the rule that is broken: those of address_order.h, C3's spans and C4.
+  // The exact bound of one candidate.
+  double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns,
+               uint64_t most_free) const;
+  // Empty, or the rule that is broken: those of address_order.h, what is computed of C1's bounds,
+  // C3's spans and C4.
   std::string check(int64_t now_ns, int64_t decreased_ns);
 
  private:
@@ -160,6 +165,8 @@ class Candidates {
   Query query_at(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0) const;
   void move_base(int64_t now_ns, int64_t decreased_ns);
   void scan(const Query& query, MemberValue value, size_t block, float* values) const;
+  double exact_value(MemberValue value, uint32_t slot, int64_t now_ns, int64_t decreased_ns,
+                     uint64_t bytes) const;
   Pass pass(const Query& query) const;
   void touch(uint32_t slot) {
     floors_ahead_.touch(slot / kBlock);

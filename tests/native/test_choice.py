@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 from native_fixtures import ROOT, compile_cpp
-from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
-from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, release
+from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, check, ffi, lib
+from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, PRESETS, SIZES
@@ -97,6 +97,13 @@ class Program:
             tensor.release()
 
 
+class Priced(Toy):
+    """The parameter of an operator is its cost."""
+
+    def cost(self, operator, tensors):
+        return operator.parameter
+
+
 def combinations():
     for cost, size, share in itertools.product(COSTS, SIZES, SHARES):
         factor = 1.5 if share in (0.5, 1) else 1
@@ -150,6 +157,44 @@ class TestExactness:
             toy.materialize(last)
         assert toy.stats().storage_accesses - before < 1_000_000  # 9 million and more if quadratic
         release(last)
+
+    @pytest.mark.parametrize("clock_ns", [1, 1 << 30])
+    @pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1])
+    def test_a_floor_holds_while_the_member_that_it_is_of_ages(self, make_toy, share, clock_ns):
+        """Found by Hypothesis. A floor follows from what a search computes of two moments. In
+        between, what it computes may be lower than that, as a power and a late clock are rounded
+        differently each time; the bound without rounding is not."""
+        toy = make_toy(kind=Priced, heuristic=f"c=local,m=size,s={share}")
+        seed = toy.unseen(8)
+
+        def pass_time(ns):
+            toy.one("tick", seed, words=8, parameter=ns).release()
+
+        def search():
+            scores = ffi.new("double[2]")
+            check(lib.dtr_engine_rate_choice(toy.engine, toy.pool.handle, scores, scores + 1))
+
+        pass_time(clock_ns)
+        kept = toy.one("keep", seed, parameter=1000)
+        for _ in range(8):
+            search()
+        pass_time(2_050_000)  # the next search looks ahead by 1/32 of this, beyond 2**21
+        search()
+        for _ in range(60):
+            toy.verify()
+            pass_time(1001)
+        release(kept, seed)
+
+    def test_the_columns_find_the_least_score_of_random_candidates(self, tmp_path):
+        """Also among many that are new just before what was computed ahead must be renewed."""
+        sources = [ROOT / "tests/native/least_of_candidates.cpp"]
+        sources += [
+            ROOT / f"native/{name}.cpp" for name in ("candidates", "run_floors", "least_of")
+        ]
+        flags = (f"-I{ROOT / 'native'}", "-O2")
+        program = compile_cpp(sources, tmp_path / "least_of_candidates", *flags)
+        result = subprocess.run([str(program)], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout
 
     def test_the_power_of_the_prefilter_is_never_too_small(self, tmp_path):
         """Every mantissa against std::pow."""
