@@ -3,9 +3,19 @@
 import ast
 import gc
 import pickle
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+with suppress(ImportError):  # not where only torch and pytest are installed
+    from hypothesis import HealthCheck, settings
+
+    # A slow machine is no failure.
+    settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("untimed")
 
 SNAPSHOTS = Path(__file__).parent / "data/torch_snapshots"
 

@@ -273,7 +273,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
 SETTINGS = settings(
     max_examples=200,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

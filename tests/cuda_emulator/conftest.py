@@ -119,7 +119,6 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=240,
             check=False,
         )
         found = json.loads(report.read_text()) if report.exists() else {}

@@ -447,7 +447,6 @@ class EngineAgainstModel(RuleBasedStateMachine):
 SETTINGS = settings(
     max_examples=100,
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -73,7 +73,7 @@ def followed(trace, result):
 
 
 @pytest.mark.parametrize("model", PLACED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(script=SCRIPTS, budget=BUDGETS, data=st.data())
 def test_no_two_live_allocations_overlap_and_no_budget_is_exceeded(model, script, budget, data):
     trace = trace_of(script)
@@ -98,7 +98,7 @@ def test_expandable_segments_go_back_page_by_page_only(limits):
 
 
 @pytest.mark.parametrize("model", list(MODELS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
     result = replay(trace_of(script), model, budget)
@@ -122,7 +122,7 @@ def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
         assert largest**2 <= squares <= free**2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_first_fit_equals_brute_force(script, budget):
     trace = trace_of(script)
@@ -150,7 +150,7 @@ def test_first_fit_equals_brute_force(script, budget):
     assert found == list(places)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=SCRIPTS, unit=st.sampled_from([1, 4096, 2 * MIB]))
 def test_paging_reserves_the_most_pages_that_were_in_use(script, unit):
     trace = trace_of(script)
@@ -169,7 +169,7 @@ def test_paging_reserves_the_most_pages_that_were_in_use(script, unit):
     assert result.peak_reserved_bytes == max(pages, default=0) * unit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=SCRIPTS)
 def test_bins_hold_each_power_of_two_and_stream_as_often_as_it_was_in_use_at_once(script):
     trace = trace_of(script)
@@ -197,7 +197,7 @@ def test_a_failure_says_where_and_what_remained():
 
 
 @pytest.mark.parametrize("model", list(MODELS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(script=SCRIPTS)
 def test_the_smallest_budget_does_and_is_no_less_than_the_peak(model, script):
     prepared = Prepared(trace_of(script))

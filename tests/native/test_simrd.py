@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import ROOT, compile_cpp
 
@@ -288,7 +288,7 @@ def quotients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_cpp([ROOT / "tests/native/quotients.cpp"], path, f"-I{ROOT / 'native'}")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(numbers, divisors), min_size=100, max_size=200))
 def test_quotients_are_rounded_as_python_rounds_them(
     quotients: Path, pairs: list[tuple[int, int]]

@@ -24,7 +24,6 @@ def command(*arguments, environ=None, cwd=None):
         env={**clean, **(environ or {})},
         capture_output=True,
         text=True,
-        timeout=120,
         cwd=cwd,
     )
 

@@ -36,7 +36,6 @@ def command(*arguments, cwd=None):
         env=clean,
         capture_output=True,
         text=True,
-        timeout=120,
         cwd=cwd,
     )
 

@@ -96,7 +96,6 @@ def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert result.returncode == status, result.stderr
     (path,) = tmp_path.glob("stats-*.json")

@@ -36,7 +36,6 @@ def python(code, **environ):
         env={**clean, **keep, "CUDA_VISIBLE_DEVICES": "", **environ},
         capture_output=True,
         text=True,
-        timeout=240,
     )
 
 

@@ -60,7 +60,6 @@ def python(*arguments, cwd, **environ):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=240,
     )
 
 

@@ -46,7 +46,6 @@ def run_python(*arguments, cwd, **environ):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=240,
     )
 
 

@@ -36,7 +36,6 @@ def python(*arguments: str | Path, **environ: str) -> subprocess.CompletedProces
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
     )
 
 

@@ -38,7 +38,6 @@ def printed(code):
         env={**clean, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()

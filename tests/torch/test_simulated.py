@@ -65,7 +65,6 @@ def run_job(folder, **environ):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), json.loads((folder / "stats.json").read_text())
