@@ -204,19 +204,22 @@ void Engine::check_neighborhoods() {
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
+  const auto check = [&](const Storage* storage, bool upward) {
+    if (!(upward ? storage->ancestors_known : storage->descendants_known)) return;
+    const auto found = region(storage, upward);
+    require(sum_of(found) == (upward ? storage->ancestors_ns : storage->descendants_ns),
+            "N1: a cached sum differs from a fresh walk", storage->id);
+    for (const Storage* counted : found)
+      require((upward ? counted->below : counted->above) == Known::maybe,
+              "N2: a sum is known after all", counted->id);
+  };
   for (const Device* device : devices_)
-    for (size_t i = 0; i < device->candidates.size(); ++i) {
-      const Storage* storage = device->candidates.at(i);
-      for (const bool upward : {true, false}) {
-        if (!(upward ? storage->ancestors_known : storage->descendants_known)) continue;
-        const auto found = region(storage, upward);
-        require(sum_of(found) == (upward ? storage->ancestors_ns : storage->descendants_ns),
-                "N1: a cached sum differs from a fresh walk", storage->id);
-        for (const Storage* counted : found)
-          require((upward ? counted->below : counted->above) == Known::maybe,
-                  "N2: a sum is known after all", counted->id);
-      }
-    }
+    for (size_t i = 0; i < device->candidates.size(); ++i)
+      for (const bool upward : {true, false}) check(device->candidates.at(i), upward);
+  if (!needs_.ancestors) return;
+  for (const Op* op = oldest_op_; op; op = op->newer)
+    for (const Output& output : op->outputs)
+      if (output.storage && output.storage->counted) check(output.storage, true);
 }
 
 // C1 and C2; and, seldom enough for bounds to age, that the search chooses what brute

@@ -10,14 +10,16 @@
 // recomputed from (ancestors: upward from it through counted storages only), and those
 // that need it (descendants: downward). Each half is a sum over distinct storages:
 //
-//  N1  If ancestors_known, ancestors_ns is that sum; likewise descendants.
-//  N2  `below` of a counted storage says what the resident storages that are reached
-//      downward from it, through counted ones only, know of their ancestors; `above`,
-//      what those upward know of their descendants. Known::no: none has the sum cached.
+//  N1  If ancestors_known, ancestors_ns is that sum; likewise descendants. Counted storages
+//      have sums over their ancestors, too.
+//  N2  `below` of a counted storage says what the storages that are reached downward
+//      from it, through counted ones only, know of their ancestors; `above`, what those
+//      upward know of their descendants. Known::no: none has the sum cached.
 //      Known::gone: nor does any bound (C1) still contain it.
 //  N3  So `below` never falls on the way down: a walk that makes the caches below a
 //      storage unknown may stop where they are. `above` likewise, upward.
-//  N4  Computing a sum visits exactly the storages of which N2 then says `maybe`.
+//  N4  Computing a sum visits all storages of which N2 then has to say `maybe`, but for
+//      those above one whose sum is known: it says so of these already.
 //
 // Under the marginal cost, the sum over ancestors is of their tolls (score.h), which change with
 // what becomes of them and of those that ask for them: N1 to N4 hold for these sums as well.
@@ -32,6 +34,22 @@
 #include "engine.h"
 
 namespace dtr {
+
+namespace {
+
+// Null if there are several, too.
+Storage* only_counted_input(const Storage* storage) {
+  Storage* found = nullptr;
+  bool is_only = true;
+  for_inputs(storage, [&](Storage* input) {
+    if (!input->counted) return;
+    is_only = !found;
+    found = input;
+  });
+  return is_only ? found : nullptr;
+}
+
+}  // namespace
 
 // For its toll: as of its eviction, because a sum that is known would have to hear of changes.
 void Engine::count_dependents(Storage* storage) {
@@ -51,6 +69,7 @@ void Engine::merge_components(const Storage* storage) {
 void Engine::join_neighborhoods(Storage* storage) {
   storage->counted = true;
   storage->below = storage->above = Known::maybe;
+  storage->ancestors_known = false;
   if (needs_.tolls) count_dependents(storage);
   if (needs_.components) {
     storage->component = components_.create(cost_of(storage));
@@ -102,6 +121,7 @@ void Engine::neighborhood_changed(Storage* storage, bool grew) {
       for_next(from, [&](Storage* next) {
         ++stats_.storage_accesses;
         if (next->counted) {
+          next->*known = false;
           if (next->*level_of >= level) return;
           next->*level_of = level;
           pending_.push_back(next);
@@ -152,13 +172,28 @@ int64_t Engine::evicted_cost(Storage* storage, Known Storage::* level_of, ForNex
   return sum;
 }
 
-// Of those that this one would have to be recomputed from.
+// Of those that this one would have to be recomputed from. Where what comes first of these is one
+// alone, the sum is made from its sum: so along a chain there is one walk for all.
 int64_t Engine::ancestors_ns(Storage* storage) {
-  if (storage->ancestors_known) return storage->ancestors_ns;
-  storage->ancestors_known = true;
-  return storage->ancestors_ns =
-             evicted_cost(storage, &Storage::below,
-                          [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
+  int64_t sum = 0;
+  Storage* top = storage;
+  for (Storage* next; !top->ancestors_known && (next = only_counted_input(top)); top = next) {
+    ++stats_.storage_accesses;
+    sum += part_of(next);
+  }
+  if (!top->ancestors_known) {
+    top->ancestors_known = true;
+    top->ancestors_ns = evicted_cost(
+        top, &Storage::below, [](const Storage* of, auto&& visit) { for_inputs(of, visit); });
+  }
+  sum += top->ancestors_ns;
+  for (Storage* from = storage; from != top; sum -= part_of(from)) {
+    from->ancestors_known = true;
+    from->ancestors_ns = sum;
+    from = only_counted_input(from);
+    from->below = Known::maybe;
+  }
+  return storage->ancestors_ns;
 }
 
 // Of those that need this one to be recomputed.
@@ -206,6 +241,7 @@ void Engine::rebuild_neighborhoods() {
   }
   for_counted([&](Storage* storage) {
     storage->below = storage->above = Known::maybe;
+    storage->ancestors_known = false;
     if (needs_.tolls) count_dependents(storage);
   });
   for (const Device* device : devices_)

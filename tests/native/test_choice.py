@@ -158,6 +158,20 @@ class TestExactness:
         assert toy.stats().storage_accesses - before < 1_000_000  # 9 million and more if quadratic
         release(last)
 
+    def test_a_search_walks_a_long_chain_once_not_once_for_each_candidate(self, make_toy):
+        """What is kept of each link would be computed from all links before it."""
+        toy = make_toy(pages=500, heuristic="marginal")
+        link, kept = toy.unseen(WORDS), []
+        for i in range(1000):
+            following = toy.one("link", link, words=8 * WORDS, parameter=i)
+            link.release()
+            link = following
+            kept.append(toy.one("keep", link, words=WORDS, parameter=i))
+        stats = toy.stats()
+        assert stats.searches > 500
+        assert stats.storage_accesses / stats.searches < 200  # 756 if each walks by itself
+        release(link, *kept)
+
     @pytest.mark.parametrize("clock_ns", [1, 1 << 30])
     @pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1])
     def test_a_floor_holds_while_the_member_that_it_is_of_ages(self, make_toy, share, clock_ns):
