@@ -376,19 +376,37 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
   std::vector<Storage*> others = std::move(other_victims_);
   others.assign(victims_.begin() + 1, victims_.end());
   for (Storage* storage : others) ++storage->locks;
-  Storage* failed = evict(first, deferred, lock) ? nullptr : first;
-  if (!failed) ++*evicted;
-  for (Storage* storage : others) {
-    if (failed || storage->locks > 1 || storage->candidate < 0) {
-      if (!failed) failed = storage;
-      unlock(storage, deferred);
-      continue;
+  // A copy may throw: then the rest must be unlocked, too.
+  struct Waiting {
+    Engine& engine;
+    Deferred& deferred;
+    const std::vector<Storage*>& storages;
+    size_t next = 0;
+    ~Waiting() {
+      while (next < storages.size()) engine.unlock(storages[next++], deferred);
     }
-    --storage->locks;
-    if (is_free_to_go(storage, moment) && evict(storage, deferred, lock))
+  };
+  Storage* failed = nullptr;
+  {
+    Waiting waiting{*this, deferred, others};
+    if (evict(first, deferred, lock))
       ++*evicted;
     else
-      failed = storage;
+      failed = first;
+    while (!failed && waiting.next < others.size()) {
+      Storage* storage = others[waiting.next];
+      if (storage->locks > 1 || storage->candidate < 0) {
+        failed = storage;
+        break;
+      }
+      ++waiting.next;
+      --storage->locks;
+      unpark(storage);  // a search of another thread may have met it locked
+      if (is_free_to_go(storage, moment) && evict(storage, deferred, lock))
+        ++*evicted;
+      else
+        failed = storage;
+    }
   }
   other_victims_ = std::move(others);
   return failed;

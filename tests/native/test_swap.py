@@ -15,6 +15,7 @@ from toy import MUTATE, WORD, Toy, release
 PAGE = 4096
 WORDS = PAGE // WORD
 MANY = 1 << 30
+WINDOW = 2  # how room is made
 FAST, SLOW = 1e15, 1e3  # bytes per second: nothing, and more than any operator costs
 
 
@@ -246,6 +247,28 @@ def test_on_the_cpu_the_process_holds_no_more_than_the_budget():
 
 
 class TestOnCuda:
+    def test_a_copy_that_fails_leaves_no_member_of_a_window_locked(self, fake_cuda):
+        """The engine locks the others while one of them is copied."""
+        failures = 0
+        for call in range(1, 33):
+            pool = NativePool("cuda", budget=8 * CHUNK, fixed=1)
+            options = {"heuristic": "lru", "room": WINDOW, **swapping()}
+            toy = Toy(pool, device=(1, 0), grain=1024, **options)
+            seed = toy.unseen(8)
+            tensors = [toy.one("f", seed, words=CHUNK // WORD, parameter=i) for i in range(8)]
+            fake_cuda.fail_call(call, 999)
+            try:
+                tensors.append(toy.one("large", seed, words=3 * CHUNK // WORD))
+            except DriverFailed:
+                failures += 1
+            fake_cuda.fail_call(0, 0)
+            toy.verify()
+            assert all(tensor.evicted or toy.evict(tensor) for tensor in tensors)
+            assert all_right(toy, *tensors)
+            release(seed, *tensors)
+            toy.finish()
+        assert failures > 10
+
     def test_a_copy_that_fails_leaves_the_content_where_it_was(self, fake_cuda):
         toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=(1, 0), grain=4096, **swapping())
         source = toy.unseen(LARGE)
