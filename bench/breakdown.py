@@ -107,9 +107,9 @@ class Watch:
             "operators": phases["operators"] * kept,
             "again": phases["again"] * kept,
             "search": search,
-            "engine": phases["engine"] + room - search,
+            "engine": max(phases["engine"] + room - search, 0.0),
             "capture": phases["capture"],
-            "allocator": phases["allocator"] - room,
+            "allocator": max(phases["allocator"] - room, 0.0),
             "faults": running * (1 - kept),
             "rest": phases["job"],
         }

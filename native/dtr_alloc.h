@@ -630,7 +630,7 @@ enum {
   DTR_NEED_WORK = 1,   /* call dtr_op_prepare before the op runs */
   DTR_HAS_FOREIGN = 2, /* inputs on devices that are not managed: keep them by value */
   DTR_HAS_DROPPED = 4, /* many closures can go: call dtr_engine_drain_dropped */
-  DTR_NO_CLOSURE = 8   /* the op will not be recorded, whatever it gives */
+  DTR_NO_CLOSURE = 8   /* of an op that is replayable: it will not be recorded after all */
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their

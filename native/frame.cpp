@@ -198,7 +198,9 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
-  return frame.replayable && !frame.loses ? need : need | DTR_NO_CLOSURE;
+  const bool kept = frame.replayable && !frame.loses;
+  if ((flags & DTR_OP_REPLAYABLE) && !kept) need |= DTR_NO_CLOSURE;
+  return need;
 }
 
 // What concerns hundreds of arguments is not near the processor: it is fetched some arguments

@@ -172,7 +172,8 @@ const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
                              &replace,
                              &take,
                              &make,
-                             &current_stream};
+                             &current_stream,
+                             nullptr};  // its closures are kept by id
 
 }  // namespace
 

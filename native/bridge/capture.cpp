@@ -165,7 +165,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   const bool replayable = rule.replayable && settings.frozen == 0;
   OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
   Closure& closure = thread.spare();
-  const bool keeps = !op.needs(DTR_NO_CLOSURE);
+  const bool keeps = replayable && !op.needs(DTR_NO_CLOSURE);
   closure.clear();
   if (keeps) {
     closure.keep(rule, *stack);
