@@ -103,6 +103,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             pool,
                             this,
                             {},
+                            {},
                             0,
                             {},
                             false,
@@ -260,14 +261,32 @@ void Engine::unlink(Edge& edge) {
 void Engine::update_candidate(Storage* storage) {
   const bool wanted = storage->state == State::resident && storage->managed &&
                       (storage->parent || is_swappable(storage));  // R6
-  if (wanted && storage->candidate < 0) {
-    Device& device = device_of(storage);
+  if (wanted == is_candidate(storage)) return;
+  Device& device = device_of(storage);
+  if (wanted) {
+    storage->candidate = -2 - static_cast<int64_t>(device.young.size());
+    device.young.push_back(storage);
+  } else if (storage->candidate >= 0) {
+    device.candidates.remove(storage);
+  } else {
+    Storage* last = device.young.back();
+    last->candidate = storage->candidate;
+    device.young[static_cast<size_t>(-2 - storage->candidate)] = last;
+    device.young.pop_back();
+    storage->candidate = kNoCandidate;
+  }
+}
+
+// Most results die before memory is short. So candidates come into the columns, and their costs are
+// looked at, only when somebody searches.
+void Engine::grow_up(Device& device) {
+  for (Storage* storage : device.young) {
+    storage->candidate = kNoCandidate;
     device.candidates.add(storage);
     storage->ancestors_known = storage->descendants_known = false;
     reset_bounds(device, storage);
-  } else if (!wanted && storage->candidate >= 0) {
-    device_of(storage).candidates.remove(storage);
   }
+  device.young.clear();
 }
 
 // The content is gone: from here on the storage counts for the costs of its neighbors.
@@ -573,13 +592,15 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
   uint64_t count = 0;
-  for (const Device* device : devices_)
+  for (Device* device : devices_) {
+    grow_up(*device);
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);
       op_keys[count] = storage->parent ? storage->parent->op_key : 0;
       size_bytes[count] = storage->size_bytes;
     }
+  }
   return count;
 }
 

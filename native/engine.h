@@ -319,6 +319,7 @@ class Engine {
   void become_resident(Storage* storage, void* address);
   void leave_neighborhoods(Storage* storage);
   void update_candidate(Storage* storage);
+  void grow_up(Device& device);
   void unlock(Storage* storage, Deferred& deferred);
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const;
@@ -635,7 +636,8 @@ struct Engine::Device {
   dtr_pool* pool;
   Engine* engine;
   Candidates candidates;
-  double largest_parked_bytes = 0;  // of those parked because they are small
+  std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
+  double largest_parked_bytes = 0;   // of those parked because they are small
   PendingTimes pending_times = {};
   bool fixed = false;  // the pool is
   Bandwidth way_out;   // to host memory

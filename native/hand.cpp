@@ -10,7 +10,7 @@ bool Engine::hand_evict(void* handle) {
   Deferred deferred(*this);
   std::unique_lock<EngineMutex> lock(mutex_);
   Storage* storage = by_handle_.find(handle);
-  if (!storage || storage->candidate < 0 || storage->locks > 0 || storage->pins > 0 ||
+  if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
       is_frozen(storage))
     return false;
   // The caller holds the storage through Python, which is what evict() may refuse;

@@ -96,11 +96,14 @@ void Engine::check_invariants() {
             storage->id);
     const bool candidate =
         resident && storage->managed && (storage->parent || is_swappable(storage));
-    require(candidate == (storage->candidate >= 0), "R6: candidate or not", storage->id);
+    require(candidate == is_candidate(storage), "R6: candidate or not", storage->id);
     if (candidate) {
       ++candidates;
-      require(device_of(storage).candidates.at(storage->candidate) == storage,
-              "R6: the index leads elsewhere", storage->id);
+      const Device& device = device_of(storage);
+      const Storage* listed = storage->candidate >= 0
+                                  ? device.candidates.at(storage->candidate)
+                                  : device.young[static_cast<size_t>(-2 - storage->candidate)];
+      require(listed == storage, "R6: the index leads elsewhere", storage->id);
     }
     const bool kept = resident && storage->managed && !storage->live && !storage->parent;
     require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage->id);
@@ -137,7 +140,7 @@ void Engine::check_invariants() {
     throw StateError("R9: " + std::to_string(to_banish) +
                      " storages are to be banished, counted are " + std::to_string(to_banish_));
   uint64_t listed = 0;
-  for (const Device* device : devices_) listed += device->candidates.size();
+  for (const Device* device : devices_) listed += device->candidates.size() + device->young.size();
   if (candidates != listed) throw StateError("R6: the list of candidates is too long");
   if (evicted != stats_.evicted_storages)
     throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +
@@ -225,9 +228,10 @@ void Engine::check_neighborhoods() {
 // C1 and C2; and, seldom enough for bounds to age, that the search chooses what brute
 // force chooses. The counters stay.
 void Engine::check_search() {
-  if (!needs_.scores) return;
+  // Now and then those that no search has met stay as they are.
+  if (!needs_.scores || ++checks_ % 4 == 1) return;
   const dtr_engine_stats before = stats_;
-  const bool search = ++checks_ % 4 == 0 && options_.sampling == DTR_SAMPLING_OFF;
+  const bool search = checks_ % 4 == 0 && options_.sampling == DTR_SAMPLING_OFF;
   for (Device* device : devices_) {
     const Moment moment = moment_of(*device);
     const Storage* best = nullptr;

@@ -118,12 +118,12 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
     dtr_pool_free(device.pool, to);
     return false;
   }
-  const bool is_candidate = storage->candidate >= 0;  // they stand in the order of addresses
-  if (is_candidate) device.candidates.remove(storage);
+  const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
+  if (is_placed) device.candidates.remove(storage);
   by_address_.erase(from);
   by_address_.insert(to, storage);
   storage->address = to;
-  if (is_candidate) {
+  if (is_placed) {
     device.candidates.add(storage);
     reset_bounds(device, storage);
   }

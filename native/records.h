@@ -41,6 +41,10 @@
 
 namespace dtr {
 
+// Of Storage::candidate: none; and below it, -2 - i for the i-th of those that no search has
+// met yet.
+constexpr int64_t kNoCandidate = -1;
+
 // No stream: on the CPU, or not known.
 constexpr uint64_t kNoStream = UINT64_MAX;
 
@@ -110,14 +114,14 @@ struct alignas(64) Storage {
 
   void* handle = nullptr;  // weak while live, strong while dead (R5)
   Edge* children = nullptr;
-  HostCopy* expected = nullptr;  // evicted: what must come back (verify.cpp)
-  uint64_t visit = 0;            // visited in the neighborhood walk of that number
-  uint64_t checksum = 0;         // of the content, if external
-  int64_t candidate = -1;        // index in the list of candidates (R6), or -1
-  int64_t kept = -1;             // index in the list of kept constants, or -1
-  uint64_t mark = 0;             // visited in the walk of that number
-  uint32_t holds = 0;            // of the locks (R11)
-  uint32_t overwriters = 0;      // ops in flight that will end this version (R8)
+  HostCopy* expected = nullptr;      // evicted: what must come back (verify.cpp)
+  uint64_t visit = 0;                // visited in the neighborhood walk of that number
+  uint64_t checksum = 0;             // of the content, if external
+  int64_t candidate = kNoCandidate;  // index in the list of candidates (R6), or below 0
+  int64_t kept = -1;                 // index in the list of kept constants, or -1
+  uint64_t mark = 0;                 // visited in the walk of that number
+  uint32_t holds = 0;                // of the locks (R11)
+  uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
   uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
   uint32_t output = 0;  // index in its parent's outputs
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
@@ -133,6 +137,8 @@ struct alignas(64) Storage {
 
 static_assert(offsetof(Storage, component) == 64 && offsetof(Storage, handle) == 128,
               "two cache lines");
+
+inline bool is_candidate(const Storage* storage) { return storage->candidate != kNoCandidate; }
 
 // Whether the content is there, at once or after a copy.
 inline bool has_content(const Storage* storage) {

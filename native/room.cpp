@@ -34,6 +34,7 @@ class Spent {
 }  // namespace
 
 Engine::Moment Engine::moment_of(Device& device) {
+  grow_up(device);
   const size_t count = device.candidates.size();
   Moment moment{};
   moment.now_ns = clock_ns_;

@@ -33,7 +33,7 @@ bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most
         if (has_content(dependent) && dependent->live) {
           resident.push_back(dependent);
           if (dependent->overwriters > 0) pending.push_back(dependent);  // R8
-          if (dependent->candidate >= 0) bytes += dependent->size_bytes;
+          if (is_candidate(dependent)) bytes += dependent->size_bytes;
         } else if (dependent->live) {
           possible = false;
           if (targets) targets->push_back(dependent);
