@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,15 @@ class Bridge:
         """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
         of the dispatch mode. False if PyTorch uses that key."""
         return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
+
+    def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
+        """Has these operators, by name and overload, and no others go past the capture. Not while
+        operators run."""
+        names, overloads = (
+            (ctypes.c_char_p * len(operators))(*[text.encode() for text in texts])
+            for texts in (zip(*operators, strict=True) if operators else ((), ()))
+        )
+        self._library.dtr_bridge_let_pass(names, overloads, ctypes.c_uint64(len(operators)))
 
     def capture(self, on: bool) -> None:
         """Whether operators that come by are recorded."""

@@ -37,6 +37,15 @@ UNINITIALIZED = {
 """Results are whatever was in memory: constants until they are overwritten, which the engine adopts
 when it first meets them. Of their arguments they read shapes alone."""
 
+OFTEN_PASSING = {
+    *("_reshape_alias", "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh"),
+    *("permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose"),
+    *("unbind", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
+    *VIEWS,
+    *UNINITIALIZED,
+}
+"""Operators of aten that need no data and change none, and that jobs call often."""
+
 IMPURE = {
     "resize_": "gives the buffer another size in place",
     "resize_as_": "gives the buffer another size in place",
@@ -179,10 +188,13 @@ def rule_for(func: OpOverload) -> Rule:
     def position(*names: str) -> int:
         return next((positions[name] for name in names if name in positions), -1)
 
+    gives_out = any(argument.is_out for argument in schema.arguments)
     return Rule(
         name=str(func),
         key=operator_key(operator_name(func)),
-        passes=known and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
+        passes=known
+        and not gives_out
+        and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         # What gives no tensor need not be repeated.
         replayable=(
             known

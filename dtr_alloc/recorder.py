@@ -17,6 +17,7 @@ PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.core import error_of, lib
 from dtr_alloc.costs import operator_key
-from dtr_alloc.purity import Rule, rule_for
+from dtr_alloc.purity import OFTEN_PASSING, Rule, rule_for
 
 _KEY = torch._C._dispatch_key_parse("Fake")
 _SECOND_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode"))
@@ -131,8 +133,13 @@ class Recorder:
 
     # ---- what is captured ----
 
-    def start(self) -> None:
-        """Records the operators of this thread, and of the threads that begin from now on."""
+    def start(self, views: bool) -> None:
+        """Records the operators of this thread, and of the threads that begin from now on.
+
+        Args:
+            views: whether operators that need no data come to the capture, too: for op logs.
+        """
+        self._bridge.let_pass([] if views else _operators_that_pass())
         run = threading.Thread.run
         self._default_run = run
 
@@ -262,9 +269,7 @@ class Recorder:
 
     def decide(self, name: str, overload: str) -> list[int]:
         """The rule of an operator, as numbers."""
-        namespace, _, base = name.partition("::")
-        func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        rule = rule_for(func)
+        rule = rule_for(_overload(name, overload))
         with self._rules_lock:
             self.rules.append(rule)
             return rule.numbers(len(self.rules) - 1)
@@ -282,6 +287,29 @@ class Recorder:
             )
         parts = results if isinstance(results, list | tuple) else [results]
         return [part if isinstance(part, Tensor) else None for part in parts]
+
+
+@functools.cache
+def _operators_that_pass() -> list[tuple[str, str]]:
+    """Names and overloads of operators that nobody records and that jobs call often."""
+    found = []
+    for qualified in torch._C._dispatch_get_all_op_names():
+        name, _, overload = qualified.partition(".")
+        namespace, _, base = name.partition("::")
+        if (
+            namespace == "aten"
+            and base in OFTEN_PASSING
+            and rule_for(_overload(name, overload)).passes
+        ):
+            found.append((name, overload))
+    return found
+
+
+def _overload(name: str, overload: str) -> OpOverload:
+    """The operator of a name such as ``aten::add`` and an overload, ``""`` for the first one."""
+    namespace, _, base = name.partition("::")
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    return found
 
 
 def _nothing(*_: Any) -> None:

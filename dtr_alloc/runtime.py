@@ -142,7 +142,7 @@ class Runtime:
             graphs.install(self)
         if self.log is not None:
             self.log.start()
-        self.recorder.start()
+        self.recorder.start(views=self.log is not None)
         compiled.start(self.recorder)
 
     def _install_allocator(self) -> None:

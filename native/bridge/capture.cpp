@@ -412,6 +412,19 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
   return 1;
 }
 
+// Operators that nobody records (views) do not come by at all from now on: on's names and overloads,
+// count of each. Not while operators run. count 0: they come by again.
+DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const* overloads,
+                                    uint64_t count) {
+  static auto* passing = new std::vector<c10::RegistrationHandleRAII>();
+  passing->clear();
+  const c10::DispatchKey key = settings.by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
+  for (uint64_t i = 0; i < count; ++i)
+    passing->push_back(c10::Dispatcher::singleton().registerImpl(
+        {names[i], overloads[i]}, key, c10::KernelFunction::makeFallthrough(), std::nullopt,
+        nullptr, "dtr_alloc"));
+}
+
 // Whether operators that come by are recorded, on every thread.
 DTR_EXPORT void dtr_bridge_capture(int32_t on) { settings.capturing = on != 0; }
 
