@@ -39,13 +39,28 @@ Bookkeeping::~Bookkeeping() {
 Deferred::~Deferred() {
   if (banish_) engine_.banish_queued(*this);
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
-  strong_.for_each([&](void* handle) { engine_.framework_->release_strong(handle); });
-  weak_.for_each([&](void* handle) { engine_.framework_->release_weak(handle); });
-  copies_.for_each([&](HostCopy* copy) { give_back(copy); });
-  closures_.for_each([&](void* closure) { engine_.framework_->drop_closure(closure); });
-  blocks_.for_each([&](const Block& block) {
-    dtr_pool_free(engine_.pool_of(block.device_type, block.device_index), block.address);
-  });
+  for (size_t i = 0; i < count_; ++i) perform(few_[i]);
+  for (const Action& action : more_) perform(action);
+}
+
+void Deferred::perform(const Action& action) const {
+  switch (action.kind) {
+    case Kind::strong:
+      engine_.framework_->release_strong(action.what);
+      break;
+    case Kind::weak:
+      engine_.framework_->release_weak(action.what);
+      break;
+    case Kind::host:
+      give_back(static_cast<HostCopy*>(action.what));
+      break;
+    case Kind::closure:
+      engine_.framework_->drop_closure(action.what);
+      break;
+    case Kind::block:
+      dtr_pool_free(engine_.pool_of(action.device_type, action.device_index), action.what);
+      break;
+  }
 }
 
 Engine::Engine(const dtr_engine_options& options)

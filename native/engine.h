@@ -26,6 +26,7 @@
 // heap is wished for), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -51,35 +52,13 @@
 #include "pointer_map.h"
 #include "records.h"
 #include "score.h"
+#include "scratch.h"
 #include "timing.h"
 #include "window.h"
 
 namespace dtr {
 
 class Engine;
-
-// A list that is nearly always short: the first few do not allocate.
-template <typename T>
-class ShortList {
- public:
-  void push_back(const T& value) {
-    if (count_ < kFew)
-      few_[count_++] = value;
-    else
-      more_.push_back(value);
-  }
-  template <typename F>
-  void for_each(F&& visit) const {
-    for (size_t i = 0; i < count_; ++i) visit(few_[i]);
-    for (const T& value : more_) visit(value);
-  }
-
- private:
-  static constexpr size_t kFew = 4;
-  T few_[kFew];
-  size_t count_ = 0;
-  std::vector<T> more_;
-};
 
 // Times what a thread does inside the engine, from the outermost call to its end, less
 // what it waits for locks. Where it is off, it looks at one flag.
@@ -106,27 +85,37 @@ class Deferred {
   ~Deferred();
 
   void free_block(const Storage& storage, void* address) {
-    blocks_.push_back({storage.device_type, storage.device_index, address});
+    add({Kind::block, storage.device_type, storage.device_index, address});
   }
-  void release_strong(void* handle) { strong_.push_back(handle); }
-  void release_weak(void* handle) { weak_.push_back(handle); }
-  void free_host(HostCopy* copy) { copies_.push_back(copy); }
-  void drop_closure(void* closure) { closures_.push_back(closure); }
+  void release_strong(void* handle) { add({Kind::strong, 0, 0, handle}); }
+  void release_weak(void* handle) { add({Kind::weak, 0, 0, handle}); }
+  void free_host(HostCopy* copy) { add({Kind::host, 0, 0, copy}); }
+  void drop_closure(void* closure) { add({Kind::closure, 0, 0, closure}); }
   // Before the rest, because it may add to it.
   void banish_queued() { banish_ = true; }
 
  private:
-  struct Block {
-    uint8_t device_type;
+  enum class Kind : uint8_t { strong, weak, host, closure, block };
+  struct Action {
+    Kind kind;
+    uint8_t device_type;  // of a block
     int8_t device_index;
-    void* address;
+    void* what;
   };
+
+  void add(const Action& action) {
+    if (count_ < kFew)
+      few_[count_++] = action;
+    else
+      more_.push_back(action);
+  }
+  void perform(const Action& action) const;
+
+  static constexpr size_t kFew = 8;  // they allocate nothing
   Engine& engine_;
-  ShortList<Block> blocks_;
-  ShortList<void*> strong_;
-  ShortList<void*> weak_;
-  ShortList<HostCopy*> copies_;
-  ShortList<void*> closures_;
+  Action few_[kFew];
+  size_t count_ = 0;
+  std::vector<Action> more_;
   bool banish_ = false;
 };
 
@@ -162,9 +151,9 @@ struct Frame {
   Engine& engine;
   std::vector<int64_t> buffer;  // exchanged with the recorder
   std::vector<int64_t> step;    // exchanged with the replay
-  std::vector<Input> inputs;
+  Scratch<Input> inputs;
   // Sizes and strides of the inputs before the op ran: it may resize them (out=).
-  std::vector<int64_t> geometry;
+  Scratch<int64_t> geometry;
   OpenLog log;
   bool open = false;
   bool replayable = false;

@@ -215,16 +215,20 @@ void Engine::describe_inputs(Frame& frame) {
     input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
+    input.opaque = input.shared = false;
     if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
-    framework_->describe(input.tensor, &input.desc);
-    by_handle_.fetch(input.desc.handle);
-    frame.signature.add(input.desc);
-    const auto dims = static_cast<size_t>(input.desc.ndim);
+    dtr_tensor_desc& desc = input.desc;
+    framework_->describe(input.tensor, &desc);
+    by_handle_.fetch(desc.handle);
+    frame.signature.add(desc);
+    const auto dims = static_cast<size_t>(desc.ndim);
     input.geometry = static_cast<uint32_t>(frame.geometry.size());
     frame.geometry.resize(input.geometry + 2 * dims);
     int64_t* geometry = frame.geometry.data() + input.geometry;
-    std::copy_n(input.desc.sizes, dims, geometry);
-    std::copy_n(input.desc.strides, dims, geometry + dims);
+    for (size_t d = 0; d < dims; ++d) {
+      geometry[d] = desc.sizes[d];
+      geometry[dims + d] = desc.strides[d];
+    }
   }
   for (Input& input : frame.inputs) {
     // The op may resize its arguments, or drop the last reference to one.

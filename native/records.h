@@ -39,6 +39,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "scratch.h"
+
 namespace dtr {
 
 // Of Storage::candidate: none; and below it, -2 - i for the i-th of those that no search has
@@ -186,7 +188,7 @@ struct Op {
   Op* newer = nullptr;
   std::vector<Edge> edges;  // one per distinct input; never resized once linked
   std::vector<TensorSpec> tensors;
-  std::vector<int64_t> geometry;
+  Scratch<int64_t> geometry;
   std::vector<Output> outputs;
   uint32_t recorded_outputs = 0;  // outputs whose storage is not null (R3)
 };
