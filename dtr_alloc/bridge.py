@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,27 @@ class Bridge:
         """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
         of the dispatch mode. False if PyTorch uses that key."""
         return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
+
+    def execute_calls_by(self, execute_call: Callable[[int], Sequence[int] | None]) -> None:
+        """Says what runs a call of the recorder's for the first time.
+
+        Args:
+            execute_call: returns the addresses of a call's results, which live until the next call
+                on this thread, with 0 for what is no tensor; or None if it raised.
+        """
+        results = threading.local()
+
+        @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64))
+        def execute(call: int, count: Any) -> int | None:
+            found = execute_call(call)
+            if found is None:
+                return None
+            count[0] = len(found)
+            results.addresses = (ctypes.c_int64 * max(len(found), 1))(*found)
+            return ctypes.addressof(results.addresses)
+
+        self._execute = execute
+        self._library.dtr_bridge_execute_calls_by(execute)
 
     def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
         """Has these operators, by name and overload, and no others go past the capture. Not while

@@ -72,12 +72,14 @@ class _Call:
         kept: the arguments, TENSOR for a tensor.
         given: the arguments of its first run, until that begins.
         returned: what its first run gave, until that has been fetched.
+        error: what its first run raised.
     """
 
     function: Callable[[list[Any]], Any]
     kept: list[Any]
-    given: list[Any] | None
+    given: list[Any]
     returned: Any = None
+    error: BaseException | None = None
 
 
 class Door(TorchDispatchMode):
@@ -120,6 +122,7 @@ class Recorder:
         self._rules_lock = threading.Lock()
         self._default_run: Callable[[threading.Thread], None] | None = None
         self._library = _define(self)
+        bridge.execute_calls_by(self.execute_call)
         self.by_mode = not bridge.register_capture(device_type, by_mode=False)
         if self.by_mode:
             bridge.register_capture(device_type, by_mode=True)
@@ -209,7 +212,7 @@ class Recorder:
         return (
             included
             and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
-            and torch._C._len_torch_dispatch_stack() == int(self.by_mode)
+            and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
             and all(
                 type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
                 for value in arguments
@@ -251,6 +254,10 @@ class Recorder:
         try:
             key = operator_key(name)
             is_recorded = self._run(_NO_KEYS, number, entries, _signed(key), replayable)
+        except BaseException:
+            if call.error is not None:
+                raise call.error from None
+            raise
         finally:
             if not is_recorded:
                 self._calls.pop(number, None)
@@ -274,19 +281,25 @@ class Recorder:
             self.rules.append(rule)
             return rule.numbers(len(self.rules) - 1)
 
-    def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
-        """Runs a call for the first time, with what it was given, or again, with these tensors."""
+    def execute_call(self, number: int) -> list[int] | None:
+        """Runs a call for the first time; the addresses of its results, 0 for what is no tensor, or
+        None if it raised."""
         call = self._calls[number]
-        if call.given is not None:
-            arguments, call.given = call.given, None
-            call.returned = results = call.function(arguments)
-        else:
-            rebuilt = iter(tensors)
-            results = call.function(
-                [next(rebuilt) if value is TENSOR else value for value in call.kept]
-            )
-        parts = results if isinstance(results, list | tuple) else [results]
-        return [part if isinstance(part, Tensor) else None for part in parts]
+        arguments, call.given = call.given, []
+        try:
+            call.returned = call.function(arguments)
+            return [0 if part is None else part._cdata for part in _parts(call.returned)]
+        except BaseException as error:
+            call.error = error
+            return None
+
+    def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Runs a call again, with these tensors."""
+        call = self._calls[number]
+        rebuilt = iter(tensors)
+        return _parts(
+            call.function([next(rebuilt) if value is TENSOR else value for value in call.kept])
+        )
 
 
 @functools.cache
@@ -310,6 +323,12 @@ def _overload(name: str, overload: str) -> OpOverload:
     namespace, _, base = name.partition("::")
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
     return found
+
+
+def _parts(results: Any) -> list[Tensor | None]:
+    """What a call gave, with None for what is no tensor."""
+    parts = results if isinstance(results, list | tuple) else [results]
+    return [part if isinstance(part, Tensor) else None for part in parts]
 
 
 def _nothing(*_: Any) -> None:

@@ -270,8 +270,9 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
 }
 
 // run(int call, int[] entries, int key, bool replayable) -> bool: an operator that Python
-// implements: execute() of the call, which gives the results. entries: its tensors with their uses.
-// True if its record needs the call.
+// implements. entries: its tensors with their uses. It runs by a plain function, not by an
+// operator, so that it sees the modes that are entered; what it raises is Python's to keep. True if
+// its record needs the call.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
   const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
@@ -285,7 +286,8 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     const auto use = static_cast<uint8_t>(entry & 3);
     thread.put(count++, entry_of(tensor, use));
     if (use != DTR_USE_READ)
-      overwritten.emplace_back(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor)));
+      overwritten.emplace_back(
+          at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor)));
   }
   const In in(Phase::capture);
   explained([&] {
@@ -297,13 +299,16 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
     Tape tape(closure.draws(), false);
-    c10::Stack results{call, c10::List<std::optional<at::Tensor>>()};
+    const int64_t* results = nullptr;
+    uint64_t made = 0;
     {
       const Taping taping(thread, tape);
       const In running(Phase::operators);
-      call_python("execute", &results);
+      results = python.execute_call(call, &made);
     }
-    torch::jit::push(*stack, op.end(put_results(thread, results, 0)));
+    TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
+    for (uint64_t i = 0; i < made; ++i) thread.put(static_cast<uint32_t>(i), results[i]);
+    torch::jit::push(*stack, op.end(static_cast<uint32_t>(made)));
   });
 }
 
@@ -390,6 +395,12 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   api.type_offset = type_offset;
 }
 
+// See PythonApi::execute_call.
+DTR_EXPORT void dtr_bridge_execute_calls_by(void* function) {
+  dtr_bridge::python.execute_call =
+      reinterpret_cast<decltype(dtr_bridge::python.execute_call)>(function);
+}
+
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
 DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_mode) {
@@ -412,8 +423,8 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
   return 1;
 }
 
-// Operators that nobody records (views) do not come by at all from now on: on's names and overloads,
-// count of each. Not while operators run. count 0: they come by again.
+// Operators that nobody records (views) do not come by at all from now on: on's names and
+// overloads, count of each. Not while operators run. count 0: they come by again.
 DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const* overloads,
                                     uint64_t count) {
   static auto* passing = new std::vector<c10::RegistrationHandleRAII>();

@@ -24,8 +24,11 @@ struct PythonApi {
   int (*ensure_gil)() = nullptr;              // PyGILState_Ensure
   void (*restore_gil)(int) = nullptr;         // PyGILState_Release
   int (*is_subtype)(void*, void*) = nullptr;  // PyType_IsSubtype
-  void* parameter_type = nullptr;             // torch.nn.Parameter
-  uint64_t type_offset = 0;                   // of ob_type in every object
+  // Runs a call of Python's (dtr_alloc/recorder.py) for the first time; the addresses of its result
+  // tensors, 0 for what is none, and how many. Null if it raised.
+  const int64_t* (*execute_call)(int64_t call, uint64_t* count) = nullptr;
+  void* parameter_type = nullptr;  // torch.nn.Parameter
+  uint64_t type_offset = 0;        // of ob_type in every object
 };
 
 inline PythonApi python;

@@ -1,25 +1,212 @@
-"""torch.compile and the recorder: neither is the other's business."""
+"""torch.compile under a session: as many graphs, the same bits, and graphs that are operators."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 import torch
-from harness import checked_session
-from torch import Tensor
+from harness import assert_same_bits, checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import dtr_alloc
+from bench.models.transformer import TransformerJob
+from dtr_alloc import compiled
 
-def scaled(x: Tensor) -> Tensor:
-    return (x * 2 + 1).relu().sum()
+BACKENDS = ("eager", "aot_eager", "inductor")
 
 
-def test_a_compiled_function_does_not_compile_the_recorder() -> None:
-    """It runs as it is; a recorder that is traced would not record."""
-    compiled = torch.compile(scaled, backend="eager")
+@pytest.fixture(autouse=True)
+def compiles_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    gc.collect()  # graphs and what they hold are cycles
+
+
+def graphs() -> tuple[int, int]:
+    """How many graphs there were, and how many breaks between them."""
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def train(backend: str | None, steps: int = 3, **options: Any) -> dict[str, Tensor]:
+    """Losses, parameters and buffers of a net with dropout and batch norm."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(64)),
+        *(nn.Linear(64, 32), nn.BatchNorm1d(32)),
+    )
+    model = net if backend is None else torch.compile(net, backend=backend, **options)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    found: dict[str, Tensor] = {}
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(64, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found[f"loss {step}"] = loss.detach().clone()
+    return found | {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_as_many_graphs_are_compiled_and_the_bits_are_the_same(backend: str) -> None:
+    expected = train(backend, fullgraph=True)
+    plain = graphs()
+    torch._dynamo.reset()
     counters.clear()
     with checked_session():
-        x = torch.linspace(-1, 1, 4096).reshape(64, 64).requires_grad_()
-        result = compiled(x)
-        result.backward()
-        assert not counters["frames"], "a frame was compiled under the recorder"
-        assert torch.equal(result, scaled(x))
-        assert x.grad is not None
+        assert_same_bits(expected, train(backend, fullgraph=True), backend)
+    assert graphs() == plain == (1, 0)
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return (x.sin() * y + 1).relu()
+
+
+def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again() -> None:
+    function = torch.compile(scaled, backend="inductor")
+    x, y = torch.linspace(-1, 1, 4096), torch.linspace(0, 2, 4096)
+    expected = function(x, y)
+    with checked_session():
+        x, y = torch.linspace(-1, 1, 4096), torch.linspace(0, 2, 4096)
+        got = function(x, y)
+        before = dtr_alloc.stats()["rematerializations"]
+        assert torch.equal(evicted(got), expected)
+        assert dtr_alloc.stats()["rematerializations"] == before + 1
+        # Its inputs come back first.
+        total = evicted(x * 2)
+        assert torch.equal(function(total, y), function(x * 2, y))
+
+
+def test_random_numbers_of_a_graph_come_again() -> None:
+    """Inductor draws one seed by an operator, and all others from that."""
+    function = torch.compile(lambda x: nn.functional.dropout(x, 0.5) * 2, backend="inductor")
+    torch.manual_seed(0)
+    expected, after = function(torch.ones(4096)), torch.get_rng_state()
+    with checked_session():
+        torch.manual_seed(0)
+        got = function(torch.ones(4096))
+        assert torch.equal(got, expected)
+        assert torch.equal(evicted(got), expected)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
+    def gradients(evicts: Callable[[list[Tensor]], object]) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        x = torch.randn(64, 64, requires_grad=True)
+        result = torch.compile(net, backend="inductor")(x)
+        evicts(list(result.grad_fn.saved_tensors))
+        result.square().sum().backward()
+        found = [x.grad, *(parameter.grad for parameter in net.parameters())]
+        evicts([part for part in found if part is not None])
+        return [part.clone() for part in found if part is not None]
+
+    expected = gradients(lambda tensors: None)
+    count = 0
+
+    def evict_all(tensors: list[Tensor]) -> None:
+        nonlocal count
+        count += sum(dtr_alloc.evict(tensor) for tensor in tensors)
+
+    torch._dynamo.reset()
+    with checked_session():
+        got = gradients(evict_all)
+        assert count > 0
+        for one, other in zip(expected, got, strict=True):
+            assert torch.equal(one, other)
+
+
+class CompiledByBlocks(TransformerJob):
+    """The GPT, each block compiled for itself."""
+
+    def build(self) -> None:
+        super().build()
+        for block in self.model.blocks:  # type: ignore[union-attr]
+            block.compile(backend="inductor")
+
+
+def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory() -> None:
+    def run(steps: int = 3) -> tuple[dict[str, Tensor], int]:
+        job = CompiledByBlocks(scale=2.0)
+        idle = 0
+        for step in range(steps):
+            job.step(step)
+            if dtr_alloc.is_enabled():
+                idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+        return job.state(), idle
+
+    expected, _ = run()
+    gc.collect()
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        _, idle = run()
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    gc.collect()
+    with checked_session(idle + (peak - idle) // 2):
+        before = dtr_alloc.stats()
+        got, _ = run()
+        after = dtr_alloc.stats()
+    assert_same_bits(expected, got, "half of the activation memory")
+    assert after["rematerializations"] > before["rematerializations"]
+
+
+def test_a_graph_with_an_operator_of_others_gives_constants_and_says_so_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_said", set())
+
+    @torch.library.custom_op("dtr_test::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    function = torch.compile(lambda x: twice(x.sin()) + 1, backend="inductor", fullgraph=True)
+    x = torch.linspace(-1, 1, 4096)
+    expected = function(x)
+    with checked_session():
+        for _ in range(2):
+            got = function(x)
+            assert torch.equal(got, expected)
+            assert not dtr_alloc.evict(got)
+    assert capfd.readouterr().err.count("torch.ops.dtr_test") == 1
+
+
+def test_an_optimizer_that_compiles_itself_takes_the_same_steps() -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Linear(16, 16)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        step = torch.compile(optimizer.step, backend="inductor")
+        for _ in range(3):
+            net(torch.randn(8, 16)).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in net.parameters()]
+
+    expected = run()
+    torch._dynamo.reset()
+    with checked_session():
+        for one, other in zip(expected, run(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_higher_order_operators_run() -> None:
+    """flex_attention and cond look for a Python kernel at every dispatch key."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.linspace(-1, 1, 2 * 16 * 8).reshape(1, 2, 16, 8)
+    expected = flex_attention(q, q, q)
+    with checked_session():
+        assert torch.equal(flex_attention(q, q, q), expected)
+        chosen = torch.cond(q.sum() > 0, lambda x: x + 1, lambda x: x - 1, (q,))
+        assert torch.equal(chosen, q - 1 if q.sum() <= 0 else q + 1)
