@@ -622,7 +622,9 @@ enum {
 
 /* Flags of an op. */
 enum {
-  DTR_OP_REPLAYABLE = 1 /* running it again on the same inputs gives the same bits */
+  DTR_OP_REPLAYABLE = 1, /* running it again on the same inputs gives the same bits */
+  DTR_OP_KEEPS_OLD = 2   /* what it overwrites and cannot be computed again is kept in a copy, if it
+                            is small: the op gives more than what it overwrites */
 };
 
 /* What dtr_op_begin answers: 0 means run the op at once. */

@@ -127,6 +127,7 @@ struct Input {
   bool opaque = false;
   bool constant = false;   // the recorder says: a parameter
   bool shared = false;     // another argument has the same storage
+  void* copy = nullptr;    // what it held before the op overwrites it (DTR_OP_KEEPS_OLD)
   uint32_t geometry = 0;   // first of its sizes and strides in Frame::geometry
   dtr_tensor_desc desc{};  // as it was before the op ran
 };
@@ -157,6 +158,7 @@ struct Frame {
   OpenLog log;
   bool open = false;
   bool replayable = false;
+  bool keeps_old = false;   // DTR_OP_KEEPS_OLD
   bool overwrites = false;  // some of its inputs
   bool loses = false;       // some that it also reads, and that cannot be computed again
   uint64_t op_key = 0;
@@ -333,6 +335,8 @@ class Engine {
   int32_t begin_overwriting(Frame& frame, Deferred& deferred);
   void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
   bool still_covers(const Input& input) const;
+  void* copy_of(const Storage* storage) const;
+  void keep_in_copy(Input& input);
   void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);

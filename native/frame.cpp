@@ -1,6 +1,7 @@
 // frame.cpp: one operator call, from begin to end.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "checksum.h"
 #include "engine.h"
@@ -25,6 +26,9 @@ constexpr uint64_t kTinyBytes = 64;
 constexpr uint32_t kLongChain = 64;
 constexpr uint64_t kNextLook = 7;
 constexpr uint64_t kFarthestLook = kLongChain - 1;
+
+// Contents up to this size are copied before an op overwrites them, where that is asked for.
+constexpr uint64_t kMostCopied = 64 * 1024;
 
 constexpr uint32_t kAhead = 4;  // arguments
 
@@ -174,6 +178,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.replayable = flags & DTR_OP_REPLAYABLE;
   frame.open = true;
   frame.requested = false;
+  frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
   frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
@@ -216,6 +221,7 @@ void Engine::describe_inputs(Frame& frame) {
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
     input.opaque = input.shared = false;
+    input.copy = nullptr;
     if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
     dtr_tensor_desc& desc = input.desc;
     framework_->describe(input.tensor, &desc);
@@ -244,20 +250,21 @@ void Engine::describe_inputs(Frame& frame) {
 int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
   int32_t need = 0;
   for (Input& input : frame.inputs) {
-    if (!input.storage) continue;
-    if (overwrites(input.use)) {
-      // What is also read, or not covered, is an input after all.
-      if (input.use == Use::write_only && (input.shared || !input.desc.full))
-        input.use = Use::mutate;
-      if (input.use == Use::scratch && input.shared) frame.replayable = false;
-      // What it reads and overwrites must exist again at a replay.
-      if (input.use == Use::mutate && !input.storage->parent) frame.loses = true;
-      ++input.storage->overwriters;
+    Storage* storage = input.storage;
+    if (!storage || !overwrites(input.use)) continue;
+    // What is also read, or not covered, is an input after all.
+    if (input.use == Use::write_only && (input.shared || !input.desc.full)) input.use = Use::mutate;
+    if (input.use == Use::scratch && input.shared) frame.replayable = false;
+    if (input.use == Use::mutate && !storage->parent) {
+      if (frame.keeps_old) input.copy = copy_of(storage);
+      if (input.copy) continue;
+      frame.loses = true;  // what it reads and overwrites must exist again at a replay
     }
+    ++storage->overwriters;
   }
   for (const Input& input : frame.inputs)
-    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent &&
-        input.storage->children &&
+    if (input.storage && !input.copy && (overwrites(input.use) || frozen_ > 0) &&
+        !input.storage->parent && input.storage->children &&
         !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
       need |= DTR_NEED_WORK;
   return need;
@@ -348,6 +355,35 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   return op;
 }
 
+// The content of a small storage at another address; null if there is no room for it.
+void* Engine::copy_of(const Storage* storage) const {
+  if (!storage->managed || storage->external || storage->state != State::resident ||
+      storage->size_bytes > kMostCopied || frozen_ > 0)
+    return nullptr;
+  dtr_pool* pool = device_of(storage).pool;
+  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
+  const uint64_t on = stream == kNoStream ? 0 : stream;
+  void* copy = nullptr;
+  if (dtr_pool_try_allocate(pool, storage->size_bytes, on, &copy) != DTR_OK || !copy)
+    return nullptr;
+  if (dtr_pool_copy(pool, copy, storage->address, storage->size_bytes, on, nullptr) != DTR_OK) {
+    dtr_pool_free(pool, copy);
+    return nullptr;
+  }
+  return copy;
+}
+
+// The buffer went to the record of what the op has made of it; that of the old content gets the
+// copy, as memory of its own.
+void Engine::keep_in_copy(Input& input) {
+  Storage* old = input.storage;
+  old->address = std::exchange(input.copy, nullptr);
+  by_address_.insert(old->address, old);
+  old->remade_on = kNoStream;
+  update_candidate(old);
+  keep_constant(old);
+}
+
 // Whether a tensor that covered its storage when the op began does so after it.
 bool Engine::still_covers(const Input& input) const {
   dtr_tensor_desc now;
@@ -360,10 +396,13 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   Storage* old = input.storage;
   // Another argument is the same storage and was dealt with; or the op gave the buffer other
   // memory (out=), so that freed() ended the old version, and what is there now is a result.
-  if (!old->handle) return;
-  const bool constant =
-      !op || old->constant_for_good || input.use == Use::scratch || old->size_bytes <= kTinyBytes;
-  if (constant && !old->parent) {
+  if (!old->handle) {
+    if (input.copy) deferred.free_block(*old, std::exchange(input.copy, nullptr));
+    return;
+  }
+  const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
+                        old->size_bytes <= kTinyBytes;
+  if (constant && !old->parent && !input.copy) {
     if (old->external && old->device_type == 0)
       old->checksum = checksum(old->address, old->size_bytes);
     return;  // it was settled before the op ran: the record may serve the new content
@@ -388,8 +427,12 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   old->handle = nullptr;
   old->live = false;
   old->pins = 0;
-  old->lost = !old->parent;
-  become_evicted(old);
+  if (input.copy) {
+    keep_in_copy(input);
+  } else {
+    old->lost = !old->parent;
+    become_evicted(old);
+  }
   update_candidate(fresh);
 }
 
@@ -442,6 +485,10 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (frame.overwrites)
     for (Input& input : frame.inputs) {
       if (!input.storage || !overwrites(input.use)) continue;
+      if (input.copy) {
+        overwritten = true;
+        continue;
+      }
       --input.storage->overwriters;
       overwritten |= input.use != Use::scratch;
       // Made smaller within its storage (out=), it left a part of that as it was.
@@ -525,7 +572,9 @@ void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   if (frame.log.open) journal_running(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
-    if (input.storage && overwrites(input.use)) --input.storage->overwriters;
+    if (input.storage && overwrites(input.use) && !input.copy) --input.storage->overwriters;
+    if (input.copy && !started)
+      deferred.free_block(*input.storage, std::exchange(input.copy, nullptr));
     // It may have been overwritten in part: a constant of unknown content. One that
     // is not resident cannot have been touched.
     if (started && input.storage && overwrites(input.use) &&

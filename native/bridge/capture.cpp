@@ -291,7 +291,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   }
   const In in(Phase::capture);
   explained([&] {
-    OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE : 0, key);
+    OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD : 0, key);
     Closure& closure = thread.spare();
     closure.keep(call);
     closure.surroundings().keep({}, settings.device);

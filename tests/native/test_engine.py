@@ -762,6 +762,81 @@ class TestWhatBecomesConstantWhileItIsOverwritten:
         release(y, z, other)
 
 
+class TestKeepingWhatIsOverwritten:
+    """DTR_OP_KEEPS_OLD: of a compiled graph that updates running statistics, say."""
+
+    SMALL, LARGE = 512, 65536 // 8 + 512  # words
+
+    def test_what_the_operator_gives_besides_can_be_computed_again(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        running = toy.unseen(self.SMALL)
+        first = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        second = toy.one("norm", x, (running, MUTATE), keeps_old=True, parameter=2)
+        toy.verify()
+        for tensor in (first, second, first):
+            assert toy.evict(tensor)
+            assert toy.content(tensor) == tensor.expected()
+            assert running.is_right()
+        assert not toy.evict(running)
+        release(x, first, second, running)
+
+    def test_what_was_computed_from_the_old_content_is_still_evictable(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        before = toy.one("scale", x, running)
+        assert toy.evict(before)
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert before.evicted
+        assert toy.content(before) == before.expected()
+        release(x, before, result, running)
+        toy.verify()
+
+    def test_one_storage_may_be_read_and_overwritten_by_two_arguments(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        result = toy.one("norm", x, running, (running, MUTATE), keeps_old=True)
+        assert toy.evict(result)
+        assert toy.content(result) == result.expected()
+        again = toy.one("norm", (running, MUTATE), (running, MUTATE), keeps_old=True)
+        assert toy.evict(again)
+        assert toy.content(again) == again.expected()
+        release(x, result, again, running)
+
+    def test_the_copy_goes_with_the_last_that_needs_it(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        blocks = toy.pool.stats().live_blocks
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert toy.stats().kept_constant_bytes == self.SMALL * 8
+        result.release()
+        assert toy.stats().kept_constant_bytes == 0
+        assert toy.pool.stats().live_blocks == blocks
+        release(x, running)
+
+    def test_what_is_large_is_not_copied_and_makes_constants(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.LARGE)
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert not toy.evict(result)
+        assert toy.stats().kept_constant_bytes == 0
+        release(x, result, running)
+
+    @pytest.mark.parametrize("started", [False, True])
+    def test_an_operator_that_fails_leaves_no_copy(self, make_toy, started):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        blocks = toy.pool.stats().live_blocks
+        buffer = lib.dtr_frame_buffer(toy.frame, 1)
+        buffer[0] = running.number | MUTATE
+        flags = lib.DTR_OP_REPLAYABLE | lib.DTR_OP_KEEPS_OLD
+        assert lib.dtr_op_begin(toy.frame, 1, flags, 1) == 0
+        lib.dtr_op_abort(toy.frame, started)
+        assert toy.pool.stats().live_blocks == blocks
+        toy.verify()
+        release(x, running)
+
+
 class TestConstants:
     def test_parameters_are_never_evicted(self, make_toy):
         toy = make_toy(pages=8)

@@ -235,6 +235,7 @@ class Toy:
         results: Sequence[int] = (),
         parameter: Any = None,
         replayable: bool = True,
+        keeps_old: bool = False,
         fails: Callable[[Operator], None] = never,
     ) -> list[Tensor]:
         """Runs one operator; an argument is a tensor that is read, or a tensor and its use.
@@ -250,6 +251,7 @@ class Toy:
         for i, (tensor, use) in enumerate(pairs):
             buffer[i] = tensor.number | use
         flags = REPLAYABLE if replayable else 0
+        flags |= lib.DTR_OP_KEEPS_OLD if keeps_old else 0
         need = lib.dtr_op_begin(frame, len(pairs), flags, op_key(name))
         if need < 0:
             check(-need)

@@ -99,12 +99,13 @@ def test_random_numbers_of_a_graph_come_again() -> None:
 def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
     def gradients(evicts: Callable[[list[Tensor]], object]) -> list[Tensor]:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        # Batch norm has the graph overwrite what it reads, and cannot compute again.
+        net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64))
         x = torch.randn(64, 64, requires_grad=True)
         result = torch.compile(net, backend="inductor")(x)
         evicts(list(result.grad_fn.saved_tensors))
         result.square().sum().backward()
-        found = [x.grad, *(parameter.grad for parameter in net.parameters())]
+        found = [x.grad, *(parameter.grad for parameter in net.parameters()), *net.buffers()]
         evicts([part for part in found if part is not None])
         return [part.clone() for part in found if part is not None]
 
