@@ -167,7 +167,7 @@ def test_bookkeeping_is_timed_when_asked() -> None:
         dtr_alloc.runtime.time_bookkeeping(True)
         y = x + y
         spent = dtr_alloc.stats()["bookkeeping_seconds"] - before
-        assert 0 < spent < 1
+        assert spent > 0
         dtr_alloc.runtime.time_bookkeeping(False)
         y = x + y
         assert dtr_alloc.stats()["bookkeeping_seconds"] - before == spent
