@@ -267,7 +267,7 @@ class Bridge:
         self._library.dtr_bridge_capture(on)
 
     def include_thread(self, on: bool) -> None:
-        """Whether the operators of this thread come by, and of threads that autograd runs for it."""
+        """Whether operators of this thread come by, and of threads that autograd runs for it."""
         self._library.dtr_bridge_include_thread(on)
 
     def freeze(self, by: int) -> None:

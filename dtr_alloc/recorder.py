@@ -6,8 +6,8 @@ only Python knows:
 - *Rules.* When the capture meets an operator for the first time, it asks here how to treat it
   (dtr_alloc/purity.py), and never again.
 - *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or,
-  where PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a mode
-  costs more and changes what PyTorch does where it asks whether there are modes.
+  where PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a
+  mode costs more and changes what PyTorch does where it asks whether there are modes.
 - *Calls.* A Python function of tensors that counts as one operator, such as a compiled graph: what
   repeats it is the function itself.
 
@@ -341,7 +341,7 @@ def _signed(key: int) -> int:
 
 
 def _define(recorder: Recorder) -> torch.library.Library:
-    """The operators that the capture calls. (Those it implements are in native/bridge/capture.cpp.)"""
+    """The operators that the capture calls; native/bridge/capture.cpp implements others."""
     library = torch.library.Library("dtr_alloc", "FRAGMENT")
 
     def implement(schema: str, function: Callable[..., Any]) -> None:
