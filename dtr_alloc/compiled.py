@@ -1,18 +1,23 @@
-"""Compiled graphs: what torch.compile made of a region is one operator to the recorder.
+"""Compiled graphs: how what torch.compile made of a region is recorded.
 
 Inductor's graphs, of the forward and of the backward pass, are functions of their inputs: they
-allocate their results past the dispatcher and launch kernels on bare addresses. So each call of one
-is recorded as a whole (Recorder.run): its inputs are brought back first, its results, saved
-activations among them, can be evicted, and are computed again by calling the graph again. Random
-numbers that it draws by operators are drawn again (native/bridge/draws.h).
+allocate their results past the dispatcher and launch kernels on bare addresses. There are two ways:
 
-A graph that calls operators of others, whose schemas nobody vouches for, is not called again: what
-it gives is a constant. That is said once for each such library.
+- *As one operator* (Recorder.run), without a limit, and for graphs of Triton's kernels. The graph's
+  inputs are brought back first; its results, saved activations among them, can be evicted, and are
+  computed again by calling the graph again. It costs what one operator costs, but all that the
+  graph holds at a time must fit into the budget.
+- *Kernel by kernel* (dtr_alloc/kernels.py), under a budget: so a graph can be larger than the
+  budget, and what comes back is what is needed and no more.
+
+Random numbers that a graph draws by operators are drawn again (native/bridge/draws.h). A graph that
+calls operators of others, whose schemas nobody vouches for, is not called again: what it gives is a
+constant. That is said once for each such library.
 
 Backends that run operators one by one (eager, aot_eager) need none of this.
 
 Upstream: torch/_inductor/output_code.py, CompiledFxGraph: called with a list, which it empties;
-source_code; mutated_input_idxs.
+source_code; mutated_input_idxs; compiled_fn_runner.
 """
 
 from __future__ import annotations
@@ -23,27 +28,31 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from dtr_alloc.config import Budget
+from dtr_alloc.escapes import addresses_not_kept
+from dtr_alloc.kernels import Kernels, kernels_of, taken_over
 from dtr_alloc.purity import NAMESPACES
 from dtr_alloc.recorder import Recorder
 
 _MODULE = "torch._inductor.output_code"
 _CALLED = re.compile(r"\btorch\.ops\.(\w+)\.")
-_KNOWN = NAMESPACES | {"inductor", "mkldnn"}
+_KNOWN = NAMESPACES | {"inductor"}
 """Namespaces of operators that give the same again on the same arguments."""
 
-_recorder: Recorder | None = None
+_runtime: Any = None
 _is_hooked = False
 _said: set[str] = set()
 
 
-def start(recorder: Recorder) -> None:
+def start(runtime: Any) -> None:
     """Has the graphs recorded that inductor has compiled and will compile, until stop()."""
-    global _recorder, _is_hooked
-    _recorder = recorder
+    global _runtime, _is_hooked
+    _runtime = runtime
     if _is_hooked:
         return
     _is_hooked = True
@@ -55,8 +64,12 @@ def start(recorder: Recorder) -> None:
 
 def stop() -> None:
     """From now on graphs run as they are."""
-    global _recorder
-    _recorder = None
+    global _runtime
+    _runtime = None
+
+
+def _current() -> Recorder | None:
+    return None if _runtime is None else _runtime.recorder
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -82,40 +95,67 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _hook(module: ModuleType) -> None:
     kind: Any = module.CompiledFxGraph
-    call = kind.__call__
+    plain_call = kind.__call__
 
-    @functools.wraps(call)
+    @functools.wraps(plain_call)
     def recorded_call(graph: Any, inputs: Any) -> Any:
-        recorder = _recorder
+        recorder = _current()
         if recorder is None or not recorder.sees(inputs):
-            return call(graph, inputs)
+            return plain_call(graph, inputs)
+        known: _Graph | None = getattr(graph, "_dtr_alloc", None)
+        if known is None:
+            known = graph._dtr_alloc = _study(graph)
+        if known.kernels is not None and _runtime.config.budget != Budget():
+            known.kernels.open_up(_current)
+            return plain_call(graph, inputs)
+
+        def call(arguments: list[Any]) -> Any:
+            # On CUDA it looks whether its inputs are aligned.
+            with addresses_not_kept(_runtime):
+                return plain_call(graph, arguments)
+
         return recorder.run(
-            functools.partial(call, graph),
+            call if "cuda" in graph.device_types else functools.partial(plain_call, graph),
             inputs,
-            name=f"inductor::{_key_of(graph)}",
-            mutated=graph.mutated_input_idxs,
-            replayable=_is_functional(graph),
+            name=known.name,
+            mutated=known.overwritten,
+            replayable=known.is_functional,
         )
 
     kind.__call__ = recorded_call
 
 
-def _key_of(graph: Any) -> str:
-    """The same for the same graph in every process: costs are kept by it."""
-    return str(getattr(graph, "cache_key", None) or "graph")
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What its source tells of a graph.
+
+    Attributes:
+        name: the same for the same graph in every process: costs are kept by it.
+        overwritten: positions of the inputs that hold something else after a call.
+        is_functional: whether calling the graph again gives the same.
+        kernels: its kernels, if they can be recorded one by one.
+    """
+
+    name: str
+    overwritten: frozenset[int]
+    is_functional: bool
+    kernels: Kernels | None
 
 
-def _is_functional(graph: Any) -> bool:
-    """Whether calling the graph again gives the same."""
-    known: bool | None = getattr(graph, "_dtr_alloc_is_functional", None)
-    if known is None:
-        others = set(_CALLED.findall(graph.source_code or "")) - _KNOWN
-        for namespace in sorted(others - _said):
-            _said.add(namespace)
-            print(
-                f"dtr_alloc: a compiled region calls torch.ops.{namespace}, which may not be "
-                "repeated: what the region gives stays in memory",
-                file=sys.stderr,
-            )
-        known = graph._dtr_alloc_is_functional = not others
-    return known
+def _study(graph: Any) -> _Graph:
+    name = f"inductor::{graph.cache_key or 'graph'}"
+    source = graph.source_code or ""
+    others = set(_CALLED.findall(source)) - _KNOWN
+    for namespace in sorted(others - _said):
+        _said.add(namespace)
+        print(
+            f"dtr_alloc: a compiled region calls torch.ops.{namespace}, which may not be "
+            "repeated: results that need it stay in memory",
+            file=sys.stderr,
+        )
+    return _Graph(
+        name,
+        frozenset(graph.mutated_input_idxs) | taken_over(source),
+        is_functional=not others,
+        kernels=kernels_of(source, graph.compiled_fn_runner, name),
+    )

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ STORAGE_READS = (
 _over_storage = torch._C.TensorBase.set_
 
 _undo: list[Callable[[], None]] = []
-_saving = threading.local()
+_asked = threading.local()
 
 
 def install(runtime: Any) -> None:
@@ -59,10 +60,9 @@ def install(runtime: Any) -> None:
         tensor = subject if isinstance(subject, Tensor) else whole(subject)
         if tensor is None:
             return
-        pinned = getattr(_saving, "pinned", None)
+        pinned = getattr(_asked, "pinned", None)
         runtime.pin(tensor, escaped=pinned is None)
         if pinned is not None:
-            # torch.save asks for addresses as keys, and reads: no address leaves.
             pinned.append(tensor)
 
     def shares(tensor: Any) -> None:
@@ -80,10 +80,6 @@ def install(runtime: Any) -> None:
                 runtime.pin(tensor, escaped=False)
                 pinned.append(tensor)
         return pinned
-
-    def unpin(pinned: list[Tensor]) -> None:
-        for tensor in pinned:
-            lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
 
     def guard_giver(owner: Any, name: str, gives_away: Any = gives_away) -> None:
         original = getattr(owner, name, None)
@@ -108,7 +104,7 @@ def install(runtime: Any) -> None:
             try:
                 return original(*args, **kwargs)
             finally:
-                unpin(pinned)
+                _unpin(runtime, pinned)
 
         replace(owner, name, guarded)
 
@@ -140,16 +136,29 @@ def install(runtime: Any) -> None:
 
     @functools.wraps(save)
     def save_without_escapes(*args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_saving, "pinned", None)
-        _saving.pinned = []
-        try:
+        # It asks for addresses as keys, and reads.
+        with addresses_not_kept(runtime):
             return save(*args, **kwargs)
-        finally:
-            pinned, _saving.pinned = _saving.pinned, outer
-            unpin(pinned)
 
     replace(torch, "save", save_without_escapes)
     replace(torch.serialization, "save", save_without_escapes)
+
+
+@contextmanager
+def addresses_not_kept(runtime: Any) -> Iterator[None]:
+    """Whoever asks for an address inside, on this thread, needs it no longer than inside."""
+    outer = getattr(_asked, "pinned", None)
+    _asked.pinned = []
+    try:
+        yield
+    finally:
+        pinned, _asked.pinned = _asked.pinned, outer
+        _unpin(runtime, pinned)
+
+
+def _unpin(runtime: Any, pinned: list[Tensor]) -> None:
+    for tensor in pinned:
+        lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
 
 
 def uninstall() -> None:

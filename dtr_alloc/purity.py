@@ -18,7 +18,7 @@ from dtr_alloc.costs import operator_key
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of native/dtr_alloc.h (DTR_USE_...)."""
 
-NAMESPACES = {"aten", "prims"}
+NAMESPACES = {"aten", "mkldnn", "prims"}
 """Namespaces whose operators' schemas tell the whole truth."""
 
 VIEWS = {

@@ -96,6 +96,13 @@ class Door(TorchDispatchMode):
             return func._op(*args, **(kwargs or {}))
 
 
+class _Thread(threading.local):
+    """What the recorder knows of a thread: the mode that it entered, and whether a call runs."""
+
+    door: Door | None = None
+    runs_call = False
+
+
 class Recorder:
     """The recorder of a process.
 
@@ -118,7 +125,7 @@ class Recorder:
         self._bridge = bridge
         self._calls: dict[int, _Call] = {}
         self._numbers = count(1)
-        self._doors = threading.local()
+        self._thread = _Thread()
         self._rules_lock = threading.Lock()
         self._default_run: Callable[[threading.Thread], None] | None = None
         self._library = _define(self)
@@ -171,16 +178,16 @@ class Recorder:
 
     def _enter(self) -> None:
         if self.by_mode:
-            self._doors.entered = Door()
-            self._doors.entered.__enter__()
+            self._thread.door = Door()
+            self._thread.door.__enter__()
         else:
             self._bridge.include_thread(True)
 
     def _leave(self) -> None:
         if not self.by_mode:
             self._bridge.include_thread(False)
-        elif (door := getattr(self._doors, "entered", None)) is not None:
-            del self._doors.entered
+        elif (door := self._thread.door) is not None:
+            self._thread.door = None
             door.__exit__(None, None, None)
 
     def can_stop(self) -> bool:
@@ -188,8 +195,7 @@ class Recorder:
         if not self.by_mode:
             return True
         depth = torch._C._len_torch_dispatch_stack()
-        entered = getattr(self._doors, "entered", None)
-        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is entered
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._thread.door
 
     # ---- what the runtime asks for ----
 
@@ -211,6 +217,7 @@ class Recorder:
         included = self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
         return (
             included
+            and not self._thread.runs_call
             and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
             and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
             and all(
@@ -287,7 +294,7 @@ class Recorder:
         call = self._calls[number]
         arguments, call.given = call.given, []
         try:
-            call.returned = call.function(arguments)
+            call.returned = self._within(call.function, arguments)
             return [0 if part is None else part._cdata for part in _parts(call.returned)]
         except BaseException as error:
             call.error = error
@@ -297,9 +304,16 @@ class Recorder:
         """Runs a call again, with these tensors."""
         call = self._calls[number]
         rebuilt = iter(tensors)
-        return _parts(
-            call.function([next(rebuilt) if value is TENSOR else value for value in call.kept])
-        )
+        arguments = [next(rebuilt) if value is TENSOR else value for value in call.kept]
+        return _parts(self._within(call.function, arguments))
+
+    def _within(self, function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
+        # Operators inside come to the capture, for their draws.
+        outer, self._thread.runs_call = self._thread.runs_call, True
+        try:
+            return function(arguments)
+        finally:
+            self._thread.runs_call = outer
 
 
 @functools.cache

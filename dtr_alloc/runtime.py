@@ -143,7 +143,7 @@ class Runtime:
         if self.log is not None:
             self.log.start()
         self.recorder.start(views=self.log is not None)
-        compiled.start(self.recorder)
+        compiled.start(self)
 
     def _install_allocator(self) -> None:
         if self.device_type == "cuda":

@@ -75,7 +75,7 @@ class Bits:
             before = dtr_alloc.stats() if self._budgeted else {}
             idle = 0
             running = factory(scale=scale, device=self._device)
-            with limited_repeats(MOST_REPEATS):
+            with limited_repeats(MOST_REPEATS if self._budgeted else None):
                 for i in range(steps):
                     running.step(i)
                     if self._budgeted:

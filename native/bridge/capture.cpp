@@ -166,7 +166,6 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
   Closure& closure = thread.spare();
   const bool keeps = replayable && !op.needs(DTR_NO_CLOSURE);
-  closure.clear();
   if (keeps) {
     closure.keep(rule, *stack);
     closure.surroundings().keep(keys, settings.device);

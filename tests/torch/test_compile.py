@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import dtr_alloc
+from bench.models.job import Job
+from bench.models.resnet import ResNet
 from bench.models.transformer import TransformerJob
-from dtr_alloc import compiled
+from dtr_alloc import compiled, kernels
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 
@@ -133,9 +135,37 @@ class CompiledByBlocks(TransformerJob):
             block.compile(backend="inductor")
 
 
-def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory() -> None:
-    def run(steps: int = 3) -> tuple[dict[str, Tensor], int]:
-        job = CompiledByBlocks(scale=2.0)
+class CompiledWhole(Job):
+    """A small ResNet that is one graph forward, and one backward."""
+
+    def build(self) -> None:
+        self.model = self.add_module("resnet", ResNet(3, [8, 16], blocks=3, classes=10))
+        self.model.compile(backend="inductor", fullgraph=True)
+        self.optimizers["sgd"] = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.x, self.y = self.randn(16, 3, 32, 32), self.randint(10, 16)
+
+    def train(self, i: int) -> Tensor:
+        self.optimizers["sgd"].zero_grad()
+        loss = nn.functional.cross_entropy(self.model(self.x.roll(i, dims=3)), self.y)
+        loss.backward()
+        self.optimizers["sgd"].step()
+        return loss
+
+
+@pytest.fixture(params=["kernel by kernel", "one operator"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How graphs are recorded under a budget."""
+    if request.param == "one operator":
+        # As Triton's graphs.
+        monkeypatch.setattr(compiled, "kernels_of", lambda *_: None)
+    return str(request.param)
+
+
+def assert_trains_in(share: float, kind: Callable[[], Job], steps: int = 3) -> None:
+    """The same bits in a share of a job's activation memory."""
+
+    def run() -> tuple[dict[str, Tensor], int]:
+        job = kind()
         idle = 0
         for step in range(steps):
             job.step(step)
@@ -150,12 +180,85 @@ def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory()
         _, idle = run()
         peak = dtr_alloc.stats()["peak_allocated_bytes"]
     gc.collect()
-    with checked_session(idle + (peak - idle) // 2):
+    with checked_session(idle + int((peak - idle) * share)):
         before = dtr_alloc.stats()
         got, _ = run()
         after = dtr_alloc.stats()
-    assert_same_bits(expected, got, "half of the activation memory")
+    assert_same_bits(expected, got, f"{share} of the activation memory")
     assert after["rematerializations"] > before["rematerializations"]
+
+
+def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory(way: str) -> None:
+    assert_trains_in(0.5, lambda: CompiledByBlocks(scale=2.0))
+
+
+def test_a_net_compiled_whole_trains_in_half_of_its_activation_memory() -> None:
+    """Its graphs hold nearly all of that at a time."""
+    assert_trains_in(0.5, CompiledWhole)
+
+
+def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.sin().mm(y), y.cos().mm(x) * 2], dim=1)
+
+    function = torch.compile(parts, backend="inductor")
+    x, y = torch.linspace(-1, 1, 64 * 64).view(64, 64), torch.linspace(0, 2, 64 * 64).view(64, 64)
+    expected = function(x, y)
+    with checked_session("64MiB"):
+        x, y = x + 0, y + 0
+        got = function(x, y)
+        assert torch.equal(evicted(got), expected)
+
+
+def test_a_graph_overwrites_activations_that_it_alone_holds(way: str) -> None:
+    """Inductor has a backward graph put gradients where saved activations were. A gradient that is
+    evicted is computed from the activations as they were."""
+
+    def gradients(evicts: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)))
+        x = torch.randn(64, 64, requires_grad=True)
+        torch.compile(net, backend="inductor")(x).square().sum().backward()
+        found = [x.grad, *(parameter.grad for parameter in net.parameters())]
+        return [evicts(part).clone() for part in found if part is not None]
+
+    expected = gradients(lambda tensor: tensor)
+    torch._dynamo.reset()
+    with checked_session("64MiB"):
+        for one, other in zip(expected, gradients(evicted), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:
+    function = torch.compile(lambda x: (x @ x).sin() @ x, backend="inductor")
+    x = torch.linspace(-1, 1, 64 * 64).view(64, 64)
+    expected = function(x)
+
+    def recorded() -> int:
+        before = dtr_alloc.stats()["recorded_ops"]
+        got = function(x)
+        count = dtr_alloc.stats()["recorded_ops"] - before
+        assert torch.equal(evicted(got), expected)
+        return count
+
+    with checked_session("64MiB"):
+        assert recorded() > 1
+        dtr_alloc.set_budget("unlimited")
+        assert recorded() == 1
+    assert torch.equal(function(x), expected)
+
+
+def test_inputs_that_a_graph_takes_over_are_known_from_its_source() -> None:
+    source = """
+def call(args):
+    a, b, c = args
+    args.clear()
+    buf0 = empty_strided_cpu((4, ), (1, ), torch.float32)
+    buf1 = b; del b  # reuse
+    buf2 = reinterpret_tensor(c, (4, ), (1, ), 0); del c  # reuse
+    buf3 = buf0; del buf0  # reuse
+"""
+    assert kernels.taken_over(source) == {1, 2}
 
 
 def test_a_graph_with_an_operator_of_others_gives_constants_and_says_so_once(

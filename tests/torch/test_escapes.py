@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import dlpack
 
 import dtr_alloc
-from dtr_alloc import pools
+from dtr_alloc import escapes, pools, runtime
 from dtr_alloc.config import Config
 from dtr_alloc.core import check, ffi, lib
 
@@ -397,6 +397,15 @@ def test_reading_under_pressure(read: str):
         assert sum(not dtr_alloc.is_resident(t) for t in tensors) >= 40
         for tensor, value in zip(tensors, expected, strict=True):
             np.testing.assert_array_equal(escape(tensor[1:3, 1:9]), value)
+
+
+def test_an_address_that_is_needed_for_a_while_pins_for_a_while() -> None:
+    with checked_session():
+        y = source() * 2
+        with escapes.addresses_not_kept(runtime._runtime):
+            assert read_pointer(y.data_ptr(), y).sum() == (source() * 2).sum()
+            assert not dtr_alloc.evict(y)
+        assert torch.equal(evicted(y), source() * 2)
 
 
 def test_disabling_makes_everything_resident():
