@@ -1,9 +1,9 @@
 """Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
 
 The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
-versions, so the library is compiled where it is used, on first use, and kept in a cache folder
-under a name that says for what it was made (as Triton keeps its launchers). That takes about two
-seconds; for CUDA, whose headers are many, about ten.
+versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
+kept in a cache folder under a name that says for what it was made (as Triton keeps its launchers).
+That takes seconds, and is said.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -129,13 +130,21 @@ def library_path(device: str) -> Path:
     return cache_folder() / f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
 
 
-def status(device: str = "cpu") -> dict[str, Any]:
-    """What is known of the bridge without building it: compiler, cached, path, reason."""
+def kinds() -> list[str]:
+    """The devices that the installed torch is built for: "cpu", and "cuda" if it is."""
+    import torch
+
+    return ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
+
+
+def status() -> dict[str, Any]:
+    """What is known, without building it, of the bridge for the device that jobs use first:
+    compiler, cached, path, reason."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
         return {"compiler": compiler(), "cached": False, "path": None, "reason": str(error)}
-    path = library_path(device)
+    path = library_path(kinds()[-1])
     reason = None
     if not path.exists():
         reason = "compiled on first use" if compiler() else _no_compiler()
@@ -159,6 +168,11 @@ def build(device: str) -> Path:
         return path
     if cxx is None:
         raise BridgeError(_no_compiler())
+    print(
+        f"dtr_alloc: compiling the bridge to PyTorch for {device}, once: it is kept in "
+        f"{path.parent}",
+        file=sys.stderr,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and renamed, so that processes that start together never load half a file.
     descriptor, beside = tempfile.mkstemp(suffix=".so", dir=path.parent)
@@ -294,6 +308,10 @@ class Bridge:
         """
         self._library.dtr_bridge_phases(on, self._phases)
         return {phase: ns / 1e9 for phase, ns in zip(PHASES, self._phases, strict=True)}
+
+    def name(self, key: int, name: str) -> None:
+        """Says what messages call the operator of a key, if Python implements it."""
+        self._library.dtr_bridge_name(ctypes.c_uint64(key), name.encode())
 
     def forget_rules(self) -> None:
         """Has the rule of each operator asked for anew."""

@@ -1,4 +1,4 @@
-"""The command line: ``dtr-alloc run``, ``dtr-alloc info`` and ``dtr-alloc simulate``.
+"""The command line: ``dtr-alloc run``, ``build``, ``info``, ``simulate`` and others.
 
 ``run`` is the same as setting the variables and starting python: it checks the options, sets
 ``DTR_ALLOC_*`` in the environment and runs the job in this process as ``__main__``. The budget is
@@ -176,6 +176,33 @@ def run(
             given["budget"].written if "budget" in given else "unlimited"
         )
     return Job(script, is_module, arguments)
+
+
+@commands.command(short_help="Compile what the first job would compile.")
+@click.option(
+    "--device", "devices", multiple=True, metavar="D", help="cpu or cuda; may be given twice."
+)
+def build(devices: tuple[str, ...]) -> None:
+    """Compiles the bridge to PyTorch, as the first job would, and prints where it is.
+
+    For each device that the installed PyTorch is built for, or for those given. It needs no device:
+    it is for images.
+    """
+    _autoload.stand_aside()
+    from dtr_alloc import bridge
+
+    possible = bridge.kinds()
+    for device in devices:
+        if device not in possible:
+            raise click.BadParameter(
+                f"{device!r}: the installed torch is built for {' and '.join(possible)}",
+                param_hint="--device",
+            )
+    for device in devices or possible:
+        try:
+            click.echo(bridge.build(device))
+        except bridge.BridgeError as error:
+            raise click.ClickException(str(error)) from None
 
 
 @commands.command(short_help="Say what is active here, and if something is not, why.")

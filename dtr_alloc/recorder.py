@@ -124,6 +124,7 @@ class Recorder:
         self.drain_log: Callable[[], None] = _nothing
         self._bridge = bridge
         self._calls: dict[int, _Call] = {}
+        self._keys: dict[str, int] = {}
         self._numbers = count(1)
         self._thread = _Thread()
         self._rules_lock = threading.Lock()
@@ -259,8 +260,7 @@ class Recorder:
         arguments.clear()
         is_recorded = False
         try:
-            key = operator_key(name)
-            is_recorded = self._run(_NO_KEYS, number, entries, _signed(key), replayable)
+            is_recorded = self._run(_NO_KEYS, number, entries, self._key_of(name), replayable)
         except BaseException:
             if call.error is not None:
                 raise call.error from None
@@ -270,6 +270,15 @@ class Recorder:
                 self._calls.pop(number, None)
         returned, call.returned = call.returned, None
         return returned
+
+    def _key_of(self, name: str) -> int:
+        key = self._keys.get(name)
+        if key is None:
+            unsigned = operator_key(name)
+            self._bridge.name(unsigned, name)
+            # As PyTorch's integers hold 64 bits.
+            key = self._keys[name] = unsigned - 2**64 if unsigned >= 2**63 else unsigned
+        return key
 
     def _forget_dropped(self) -> None:
         for number in self._bridge.dropped_calls():
@@ -347,11 +356,6 @@ def _parts(results: Any) -> list[Tensor | None]:
 
 def _nothing(*_: Any) -> None:
     pass
-
-
-def _signed(key: int) -> int:
-    """A number of 64 bits as PyTorch's integers hold it."""
-    return key - 2**64 if key >= 2**63 else key
 
 
 def _define(recorder: Recorder) -> torch.library.Library:

@@ -363,10 +363,9 @@ std::string largest_holders() {
   std::sort(largest.rbegin(), largest.rend());
   std::string text;
   for (size_t i = 0; i < std::min(largest.size(), kShown); ++i) {
-    std::string name = Rules::instance().name_of(largest[i].second);
-    if (name.empty()) name = "an operator of Python";
-    text += (i ? ", " : " Results that can be recomputed: ") + name + " " +
-            std::to_string(largest[i].first) + " bytes";
+    text += (i ? ", " : " Results that can be recomputed: ") +
+            Rules::instance().name_of(largest[i].second) + " " + std::to_string(largest[i].first) +
+            " bytes";
   }
   return text.empty() ? text : text + ".";
 }
@@ -455,6 +454,9 @@ DTR_EXPORT void dtr_bridge_freeze(int32_t by) { settings.frozen += by; }
 DTR_EXPORT void dtr_bridge_journal(int32_t on) { settings.journaling = on != 0; }
 DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
 DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }
+DTR_EXPORT void dtr_bridge_name(uint64_t key, const char* name) {
+  dtr_bridge::Rules::instance().name(key, name);
+}
 DTR_EXPORT void dtr_bridge_forget_rules() { dtr_bridge::Rules::instance().forget(); }
 
 // Writes up to capacity numbers of calls (dtr_alloc::run) that nothing needs any more.

@@ -66,12 +66,17 @@ class Rules {
     epoch_.fetch_add(1, std::memory_order_release);
   }
 
-  // The operator of a key; empty if none was decided.
+  // The name for messages of an operator that Python implements.
+  void name(uint64_t key, const char* name) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    names_[key] = name;
+  }
+
   std::string name_of(uint64_t key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Rule& rule : rules_)
       if (rule.key == key) return rule.name();
-    return {};
+    return names_[key];
   }
 
  private:
@@ -153,6 +158,7 @@ class Rules {
   std::atomic<uint64_t> epoch_{1};
   std::deque<Rule> rules_;
   std::unordered_map<const void*, const Rule*> by_identity_;
+  std::unordered_map<uint64_t, std::string> names_;
   c10::RegistrationHandleRAII listening_;
 };
 

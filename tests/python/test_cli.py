@@ -45,10 +45,11 @@ def script(tmp_path):
 SHOW = "import json, sys; print(json.dumps([__name__, sys.argv, sys.path[0]]))"
 
 
-def test_help_names_the_two_commands():
+def test_help_names_the_commands():
     result = command("--help")
     assert result.returncode == 0
     assert "run" in result.stdout
+    assert "build" in result.stdout
     assert "info" in result.stdout
 
 
