@@ -596,8 +596,9 @@ int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chose
 uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                             uint64_t capacity);
 
-/* Ids of ops whose records are gone, so that their closures may go too. Returns
- * how many it wrote; call until it returns 0. Any thread. */
+/* Ids of ops whose records are gone, so that their closures may go too: of those that ended by
+ * dtr_op_end (a bridge gives its closures to the records, see bridge_table.h). Returns how many
+ * it wrote; call until it returns 0. Any thread. */
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
 
 /* A frame belongs to one thread at a time. */

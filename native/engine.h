@@ -14,16 +14,17 @@
 // is stamped with the clock before it, what it makes with the clock after. An op that
 // failed cost nothing.
 //
-// The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to
-// end), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp (places for a
-// request in one piece), swap.cpp (contents that
-// go to host memory), prefetch.cpp (their way back), verify.cpp (whether the same comes
-// back), neighborhood.cpp (what the costs of candidates are made of), settle.cpp (before content is
-// lost for good), dealloc.cpp (after a storage died), ghosts.cpp (which of the dead are still
-// needed), remat.cpp (bringing content back), waiting.cpp (what waits meanwhile, where
-// memory is short), moving.cpp (contents that go to other addresses), holes.cpp (places made by
-// that), order.cpp (streams), freeze.cpp (while a graph is captured), ends.cpp (which end of the
-// heap is wished for), journal.cpp (op logs), invariants.cpp.
+// The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to end),
+// core_table.cpp (what a framework may ask), engine_api.cpp (what others may), hand.cpp (what a
+// user does by hand), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp
+// (places for a request in one piece), swap.cpp (contents that go to host memory), prefetch.cpp
+// (their way back), verify.cpp (whether the same comes back), neighborhood.cpp (what the costs of
+// candidates are made of), settle.cpp (before content is lost for good), dealloc.cpp (after a
+// storage died), ghosts.cpp (which of the dead are still needed), remat.cpp (bringing content
+// back), waiting.cpp (what waits meanwhile, where memory is short), moving.cpp (contents that go to
+// other addresses), holes.cpp (places made by that), order.cpp (streams), freeze.cpp (while a graph
+// is captured), ends.cpp (which end of the heap is wished for), timing.cpp (how long queued work
+// takes), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <algorithm>

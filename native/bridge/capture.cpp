@@ -7,12 +7,11 @@
 //    nearly always nothing. The rest of its arguments is kept as a closure.
 // 2. What is missing is rematerialized first (repeat.h).
 // 3. It runs, with the key excluded: what it calls inside is a part of it. Its allocations may
-// evict
-//    others.
+//    evict others.
 // 4. Its results go to the core. If one of them can be recomputed, the record takes the closure.
 //
 // Where the key is taken, a dispatch mode in Python brings operators here by a second key
-// (dtr_alloc/capture.py); all else is the same.
+// (dtr_alloc/recorder.py); all else is the same.
 //
 // Upstream contracts, by header:
 //   ATen/core/dispatch/Dispatcher.h   redispatchBoxed() takes the key set as it is; a boxed kernel
@@ -244,7 +243,7 @@ void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c1
   capture(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey), stack);
 }
 
-// ---- operators that Python calls (dtr_alloc/capture.py) ----
+// ---- operators that Python calls (dtr_alloc/recorder.py) ----
 
 // materialize(int handle) -> (): makes a storage resident.
 void materialize(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {

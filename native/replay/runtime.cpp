@@ -397,7 +397,7 @@ class RuntimeReplay final : private Watcher {
     }
   }
 
-  // ---- rematerialization, as dtr_alloc/replay.py has it ----
+  // ---- rematerialization, as native/bridge/repeat.h has it ----
 
   void rematerialize() {
     while (const int64_t id = engine_.remat_next(frame_)) step(closures_[id]);

@@ -1,9 +1,9 @@
 """A toy framework on the simulated one: operators over real memory, recorded and replayed.
 
-It does what dtr_alloc/recorder.py and dtr_alloc/replay.py do for PyTorch, in the same order and
-with the same calls. An operator's result is a hash of its name, its parameters and what it reads,
-so a replay on wrong inputs shows. What every storage should hold is kept beside it in plain
-Python (``Store.expected``), computed from expected contents only, never read from the memory.
+It does what the bridge does for PyTorch (native/bridge/capture.cpp, repeat.h), in the same order
+and with the same calls. An operator's result is a hash of its name, its parameters and what it
+reads, so a replay on wrong inputs shows. What every storage should hold is kept beside it in
+plain Python (``Store.expected``), computed from expected contents only, never read from the memory.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Toy:
         self.write(tensor, content)
         return tensor
 
-    # ---- recording (dtr_alloc/recorder.py) ----
+    # ---- recording (native/bridge/capture.cpp) ----
 
     @property
     def frame(self) -> Any:
@@ -342,7 +342,7 @@ class Toy:
             for i in range(count):
                 self.closures.pop(ids[i], None)
 
-    # ---- replaying (dtr_alloc/replay.py) ----
+    # ---- replaying (native/bridge/repeat.h) ----
 
     def _prepare(self, frame: Any) -> None:
         with self._replay_lock:
