@@ -12,7 +12,7 @@
 
 namespace dtr_bridge {
 
-// What Python sets for the whole process (dtr_alloc/capture.py).
+// What Python sets for the whole process (dtr_alloc/bridge.py).
 struct Settings {
   std::atomic<bool> capturing{false};
   std::atomic<bool> by_mode{false};       // a dispatch mode feeds the capture (kSecondKey)
@@ -135,14 +135,14 @@ class Taping {
 
 // The device whose generator an operator draws from if it is given none.
 inline c10::Device device_of(const Rule& rule, const c10::IValue* arguments) {
+  // What it is told goes before the device of a tensor whose shape alone it may want (rand_like).
+  if (rule.device >= 0 && arguments[rule.device].isDevice())
+    return arguments[rule.device].toDevice();
   std::optional<c10::Device> found;
   for (const TensorArgument& of : rule.tensors)
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
       if (!found) found = tensor.device();
     });
-  // A random operator without a tensor makes one, on the device that it is told.
-  if (!found && rule.device >= 0 && arguments[rule.device].isDevice())
-    found = arguments[rule.device].toDevice();
   return found.value_or(c10::Device(c10::kCPU));
 }
 
