@@ -18,11 +18,16 @@
 //   c10/core/CachingDeviceAllocator.h   DeviceStats, SegmentInfo: fields differ between
 //                              versions, so they are set by name and the rest stays zero
 //   c10/core/Allocator.h       DataPtr with data == context ("simple"); SetAllocator
+//   ATen/cuda/CUDAGeneratorImpl.h   set_current_seed() and set_offset() also clear a flag;
+//                              reset_rnn_state() sets it and says whether it was clear, and a
+//                              forward pass of an RNN of cuDNN that finds it so draws its
+//                              dropout's state anew. set_philox_offset_per_thread() leaves it
 //
 // Locks: the mutex here guards what a job may change at any time (observers, limits,
 // starting points of counters, private pools) and is never held while the core, an
 // observer or a filter is called.
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -39,6 +44,7 @@
 #include <vector>
 
 #include "bridge.h"
+#include "draws.h"
 
 namespace {
 
@@ -99,6 +105,17 @@ c10::DeviceIndex current_device() {
   c10::DeviceIndex device = -1;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
   return device;
+}
+
+// See D6 of draws.h.
+void put_philox(const at::Generator& generator, const dtr_bridge::PhiloxState& at) {
+  auto* philox = generator.get<at::CUDAGeneratorImpl>();
+  if (philox->current_seed() != at.seed) {
+    const bool begins_anew = philox->reset_rnn_state();
+    philox->set_current_seed(at.seed);
+    if (!begins_anew) philox->reset_rnn_state();
+  }
+  philox->set_philox_offset_per_thread(at.offset);
 }
 
 class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
@@ -550,6 +567,7 @@ DTR_EXPORT const char* dtr_bridge_install_cuda() {
     }
     auto allocator = std::make_shared<CudaAllocator>();
     dtr_bridge::set_current_stream(&current_stream);
+    dtr_bridge::put_philox = &put_philox;
     // The route of torch.cuda.memory.change_current_allocator.
     pluggable::changeCurrentAllocator(allocator);
     // torch.accelerator.memory_* and c10's own storages ask the registry instead, which

@@ -16,6 +16,8 @@
 //      For them that generator is put where it stood, and back afterwards. While one runs, the
 //      first time or again, the GIL is held: no Python code can seed or read the generator
 //      between. What draws from it in C++, past operators, is not seen.
+//  D6  Putting a generator of CUDA is no seeding. PyTorch's own functions for it also have cuDNN's
+//      RNNs begin anew with their dropout, which the job would see; put_philox() does not.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -59,8 +61,13 @@ struct Drawn {
   PhiloxState philox;                     // of other devices
 };
 
+// Puts a generator of CUDA (D6); cuda_bridge.cpp sets it, and nothing else is known there.
+inline void (*put_philox)(const at::Generator& generator, const PhiloxState& at) = nullptr;
+
 // Whether we know how generators of a device are read and put.
-inline bool knows_generators_of(c10::Device device) { return device.is_cpu() || device.is_cuda(); }
+inline bool knows_generators_of(c10::Device device) {
+  return device.is_cpu() || (device.is_cuda() && put_philox);
+}
 
 inline void read_generator(const at::Generator& generator, Drawn* out) {
   out->device = generator.device();
@@ -83,8 +90,7 @@ inline void put_generator(at::Generator& generator, const Drawn& at) {
     cpu->set_next_float_normal_sample(at.twister->next_float);
     cpu->set_next_double_normal_sample(at.twister->next_double);
   } else {
-    generator.set_current_seed(at.philox.seed);
-    generator.set_offset(at.philox.offset);
+    put_philox(generator, at.philox);
   }
 }
 
@@ -100,13 +106,14 @@ inline at::Generator& own_generator(at::Generator& like) {
     if (!cpu.defined()) cpu = at::detail::createCPUGenerator();
     return cpu;
   }
-  const auto index = static_cast<size_t>(like.device().index());
-  if (others.size() <= index) others.resize(index + 1);
-  if (!others[index].defined()) {
+  // torch.Generator("cuda") is of no device in particular: -1.
+  const auto place = static_cast<size_t>(like.device().index() + 1);
+  if (others.size() <= place) others.resize(place + 1);
+  if (!others[place].defined()) {
     const std::lock_guard<std::mutex> lock(like.mutex());
-    others[index] = like.clone();
+    others[place] = like.clone();
   }
-  return others[index];
+  return others[place];
 }
 
 // Held while an operator draws from a generator (D3). Nobody waits for it with the GIL.

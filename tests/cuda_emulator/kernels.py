@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,10 @@ class Use:
             _runtime.cuda_emulator_use(stream, address, size, writes)
 
 
+_drawing = threading.RLock()
+"""Held while a kernel has the CPU's generator, which no other one may move meanwhile."""
+
+
 class Drawn:
     """What a random operator draws from: the CPU's generator, as the CUDA generator says."""
 
@@ -118,11 +123,13 @@ class Drawn:
         source.set_offset(offset + 4)
 
     def __enter__(self) -> None:
+        _drawing.acquire()
         self.before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self.seed)
 
     def __exit__(self, *exception: object) -> None:
         torch.default_generator.set_state(self.before)
+        _drawing.release()
 
 
 HOST = "(host)"
@@ -194,16 +201,13 @@ class Kernel:
                 given[name] = _translated(value, use, name in self.written)
         random = None
         if self.random and not _draws_nothing(named):
-            random = named.get("generator")
-            given.pop("generator", None)
-            random = Drawn(random, device)
+            random = Drawn(named.get("generator"), device)
+            if "generator" in given:
+                given["generator"] = None
         if isinstance(given.get("device"), torch.device):
             given["device"] = torch.device("cpu")
         values = list(given.values())
         args, kwargs = values[:positional], dict(list(given.items())[positional:])
-        if "generator" in named and "generator" not in given:
-            args, kwargs = values, {}
-            args, kwargs = self._arranged(given)
 
         def compute() -> Any:
             if random is None:
@@ -248,12 +252,6 @@ class Kernel:
         if self.answers:
             _waiting.cudaStreamSynchronize(stream)
         return answer
-
-    def _arranged(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Everything by keyword, but the first argument, whose name may be `self`."""
-        names = [argument.name for argument in self.arguments]
-        first = [given[names[0]]] if names and names[0] in given else []
-        return first, {name: value for name, value in given.items() if name != names[0]}
 
     def _answer(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 STATISTICS = """
 import pickle
 import torch
@@ -143,6 +145,9 @@ DROPOUTS = {
     "one of its own": lambda x, g=torch.Generator("cuda").manual_seed(7): x.bernoulli(generator=g),
     "rand_like": lambda x: torch.rand_like(x),
     "without a tensor": lambda x: torch.randn(x.shape, device="cuda"),
+    "in the shape of a tensor elsewhere": (
+        lambda x: torch.rand_like(torch.ones(4096), generator=None, device="cuda")
+    ),
     "in place": lambda x: x.clone().normal_(),
 }
 x = torch.ones(1 << 16, device="cuda")
@@ -158,7 +163,41 @@ for name, draw in DROPOUTS.items():
 
 
 def test_random_operators_draw_again_what_they_drew(machine):
-    assert machine.run(GENERATORS, budget="64MiB").stats["rematerializations"] >= 5
+    assert machine.run(GENERATORS, budget="64MiB").stats["rematerializations"] >= 6
+
+
+RNN_FLAG = """
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+import torch
+import dtr_alloc
+from dtr_alloc import bridge
+
+library = Path(__file__).with_suffix(".so")
+subprocess.run(bridge.command(bridge.compiler(), "cuda", [sys.argv[1]], library), check=True)
+begins_anew = ctypes.CDLL(str(library)).rnn_begins_anew
+
+torch.cuda.init()
+torch.cuda.manual_seed(3)
+assert [begins_anew(), begins_anew()] == [1, 0]
+drawn = torch.randn(1 << 16, device="cuda")
+expected = drawn.cpu()
+assert begins_anew() == 0
+assert dtr_alloc.evict(drawn)
+assert torch.equal(drawn.cpu(), expected)
+assert begins_anew() == 0
+torch.cuda.manual_seed(4)
+assert dtr_alloc.evict(drawn)
+assert torch.equal(drawn.cpu(), expected)
+assert [begins_anew(), begins_anew()] == [1, 0]
+"""
+SELFTEST = Path(__file__).parents[2] / "native/bridge/selftest"
+
+
+def test_only_the_jobs_own_seeding_has_rnns_begin_anew_with_their_dropout(machine):
+    machine.run(RNN_FLAG, SELFTEST / "rnn_flag.cpp", budget="64MiB")
 
 
 OTHER_DEVICE = """
