@@ -2,8 +2,8 @@
 
 For each job, processes that take turns on the device, block by block of steps, so that clocks and
 temperatures are shared; the medians of all steps but the first of a block are compared. First
-with a budget that never binds, and what explains the difference: the allocator alone, and (in the
-process without us) a dispatch mode that does nothing. Then at fractions of the activation memory.
+with a budget that never binds, and what explains the difference: the allocator alone, without the
+recorder. Then at fractions of the activation memory.
 
 Device seconds are between CUDA events; host seconds are what it takes to queue a step: what the
 host does beside that costs nothing as long as it is less than the device's.
@@ -81,7 +81,6 @@ def measure(job: str, options: Options) -> Iterator[Row]:
         for _ in range(rounds):
             for way, trainer in trainers.items():
                 turns.take(way, trainer)
-            turns.take("noop mode", trainers["plain"], noop_mode=True)
         for way in turns.seconds:
             goals = {"ratio": ["<=", UNBOUND_GOAL]} if way == "dtr_alloc" else {}
             yield {"job": job, "budget_fraction": None, **turns.row(way), "goals": goals}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +21,6 @@ from bench.gpu import device as devices
 from bench.gpu.remote import serve
 from bench.gpu.shapes import SHAPES, ShapedJob
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats
-from bench.overhead import Nothing
 
 WAYS = ("plain", "allocator", "dtr_alloc")
 WAITING = {
@@ -76,19 +74,16 @@ class Trainer:
             return {"outcome": "out of memory"}
         return {"outcome": "trains"}
 
-    def steps(
-        self, count: int, noop_mode: bool = False, most_repeats: int | None = None
-    ) -> dict[str, Any]:
+    def steps(self, count: int, most_repeats: int | None = None) -> dict[str, Any]:
         """Trains `count` steps: seconds of each on the device and on the host (until the step had
-        been queued), memory, and what dtr_alloc did. `noop_mode`: under a dispatch mode that
-        does nothing. `most_repeats`: of operators, before it counts as thrashing."""
+        been queued), memory, and what dtr_alloc did. `most_repeats`: of operators, before it
+        counts as thrashing."""
         before = self._counters()
         if before:
             dtr_alloc.reset_peak_stats()
         marks, host, idle = devices.Marks(self._device), [], 0
-        mode: AbstractContextManager[Any] = Nothing() if noop_mode else nullcontext()
         try:
-            with mode, limited_repeats(most_repeats):
+            with limited_repeats(most_repeats):
                 marks.mark()
                 for _ in range(count):
                     start = perf_counter()
