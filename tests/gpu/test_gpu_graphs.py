@@ -88,6 +88,30 @@ def test_random_numbers_of_a_graph_go_on_from_replay_to_replay():
 
 
 @own_process(cuda_only="graphs")
+def test_random_numbers_of_a_graph_are_the_same_while_others_are_drawn_again():
+    x = torch.ones(1 << 16, device=DEVICE)
+    made = [torch.nn.functional.dropout(x, 0.5), torch.randn(x.shape, device=DEVICE)]
+    kept = [tensor.clone() for tensor in made]
+    graph, result = captured(lambda: torch.nn.functional.dropout(x, 0.5))
+
+    def numbers(evicts):
+        torch.manual_seed(4)
+        found = []
+        for _ in range(3):
+            graph.replay()
+            found.append(result.clone())
+            for tensor, right in zip(made, kept, strict=True):
+                if evicts:
+                    assert dtr_alloc.evict(tensor)
+                assert torch.equal(tensor, right)
+        return found
+
+    expected = numbers(evicts=False)
+    got = numbers(evicts=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+@own_process(cuda_only="graphs")
 def test_a_graph_that_is_gone_gives_its_memory_back():
     x = torch.ones(4 * MIB, device=DEVICE)
     before = dtr_alloc.stats()["allocated_bytes"]

@@ -1,5 +1,7 @@
 """Random operators are computed again with the same bits, and leave generators where they were."""
 
+import threading
+
 import torch
 from bits import as_bytes, assert_replays
 from own_process import DEVICE, own_process
@@ -13,6 +15,9 @@ DRAWS = {
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
     "rand": lambda x: torch.rand(x.shape, device=x.device),
     "rand_like": torch.rand_like,
+    "rand_like of one on the CPU": (
+        lambda x: torch.rand_like(torch.ones(64, 64), generator=None, device=x.device)
+    ),
     "randn_like": torch.randn_like,
     "randint": lambda x: torch.randint(1000, x.shape, device=x.device),
     "randperm": lambda x: torch.randperm(4096, device=x.device),
@@ -82,3 +87,54 @@ def test_a_generator_whose_state_was_exchanged_replays_from_the_old_one():
     assert default.get_offset() == offset
     default.graphsafe_set_state(first)
     assert_replays(lambda: F.dropout(x, 0.25))
+
+
+@own_process()
+def test_another_thread_draws_its_numbers_while_draws_are_repeated():
+    """Dropout draws from the device's generator by itself, the rest from one of this thread's."""
+
+    def draws():
+        return [F.dropout(torch.ones(256, device=DEVICE), 0.5).sum().item() for _ in range(500)]
+
+    torch.manual_seed(7)
+    expected = draws()
+    x = torch.ones(1 << 16, device=DEVICE)
+    repeated = [F.dropout(x, 0.5), torch.randn(x.shape, device=DEVICE)]
+    kept = [as_bytes(tensor).clone() for tensor in repeated]
+    got = []
+    torch.manual_seed(7)
+    thread = threading.Thread(target=lambda: got.extend(draws()))
+    thread.start()
+    while thread.is_alive():
+        for tensor, right in zip(repeated, kept, strict=True):
+            assert dtr_alloc.evict(tensor)
+            assert torch.equal(as_bytes(tensor), right)
+    thread.join()
+    assert got == expected
+
+
+@own_process(cuda_only="cuDNN")
+def test_an_rnn_begins_anew_with_its_dropout_only_when_the_job_seeds():
+    """It then draws from the device's generator, and at no other time."""
+    lstm = torch.nn.LSTM(16, 32, num_layers=2, dropout=0.5).to(DEVICE)
+    x = torch.randn(8, 4, 16, device=DEVICE)
+    generator = torch.cuda.default_generators[0]
+
+    def moves():
+        before = generator.get_offset()
+        lstm(x)
+        return generator.get_offset() != before
+
+    torch.manual_seed(1)
+    assert [moves(), moves()] == [True, False]
+    made = [F.dropout(torch.ones(4096, device=DEVICE), 0.5), torch.randn(4096, device=DEVICE)]
+    assert not moves()
+    for tensor in made:
+        assert dtr_alloc.evict(tensor)
+        dtr_alloc.materialize(tensor)
+    assert not moves()
+    torch.manual_seed(2)
+    for tensor in made:
+        assert dtr_alloc.evict(tensor)
+        dtr_alloc.materialize(tensor)
+    assert [moves(), moves()] == [True, False]
