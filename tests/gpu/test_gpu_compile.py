@@ -1,4 +1,4 @@
-"""torch.compile: a graph is one operator, which is run again with the numbers that it drew."""
+"""torch.compile: what graphs gave is computed again, with the numbers that they drew."""
 
 import importlib.util
 
