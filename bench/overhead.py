@@ -2,28 +2,30 @@
 
     python -m bench.overhead [--json PATH] [--smoke]
 
-Two answers, each from one process in which the ways to run take turns, round by round:
+Two answers, each from one process in which running with and without take turns, round by round:
 
 - per operator: the time that dtr_alloc adds to operators on small tensors, where there is nothing
-  to hide behind. Beside it, what a dispatch mode that does nothing adds: PyTorch charges that for
-  any mode. Tensors have 1 KiB, just large enough that results are recorded with their closures.
-- per training step: the time that steps of whole jobs take under dtr_alloc, as a ratio to the
-  time without. Steps include the allocator, whose reuse of memory can make them faster.
+  to hide behind. Tensors have 1 KiB, just large enough that results are recorded with their
+  closures.
+- per training step: the time of steps of whole jobs, as a ratio to the time without. Steps include
+  the allocator, whose reuse of memory can make them faster. The job "tiny" is the hardest: a
+  thousand operators on tensors of some bytes.
 
-Times are the least of many rounds, in one thread. A few percent of the difference stay noise.
+Times are the least of many rounds, in one thread: of the process's CPU, which other programs on the
+machine disturb less, and for steps of the wall clock, too. A few percent stay noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any
 
+import click
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -32,17 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
 from bench import results
+from bench.heap import cpu_name
 from bench.models import JOBS, Job
 
 SIDE = 16
 Call = Callable[[], Any]
-
-
-class Nothing(TorchDispatchMode):
-    """The least that a dispatch mode can do."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class Counting(TorchDispatchMode):
@@ -60,9 +56,8 @@ def unlimited() -> AbstractContextManager[None]:
     return dtr_alloc.session(budget="unlimited", device="cpu")
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+MODES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "plain": nullcontext,
-    "noop mode": Nothing,
     "dtr_alloc": unlimited,
 }
 
@@ -167,8 +162,33 @@ CASES = (
     Case("linear, relu, backward", backward, grad=True),
 )
 
-JOBS_AT_SCALE = {"mlp": 16.0, "transformer": 8.0, "resnet": 8.0, "lstm": 32.0}
-"""Jobs and scales at which most operators take 50 microseconds to milliseconds."""
+
+class Tiny(Job):
+    """40 layers of width 8 and an optimizer that updates all parameters at once."""
+
+    def build(self) -> None:
+        layers = [m for _ in range(40) for m in (nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))]
+        self.net = self.add_module("net", nn.Sequential(*layers))
+        self.optimizers["adamw"] = torch.optim.AdamW(self.net.parameters(), foreach=True)
+        self.x = self.randn(self.batch(4), 8)
+
+    def train(self, i: int) -> Tensor:
+        self.optimizers["adamw"].zero_grad()
+        loss: Tensor = self.net(self.x).square().mean()
+        loss.backward()
+        self.optimizers["adamw"].step()
+        return loss
+
+
+TINY = ("tiny", Tiny, 1.0)
+STEPS = (
+    TINY,
+    *(
+        (name, JOBS[name], scale)
+        for name, scale in (("mlp", 16.0), ("transformer", 8.0), ("resnet", 8.0), ("lstm", 32.0))
+    ),
+)
+"""Jobs and scales; but for the first, most operators take 50 microseconds to milliseconds."""
 
 
 def operators(case: Case) -> int:
@@ -180,81 +200,93 @@ def operators(case: Case) -> int:
     return mode.count
 
 
-def time_calls(case: Case, mode: str, calls: int) -> float:
-    """Nanoseconds of one call under a mode, from one round."""
-    with MODES[mode](), torch.set_grad_enabled(case.grad):
+def time_calls(case: Case, way: str, calls: int) -> float:
+    """CPU nanoseconds of one call, from one round."""
+    with MODES[way](), torch.set_grad_enabled(case.grad):
         call = case.make()
         for _ in range(calls // 8 + 1):
             call()
-        start = perf_counter_ns()
+        start = process_time_ns()
         for _ in range(calls):
             call()
-        return (perf_counter_ns() - start) / calls
+        return (process_time_ns() - start) / calls
 
 
 def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
-    """One row: what the modes add to one operator of the case."""
+    """One row: what dtr_alloc adds to one operator of the case."""
     least = dict.fromkeys(MODES, float("inf"))
     for _ in range(rounds):
-        for mode in MODES:
-            least[mode] = min(least[mode], time_calls(case, mode, calls))
+        for way in MODES:
+            least[way] = min(least[way], time_calls(case, way, calls))
     count = operators(case)
     return {
         "case": case.name,
         "operators": count,
         "plain_ns_per_op": least["plain"] / count,
-        "noop_mode_ns_per_op": (least["noop mode"] - least["plain"]) / count,
         "added_ns_per_op": (least["dtr_alloc"] - least["plain"]) / count,
     }
 
 
-def timed_steps(job: Job, first: int, steps: int) -> Iterator[float]:
+def timed_steps(job: Job, first: int, steps: int) -> Iterator[tuple[float, float]]:
+    """Seconds of the CPU and of the wall clock."""
     for i in range(first, first + steps):
-        start = perf_counter_ns()
+        cpu, wall = process_time_ns(), perf_counter_ns()
         job.step(i)
-        yield (perf_counter_ns() - start) / 1e9
+        yield (process_time_ns() - cpu) / 1e9, (perf_counter_ns() - wall) / 1e9
 
 
-def measure_job(name: str, scale: float, rounds: int, seed: int) -> dict[str, Any]:
+def measure_steps(
+    name: str, kind: Callable[..., Job], scale: float, rounds: int, seed: int
+) -> dict[str, Any]:
     """One row: a job's step without and with dtr_alloc; a job of its own for each."""
-    ways = {way: MODES[way] for way in ("plain", "dtr_alloc")}
     jobs: dict[str, Job] = {}
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    steps = 3
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in MODES}
+    steps = 4
     for done in range(0, rounds * steps, steps):
-        for way, mode in ways.items():
+        for way, mode in MODES.items():
             with mode():
                 if way not in jobs:
-                    jobs[way] = JOBS[name](scale=scale, seed=seed)
+                    jobs[way] = kind(scale=scale, seed=seed)
                 # The first step after a switch meets cold caches and new records.
                 times[way] += list(timed_steps(jobs[way], done, steps))[1:]
     with Counting() as counting:
         jobs["plain"].step(rounds * steps)
-    plain, ours = min(times["plain"]), min(times["dtr_alloc"])
+    cpu = {way: min(of[0] for of in times[way]) for way in MODES}
+    wall = {way: min(of[1] for of in times[way]) for way in MODES}
     return {
         "job": name,
         "scale": scale,
         "operators": counting.count,
-        "step_seconds_plain": plain,
-        "step_seconds": ours,
-        "ratio": ours / plain,
-        "added_ns_per_op": (ours - plain) * 1e9 / counting.count,
+        "step_seconds_plain": wall["plain"],
+        "step_seconds": wall["dtr_alloc"],
+        "ratio": wall["dtr_alloc"] / wall["plain"],
+        "cpu_ratio": cpu["dtr_alloc"] / cpu["plain"],
+        "added_ns_per_op": (cpu["dtr_alloc"] - cpu["plain"]) * 1e9 / counting.count,
     }
 
 
 def show(cases: list[dict[str, Any]], jobs: list[dict[str, Any]], console: Console) -> None:
     """Both answers as tables."""
-    table = Table(title="Per operator on 1 KiB tensors, ns")
+    table = Table(title="Per operator on 1 KiB tensors, ns of the CPU")
     table.add_column("case")
-    for column in ("operators", "plain", "added by a mode that does nothing", "added by dtr_alloc"):
+    for column in ("operators", "plain", "added by dtr_alloc"):
         table.add_column(column, justify="right")
     for row in cases:
-        keys = ("plain_ns_per_op", "noop_mode_ns_per_op", "added_ns_per_op")
+        keys = ("plain_ns_per_op", "added_ns_per_op")
         table.add_row(row["case"], str(row["operators"]), *(f"{row[key]:,.0f}" for key in keys))
     console.print(table)
     table = Table(title="Per training step")
     table.add_column("job")
-    for column in ("scale", "operators", "plain ms", "dtr_alloc ms", "ratio", "added ns per op"):
+    columns = (
+        "scale",
+        "operators",
+        "plain ms",
+        "dtr_alloc ms",
+        "ratio",
+        "of the CPU",
+        "added ns per op",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
     for row in jobs:
         table.add_row(
@@ -264,52 +296,44 @@ def show(cases: list[dict[str, Any]], jobs: list[dict[str, Any]], console: Conso
             f"{row['step_seconds_plain'] * 1e3:.2f}",
             f"{row['step_seconds'] * 1e3:.2f}",
             f"{row['ratio']:.3f}x",
+            f"{row['cpu_ratio']:.3f}x",
             f"{row['added_ns_per_op']:,.0f}",
         )
     console.print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What dtr_alloc costs while its budget is idle.")
-    parser.add_argument("--rounds", type=int, default=40, help="of the cases; a job takes a third")
-    parser.add_argument("--calls", type=int, default=400, help="of a case in one round")
-    parser.add_argument("--no-jobs", action="store_true", help="operators only")
-    parser.add_argument("--device", default="cpu", choices=["cpu"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="PATH", help="write results there, - for stdout")
-    parser.add_argument("--smoke", action="store_true", help="few rounds, one job, seconds")
-    args = parser.parse_args()
+@click.command(help="What dtr_alloc costs while its budget is idle.")
+@click.option("--rounds", default=40, help="Of the cases; a job takes a third.")
+@click.option("--calls", default=400, help="Of a case in one round.")
+@click.option("--no-jobs", is_flag=True, help="Operators only.")
+@click.option("--seed", default=0)
+@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
+@click.option("--smoke", is_flag=True, help="Few rounds, the smallest job, seconds.")
+def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
-    rounds, at_scale = args.rounds, JOBS_AT_SCALE
-    if args.smoke:
-        rounds, at_scale = 3, {"mlp": 1.0}
-    if args.no_jobs:
-        at_scale = {}
+    torch.manual_seed(seed)
+    steps = () if no_jobs else STEPS
+    if smoke:
+        rounds, steps = 3, (TINY,)
     console = results.console()
     cases, jobs = [], []
     gc.collect()
     gc.disable()  # a collection in one round and not in another would be noise
     for case in CASES:
         with console.status(f"timing {case.name}"):
-            cases.append(measure_case(case, rounds, args.calls))
+            cases.append(measure_case(case, rounds, calls))
     gc.enable()
-    for name, scale in at_scale.items():
+    for name, kind, scale in steps:
         with console.status(f"training {name}"):
-            jobs.append(measure_job(name, scale, max(rounds // 3, 2), args.seed))
+            jobs.append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
     show(cases, jobs, console)
-    middle = {
-        key: statistics.median(row[key] for row in cases)
-        for key in ("added_ns_per_op", "noop_mode_ns_per_op")
-    }
-    console.print(
-        f"median over the cases: dtr_alloc adds {middle['added_ns_per_op']:,.0f} ns an operator, "
-        f"of which {middle['noop_mode_ns_per_op']:,.0f} ns is what any dispatch mode costs"
-    )
-    if args.json:
-        document = results.environment(args.device, args.seed) | {"bench": "overhead"}
-        document |= {"rounds": rounds, "calls": args.calls} | middle
-        results.write_json(document | {"cases": cases, "jobs": jobs}, args.json)
+    middle = statistics.median(row["added_ns_per_op"] for row in cases)
+    console.print(f"median over the cases: dtr_alloc adds {middle:,.0f} ns an operator")
+    if path:
+        document = results.environment("cpu", seed) | {"bench": "overhead"}
+        document |= {"processor": cpu_name(), "rounds": rounds, "calls": calls}
+        document |= {"added_ns_per_op": middle, "cases": cases, "jobs": jobs}
+        results.write_json(document, path)
 
 
 if __name__ == "__main__":
