@@ -215,18 +215,21 @@ class Recorder:
     def sees(self, arguments: Sequence[Any]) -> bool:
         """Whether operators on these arguments would come to the capture on this thread, as they
         are: not inside of another operator, and not on tensors with a dispatch of their own."""
-        included = self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-        return (
-            included
-            and not self._thread.runs_call
-            and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
-            and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
-            and all(
-                type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
-                for value in arguments
-                if isinstance(value, Tensor)
-            )
-        )
+        if self._thread.runs_call or not (
+            self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        ):
+            return False
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY) or (
+            torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        ):
+            return False
+        for value in arguments:
+            kind = type(value)
+            if kind is Tensor or not isinstance(value, Tensor):
+                continue
+            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                return False
+        return True
 
     def run(
         self,
@@ -250,12 +253,13 @@ class Recorder:
         """
         self._forget_dropped()
         number = next(self._numbers)
-        kept = [TENSOR if isinstance(value, Tensor) else value for value in arguments]
-        entries = [
-            value._cdata | (lib.DTR_USE_MUTATE if position in mutated else lib.DTR_USE_READ)
-            for position, value in enumerate(arguments)
-            if isinstance(value, Tensor)
-        ]
+        kept = list(arguments)
+        entries = []
+        for position, value in enumerate(arguments):
+            if isinstance(value, Tensor):
+                kept[position] = TENSOR
+                use = lib.DTR_USE_MUTATE if position in mutated else lib.DTR_USE_READ
+                entries.append(value._cdata | use)
         call = self._calls[number] = _Call(function, kept, list(arguments))
         arguments.clear()
         is_recorded = False

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import dtr_alloc
+from bench.models.compiled import CompiledTransformer
 from bench.models.job import Job
-from bench.models.resnet import ResNet
-from bench.models.transformer import TransformerJob
+from bench.models.resnet import ResNet, ResNetJob
 from dtr_alloc import compiled, kernels
 
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -126,30 +126,14 @@ def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
             assert torch.equal(one, other)
 
 
-class CompiledByBlocks(TransformerJob):
-    """The GPT, each block compiled for itself."""
+class SmallResNet(ResNetJob):
+    """A ResNet of fewer kernels, which is one graph forward, and one backward."""
 
     def build(self) -> None:
         super().build()
-        for block in self.model.blocks:  # type: ignore[union-attr]
-            block.compile(backend="inductor")
-
-
-class CompiledWhole(Job):
-    """A small ResNet that is one graph forward, and one backward."""
-
-    def build(self) -> None:
         self.model = self.add_module("resnet", ResNet(3, [8, 16], blocks=3, classes=10))
         self.model.compile(backend="inductor", fullgraph=True)
         self.optimizers["sgd"] = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.x, self.y = self.randn(16, 3, 32, 32), self.randint(10, 16)
-
-    def train(self, i: int) -> Tensor:
-        self.optimizers["sgd"].zero_grad()
-        loss = nn.functional.cross_entropy(self.model(self.x.roll(i, dims=3)), self.y)
-        loss.backward()
-        self.optimizers["sgd"].step()
-        return loss
 
 
 @pytest.fixture(params=["kernel by kernel", "one operator"])
@@ -189,12 +173,12 @@ def assert_trains_in(share: float, kind: Callable[[], Job], steps: int = 3) -> N
 
 
 def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory(way: str) -> None:
-    assert_trains_in(0.5, lambda: CompiledByBlocks(scale=2.0))
+    assert_trains_in(0.5, lambda: CompiledTransformer(scale=2.0))
 
 
 def test_a_net_compiled_whole_trains_in_half_of_its_activation_memory() -> None:
     """Its graphs hold nearly all of that at a time."""
-    assert_trains_in(0.5, CompiledWhole)
+    assert_trains_in(0.5, lambda: SmallResNet(scale=4.0))
 
 
 def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
