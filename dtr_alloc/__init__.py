@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dtr_alloc.runtime import materialize as materialize
     from dtr_alloc.runtime import pin as pin
     from dtr_alloc.runtime import reset_peak_stats as reset_peak_stats
+    from dtr_alloc.runtime import run_as_operator as run_as_operator
     from dtr_alloc.runtime import session as session
     from dtr_alloc.runtime import set_budget as set_budget
     from dtr_alloc.runtime import stats as stats
@@ -40,7 +41,7 @@ _HOMES = {
         (
             *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
             *("is_resident", "limit_rematerializations", "materialize", "pin", "reset_peak_stats"),
-            *("session", "set_budget", "stats", "trim", "unpin"),
+            *("run_as_operator", "session", "set_budget", "stats", "trim", "unpin"),
         ),
         "runtime",
     ),

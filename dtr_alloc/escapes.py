@@ -61,8 +61,10 @@ def install(runtime: Any) -> None:
         if tensor is None:
             return
         pinned = getattr(_asked, "pinned", None)
-        runtime.pin(tensor, escaped=pinned is None)
-        if pinned is not None:
+        if pinned is None:
+            runtime.pin(tensor, escaped=True)
+        else:
+            runtime.hold(tensor)
             pinned.append(tensor)
 
     def shares(tensor: Any) -> None:

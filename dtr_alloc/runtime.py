@@ -11,7 +11,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -260,6 +260,11 @@ class Runtime:
         handle = self.handle(tensor)
         self.bring_back(handle)
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
+
+    def hold(self, tensor: Tensor) -> None:
+        """As pin(), unless nobody has recorded the tensor: then nothing evicts it."""
+        self.bring_back(self.handle(tensor))
+        check(lib.dtr_pin(self.engine, self.address(tensor), -1))
 
     def share(self, tensor: Tensor) -> None:
         """The tensor's memory is given to others that may write to it. On the CPU their writes are
@@ -511,6 +516,37 @@ def limit_rematerializations(most: int | None) -> None:
     """Lets so many operators run again from now on; the next one raises StateError, and so does
     whatever needs its result. For jobs that would rather fail than thrash. None: any number."""
     _enabled().bridge.limit_repeats(most)
+
+
+def run_as_operator(
+    function: Callable[..., Any], *arguments: Any, mutated: Container[int] = (), name: str = ""
+) -> Any:
+    """Runs a function of tensors as one operator, such as a kernel that PyTorch does not know.
+
+    Its results can be evicted, and are computed by calling it again with the same values; it must
+    give the same then. It may ask tensors for their addresses, and use them until it returns.
+    Autograd does not look inside: call this in forward() and backward() of a
+    torch.autograd.Function. Without a budget, and inside of another such function, it is just
+    called.
+
+    Args:
+        function: returns a tensor, or a list or tuple of tensors, in memory that PyTorch allocated.
+            It uses no tensors but its arguments, and others that stay as they are.
+        arguments: tensors, and values of any other type, which are kept.
+        mutated: positions of the tensors that it overwrites.
+        name: for messages, logs and costs; by default that of the function.
+    """
+    with torch.no_grad():
+        if _runtime is None or not is_enabled() or not _runtime.recorder.sees(arguments):
+            return function(*arguments)
+        runtime = _runtime
+
+        def of_list(values: list[Any]) -> Any:
+            with escapes.addresses_not_kept(runtime):
+                return function(*values)
+
+        name = name or f"{function.__module__}.{function.__qualname__}"
+        return runtime.recorder.run(of_list, list(arguments), name, mutated)
 
 
 def reset_peak_stats() -> None:

@@ -707,7 +707,8 @@ int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, 
 /* One more pin: never evicted until unpinned as often. escaped 1: the address was
  * given away; the storage becomes a constant for good and is watched for changes, if it is
  * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
- * what is computed from it from now on is not computed again. */
+ * what is computed from it from now on is not computed again. -1: as 0, but a handle that
+ * the engine has never seen stays so: an operator that runs may have made it. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
 int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */

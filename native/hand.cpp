@@ -33,9 +33,9 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
-  Storage* storage = find_or_adopt(desc, deferred);
+  Storage* storage = escaped < 0 ? by_handle_.find(desc.handle) : find_or_adopt(desc, deferred);
   if (!storage) return;
-  if (escaped == 0) {
+  if (escaped <= 0) {
     ++storage->pins;
   } else if (!storage->external) {
     forget_parent(storage, deferred);

@@ -17,7 +17,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH_HEADERS = re.compile(r"(torch|ATen|c10|caffe2)/")
 CUDA_HEADERS = re.compile(r"cuda|cu(blas|dnn|fft|rand|solver|sparse)|nvrtc|nccl|driver_types")
 MAY_IMPORT_TORCH = {
-    *("recorder", "compiled", "bridge", "runtime", "escapes", "purity", "journal"),
+    *("recorder", "compiled", "kernels", "bridge", "runtime", "escapes", "purity", "journal"),
     *("refusals", "graphs"),
 }
 """Modules of dtr_alloc that cannot be used without torch, and so may import it at their top."""

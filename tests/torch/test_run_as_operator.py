@@ -1,0 +1,111 @@
+"""Functions that users have recorded as one operator."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor, nn
+
+import dtr_alloc
+
+
+def floats(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a tensor, as an extension's kernel sees it."""
+    memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    return np.ctypeslib.as_array(memory)
+
+
+def sine(x: Tensor) -> Tensor:
+    result = torch.empty_like(x)
+    floats(result)[:] = np.sin(floats(x))
+    return result
+
+
+def double(x: Tensor) -> None:
+    floats(x)[:] *= 2
+
+
+def test_a_kernel_that_pytorch_does_not_know_is_called_again() -> None:
+    calls = 0
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return sine(x)
+
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) * 3
+        y = dtr_alloc.run_as_operator(counted, x)
+        expected = torch.sin(x)
+        assert dtr_alloc.evict(x)
+        assert torch.allclose(evicted(y), expected)
+        assert calls == 2
+
+
+def test_what_it_overwrites_is_computed_again_from_what_was_there() -> None:
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) + 0.5
+        expected = (x * 2).clone()
+        dtr_alloc.run_as_operator(double, x, mutated=[0])
+        assert torch.equal(evicted(x), expected)
+
+
+def test_without_a_budget_it_is_just_called() -> None:
+    x = torch.linspace(-1, 1, 4096)
+    assert torch.equal(dtr_alloc.run_as_operator(sine, x), sine(x))
+
+
+def test_what_it_raises_passes_and_the_session_goes_on() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ZeroDivisionError("of the kernel")
+
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) * 3
+        with pytest.raises(ZeroDivisionError, match="of the kernel"):
+            dtr_alloc.run_as_operator(fails, x)
+        assert torch.allclose(evicted(dtr_alloc.run_as_operator(sine, x)), torch.sin(x))
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(x)
+        result: Tensor = dtr_alloc.run_as_operator(sine, x)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = context.saved_tensors
+        return gradient * x.cos()
+
+
+def test_a_net_with_such_a_function_trains_in_half_of_its_activation_memory() -> None:
+    def train() -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for _ in range(3):
+            x = torch.randn(512, 64)
+            for layer in layers:
+                x = Sine.apply(layer(x))
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in layers.parameters()]
+
+    expected = train()
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        train()
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    gc.collect()
+    with checked_session(peak // 2):
+        got = train()
+        assert dtr_alloc.stats()["rematerializations"] > 0
+    assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
