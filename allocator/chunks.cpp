@@ -48,80 +48,59 @@ uint64_t Chunks::reach(uint64_t begin, uint64_t end, uint64_t allowed) const {
   return end;
 }
 
-uint64_t Chunks::first_mapped(uint64_t begin, uint64_t end) const {
-  uint64_t to = last(end) + 1;
-  uint64_t at = mapped_.first_present(first(begin), to);
-  return at == to ? end : std::max(begin, at * chunk_);
+Chunks::Run Chunks::first_absent(uint64_t begin, uint64_t end) const {
+  const uint64_t to = last(end) + 1;
+  const uint64_t from = mapped_.first_absent(first(begin), to);
+  return {from * chunk_, from == to ? from * chunk_ : mapped_.first_present(from, to) * chunk_};
 }
 
-void Chunks::map(uint64_t begin, uint64_t end) {
-  uint64_t to = last(end) + 1;
-  uint64_t from = mapped_.first_absent(first(begin), to);
-  while (from < to) {
-    uint64_t stop = mapped_.first_present(from, to);
-    driver_.map(base_ + from * chunk_, (stop - from) * chunk_);
-    mapped_.set_range(from, stop);
-    idle_.set_range(from, stop);
-    mapped_count_ += stop - from;
-    peak_mapped_ = std::max(peak_mapped_, mapped_count_);
-    idle_count_ += stop - from;
-    maps_ += stop - from;
-    events_.add(EventKind::kSegmentAllocate, base_ + from * chunk_, (stop - from) * chunk_);
-    from = mapped_.first_absent(stop, to);
-  }
-}
-
-uint64_t Chunks::give_back(uint64_t count, uint64_t begin, uint64_t end) {
-  uint64_t keep_from = 0, keep_to = 0;
-  if (begin < end) keep_from = first(begin), keep_to = last(end) + 1;
-  uint64_t done = 0;
+Chunks::Run Chunks::last_idle(uint64_t most, uint64_t begin, uint64_t end, uint64_t border) const {
+  const uint64_t keep_from = begin < end ? first(begin) : count_;
+  const uint64_t keep_to = begin < end ? last(end) + 1 : count_;
   uint64_t top = idle_.at_or_below(count_ - 1);
-  while (done < count && top != Bitset::kNone) {
-    if (top >= keep_from && top < keep_to) {
-      top = keep_from == 0 ? Bitset::kNone : idle_.at_or_below(keep_from - 1);
-      continue;
-    }
-    // A run of neighbors goes back in one call.
-    uint64_t floor = top >= keep_to ? keep_to : 0;
-    uint64_t from = top;
-    while (from > floor && top - from + 1 < count - done && idle_.test(from - 1)) --from;
-    uint64_t run = top - from + 1;
-    driver_.unmap(base_ + from * chunk_, run * chunk_);
-    mapped_.clear_range(from, top + 1);
-    idle_.clear_range(from, top + 1);
-    mapped_count_ -= run;
-    idle_count_ -= run;
-    unmaps_ += run;
-    events_.add(EventKind::kSegmentFree, base_ + from * chunk_, run * chunk_);
-    done += run;
-    top = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);
-  }
-  return done;
+  if (top != Bitset::kNone && top >= keep_from && top < keep_to)
+    top = keep_from == 0 ? Bitset::kNone : idle_.at_or_below(keep_from - 1);
+  if (top == Bitset::kNone) return {0, 0};
+  uint64_t floor = top >= keep_to ? keep_to : 0;
+  if (top >= first(border)) floor = std::max(floor, first(border));
+  uint64_t from = top;
+  while (from > floor && top - from + 1 < most && idle_.test(from - 1)) --from;
+  return {from * chunk_, (top + 1) * chunk_};
 }
 
-void Chunks::move(uint64_t count, uint64_t begin, uint64_t end, std::vector<uint64_t>* moved) {
-  uint64_t keep_from = first(begin), keep_to = last(end) + 1;
-  moved->reserve(count);
-  uint64_t to = mapped_.first_absent(keep_from, keep_to);
-  uint64_t from = idle_.at_or_below(count_ - 1);
-  while (moved->size() < count && to < keep_to && from != Bitset::kNone) {
-    if (from >= keep_from && from < keep_to) {
-      from = keep_from == 0 ? Bitset::kNone : idle_.at_or_below(keep_from - 1);
-      continue;
-    }
-    driver_.alias(base_ + to * chunk_, base_ + from * chunk_);
-    mapped_.set(to);
-    idle_.set(to);
-    mapped_.clear(from);
-    idle_.clear(from);
-    ++maps_;
-    ++unmaps_;
-    events_.add(EventKind::kSegmentFree, base_ + from * chunk_, chunk_);
-    events_.add(EventKind::kSegmentAllocate, base_ + to * chunk_, chunk_);
-    moved->push_back(from);
-    to = mapped_.first_absent(to + 1, keep_to);
-    from = from == 0 ? Bitset::kNone : idle_.at_or_below(from - 1);
-  }
+void Chunks::map(Run run) {
+  driver_.map(base_ + run.begin, run.end - run.begin);
+  const uint64_t from = first(run.begin), to = first(run.end), count = to - from;
+  mapped_.set_range(from, to);
+  idle_.set_range(from, to);
+  mapped_count_ += count;
+  peak_mapped_ = std::max(peak_mapped_, mapped_count_);
+  idle_count_ += count;
+  maps_ += count;
+  events_.add(EventKind::kSegmentAllocate, base_ + run.begin, run.end - run.begin);
+}
+
+void Chunks::unmap(Run run) {
+  driver_.unmap(base_ + run.begin, run.end - run.begin);
+  const uint64_t from = first(run.begin), to = first(run.end), count = to - from;
+  mapped_.clear_range(from, to);
+  idle_.clear_range(from, to);
+  mapped_count_ -= count;
+  idle_count_ -= count;
+  unmaps_ += count;
+  events_.add(EventKind::kSegmentFree, base_ + run.begin, run.end - run.begin);
+}
+
+void Chunks::move(uint64_t from, uint64_t to) {
+  driver_.alias(base_ + to, base_ + from);
+  mapped_.set(first(to));
+  idle_.set(first(to));
+  mapped_.clear(first(from));
+  idle_.clear(first(from));
+  ++maps_;
+  ++unmaps_;
+  events_.add(EventKind::kSegmentFree, base_ + from, chunk_);
+  events_.add(EventKind::kSegmentAllocate, base_ + to, chunk_);
 }
 
 std::string Chunks::check() const {

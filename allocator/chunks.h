@@ -55,12 +55,25 @@ class Chunks {
   uint64_t idle_in(uint64_t begin, uint64_t end) const;
   // Where in [begin, end) the chunk after the first `allowed` absent ones begins, or end.
   uint64_t reach(uint64_t begin, uint64_t end, uint64_t allowed) const;
-  // The first offset in [begin, end) that is mapped, or end.
-  uint64_t first_mapped(uint64_t begin, uint64_t end) const;
 
-  // Maps the absent chunks under [begin, end). If the driver refuses half way (DriverError), the
-  // chunks mapped so far stay, as idle ones.
-  void map(uint64_t begin, uint64_t end);
+  // Neighboring chunks, by offsets; none if begin is end.
+  struct Run {
+    uint64_t begin, end;
+  };
+  // The lowest absent ones under [begin, end).
+  Run first_absent(uint64_t begin, uint64_t end) const;
+  // The highest idle ones of which none lies under [begin, end), up to `most`; on one side of
+  // `border`, where a chunk begins.
+  Run last_idle(uint64_t most, uint64_t begin, uint64_t end, uint64_t border) const;
+
+  // Each throws what the driver says (DriverError), and then nothing has changed. Absent chunks
+  // become idle ones;
+  void map(Run run);
+  // idle ones become absent;
+  void unmap(Run run);
+  // the memory of an idle chunk is shown in an absent one, which is idle then (Driver::alias). The
+  // first is absent then, but not to be mapped (stale.h).
+  void move(uint64_t from, uint64_t to);
 
   // Calls visit(begin, end) for each run of mapped chunks.
   template <typename Visit>
@@ -85,16 +98,6 @@ class Chunks {
     const uint64_t to = std::min(last(end) + 1, first(hole_end));
     if (from < to) idle_count_ += idle_.set_range(from, to);
   }
-
-  // Shows the memory of up to `count` idle chunks, from the highest address down, none under
-  // [begin, end), in absent chunks under [begin, end), as idle ones (Driver::alias). Returns the
-  // chunks, by their numbers, in which it was and remains to be seen: absent, but not to be mapped
-  // (stale.h). If the driver refuses (DriverError), those before are in *moved all the same.
-  void move(uint64_t count, uint64_t begin, uint64_t end, std::vector<uint64_t>* moved);
-
-  // Unmaps up to `count` idle chunks, from the highest address down, none under [begin, end).
-  // Returns how many. If the driver refuses (DriverError), those before stay unmapped.
-  uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
 
   bool all_mapped(uint64_t begin, uint64_t end) const {
     return mapped_.all(first(begin), last(end) + 1);

@@ -17,16 +17,16 @@ uint64_t grain_unit(uint64_t grain) { return grain & (~grain + 1); }
 Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
     : chunks_(chunks),
       begin_(begin),
-      end_(end),
+      end_(begin),
       most_end_(end),
       grain_(grain),
       nodes_((end - begin) / grain),
       leaves_(nodes_.capacity()),
+      absent_(nodes_, leaves_, begin, end, grain),
       used_(nodes_, grain_unit(grain)),
       starts_(nodes_, begin, end) {
   owned(kIdle);
-  if (begin == end) return;
-  append(begin, end);
+  resize(end);
 }
 
 Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
@@ -192,72 +192,97 @@ void Heap::settle(Owner owner, uint64_t point) {
     Block* block = blocks.oldest;
     leave(block);
     const uint64_t begin = block->offset, end = block->end();
-    block->owner = kIdle;
-    for (Block* other : {block->next(), block->previous()}) {
-      if (other == nullptr || other->state != BlockState::kFree || other->owner != kIdle) continue;
-      leave(other);
-      block = other->offset < block->offset ? merge(other, block) : merge(block, other);
-    }
-    enter(block);
+    block = join(block, BlockState::kFree);
     chunks_.untouch(begin, end, block->offset, block->end());
   }
 }
 
+// Of a block that is in no index: it is free for everybody from now on, or absent, and one with its
+// neighbors that are. The index is prepared.
+Block* Heap::join(Block* block, BlockState state) {
+  block->owner = kIdle;
+  block->state = state;
+  for (Block* other : {block->next(), block->previous()}) {
+    if (other == nullptr || other->state != state || other->owner != kIdle) continue;
+    index_of(other).erase(other);
+    block = other->offset < block->offset ? merge(other, block) : merge(block, other);
+  }
+  index_of(block).insert(block);
+  if (state == BlockState::kFree) note_size(*owners_[kIdle], block);
+  return block;
+}
+
+// Takes [begin, end) out of a block that is free for everybody, or absent; what is left on both
+// sides stays that.
+Block* Heap::carve(uint64_t begin, uint64_t end) {
+  Block* block = starts_.containing(begin);
+  FreeIndex& index = index_of(block);
+  index.erase(block);
+  const auto cut_at = [&](uint64_t offset) {
+    Block* high = nodes_.make();
+    high->offset = offset;
+    high->size = block->end() - offset;
+    high->state = block->state;
+    block->size = offset - block->offset;
+    link(high, block->next());
+    link(block, high);
+    starts_.add(high);
+    return high;
+  };
+  if (end < block->end()) index.insert(cut_at(end));
+  if (begin == block->offset) return block;
+  Block* high = cut_at(begin);
+  index.insert(block);
+  return high;
+}
+
+std::pair<uint64_t, uint64_t> Heap::open_from(const Block* absent, uint64_t size, bool high) {
+  const Block* low = !high && is_open(absent->previous()) ? absent->previous() : absent;
+  const Block* top = high && is_open(absent->next()) ? absent->next() : absent;
+  while (!high && top->end() - low->offset < size && is_open(top->next())) top = top->next();
+  while (high && top->end() - low->offset < size && is_open(low->previous())) low = low->previous();
+  return {low->offset, top->end()};
+}
+
+void Heap::fill(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kFree); }
+
+void Heap::empty(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kAbsent); }
+
 uint64_t Heap::used_end() const {
-  const bool is_free =
-      last_ != nullptr && last_->state == BlockState::kFree && last_->owner == kIdle;
-  return is_free ? last_->offset : end_;
+  const Block* block = last_;
+  while (is_open(block)) block = block->previous();
+  return block == nullptr ? begin_ : block->end();
 }
 
-// A free block at the end of the range.
-void Heap::append(uint64_t offset, uint64_t end) {
-  owners_[kIdle]->index.prepare();
-  Block* block = nodes_.make();
-  block->offset = offset;
-  block->size = end - offset;
-  link(last_, block);
-  link(block, nullptr);
-  starts_.add(block);
-  enter(block);
-}
-
-bool Heap::resize(uint64_t end) {
-  if (end < used_end() || end > most_end_) return false;
-  if (end == end_) return true;
-  const uint64_t from = used_end();
-  if (from != end_) {
-    Block* block = last_;
-    leave(block);
+void Heap::resize(uint64_t end) {
+  if (end > end_) {
+    prepare();
+    Block* block = nodes_.make();
+    block->offset = end_;
+    block->size = end - end_;
+    link(last_, block);
+    link(block, nullptr);
+    starts_.add(block);
+    join(block, BlockState::kAbsent);
+  } else if (end < end_) {
+    Block* block = carve(end, end_);
     starts_.remove(block);
     link(block->previous(), nullptr);
     nodes_.drop(block);
   }
   end_ = end;
-  if (from != end) append(from, end);
-  return true;
 }
 
 Block* Heap::containing(uint64_t offset) const {
   if (offset < begin_ || offset >= end_) return nullptr;
   Block* block = starts_.containing(offset);
-  return block->state != BlockState::kFree ? block : nullptr;
-}
-
-uint64_t Heap::largest_free_of(Owner owner, uint64_t absent, uint64_t above) const {
-  uint64_t best = above;
-  const FreeIndex& index = owners_[owner]->index;
-  Block* hole = index.largest();
-  while (hole != nullptr && hole->size > best) {
-    uint64_t reach = chunks_.reach(hole->offset, hole->end(), absent);
-    best = std::max(best, (reach - hole->offset) / grain_ * grain_);
-    hole = index.before(hole);
-  }
-  return best;
+  return block->state == BlockState::kInUse || block->state == BlockState::kPending ? block
+                                                                                    : nullptr;
 }
 
 std::string Heap::check() const {
   std::string broken;
-  uint64_t at = begin_, used = 0;
+  uint64_t at = begin_, used = 0, absent = 0;
   std::vector<uint64_t> free(owners_.size(), 0);
   const Block* previous = nullptr;
   for (const Block* block = first_; block != nullptr; block = block->next()) {
@@ -280,6 +305,14 @@ std::string Heap::check() const {
       if (by_cell != nullptr && by_cell->bound(starts_.cell_of(block->offset)) < block->size) {
         return "H7: the bound of a cell is too low" + where;
       }
+    } else if (block->state == BlockState::kAbsent) {
+      ++absent;
+      if (absent_.at_least(block->size, block->offset) != block) {
+        return "H2: the absent index lacks the block" + where;
+      }
+      if (previous != nullptr && previous->state == BlockState::kAbsent) {
+        return "H3: two absent neighbors are not merged" + where;
+      }
     } else {
       ++used;
       if (find(block->offset) != block) return "H4: a block in use is not found" + where;
@@ -294,6 +327,10 @@ std::string Heap::check() const {
   if (previous != last_) return "H1: the last block is another";
   if (at != end_) return "H1: the last block does not end where the heap does";
   if (used != used_.count()) return "H4: the blocks in use are miscounted";
+  if (absent_.check(&broken) != absent && broken.empty()) {
+    broken = "the absent index holds a block that is not absent";
+  }
+  if (!broken.empty()) return "H2: " + broken;
   for (uint32_t owner = 0; owner < owners_.size(); ++owner) {
     if (owners_[owner]->index.check(&broken) != free[owner] && broken.empty()) {
       broken = "a free index holds a block that is not free";

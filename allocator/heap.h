@@ -1,18 +1,21 @@
 // An address-ordered heap with immediate coalescing.
 //
 // It manages [begin, end) of a reservation without ever touching that memory: blocks are nodes
-// outside of it. It knows streams only as owners of free blocks, and physical memory only as
-// chunks that it touches and untouches.
+// outside of it. It knows streams only as owners of free blocks. Addresses without memory are
+// absent blocks, all of them in the beginning: so a free block is one that can be used as it lies.
 //
 // Rules, checked by check():
 //   H1  Blocks tile the range: the first begins at begin(), each next one where the previous
 //       ends, the last ends at end(). Sizes and offsets are multiples of the grain, none is 0.
-//   H2  Free blocks are exactly the members of the free index of their owner, each once.
-//   H3  No two neighbors are free and of the same owner: they would have been merged.
+//   H2  Free blocks are exactly the members of the free index of their owner, each once; absent
+//       ones likewise of an index of their own.
+//   H3  No two neighbors are free and of the same owner, or both absent: they would have been
+//       merged.
 //   H4  Blocks in use or pending are exactly those that find() finds by their offset.
 //   H5  The free blocks of a stream, oldest first, are in the order of their points.
-//   H6  A block that is not free for everybody lies over mapped chunks only, none of them idle; all
-//       other mapped chunks are idle (the pool checks this rule).
+//   H6  Absent blocks lie over the chunks without memory, all others over mapped ones. Of these, no
+//       chunk is idle that a block touches which is not free for everybody; all others are (the
+//       pool checks this rule).
 //   H7  Every offset is known to lie in the block that contains it, and no hole is larger than the
 //       bound of its cell.
 //
@@ -26,6 +29,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -62,8 +66,7 @@ class Heap {
   Block* largest(Owner owner) const { return owners_[owner]->index.largest(); }
 
   // Cuts `size` bytes off the low end (or the high end) of a free block and returns them as a
-  // block in use. The chunks under them are mapped. Throws only std::bad_alloc, having changed
-  // nothing.
+  // block in use. Throws only std::bad_alloc, having changed nothing.
   Block* take(Block* hole, uint64_t size, bool high = false);
   // The same at an offset inside of the hole, a multiple of the grain.
   Block* take_at(Block* hole, uint64_t offset, uint64_t size);
@@ -75,26 +78,40 @@ class Heap {
   // All work of the owner up to this point is done: its blocks become free for everybody.
   void settle(Owner owner, uint64_t point);
 
-  // Moves the end to a multiple of the grain, at most the end it was made with. False, and nothing
-  // has changed, if a block that is not free for everybody reaches beyond it: see used_end().
-  bool resize(uint64_t end);
+  // Chunks of one absent block have memory now, which is free for everybody; or chunks of one free
+  // block have none any more. After prepare(), which may throw std::bad_alloc, neither fails.
+  void prepare() {
+    owners_[kIdle]->index.prepare();
+    absent_.prepare();
+  }
+  void fill(uint64_t begin, uint64_t end);
+  void empty(uint64_t begin, uint64_t end);
+  // The smallest absent block, and the next one by size; or nullptr.
+  const Block* first_absent() const { return absent_.at_least(0); }
+  const Block* next_absent(const Block* block) const { return absent_.after(block); }
+  static bool is_absent(const Block* block) {
+    return block != nullptr && block->state == BlockState::kAbsent;
+  }
+  // Free for everybody, or would be if it had memory.
+  static bool is_open(const Block* block) {
+    return block != nullptr && (block->state == BlockState::kAbsent ||
+                                (block->state == BlockState::kFree && block->owner == kIdle));
+  }
+
+  // The addresses, none of them in use, that begin (or end, if high) with the free block below (or
+  // above) an absent one, and go on until there are `size` bytes or no more.
+  static std::pair<uint64_t, uint64_t> open_from(const Block* absent, uint64_t size, bool high);
+
+  // Moves the end, at most to the end it was made with. What is between the two ends is absent.
+  void resize(uint64_t end);
   // Where the last block that is not free for everybody ends; begin() if there is none.
   uint64_t used_end() const;
 
   // The block in use or pending that begins at the offset, or that contains it; or nullptr.
   Block* find(uint64_t offset) const { return used_.find(offset); }
   Block* containing(uint64_t offset) const;
-
-  // The largest size that take() could give now if `absent` more chunks may be mapped, from the
-  // blocks of the owners that may_take(owner) is true for.
-  template <typename F>
-  uint64_t largest_free(uint64_t absent, F&& may_take) const {
-    uint64_t best = 0;
-    for (Owner owner = 0; owner < owners(); ++owner) {
-      if (may_take(owner)) best = std::max(best, largest_free_of(owner, absent, best));
-    }
-    return best;
-  }
+  // That contains it, whatever it is.
+  Block* block_at(uint64_t offset) const { return starts_.containing(offset); }
 
   // When a free block's owner freed it; for everybody's, 0.
   uint64_t point_of(const Block* block) const {
@@ -137,7 +154,6 @@ class Heap {
     Block* newest = nullptr;
   };
 
-  uint64_t largest_free_of(Owner owner, uint64_t absent, uint64_t above) const;
   OwnerBlocks& owned(Owner owner) {
     return owner < owners_.size() ? *owners_[owner] : first_owned(owner);
   }
@@ -194,7 +210,11 @@ class Heap {
     nodes_.drop(high);
     return low;
   }
-  void append(uint64_t offset, uint64_t end);
+  FreeIndex& index_of(const Block* block) {
+    return block->state == BlockState::kAbsent ? absent_ : owners_[block->owner]->index;
+  }
+  Block* join(Block* block, BlockState state);
+  Block* carve(uint64_t begin, uint64_t end);
   Block* cut(Block* hole, uint64_t size, bool high, uint64_t hole_begin, uint64_t hole_end);
 
   Chunks& chunks_;
@@ -206,6 +226,7 @@ class Heap {
   Block* last_ = nullptr;
   BlockNodes nodes_;
   FreeLeaves leaves_;
+  FreeIndex absent_;
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
   BlockTable used_;  // blocks in use or pending
   Starts starts_;    // all blocks

@@ -158,7 +158,7 @@ void Pool::close() {
         "capture before the pool is destroyed");
   }
   settle_old_work();
-  chunks_.give_back(chunks_.idle());
+  give_back(chunks_.idle());
   streams_.close();
   reservation_.close();
 }
@@ -214,13 +214,18 @@ uint64_t Pool::place_plain(uint64_t size_bytes, uint64_t stream) {
   }
   poll();
   const Owner owner = streams_.owner_of(stream);
-  const uint64_t size = rounded_size(size_bytes);
-  Block* block = take_ready(large_, size, owner);
+  Block* block = take_ready(large_, rounded_size(size_bytes), owner);
   if (block == nullptr) return Slabs::kNone;
+  return hand_out(block, size_bytes, stream, owner);
+}
+
+// Of a block of the large heap that was taken for a request: what becomes of it. Returns its
+// offset.
+uint64_t Pool::hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owner owner) {
   block->owner = static_cast<uint16_t>(owner);
   large_.set_stream(block, stream);
-  block->slack = static_cast<uint32_t>(size - size_bytes);
-  count_allocation(size, size_bytes);
+  block->slack = static_cast<uint32_t>(block->size - size_bytes);
+  count_allocation(block->size, size_bytes);
   events_.add(EventKind::kAllocate, reservation_.base() + block->offset, size_bytes, stream);
   return block->offset;
 }
@@ -343,7 +348,7 @@ void Pool::give_back_above(uint64_t budget_bytes) {
   if (chunks_.idle() < above()) release_empty_slabs();
   if (chunks_.idle() < above()) settle_arenas();
   settle_old_work();
-  chunks_.give_back(above());
+  give_back(above());
 }
 
 void Pool::check_budget(uint64_t budget_bytes) const { require_chunk(budget_bytes, chunk_); }
@@ -367,7 +372,7 @@ uint64_t Pool::shrink_fixed(uint64_t budget_bytes) {
   if (end < large_.used_end()) return round_up(large_.used_end(), chunk_);
   if (end < large_.end()) {
     settle_old_work();
-    chunks_.give_back(chunks_.idle(), 0, end);
+    give_back(chunks_.idle(), 0, end);
   }
   large_.resize(end);
   return end;
@@ -377,7 +382,7 @@ uint64_t Pool::trim() {
   Lock lock(mutex_);
   settle_all();
   settle_old_work();
-  return chunks_.give_back(chunks_.idle()) * chunk_;
+  return give_back(chunks_.idle()) * chunk_;
 }
 
 uint64_t Pool::block_bytes(uint64_t address) {

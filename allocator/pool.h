@@ -93,9 +93,9 @@ class Pool final : public AnyPool {
   uint64_t run(uint64_t address, RunBlock* blocks, uint64_t capacity) override;
   PoolStats stats() override;
   void reset_peak() override;
+  // With the free addresses that the budget may still put memory behind.
   std::vector<BlockInfo> snapshot() override;
-  // The same with free blocks cut to the memory that is mapped under them: what could be used
-  // without the driver.
+  // Without them.
   std::vector<BlockInfo> mapped_snapshot();
   uint64_t mapped_bytes() const { return chunks_.mapped_bytes(); }
   std::string check_invariants() override;
@@ -136,25 +136,37 @@ class Pool final : public AnyPool {
     bool in_use() const { return block != nullptr || slab != nullptr; }
   };
 
+  // Where a request would lie if what is absent there were mapped: offsets, and so many chunks;
+  // kNoLimit: nowhere.
+  struct Stretch {
+    uint64_t begin, end, lacking;
+  };
+
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
   uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish = End::kAny);
   uint64_t place_plain(uint64_t size_bytes, uint64_t stream);
+  uint64_t hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owner owner);
 
   Place place_at(uint64_t offset) const;
   Place in_use_at(uint64_t address, const char* call) const;
 
   // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
-  uint64_t try_small(uint64_t size, uint64_t stream, Owner owner, bool last);
+  uint64_t try_small(uint64_t size, uint64_t stream, Owner owner);
   void count_allocation(uint64_t rounded, uint64_t size);
-  Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last);
+  Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner);
   uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();
   void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
   Block* take_ready(Heap& heap, uint64_t size, Owner owner);
-  Block* try_holes(Heap& heap, uint64_t size, Owner owner, bool last);
+  Block* try_holes(Heap& heap, uint64_t size, Owner owner);
+  Stretch find_stretch(const Heap& heap, uint64_t size, bool* stale) const;
+  Block* take_stretch(Heap& heap, const Stretch& stretch);
   bool map_under(uint64_t begin, uint64_t end);
+  void map(uint64_t begin, uint64_t end);
+  uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
+  Heap& heap_at(uint64_t offset);
   const Placement& placement_in(const Heap& heap) const {
     return &heap == &large_ ? *placement_ : *best_fit_;  // slabs are all of one size
   }
@@ -173,7 +185,7 @@ class Pool final : public AnyPool {
   void give_back_excess() noexcept;
 
   // pool_move.cpp
-  Block* take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
+  Block* take_outside(uint64_t from, uint64_t to, uint64_t size, uint64_t begin, uint64_t end);
   Block* take_packed(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
 
   // pool_arenas.cpp
@@ -181,7 +193,7 @@ class Pool final : public AnyPool {
   Owner home_of_freed(const Place& place);
 
   // pool_check.cpp
-  std::vector<BlockInfo> walk() const;
+  std::vector<BlockInfo> walk(uint64_t unmapped = 0) const;
   std::string check_touched() const;
   std::string check_counts() const;
   std::string check_arenas() const;
@@ -192,6 +204,7 @@ class Pool final : public AnyPool {
   void note_unused();
   uint64_t largest_free();
   uint64_t limit_chunks() const;
+  uint64_t unmapped_chunks() const;  // that the budget has
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
   void log_present() override;

@@ -10,34 +10,25 @@ namespace dtr {
 std::vector<BlockInfo> Pool::snapshot() {
   std::lock_guard<PoolMutex> lock(mutex_);
   poll();
-  return walk();
+  return walk(unmapped_chunks() * chunk_);
 }
 
 std::vector<BlockInfo> Pool::mapped_snapshot() {
-  std::vector<BlockInfo> mapped;
-  const uint64_t base = reservation_.base();
-  for (const BlockInfo& block : snapshot()) {
-    if (block.state != BlockState::kFree) {
-      mapped.push_back(block);
-      continue;
-    }
-    const uint64_t end = block.address - base + block.size_bytes;
-    for (uint64_t at = chunks_.first_mapped(block.address - base, end); at < end;) {
-      const uint64_t stop = chunks_.reach(at, end, 0);
-      BlockInfo piece = block;
-      piece.address = base + at;
-      piece.size_bytes = stop - at;
-      mapped.push_back(piece);
-      at = stop == end ? end : chunks_.first_mapped(stop, end);
-    }
-  }
-  return mapped;
+  std::lock_guard<PoolMutex> lock(mutex_);
+  poll();
+  return walk();
 }
 
-std::vector<BlockInfo> Pool::walk() const {
+// Of an absent block so many bytes at the low end are shown, as free.
+std::vector<BlockInfo> Pool::walk(uint64_t unmapped) const {
   std::vector<BlockInfo> blocks;
   uint64_t base = reservation_.base();
   auto add_block = [&](const Heap& heap, const Block* block) {
+    if (Heap::is_absent(block)) {
+      const uint64_t size = std::min(block->size, unmapped);
+      if (size > 0) blocks.push_back({base + block->offset, size, 0, 0, BlockState::kFree, false});
+      return;
+    }
     bool free = block->state == BlockState::kFree;
     bool in_use = block->state == BlockState::kInUse;
     blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
@@ -49,7 +40,7 @@ std::vector<BlockInfo> Pool::walk() const {
   for (const Block* block = small_.first(); block != nullptr; block = block->next()) {
     uint32_t index = 0;
     const Slab* slab = slabs_.find(block->offset, &index);
-    if (block->state == BlockState::kFree || slab == nullptr) {
+    if (slab == nullptr || block->state == BlockState::kFree || Heap::is_absent(block)) {
       add_block(small_, block);
       continue;
     }
@@ -85,16 +76,20 @@ std::string Pool::check_invariants() {
   return "";
 }
 
-// H6: what is not free for everybody is mapped, and no idle chunk lies under it.
+// H6: what has memory by the heaps has it by the chunks, and no idle chunk lies under what is not
+// free for everybody.
 std::string Pool::check_touched() const {
   uint64_t covered = 0, last_covered = UINT64_MAX;
   for (const Heap* heap : {&large_, &small_}) {
     for (const Block* block = heap->first(); block != nullptr; block = block->next()) {
-      if (block->state == BlockState::kFree && block->owner == kIdle) continue;
-      if (!chunks_.all_mapped(block->offset, block->end())) {
-        return "H6: a block in use lies over an absent chunk at offset " +
+      const uint64_t chunks = chunks_.number(block->end() - 1) + 1 - chunks_.number(block->offset);
+      const bool absent = Heap::is_absent(block);
+      if (chunks_.absent_in(block->offset, block->end()) != (absent ? chunks : 0)) {
+        return "H6: an absent block lies over a mapped chunk, or another over an absent one, at "
+               "offset " +
                std::to_string(block->offset);
       }
+      if (Heap::is_open(block)) continue;
       uint64_t from = block->offset / chunk_, to = (block->end() - 1) / chunk_;
       for (uint64_t chunk = from; chunk <= to; ++chunk) {
         if (chunks_.is_idle(chunk)) {

@@ -7,21 +7,27 @@
 
 namespace dtr {
 
-namespace {
-
-// How many holes, from the best fit up, are tried for one that needs no remapping.
-constexpr int kLookahead = 8;
-// How many more that lie over stale addresses are passed by.
-constexpr int kMostStale = 64;
-
-}  // namespace
-
 uint64_t Pool::limit_chunks() const { return std::min(budget_, lowering_) / chunk_; }
 
+uint64_t Pool::unmapped_chunks() const {
+  const uint64_t limit = limit_chunks();
+  return limit > chunks_.mapped() ? limit - chunks_.mapped() : 0;
+}
+
 uint64_t Pool::largest_free() {
-  uint64_t limit = limit_chunks();
-  uint64_t absent = limit > chunks_.mapped() ? limit - chunks_.mapped() : 0;
-  return large_.largest_free(absent, [&](Owner owner) { return !streams_.withheld(owner); });
+  uint64_t best = 0;
+  for (Owner owner = 0; owner < large_.owners(); ++owner) {
+    const Block* hole = streams_.withheld(owner) ? nullptr : large_.largest(owner);
+    if (hole != nullptr) best = std::max(best, hole->size);
+  }
+  const uint64_t more = unmapped_chunks();
+  for (const Block* absent = large_.first_absent(); absent != nullptr && more > 0;
+       absent = large_.next_absent(absent)) {
+    const auto [begin, end] = Heap::open_from(absent, kNoLimit, false);
+    const uint64_t reach = chunks_.reach(begin, end, more);
+    best = std::max(best, (reach - begin) / kGrain * kGrain);
+  }
+  return best;
 }
 
 Pool::Place Pool::place_at(uint64_t offset) const {
@@ -83,7 +89,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   uint64_t rounded;
   const bool small = !of_arena && slabs_.is_small(size);
   if (small) {
-    offset = try_small(size, stream, owner, last);
+    offset = try_small(size, stream, owner);
     rounded = slabs_.round(size);
   } else {
     offset = Slabs::kNone;
@@ -92,7 +98,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   if (offset == Slabs::kNone && (!small || last)) {
     // A small request that its own region cannot serve takes what the large heap has.
     rounded = rounded_size(size);
-    Block* block = find_place(large_, rounded, stream, owner, last);
+    Block* block = find_place(large_, rounded, stream, owner);
     if (block == nullptr) return Slabs::kNone;
     block->slack = static_cast<uint32_t>(rounded - size);
     offset = block->offset;
@@ -132,27 +138,27 @@ void Pool::note_unused() {
   counts_.peak_unused_bytes = std::max(counts_.peak_unused_bytes, unused);
 }
 
-uint64_t Pool::try_small(uint64_t size, uint64_t stream, Owner owner, bool last) {
+uint64_t Pool::try_small(uint64_t size, uint64_t stream, Owner owner) {
   uint64_t offset = slabs_.take(size, owner);
   if (offset != Slabs::kNone) return offset;
-  Block* block = find_place(small_, slabs_.slab_bytes(), stream, owner, last);
+  Block* block = find_place(small_, slabs_.slab_bytes(), stream, owner);
   if (block == nullptr) return Slabs::kNone;
   slabs_.add(block, size);
   return slabs_.take(size, owner);
 }
 
-Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner, bool last) {
-  Block* block = try_holes(heap, size, owner, last);
-  if (block == nullptr && release_empty_slabs()) block = try_holes(heap, size, owner, last);
+Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner) {
+  Block* block = try_holes(heap, size, owner);
+  if (block == nullptr && release_empty_slabs()) block = try_holes(heap, size, owner);
   if (block == nullptr) return nullptr;
   block->owner = static_cast<uint16_t>(owner);
   heap.set_stream(block, stream);
   return block;
 }
 
-// A block in the first hole, if there is memory behind it already: nearly always. Else nullptr.
+// A block in the first hole: nearly always. Else nullptr; also where ends are heeded and the hole
+// goes on in addresses that may be mapped, as its ends are elsewhere.
 Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
-  if (!stale_.empty()) return nullptr;
   const Placement& placement = placement_in(heap);
   Block* hole = placement.first(heap, kIdle, size);
   if (owner != kIdle) {
@@ -160,67 +166,74 @@ Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
     if (own != nullptr && (hole == nullptr || placement.before(own, hole))) hole = own;
   }
   if (hole == nullptr) return nullptr;
-  const bool high = placement.at_high_end(wish_);
-  const uint64_t begin = high ? hole->end() - size : hole->offset;
-  return chunks_.all_mapped(begin, begin + size) ? heap.take(hole, size, high) : nullptr;
+  if (placement.at_high_end(End::kHigh) && unmapped_chunks() > 0 &&
+      (Heap::is_absent(hole->previous()) || Heap::is_absent(hole->next()))) {
+    return nullptr;
+  }
+  return heap.take(hole, size, placement.at_high_end(wish_));
 }
 
-Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
+// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *stale says whether
+// there are some that show old memory.
+Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* stale) const {
+  const bool high = placement_in(heap).at_high_end(wish_);
+  Stretch best{0, 0, kNoLimit};
+  for (const Block* absent = heap.first_absent(); absent != nullptr;
+       absent = heap.next_absent(absent)) {
+    auto [begin, end] = Heap::open_from(absent, size, high);
+    if (end - begin < size) continue;
+    if (high) {
+      begin = end - size;
+    } else {
+      end = begin + size;
+    }
+    const uint64_t lacking = chunks_.absent_in(begin, end);
+    if (lacking >= best.lacking) continue;
+    if (stale_.any_in(chunks_.number(begin), chunks_.number(end - 1) + 1)) {
+      *stale = true;
+    } else {
+      best = {begin, end, lacking};
+    }
+  }
+  return best;
+}
+
+Block* Pool::take_stretch(Heap& heap, const Stretch& stretch) {
+  Block* hole = heap.block_at(stretch.begin);
+  return heap.take_at(hole, stretch.begin, stretch.end - stretch.begin);
+}
+
+Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   if (Block* block = take_ready(heap, size, owner)) return block;
+  bool stale = false;
+  const Stretch stretch = find_stretch(heap, size, &stale);
+  uint64_t unmapped = unmapped_chunks();
+  if (stretch.lacking <= unmapped) {
+    if (map_under(stretch.begin, stretch.end)) return take_stretch(heap, stretch);
+    unmapped = 0;  // the driver has no more
+  }
   const Placement& placement = placement_in(heap);
   const bool high = placement.at_high_end(wish_);
-  // Where in a hole the block would be.
-  const auto place_in = [&](const Block* hole) { return high ? hole->end() - size : hole->offset; };
-  const auto take = [&](Block* hole) { return heap.take(hole, size, high); };
-  Block* own = owner == kIdle ? nullptr : placement.first(heap, owner, size);
-  Block* idle = placement.first(heap, kIdle, size);
-  const auto own_is_next = [&] {
-    return idle == nullptr || (own != nullptr && placement.before(own, idle));
-  };
-  uint64_t limit = limit_chunks();
-  bool stale_in_the_way = false;
-  int passed = 0;
-  Block* for_remap = nullptr;
-  for (int tries = 0; (own != nullptr || idle != nullptr) && (last || tries < kLookahead);
-       ++tries) {
-    Block*& hole = own_is_next() ? own : idle;
-    const uint64_t begin = place_in(hole), end = begin + size;
-    uint64_t wanted = chunks_.mapped() + chunks_.absent_in(begin, end);
-    if (stale_.any_in(begin / chunk_, (end - 1) / chunk_ + 1)) {
-      // Another hole, without counting this one: there may be many that memory has just left.
-      const uint64_t others = chunks_.idle() - chunks_.idle_in(begin, end);
-      stale_in_the_way |= wanted <= limit || wanted - limit <= others;
-      hole = placement.next(heap, hole, size);
-      if (++passed < kMostStale) --tries;
-      continue;
-    }
-    if (wanted == chunks_.mapped() || wanted <= limit) {
-      if (map_under(begin, end)) return take(hole);
-      limit = chunks_.mapped();
-      hole = placement.next(heap, hole, size);
-      continue;
-    }
-    uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(begin, end);
-    if (for_remap == nullptr && wanted - limit <= elsewhere) for_remap = hole;
-    hole = placement.next(heap, hole, size);
-  }
-  for (Owner other = 1; other < streams_.owners(); ++other) {
-    if (other == owner || streams_.withheld(other)) continue;
+  for (Owner other = 0; other < streams_.owners(); ++other) {
+    if (other != kIdle && (other == owner || streams_.withheld(other))) continue;
     Block* hole = placement.first(heap, other, size);
     if (hole == nullptr) continue;
-    if (!streams_.may_wait(owner)) break;
-    streams_.wait(owner, {other, heap.point_of(hole)});
-    return take(hole);
+    if (other != kIdle) {
+      if (!streams_.may_wait(owner)) break;
+      streams_.wait(owner, {other, heap.point_of(hole)});
+    }
+    return heap.take(hole, size, high);
   }
-  if (for_remap == nullptr) {
-    if (!stale_in_the_way) return nullptr;
-    stale_.wait();
-    return try_holes(heap, size, owner, last);
+  if (stretch.lacking != kNoLimit) {
+    const uint64_t lacking = chunks_.absent_in(stretch.begin, stretch.end);
+    const uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(stretch.begin, stretch.end);
+    if (lacking > unmapped + elsewhere) return nullptr;
+    get_chunks(lacking - unmapped, stretch.begin, stretch.end);
+    return map_under(stretch.begin, stretch.end) ? take_stretch(heap, stretch) : nullptr;
   }
-  const uint64_t begin = place_in(for_remap), end = begin + size;
-  uint64_t shortage = chunks_.mapped() + chunks_.absent_in(begin, end) - limit;
-  get_chunks(shortage, begin, end);
-  return map_under(begin, end) ? take(for_remap) : nullptr;
+  if (!stale) return nullptr;
+  stale_.wait();
+  return try_holes(heap, size, owner);
 }
 
 // Maps what is absent under a part of a hole. If the driver is out of memory, idle chunks elsewhere
@@ -228,7 +241,7 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner, bool last) {
 bool Pool::map_under(uint64_t begin, uint64_t end) {
   for (bool again = false;; again = true) {
     try {
-      chunks_.map(begin, end);
+      map(begin, end);
       return true;
     } catch (const DriverError& error) {
       if (!error.out_of_memory) throw;
@@ -240,6 +253,37 @@ bool Pool::map_under(uint64_t begin, uint64_t end) {
   }
 }
 
+Heap& Pool::heap_at(uint64_t offset) { return offset < small_.begin() ? large_ : small_; }
+
+// What is absent under [begin, end), which is free for everybody or absent. If the driver refuses
+// half way (DriverError), what is mapped by then stays.
+void Pool::map(uint64_t begin, uint64_t end) {
+  Heap& heap = heap_at(begin);
+  for (;;) {
+    const Chunks::Run run = chunks_.first_absent(begin, end);
+    if (run.begin == run.end) return;
+    heap.prepare();
+    chunks_.map(run);
+    heap.fill(run.begin, run.end);
+  }
+}
+
+// Unmaps up to `count` idle chunks, from the highest address down, none under [begin, end). Returns
+// how many. If the driver refuses (DriverError), those before stay unmapped.
+uint64_t Pool::give_back(uint64_t count, uint64_t begin, uint64_t end) {
+  uint64_t done = 0;
+  while (done < count) {
+    const Chunks::Run run = chunks_.last_idle(count - done, begin, end, small_.begin());
+    if (run.begin == run.end) break;
+    Heap& heap = heap_at(run.begin);
+    heap.prepare();
+    chunks_.unmap(run);
+    heap.empty(run.begin, run.end);
+    done += (run.end - run.begin) / chunk_;
+  }
+  return done;
+}
+
 // Takes so many idle chunks elsewhere for what is absent under [begin, end): their memory is there
 // then, or the driver has it to map.
 void Pool::get_chunks(uint64_t count, uint64_t begin, uint64_t end) {
@@ -247,7 +291,7 @@ void Pool::get_chunks(uint64_t count, uint64_t begin, uint64_t end) {
   Driver::Event event = driver_->can_alias() ? streams_.mark_old_work() : nullptr;
   if (event == nullptr) {
     settle_old_work();
-    chunks_.give_back(count, begin, end);
+    give_back(count, begin, end);
     return;
   }
   std::vector<uint64_t> moved;
@@ -258,7 +302,16 @@ void Pool::get_chunks(uint64_t count, uint64_t begin, uint64_t end) {
     Driver::Event event;
     ~Noted() { stale.add(std::move(moved), event); }
   } noted{stale_, moved, event};
-  chunks_.move(count, begin, end, &moved);
+  for (moved.reserve(count); moved.size() < count;) {
+    const uint64_t from = chunks_.last_idle(1, begin, end, small_.begin()).begin;
+    const uint64_t to = chunks_.first_absent(begin, end).begin;
+    heap_at(from).prepare();
+    heap_at(to).prepare();
+    chunks_.move(from, to);
+    moved.push_back(from / chunk_);
+    heap_at(from).empty(from, from + chunk_);
+    heap_at(to).fill(to, to + chunk_);
+  }
 }
 
 // Idle memory may be unmapped afterwards.
@@ -336,7 +389,7 @@ void Pool::give_back_excess() noexcept {
     poll();
     const uint64_t batch = std::max<uint64_t>(keep_chunks_ / 4, 1);
     if (chunks_.idle() < keep_chunks_ + batch) return;
-    chunks_.give_back(chunks_.idle() - keep_chunks_);
+    give_back(chunks_.idle() - keep_chunks_);
   } catch (const std::exception&) {
   }
 }

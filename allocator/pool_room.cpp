@@ -6,16 +6,7 @@
 
 namespace dtr {
 
-namespace {
-
-// How many holes, from the best fit up, are looked at: the largest is the last resort.
-constexpr int kHoles = 8;
-
-}  // namespace
-
-// Chunks that no block touches, mapped or not, may come to lie under any address. So a request has
-// its place where a hole is as large, if under the low end of it there are no more such chunks than
-// the budget has; and it lacks what it would take more in the hole where that is least.
+// Chunks that no block touches, mapped or not, may come to lie under any address.
 RoomInfo Pool::room_info(uint64_t size) {
   std::lock_guard<PoolMutex> lock(mutex_);
   RoomInfo info{};
@@ -27,22 +18,15 @@ RoomInfo Pool::room_info(uint64_t size) {
   info.lacking_chunks = kNoLimit;
   info.fixed = fixed_ ? 1 : 0;
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
-  const auto look_at = [&](const Block* hole) {
-    const uint64_t begin = hole->offset / chunk_ * chunk_;
-    const uint64_t end = hole->offset + size;
-    // An untouched chunk that the hole has a part of is wholly in it.
-    uint64_t taken = (end - 1) / chunk_ + 1 - begin / chunk_;
-    if (begin < hole->offset) --taken;
-    if ((end - 1) / chunk_ * chunk_ + chunk_ > hole->end() && taken > 0) --taken;
-    info.lacking_chunks =
-        std::min(info.lacking_chunks, taken > info.spare_chunks ? taken - info.spare_chunks : 0);
-  };
-  int holes = 0;
-  for (const Block* hole = large_.best_fit(kIdle, size); hole != nullptr && holes < kHoles;
-       hole = large_.next_fit(hole), ++holes)
-    look_at(hole);
-  if (const Block* largest = large_.largest(kIdle); largest != nullptr && largest->size >= size)
-    look_at(largest);
+  bool stale = false;
+  const Block* hole = large_.largest(kIdle);
+  const Stretch stretch = find_stretch(large_, size, &stale);
+  if (hole != nullptr && hole->size >= size) {
+    info.lacking_chunks = 0;
+  } else if (stretch.lacking != kNoLimit) {
+    const uint64_t taken = stretch.lacking + chunks_.idle_in(stretch.begin, stretch.end);
+    info.lacking_chunks = taken > info.spare_chunks ? taken - info.spare_chunks : 0;
+  }
   return info;
 }
 
@@ -62,13 +46,17 @@ uint64_t Pool::free_beside(uint64_t address) {
 
 uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
   std::lock_guard<PoolMutex> lock(mutex_);
+  const uint64_t mappable = unmapped_chunks() * chunk_;
   const Block* block = large_.first();
   if (address != 0) {
     if (!contains(address)) return 0;
     block = large_.find(address - reservation_.base());
     if (block == nullptr) return 0;
-    while (block->previous() != nullptr && block->previous()->state == BlockState::kFree)
-      block = block->previous();
+    const auto is_free = [&](const Block* at) {
+      return at != nullptr && (at->state == BlockState::kFree ||
+                               (at->state == BlockState::kAbsent && at->size <= mappable));
+    };
+    while (is_free(block->previous())) block = block->previous();
   }
   uint64_t count = 0;
   for (; block != nullptr && count < capacity; block = block->next()) {
@@ -76,7 +64,14 @@ uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
     if (block->state == BlockState::kInUse) state = RunState::kInUse;
     if (block->state == BlockState::kFree && !streams_.withheld(block->owner))
       state = block->owner == kIdle ? RunState::kFree : RunState::kSettling;
-    blocks[count++] = {reservation_.base() + block->offset, block->size, state, 0};
+    uint64_t offset = block->offset;
+    if (Heap::is_absent(block) && mappable > 0) {
+      const uint64_t size = std::min(block->size, mappable);
+      blocks[count++] = {reservation_.base() + offset, size, RunState::kFree, 0};
+      offset += size;
+      if (offset == block->end() || count == capacity) continue;
+    }
+    blocks[count++] = {reservation_.base() + offset, block->end() - offset, state, 0};
   }
   return count;
 }

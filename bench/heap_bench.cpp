@@ -58,8 +58,19 @@ struct HeapUnderTest {
   uint64_t allocate(uint64_t size) {
     size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
     dtr::Block* hole = heap.best_fit(dtr::kIdle, size);
+#ifdef BENCH_BEFORE_PLACEMENT  // and before absent blocks
     const uint64_t begin = hole->offset;
     if (!chunks.all_mapped(begin, begin + size)) chunks.map(begin, begin + size);
+#else
+    if (hole == nullptr) {
+      const uint64_t begin = heap.first_absent()->offset;
+      const uint64_t end = begin + (size + kChunk - 1) / kChunk * kChunk;
+      heap.prepare();
+      chunks.map({begin, end});
+      heap.fill(begin, end);
+      hole = heap.best_fit(dtr::kIdle, size);
+    }
+#endif
     return heap.take(hole, size)->offset;
   }
   void free(uint64_t offset) { heap.release(heap.find(offset), dtr::kIdle, 0); }
