@@ -59,6 +59,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
       const uint64_t held = shrink(budget_bytes, last);
       if (held <= budget_bytes) {
         budget_ = budget_bytes;
+        grow();
         events_.add(EventKind::kBudget, 0, budget_);
         return;
       }

@@ -180,6 +180,8 @@ class AnyPool {
   // Gives back what is above the budget and can go, after waiting for the device if it is the last
   // try; returns the bytes of the budget that are taken. Under the lock.
   virtual uint64_t shrink(uint64_t budget_bytes, bool last) = 0;
+  // Takes what a higher budget has more. Under the lock.
+  virtual void grow() {}
   // What a budget is counted in, for messages; "" if that is the blocks themselves.
   virtual const char* held_in() const = 0;
   // Under the lock: the memory and the blocks in use that are there, to the log.

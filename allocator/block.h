@@ -19,7 +19,7 @@ enum class BlockState : uint8_t {
   kFree,     // in its owner's free index
   kInUse,    // belongs to the caller
   kPending,  // given back by the caller, but other streams' recorded work may still use it
-  kAbsent,   // addresses without memory; whole chunks
+  kAbsent,   // addresses that nobody may have; of whole chunks
 };
 
 // Half a cache line: what a heap of thousands of blocks costs is the lines that it touches. So

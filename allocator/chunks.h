@@ -1,25 +1,23 @@
-// Which chunks of the reservation have physical memory, and which of them could give it back.
+// Which chunks of the reservation have physical memory, and how many of them may be in use.
 //
-// A chunk is the unit of mapping. It is
-//   absent    no memory behind it: only free blocks lie over it;
-//   idle      mapped, and nothing that may still be used lies over it: it can be unmapped;
-//   touched   mapped, and a block that is in use, pending, or freed on a stream whose work is
-//             not known to be done lies over it, in part or whole.
+// A chunk is the unit of mapping. It is touched if a block lies over it, in part or whole, that is not
+// free for everybody: in use, pending, or freed on a stream whose work is not known to be done. Any
+// other chunk can be mapped or not, and its memory taken elsewhere.
 //
 // Rules, checked by check():
-//   C1  A touched chunk is mapped.
-//   C2  mapped() is the number of chunks that are not absent.
-//   C3  idle() is the number of idle chunks.
+//   C1  mapped() is the number of chunks that have memory.
+// and by the pool, which knows the blocks:
+//   C2  A touched chunk is mapped.
+//   C3  touched() is the number of touched chunks.
 //
-// Neighbors that are free for everybody are one hole, so that a chunk is idle if and only if it
-// lies in one hole as a whole. So whoever says what becomes of a range also says in which hole it
-// lies, and nothing is counted. Costs O(1) plus one word per 64 chunks.
+// Neighbors that are free for everybody are one hole, so that a chunk which is mapped is not touched
+// if and only if it lies in one hole as a whole. So whoever says what becomes of a range also says in
+// which hole it lies, and nothing is kept for each chunk. Costs O(1) plus one word per 64 chunks.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "bitset.h"
 #include "driver.h"
@@ -29,6 +27,12 @@ namespace dtr {
 
 class Chunks {
  public:
+  // Neighboring chunks, by their offsets.
+  struct Run {
+    uint64_t begin, end;
+    bool empty() const { return begin >= end; }
+  };
+
   // All offsets are from the base of the reservation, which must outlive this object.
   Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes,
          const EventSource& events);
@@ -42,77 +46,70 @@ class Chunks {
   uint64_t number(uint64_t offset) const {
     return chunk_shift_ >= 0 ? offset >> chunk_shift_ : offset / chunk_;
   }
+  // The chunks that lie in [begin, end) as a whole, and those that it lies over.
+  Run inside(uint64_t begin, uint64_t end) const {
+    return {number(begin + chunk_ - 1) * chunk_, number(end) * chunk_};
+  }
+  Run around(uint64_t begin, uint64_t end) const {
+    return {number(begin) * chunk_, (number(end - 1) + 1) * chunk_};
+  }
+  uint64_t count(Run run) const { return run.empty() ? 0 : number(run.end - run.begin); }
+
   uint64_t mapped() const { return mapped_count_; }
-  uint64_t idle() const { return idle_count_; }
+  uint64_t touched() const { return touched_count_; }
   uint64_t mapped_bytes() const { return mapped_count_ * chunk_; }
   uint64_t peak_mapped() const { return peak_mapped_; }
   void reset_peak() { peak_mapped_ = mapped_count_; }
   uint64_t maps() const { return maps_; }
   uint64_t unmaps() const { return unmaps_; }
 
-  // Of the chunks that [begin, end) lies over:
-  uint64_t absent_in(uint64_t begin, uint64_t end) const;
-  uint64_t idle_in(uint64_t begin, uint64_t end) const;
-  // Where in [begin, end) the chunk after the first `allowed` absent ones begins, or end.
-  uint64_t reach(uint64_t begin, uint64_t end, uint64_t allowed) const;
+  bool is_mapped(uint64_t offset) const { return mapped_.test(number(offset)); }
+  // Whether all chunks are that [begin, end) lies over.
+  bool all_mapped(uint64_t begin, uint64_t end) const {
+    return mapped_.all(number(begin), number(end - 1) + 1);
+  }
+  // How many of a run's are.
+  uint64_t mapped_in(Run run) const { return mapped_.count(number(run.begin), number(run.end)); }
+  // Those of a run that are side by side and first, or last; empty if none is.
+  Run first_mapped(Run run) const;
+  Run last_mapped(Run run) const;
 
-  // Neighboring chunks, by offsets; none if begin is end.
-  struct Run {
-    uint64_t begin, end;
-  };
-  // The lowest absent ones under [begin, end).
-  Run first_absent(uint64_t begin, uint64_t end) const;
-  // The highest idle ones of which none lies under [begin, end), up to `most`; on one side of
-  // `border`, where a chunk begins.
-  Run last_idle(uint64_t most, uint64_t begin, uint64_t end, uint64_t border) const;
-
-  // Each throws what the driver says (DriverError), and then nothing has changed. Absent chunks
-  // become idle ones;
-  void map(Run run);
-  // idle ones become absent;
-  void unmap(Run run);
-  // the memory of an idle chunk is shown in an absent one, which is idle then (Driver::alias). The
-  // first is absent then, but not to be mapped (stale.h).
-  void move(uint64_t from, uint64_t to);
-
-  // Calls visit(begin, end) for each run of mapped chunks.
+  // Calls visit(run) for each run of mapped chunks.
   template <typename Visit>
   void for_each_mapped(Visit visit) const {
-    uint64_t begin = 0;
-    while ((begin = mapped_.first_present(begin, count_)) < count_) {
-      const uint64_t end = mapped_.first_absent(begin, count_);
-      visit(begin * chunk_, end * chunk_);
-      begin = end;
-    }
+    Run run{0, 0};
+    while (!(run = first_mapped({run.end, count_ * chunk_})).empty()) visit(run);
   }
 
-  // Mapped memory [begin, end) of a hole is used from now on, or becomes part of the hole: one that
-  // is free for everybody, with its neighbors. Where a heap ends, a chunk does.
+  // What is not mapped of a run is mapped. If the driver refuses half way (DriverError), what was
+  // mapped so far stays.
+  void map(Run run);
+  // Of a run that is mapped. Nothing has changed if the driver refuses.
+  void unmap(Run run);
+  // The memory of a chunk is shown in one that was not mapped (Driver::alias). The first one is not
+  // mapped then, nor is it to be (stale.h). Nothing has changed if the driver refuses.
+  void move(uint64_t from, uint64_t to);
+
+  // [begin, end) of a hole is used from now on, or becomes part of the hole: one that is free for
+  // everybody, with its neighbors. Where a heap ends, a chunk does.
   void touch(uint64_t begin, uint64_t end, uint64_t hole_begin, uint64_t hole_end) {
-    const uint64_t from = std::max(first(begin), first(hole_begin + chunk_ - 1));
-    const uint64_t to = std::min(last(end) + 1, first(hole_end));
-    if (from < to) idle_count_ -= idle_.clear_range(from, to);
+    touched_count_ += whole_under(begin, end, hole_begin, hole_end);
   }
   void untouch(uint64_t begin, uint64_t end, uint64_t hole_begin, uint64_t hole_end) {
-    const uint64_t from = std::max(first(begin), first(hole_begin + chunk_ - 1));
-    const uint64_t to = std::min(last(end) + 1, first(hole_end));
-    if (from < to) idle_count_ += idle_.set_range(from, to);
+    touched_count_ -= whole_under(begin, end, hole_begin, hole_end);
   }
-
-  bool all_mapped(uint64_t begin, uint64_t end) const {
-    return mapped_.all(first(begin), last(end) + 1);
+  // The chunks that [begin, end) lies over and that lie in the hole as a whole.
+  uint64_t whole_under(uint64_t begin, uint64_t end, uint64_t hole_begin, uint64_t hole_end) const {
+    const uint64_t from = std::max(number(begin), number(hole_begin + chunk_ - 1));
+    const uint64_t to = std::min(number(end - 1) + 1, number(hole_end));
+    return from < to ? to - from : 0;
   }
-  bool is_absent(uint64_t chunk) const { return !mapped_.test(chunk); }
-  bool is_idle(uint64_t chunk) const { return idle_.test(chunk); }
 
   // Empty if all rules hold, else the broken one.
   std::string check() const;
 
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
-
-  uint64_t first(uint64_t begin) const { return number(begin); }
-  uint64_t last(uint64_t end) const { return number(end - 1); }
 
   Driver& driver_;
   const EventSource& events_;
@@ -121,9 +118,8 @@ class Chunks {
   int chunk_shift_;  // -1: the chunk is no power of two
   uint64_t count_;
   Bitset mapped_;
-  Bitset idle_;
   uint64_t mapped_count_ = 0;
-  uint64_t idle_count_ = 0;
+  uint64_t touched_count_ = 0;
   uint64_t peak_mapped_ = 0;
   uint64_t maps_ = 0;
   uint64_t unmaps_ = 0;

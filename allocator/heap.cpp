@@ -17,8 +17,7 @@ uint64_t grain_unit(uint64_t grain) { return grain & (~grain + 1); }
 Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
     : chunks_(chunks),
       begin_(begin),
-      end_(begin),
-      most_end_(end),
+      end_(end),
       grain_(grain),
       nodes_((end - begin) / grain),
       leaves_(nodes_.capacity()),
@@ -26,7 +25,15 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
       used_(nodes_, grain_unit(grain)),
       starts_(nodes_, begin, end) {
   owned(kIdle);
-  resize(end);
+  if (begin == end) return;
+  prepare();
+  Block* block = nodes_.make();
+  block->offset = begin;
+  block->size = end - begin;
+  link(nullptr, block);
+  link(block, nullptr);
+  starts_.add(block);
+  join(block, BlockState::kAbsent);
 }
 
 Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
@@ -99,6 +106,7 @@ Block* Heap::lowest_fit(Owner owner, uint64_t size, uint64_t from) {
 inline Block* Heap::cut(Block* hole, uint64_t size, bool high, uint64_t hole_begin,
                         uint64_t hole_end) {
   used_.prepare();
+  const Owner hole_owner = hole->owner;
   Block* block = hole;
   if (hole->size == size) {
     leave(hole);
@@ -125,8 +133,8 @@ inline Block* Heap::cut(Block* hole, uint64_t size, bool high, uint64_t hole_beg
   block->slack = 0;
   block->has_stream = false;
   used_.insert(block);
-  // No chunk of a stream's hole is idle, nor becomes so.
-  chunks_.touch(block->offset, block->end(), hole_begin, hole_end);
+  // Those of a stream's hole are touched all along.
+  if (hole_owner == kIdle) chunks_.touch(block->offset, block->end(), hole_begin, hole_end);
   return block;
 }
 
@@ -236,14 +244,6 @@ Block* Heap::carve(uint64_t begin, uint64_t end) {
   return high;
 }
 
-std::pair<uint64_t, uint64_t> Heap::open_from(const Block* absent, uint64_t size, bool high) {
-  const Block* low = !high && is_open(absent->previous()) ? absent->previous() : absent;
-  const Block* top = high && is_open(absent->next()) ? absent->next() : absent;
-  while (!high && top->end() - low->offset < size && is_open(top->next())) top = top->next();
-  while (high && top->end() - low->offset < size && is_open(low->previous())) low = low->previous();
-  return {low->offset, top->end()};
-}
-
 void Heap::fill(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kFree); }
 
 void Heap::empty(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kAbsent); }
@@ -252,25 +252,6 @@ uint64_t Heap::used_end() const {
   const Block* block = last_;
   while (is_open(block)) block = block->previous();
   return block == nullptr ? begin_ : block->end();
-}
-
-void Heap::resize(uint64_t end) {
-  if (end > end_) {
-    prepare();
-    Block* block = nodes_.make();
-    block->offset = end_;
-    block->size = end - end_;
-    link(last_, block);
-    link(block, nullptr);
-    starts_.add(block);
-    join(block, BlockState::kAbsent);
-  } else if (end < end_) {
-    Block* block = carve(end, end_);
-    starts_.remove(block);
-    link(block->previous(), nullptr);
-    nodes_.drop(block);
-  }
-  end_ = end;
 }
 
 Block* Heap::containing(uint64_t offset) const {

@@ -1,8 +1,9 @@
 // An address-ordered heap with immediate coalescing.
 //
 // It manages [begin, end) of a reservation without ever touching that memory: blocks are nodes
-// outside of it. It knows streams only as owners of free blocks. Addresses without memory are
-// absent blocks, all of them in the beginning: so a free block is one that can be used as it lies.
+// outside of it. It knows streams only as owners of free blocks, and physical memory only as
+// chunks that it touches and untouches. Addresses that nobody may have are absent blocks: in the
+// beginning all of them.
 //
 // Rules, checked by check():
 //   H1  Blocks tile the range: the first begins at begin(), each next one where the previous
@@ -13,9 +14,7 @@
 //       merged.
 //   H4  Blocks in use or pending are exactly those that find() finds by their offset.
 //   H5  The free blocks of a stream, oldest first, are in the order of their points.
-//   H6  Absent blocks lie over the chunks without memory, all others over mapped ones. Of these, no
-//       chunk is idle that a block touches which is not free for everybody; all others are (the
-//       pool checks this rule).
+//   H6  Absent blocks are of whole chunks, none of which has memory (the pool checks this rule).
 //   H7  Every offset is known to lie in the block that contains it, and no hole is larger than the
 //       bound of its cell.
 //
@@ -29,7 +28,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -44,7 +42,7 @@ namespace dtr {
 class Heap {
  public:
   // Of no bytes too. Offsets begin and end, and the sizes given to take(), are multiples of grain;
-  // begin and end, those given to resize() too, are where chunks begin.
+  // begin and end are where chunks begin.
   Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain);
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -78,8 +76,8 @@ class Heap {
   // All work of the owner up to this point is done: its blocks become free for everybody.
   void settle(Owner owner, uint64_t point);
 
-  // Chunks of one absent block have memory now, which is free for everybody; or chunks of one free
-  // block have none any more. After prepare(), which may throw std::bad_alloc, neither fails.
+  // Chunks of one absent block are free for everybody from now on; or chunks of one free block are
+  // absent. After prepare(), which may throw std::bad_alloc, neither fails.
   void prepare() {
     owners_[kIdle]->index.prepare();
     absent_.prepare();
@@ -92,18 +90,12 @@ class Heap {
   static bool is_absent(const Block* block) {
     return block != nullptr && block->state == BlockState::kAbsent;
   }
-  // Free for everybody, or would be if it had memory.
+  // Free for everybody, or absent.
   static bool is_open(const Block* block) {
     return block != nullptr && (block->state == BlockState::kAbsent ||
                                 (block->state == BlockState::kFree && block->owner == kIdle));
   }
 
-  // The addresses, none of them in use, that begin (or end, if high) with the free block below (or
-  // above) an absent one, and go on until there are `size` bytes or no more.
-  static std::pair<uint64_t, uint64_t> open_from(const Block* absent, uint64_t size, bool high);
-
-  // Moves the end, at most to the end it was made with. What is between the two ends is absent.
-  void resize(uint64_t end);
   // Where the last block that is not free for everybody ends; begin() if there is none.
   uint64_t used_end() const;
 
@@ -137,6 +129,7 @@ class Heap {
   }
 
   Block* first() const { return first_; }
+  Block* last() const { return last_; }
   uint32_t owners() const { return static_cast<uint32_t>(owners_.size()); }
 
   // Empty if rules H1 to H5 hold, else the broken one.
@@ -147,7 +140,7 @@ class Heap {
 
   struct OwnerBlocks {
     explicit OwnerBlocks(Heap& heap)
-        : index(heap.nodes_, heap.leaves_, heap.begin_, heap.most_end_, heap.grain_) {}
+        : index(heap.nodes_, heap.leaves_, heap.begin_, heap.end_, heap.grain_) {}
     FreeIndex index;
     std::unique_ptr<MaxTree> by_cell;  // nullptr: not kept by address
     Block* oldest = nullptr;
@@ -220,7 +213,6 @@ class Heap {
   Chunks& chunks_;
   uint64_t begin_;
   uint64_t end_;
-  uint64_t most_end_;
   uint64_t grain_;
   Block* first_ = nullptr;
   Block* last_ = nullptr;

@@ -138,7 +138,7 @@ Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
       placement_(make_placement(options.placement)),
       best_fit_(make_placement(0)) {
   if (placement_->by_address()) large_.keep_by_address();
-  if (fixed_) large_.resize(fixed_end(budget_));
+  allot();
   if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();
   first_ = reservation_.base();
   span_ = reservation_.size();
@@ -158,7 +158,7 @@ void Pool::close() {
         "capture before the pool is destroyed");
   }
   settle_old_work();
-  give_back(chunks_.idle());
+  give_back(kNoLimit);
   streams_.close();
   reservation_.close();
 }
@@ -253,7 +253,7 @@ bool Pool::is_idle() {
   if (counts_.live_blocks != 0) return false;
   release_empty_slabs();
   poll();
-  return chunks_.idle() == chunks_.mapped();
+  return chunks_.touched() == 0;
 }
 
 std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
@@ -340,41 +340,36 @@ void Pool::record_stream(uint64_t address, uint64_t stream) {
   if (user != kIdle) streams_.record_use(place.start, user);
 }
 
-void Pool::give_back_above(uint64_t budget_bytes) {
-  uint64_t allowed = budget_bytes / chunk_;
-  auto above = [&] { return chunks_.mapped() > allowed ? chunks_.mapped() - allowed : 0; };
-  if (above() == 0) return;
-  poll();
-  if (chunks_.idle() < above()) release_empty_slabs();
-  if (chunks_.idle() < above()) settle_arenas();
-  settle_old_work();
-  give_back(above());
-}
-
 void Pool::check_budget(uint64_t budget_bytes) const { require_chunk(budget_bytes, chunk_); }
 
 uint64_t Pool::shrink(uint64_t budget_bytes, bool last) {
   if (last) settle_all();
+  poll();
   if (fixed_) return shrink_fixed(budget_bytes);
-  give_back_above(budget_bytes);
-  return chunks_.mapped_bytes();
+  const uint64_t allowed = budget_bytes / chunk_;
+  const auto above = [&] { return allotted_ > allowed ? allotted_ - allowed : 0; };
+  if (loose_chunks() < above()) release_empty_slabs();
+  if (loose_chunks() < above()) settle_arenas();
+  withdraw(above(), {0, 0}, false);
+  if (above() > 0) {
+    settle_old_work();
+    withdraw(above(), {0, 0}, true);
+  }
+  return allotted_ * chunk_;
 }
 
 uint64_t Pool::fixed_end(uint64_t budget_bytes) const {
-  return std::min(budget_bytes / chunk_ * chunk_, small_.begin());
+  return std::min(budget_bytes / chunk_ * chunk_, large_.end());
 }
 
 // What is taken of the budget are the addresses up to the highest that is in use.
 uint64_t Pool::shrink_fixed(uint64_t budget_bytes) {
-  poll();
   const uint64_t end = fixed_end(budget_bytes);
   if (end < large_.used_end()) settle_arenas();
   if (end < large_.used_end()) return round_up(large_.used_end(), chunk_);
-  if (end < large_.end()) {
-    settle_old_work();
-    give_back(chunks_.idle(), 0, end);
-  }
-  large_.resize(end);
+  withdraw(kNoLimit, {0, end}, false);
+  settle_old_work();
+  withdraw(kNoLimit, {0, end}, true);
   return end;
 }
 
@@ -382,7 +377,11 @@ uint64_t Pool::trim() {
   Lock lock(mutex_);
   settle_all();
   settle_old_work();
-  return give_back(chunks_.idle()) * chunk_;
+  const uint64_t returned = give_back(kNoLimit) * chunk_;
+  // What has no memory may as well be the lowest addresses.
+  withdraw(kNoLimit, {0, 0}, false);
+  allot();
+  return returned;
 }
 
 uint64_t Pool::block_bytes(uint64_t address) {
@@ -414,8 +413,8 @@ PoolStats Pool::stats() {
 
 void Pool::log_present() {
   const uint64_t base = reservation_.base();
-  chunks_.for_each_mapped([&](uint64_t begin, uint64_t end) {
-    events_.add(EventKind::kSegmentAllocate, base + begin, end - begin);
+  chunks_.for_each_mapped([&](Chunks::Run run) {
+    events_.add(EventKind::kSegmentAllocate, base + run.begin, run.end - run.begin);
   });
   for (const BlockInfo& block : walk()) {
     if (block.state != BlockState::kInUse) continue;

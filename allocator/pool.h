@@ -93,9 +93,9 @@ class Pool final : public AnyPool {
   uint64_t run(uint64_t address, RunBlock* blocks, uint64_t capacity) override;
   PoolStats stats() override;
   void reset_peak() override;
-  // With the free addresses that the budget may still put memory behind.
   std::vector<BlockInfo> snapshot() override;
-  // Without them.
+  // The same with free blocks cut to the memory that is mapped under them: what could be used
+  // without the driver.
   std::vector<BlockInfo> mapped_snapshot();
   uint64_t mapped_bytes() const { return chunks_.mapped_bytes(); }
   std::string check_invariants() override;
@@ -136,10 +136,10 @@ class Pool final : public AnyPool {
     bool in_use() const { return block != nullptr || slab != nullptr; }
   };
 
-  // Where a request would lie if what is absent there were mapped: offsets, and so many chunks;
-  // kNoLimit: nowhere.
+  // Where a request would lie, by offsets, if chunks that are absent there, `lacking` of them, were
+  // not; kNoLimit: nowhere. Of those that are not, no block touches `loose`.
   struct Stretch {
-    uint64_t begin, end, lacking;
+    uint64_t begin, end, lacking, loose;
   };
 
   // allocate(), or for an arena; kNoArena: none.
@@ -158,15 +158,21 @@ class Pool final : public AnyPool {
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner);
   uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();
-  void get_chunks(uint64_t count, uint64_t begin, uint64_t end);
+  Block* first_hole(Heap& heap, uint64_t size, Owner owner) const;
   Block* take_ready(Heap& heap, uint64_t size, Owner owner);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner);
   Stretch find_stretch(const Heap& heap, uint64_t size, bool* stale) const;
-  Block* take_stretch(Heap& heap, const Stretch& stretch);
   bool map_under(uint64_t begin, uint64_t end);
-  void map(uint64_t begin, uint64_t end);
-  uint64_t give_back(uint64_t count, uint64_t begin = 0, uint64_t end = 0);
-  Heap& heap_at(uint64_t offset);
+  bool remap(Heap& heap, const Stretch& stretch);
+  void alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event);
+  uint64_t loose_chunks() const;
+  uint64_t fill(Heap& heap, uint64_t begin, uint64_t end, uint64_t count);
+  void allot();
+  std::vector<Chunks::Run> loose_runs(uint64_t count, Chunks::Run kept, bool mapped) const;
+  uint64_t withdraw(uint64_t count, Chunks::Run kept, bool mapped);
+  uint64_t give_back(uint64_t count);
+  Heap& heap_at(uint64_t offset) { return offset < small_.begin() ? large_ : small_; }
+  const Heap& heap_at(uint64_t offset) const { return offset < small_.begin() ? large_ : small_; }
   const Placement& placement_in(const Heap& heap) const {
     return &heap == &large_ ? *placement_ : *best_fit_;  // slabs are all of one size
   }
@@ -185,7 +191,7 @@ class Pool final : public AnyPool {
   void give_back_excess() noexcept;
 
   // pool_move.cpp
-  Block* take_outside(uint64_t from, uint64_t to, uint64_t size, uint64_t begin, uint64_t end);
+  Block* take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
   Block* take_packed(Block* hole, uint64_t size, uint64_t begin, uint64_t end);
 
   // pool_arenas.cpp
@@ -193,7 +199,7 @@ class Pool final : public AnyPool {
   Owner home_of_freed(const Place& place);
 
   // pool_check.cpp
-  std::vector<BlockInfo> walk(uint64_t unmapped = 0) const;
+  std::vector<BlockInfo> walk() const;
   std::string check_touched() const;
   std::string check_counts() const;
   std::string check_arenas() const;
@@ -204,16 +210,16 @@ class Pool final : public AnyPool {
   void note_unused();
   uint64_t largest_free();
   uint64_t limit_chunks() const;
-  uint64_t unmapped_chunks() const;  // that the budget has
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
+  void grow() override { allot(); }
   void log_present() override;
   const char* held_in() const override { return fixed_ ? "addresses" : "chunks"; }
-  void give_back_above(uint64_t budget_bytes);
   uint64_t fixed_end(uint64_t budget_bytes) const;
   uint64_t shrink_fixed(uint64_t budget_bytes);
 
   uint64_t chunk_;
+  uint64_t allotted_ = 0;  // chunks that are not absent
   Reservation reservation_;
   // Destroyed in reverse: streams first, so that events outlive nothing that needs them.
   Chunks chunks_;

@@ -10,25 +10,35 @@ namespace dtr {
 std::vector<BlockInfo> Pool::snapshot() {
   std::lock_guard<PoolMutex> lock(mutex_);
   poll();
-  return walk(unmapped_chunks() * chunk_);
-}
-
-std::vector<BlockInfo> Pool::mapped_snapshot() {
-  std::lock_guard<PoolMutex> lock(mutex_);
-  poll();
   return walk();
 }
 
-// Of an absent block so many bytes at the low end are shown, as free.
-std::vector<BlockInfo> Pool::walk(uint64_t unmapped) const {
+std::vector<BlockInfo> Pool::mapped_snapshot() {
+  std::vector<BlockInfo> mapped;
+  const uint64_t base = reservation_.base();
+  for (const BlockInfo& block : snapshot()) {
+    if (block.state != BlockState::kFree) {
+      mapped.push_back(block);
+      continue;
+    }
+    const uint64_t begin = block.address - base, end = begin + block.size_bytes;
+    Chunks::Run run = chunks_.around(begin, end);
+    for (const uint64_t stop = run.end; !(run = chunks_.first_mapped(run)).empty();
+         run = {run.end, stop}) {
+      BlockInfo piece = block;
+      piece.address = base + std::max(begin, run.begin);
+      piece.size_bytes = std::min(end, run.end) - std::max(begin, run.begin);
+      mapped.push_back(piece);
+    }
+  }
+  return mapped;
+}
+
+std::vector<BlockInfo> Pool::walk() const {
   std::vector<BlockInfo> blocks;
   uint64_t base = reservation_.base();
   auto add_block = [&](const Heap& heap, const Block* block) {
-    if (Heap::is_absent(block)) {
-      const uint64_t size = std::min(block->size, unmapped);
-      if (size > 0) blocks.push_back({base + block->offset, size, 0, 0, BlockState::kFree, false});
-      return;
-    }
+    if (Heap::is_absent(block)) return;
     bool free = block->state == BlockState::kFree;
     bool in_use = block->state == BlockState::kInUse;
     blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
@@ -76,37 +86,35 @@ std::string Pool::check_invariants() {
   return "";
 }
 
-// H6: what has memory by the heaps has it by the chunks, and no idle chunk lies under what is not
-// free for everybody.
+// C2, C3, H6 and T1, and how many chunks are not absent.
 std::string Pool::check_touched() const {
-  uint64_t covered = 0, last_covered = UINT64_MAX;
+  uint64_t touched = 0, last_touched = UINT64_MAX, absent = 0;
   for (const Heap* heap : {&large_, &small_}) {
     for (const Block* block = heap->first(); block != nullptr; block = block->next()) {
-      const uint64_t chunks = chunks_.number(block->end() - 1) + 1 - chunks_.number(block->offset);
-      const bool absent = Heap::is_absent(block);
-      if (chunks_.absent_in(block->offset, block->end()) != (absent ? chunks : 0)) {
-        return "H6: an absent block lies over a mapped chunk, or another over an absent one, at "
-               "offset " +
-               std::to_string(block->offset);
+      const std::string where = " at offset " + std::to_string(block->offset);
+      const Chunks::Run run = chunks_.around(block->offset, block->end());
+      if (Heap::is_absent(block)) {
+        if (run.begin != block->offset || run.end != block->end() || chunks_.mapped_in(run) > 0)
+          return "H6: an absent block lies over mapped chunks, or parts of some," + where;
+        absent += chunks_.count(run);
       }
       if (Heap::is_open(block)) continue;
-      uint64_t from = block->offset / chunk_, to = (block->end() - 1) / chunk_;
-      for (uint64_t chunk = from; chunk <= to; ++chunk) {
-        if (chunks_.is_idle(chunk)) {
-          return "H6: chunk " + std::to_string(chunk) + " is idle, and a block touches it";
-        }
+      if (chunks_.mapped_in(run) != chunks_.count(run)) {
+        return "C2: a block in use lies over a chunk that is not mapped" + where;
       }
-      covered += to - from + (from == last_covered ? 0 : 1);
-      last_covered = to;
+      const uint64_t first = chunks_.number(run.begin), last = chunks_.number(run.end) - 1;
+      touched += last - first + (first == last_touched ? 0 : 1);
+      last_touched = last;
     }
+  }
+  if (touched != chunks_.touched()) return "C3: the touched chunks are miscounted";
+  if (absent + allotted_ != chunks_.number(reservation_.size())) {
+    return "P1: the chunks that are not absent are miscounted";
   }
   for (uint64_t chunk = 0; !stale_.empty() && chunk < reservation_.size() / chunk_; ++chunk) {
-    if (stale_.test(chunk) && !chunks_.is_absent(chunk)) {
-      return "T1: chunk " + std::to_string(chunk) + " is stale and mapped";
+    if (stale_.test(chunk) && !Heap::is_absent(heap_at(chunk * chunk_).block_at(chunk * chunk_))) {
+      return "T1: chunk " + std::to_string(chunk) + " is stale and not absent";
     }
-  }
-  if (covered + chunks_.idle() != chunks_.mapped()) {
-    return "H6: a mapped chunk is neither idle nor touched by a block";
   }
   return "";
 }
@@ -133,14 +141,15 @@ std::string Pool::check_arenas() const {
 }
 
 std::string Pool::check_fixed() const {
-  if (fixed_ && large_.end() != fixed_end(budget_)) {
-    return "P4: the heap of a fixed pool does not end where its budget does";
+  for (const Block* block = large_.first(); fixed_ && block != nullptr; block = block->next()) {
+    if (!Heap::is_absent(block) && block->end() > fixed_end(budget_))
+      return "P4: a fixed pool has addresses above its budget";
   }
   return "";
 }
 
 std::string Pool::check_counts() const {
-  if (chunks_.mapped_bytes() > budget_) return "P1: more is mapped than the budget";
+  if (allotted_ > budget_ / chunk_) return "P1: more addresses than the budget";
   uint64_t allocated = 0, requested = 0, live = 0, pending = 0;
   for (const BlockInfo& block : walk()) {
     pending += block.state == BlockState::kPending;

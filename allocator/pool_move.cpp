@@ -22,28 +22,19 @@ constexpr int kMostHoles = 64;
 Block* Pool::take_packed(Block* hole, uint64_t size, uint64_t begin, uint64_t end) {
   for (const uint64_t at : {hole->offset, hole->end() - size}) {
     if (at < end && at + size > begin) continue;
-    if (chunks_.absent_in(at, at + size) + chunks_.idle_in(at, at + size) > 0) continue;
+    if (chunks_.whole_under(at, at + size, hole->offset, hole->end()) > 0) continue;
     return large_.take_at(hole, at, size);
   }
   return nullptr;
 }
 
-// The part of what is free for everybody or absent, from one offset to another, that lies outside
-// of [begin, end): its low end, or what begins at end. nullptr if neither is large enough, or its
-// memory is not to be had.
-Block* Pool::take_outside(uint64_t from, uint64_t to, uint64_t size, uint64_t begin, uint64_t end) {
-  uint64_t at = from;
+// The part of a hole that lies outside of [begin, end), offsets: its low end, or what begins at
+// end; nullptr if neither is large enough, or the driver has no memory for it.
+Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t end) {
+  uint64_t at = hole->offset;
   if (at < end && at + size > begin) at = std::max(at, end);
-  if (at > to || to - at < size) return nullptr;
-  if (stale_.any_in(chunks_.number(at), chunks_.number(at + size - 1) + 1)) return nullptr;
-  if (chunks_.absent_in(at, at + size) > unmapped_chunks()) return nullptr;
-  try {
-    map(at, at + size);
-  } catch (const DriverError& error) {
-    if (!error.out_of_memory) throw;
-    return nullptr;
-  }
-  return large_.take_at(large_.block_at(at), at, size);
+  if (at > hole->end() || hole->end() - at < size) return nullptr;
+  return map_under(at, at + size) ? large_.take_at(hole, at, size) : nullptr;
 }
 
 uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
@@ -66,15 +57,9 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
     Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;
     Block* const next = large_.next_fit(hole);
     Block* const block = packed ? take_packed(hole, size, begin, end)
-                                : take_outside(hole->offset, hole->end(), size, begin, end);
+                                : take_outside(hole, size, begin, end);
     if (block != nullptr) return base + hand_out(block, size_bytes, stream, owner);
     hole = next;
-  }
-  const Block* absent = packed ? nullptr : large_.first_absent();
-  for (; absent != nullptr; absent = large_.next_absent(absent)) {
-    const auto [from, to] = Heap::open_from(absent, kNoLimit, false);
-    Block* const block = take_outside(from, to, size, begin, end);
-    if (block != nullptr) return base + hand_out(block, size_bytes, stream, owner);
   }
   return 0;
 }

@@ -9,23 +9,11 @@ namespace dtr {
 
 uint64_t Pool::limit_chunks() const { return std::min(budget_, lowering_) / chunk_; }
 
-uint64_t Pool::unmapped_chunks() const {
-  const uint64_t limit = limit_chunks();
-  return limit > chunks_.mapped() ? limit - chunks_.mapped() : 0;
-}
-
 uint64_t Pool::largest_free() {
   uint64_t best = 0;
   for (Owner owner = 0; owner < large_.owners(); ++owner) {
     const Block* hole = streams_.withheld(owner) ? nullptr : large_.largest(owner);
     if (hole != nullptr) best = std::max(best, hole->size);
-  }
-  const uint64_t more = unmapped_chunks();
-  for (const Block* absent = large_.first_absent(); absent != nullptr && more > 0;
-       absent = large_.next_absent(absent)) {
-    const auto [begin, end] = Heap::open_from(absent, kNoLimit, false);
-    const uint64_t reach = chunks_.reach(begin, end, more);
-    best = std::max(best, (reach - begin) / kGrain * kGrain);
   }
   return best;
 }
@@ -156,162 +144,239 @@ Block* Pool::find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner)
   return block;
 }
 
-// A block in the first hole: nearly always. Else nullptr; also where ends are heeded and the hole
-// goes on in addresses that may be mapped, as its ends are elsewhere.
-Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
+Block* Pool::first_hole(Heap& heap, uint64_t size, Owner owner) const {
   const Placement& placement = placement_in(heap);
   Block* hole = placement.first(heap, kIdle, size);
-  if (owner != kIdle) {
-    Block* own = placement.first(heap, owner, size);
-    if (own != nullptr && (hole == nullptr || placement.before(own, hole))) hole = own;
-  }
+  if (owner == kIdle) return hole;
+  Block* own = placement.first(heap, owner, size);
+  return own != nullptr && (hole == nullptr || placement.before(own, hole)) ? own : hole;
+}
+
+// A block in the first hole, if there is memory behind it already: nearly always. Else nullptr.
+Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
+  Block* hole = first_hole(heap, size, owner);
   if (hole == nullptr) return nullptr;
-  if (placement.at_high_end(End::kHigh) && unmapped_chunks() > 0 &&
-      (Heap::is_absent(hole->previous()) || Heap::is_absent(hole->next()))) {
-    return nullptr;
-  }
-  return heap.take(hole, size, placement.at_high_end(wish_));
-}
-
-// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *stale says whether
-// there are some that show old memory.
-Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* stale) const {
   const bool high = placement_in(heap).at_high_end(wish_);
-  Stretch best{0, 0, kNoLimit};
-  for (const Block* absent = heap.first_absent(); absent != nullptr;
-       absent = heap.next_absent(absent)) {
-    auto [begin, end] = Heap::open_from(absent, size, high);
-    if (end - begin < size) continue;
-    if (high) {
-      begin = end - size;
-    } else {
-      end = begin + size;
-    }
-    const uint64_t lacking = chunks_.absent_in(begin, end);
-    if (lacking >= best.lacking) continue;
-    if (stale_.any_in(chunks_.number(begin), chunks_.number(end - 1) + 1)) {
-      *stale = true;
-    } else {
-      best = {begin, end, lacking};
-    }
-  }
-  return best;
-}
-
-Block* Pool::take_stretch(Heap& heap, const Stretch& stretch) {
-  Block* hole = heap.block_at(stretch.begin);
-  return heap.take_at(hole, stretch.begin, stretch.end - stretch.begin);
+  const uint64_t begin = high ? hole->end() - size : hole->offset;
+  return chunks_.all_mapped(begin, begin + size) ? heap.take(hole, size, high) : nullptr;
 }
 
 Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   if (Block* block = take_ready(heap, size, owner)) return block;
-  bool stale = false;
-  const Stretch stretch = find_stretch(heap, size, &stale);
-  uint64_t unmapped = unmapped_chunks();
-  if (stretch.lacking <= unmapped) {
-    if (map_under(stretch.begin, stretch.end)) return take_stretch(heap, stretch);
-    unmapped = 0;  // the driver has no more
-  }
+  allot();
   const Placement& placement = placement_in(heap);
   const bool high = placement.at_high_end(wish_);
-  for (Owner other = 0; other < streams_.owners(); ++other) {
-    if (other != kIdle && (other == owner || streams_.withheld(other))) continue;
+  if (Block* hole = first_hole(heap, size, owner)) {
+    const uint64_t begin = high ? hole->end() - size : hole->offset;
+    if (map_under(begin, begin + size)) return heap.take(hole, size, high);
+    // What the driver refuses counts as used up: only memory that is there may be a place.
+    withdraw(kNoLimit, {0, 0}, false);
+    if (Block* block = take_ready(heap, size, owner)) return block;
+  }
+  for (Owner other = 1; other < streams_.owners(); ++other) {
+    if (other == owner || streams_.withheld(other)) continue;
     Block* hole = placement.first(heap, other, size);
     if (hole == nullptr) continue;
-    if (other != kIdle) {
-      if (!streams_.may_wait(owner)) break;
-      streams_.wait(owner, {other, heap.point_of(hole)});
-    }
+    if (!streams_.may_wait(owner)) break;
+    streams_.wait(owner, {other, heap.point_of(hole)});
     return heap.take(hole, size, high);
   }
+  bool stale = false;
+  const Stretch stretch = find_stretch(heap, size, &stale);
   if (stretch.lacking != kNoLimit) {
-    const uint64_t lacking = chunks_.absent_in(stretch.begin, stretch.end);
-    const uint64_t elsewhere = chunks_.idle() - chunks_.idle_in(stretch.begin, stretch.end);
-    if (lacking > unmapped + elsewhere) return nullptr;
-    get_chunks(lacking - unmapped, stretch.begin, stretch.end);
-    return map_under(stretch.begin, stretch.end) ? take_stretch(heap, stretch) : nullptr;
+    return remap(heap, stretch) ? heap.take_at(heap.block_at(stretch.begin), stretch.begin, size)
+                                : nullptr;
   }
   if (!stale) return nullptr;
   stale_.wait();
   return try_holes(heap, size, owner);
 }
 
-// Maps what is absent under a part of a hole. If the driver is out of memory, idle chunks elsewhere
-// go back to it first; false if it refuses even then.
+// False if the driver has no more memory.
 bool Pool::map_under(uint64_t begin, uint64_t end) {
-  for (bool again = false;; again = true) {
-    try {
-      map(begin, end);
-      return true;
-    } catch (const DriverError& error) {
-      if (!error.out_of_memory) throw;
-      refusal_ = error.what();
+  try {
+    chunks_.map(chunks_.around(begin, end));
+    return true;
+  } catch (const DriverError& error) {
+    if (!error.out_of_memory) throw;
+    refusal_ = error.what();
+    return false;
+  }
+}
+
+// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *stale says whether
+// there are some that show old memory.
+Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* stale) const {
+  Stretch best{0, 0, kNoLimit, 0};
+  if (fixed_) return best;
+  const bool high = placement_in(heap).at_high_end(wish_);
+  for (const Block* absent = heap.first_absent(); absent != nullptr;
+       absent = heap.next_absent(absent)) {
+    // From a free neighbor on, away from it.
+    const Block* block = high ? absent->next() : absent->previous();
+    if (!Heap::is_open(block)) block = absent;
+    const uint64_t low = block->offset, top = block->end();
+    uint64_t lacking = 0, loose = 0, found = 0;
+    for (; Heap::is_open(block) && found < size; block = high ? block->previous() : block->next()) {
+      const uint64_t part = std::min(block->size, size - found);
+      const uint64_t begin = high ? block->end() - part : block->offset;
+      if (Heap::is_absent(block)) {
+        lacking += chunks_.count(chunks_.around(begin, begin + part));
+      } else {
+        loose += chunks_.whole_under(begin, begin + part, block->offset, block->end());
+      }
+      found += part;
     }
-    uint64_t absent = chunks_.absent_in(begin, end);
-    if (again || chunks_.idle() - chunks_.idle_in(begin, end) < absent) return false;
-    get_chunks(absent, begin, end);
+    if (found < size || lacking >= best.lacking) continue;
+    const uint64_t begin = high ? top - size : low;
+    if (stale_.any_in(chunks_.number(begin), chunks_.number(begin + size - 1) + 1)) {
+      *stale = true;
+    } else {
+      best = {begin, begin + size, lacking, loose};
+    }
   }
+  return best;
 }
 
-Heap& Pool::heap_at(uint64_t offset) { return offset < small_.begin() ? large_ : small_; }
-
-// What is absent under [begin, end), which is free for everybody or absent. If the driver refuses
-// half way (DriverError), what is mapped by then stays.
-void Pool::map(uint64_t begin, uint64_t end) {
-  Heap& heap = heap_at(begin);
-  for (;;) {
-    const Chunks::Run run = chunks_.first_absent(begin, end);
-    if (run.begin == run.end) return;
-    heap.prepare();
-    chunks_.map(run);
-    heap.fill(run.begin, run.end);
+// Gives the absent addresses of a stretch memory: that of chunks elsewhere which no block touches,
+// or what the driver has. False if there are not so many, or the driver refuses.
+bool Pool::remap(Heap& heap, const Stretch& stretch) {
+  const Chunks::Run kept = chunks_.around(stretch.begin, stretch.end);
+  if (stretch.lacking + stretch.loose > loose_chunks()) return false;
+  uint64_t count = stretch.lacking - withdraw(stretch.lacking, kept, false);
+  if (count > 0) {
+    ++counts_.remaps;
+    Driver::Event event = driver_->can_alias() ? streams_.mark_old_work() : nullptr;
+    if (event == nullptr) {
+      settle_old_work();
+      withdraw(count, kept, true);
+    } else {
+      alias(heap, count, kept, event);
+    }
   }
+  fill(heap, kept.begin, kept.end, kNoLimit);
+  return map_under(stretch.begin, stretch.end);
 }
 
-// Unmaps up to `count` idle chunks, from the highest address down, none under [begin, end). Returns
-// how many. If the driver refuses (DriverError), those before stay unmapped.
-uint64_t Pool::give_back(uint64_t count, uint64_t begin, uint64_t end) {
-  uint64_t done = 0;
-  while (done < count) {
-    const Chunks::Run run = chunks_.last_idle(count - done, begin, end, small_.begin());
-    if (run.begin == run.end) break;
-    Heap& heap = heap_at(run.begin);
-    heap.prepare();
-    chunks_.unmap(run);
-    heap.empty(run.begin, run.end);
-    done += (run.end - run.begin) / chunk_;
-  }
-  return done;
-}
-
-// Takes so many idle chunks elsewhere for what is absent under [begin, end): their memory is there
-// then, or the driver has it to map.
-void Pool::get_chunks(uint64_t count, uint64_t begin, uint64_t end) {
-  ++counts_.remaps;
-  Driver::Event event = driver_->can_alias() ? streams_.mark_old_work() : nullptr;
-  if (event == nullptr) {
-    settle_old_work();
-    give_back(count, begin, end);
-    return;
-  }
+// Shows the memory of so many chunks elsewhere in absent ones of `kept`. What was moved before a
+// failure is moved.
+void Pool::alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event) {
   std::vector<uint64_t> moved;
-  // What was moved before a failure is moved.
   struct Noted {
     Stale& stale;
     std::vector<uint64_t>& moved;
     Driver::Event event;
     ~Noted() { stale.add(std::move(moved), event); }
   } noted{stale_, moved, event};
-  for (moved.reserve(count); moved.size() < count;) {
-    const uint64_t from = chunks_.last_idle(1, begin, end, small_.begin()).begin;
-    const uint64_t to = chunks_.first_absent(begin, end).begin;
-    heap_at(from).prepare();
-    heap_at(to).prepare();
-    chunks_.move(from, to);
-    moved.push_back(from / chunk_);
-    heap_at(from).empty(from, from + chunk_);
-    heap_at(to).fill(to, to + chunk_);
+  moved.reserve(count);
+  uint64_t to = kept.begin;
+  for (const Chunks::Run& run : loose_runs(count, kept, true)) {
+    for (uint64_t from = run.end; from > run.begin;) {
+      from -= chunk_;
+      while (!Heap::is_absent(heap.block_at(to))) to = heap.block_at(to)->end();
+      Heap& other = heap_at(from);
+      heap.prepare();
+      other.prepare();
+      chunks_.move(from, to);
+      moved.push_back(chunks_.number(from));
+      other.empty(from, from + chunk_);
+      heap.fill(to, to + chunk_);
+    }
   }
+}
+
+uint64_t Pool::loose_chunks() const { return allotted_ - chunks_.touched(); }
+
+// Absent addresses of [begin, end), up to so many chunks, the lowest first, are free for everybody.
+// Returns how many.
+uint64_t Pool::fill(Heap& heap, uint64_t begin, uint64_t end, uint64_t count) {
+  uint64_t done = 0;
+  for (uint64_t at = begin; at < end && done < count;) {
+    const Block* block = heap.block_at(at);
+    const uint64_t stop = std::min(block->end(), end);
+    if (!Heap::is_absent(block)) {
+      at = stop;
+      continue;
+    }
+    const uint64_t chunks = std::min(chunks_.number(stop - at), count - done);
+    heap.prepare();
+    heap.fill(at, at + chunks * chunk_);
+    allotted_ += chunks;
+    done += chunks;
+    at += chunks * chunk_;
+  }
+  return done;
+}
+
+// As many addresses as the budget has bytes; later, if some of them still show old memory.
+void Pool::allot() {
+  const uint64_t limit = limit_chunks();
+  if (allotted_ >= limit || allotted_ == chunks_.number(reservation_.size())) return;
+  stale_.poll();
+  if (!stale_.empty()) return;
+  for (Heap* heap : {&large_, &small_}) {
+    fill(*heap, heap->begin(), heap->end(), limit - allotted_);
+  }
+}
+
+// Of the chunks that no block touches, none of `kept`: up to so many that are mapped, or are not, the
+// highest first.
+std::vector<Chunks::Run> Pool::loose_runs(uint64_t count, Chunks::Run kept, bool mapped) const {
+  std::vector<Chunks::Run> runs;
+  const auto add = [&](uint64_t begin, uint64_t end) {
+    if (begin >= end || count == 0) return;
+    const uint64_t chunks = std::min(count, chunks_.number(end - begin));
+    runs.push_back({end - chunks * chunk_, end});
+    count -= chunks;
+  };
+  const auto look_at = [&](uint64_t begin, uint64_t end) {
+    while (begin < end && count > 0) {
+      const Chunks::Run last = chunks_.last_mapped({begin, end});
+      const uint64_t behind = last.empty() ? begin : last.end;
+      if (!mapped) add(behind, end);
+      if (mapped) add(last.begin, last.end);
+      end = last.empty() ? begin : last.begin;
+    }
+  };
+  for (const Heap* heap : {&small_, &large_}) {
+    const Block* block = heap->last();
+    for (; block != nullptr && count > 0; block = block->previous()) {
+      if (!Heap::is_open(block) || Heap::is_absent(block)) continue;
+      const Chunks::Run whole = chunks_.inside(block->offset, block->end());
+      if (kept.empty()) {
+        look_at(whole.begin, whole.end);
+      } else {
+        look_at(std::max(whole.begin, kept.end), whole.end);
+        look_at(whole.begin, std::min(whole.end, kept.begin));
+      }
+    }
+  }
+  return runs;
+}
+
+// Such chunks become absent; no work may use those that are mapped. Returns how many. If the driver
+// refuses (DriverError), those before are absent.
+uint64_t Pool::withdraw(uint64_t count, Chunks::Run kept, bool mapped) {
+  uint64_t done = 0;
+  for (const Chunks::Run& run : loose_runs(count, kept, mapped)) {
+    Heap& heap = heap_at(run.begin);
+    heap.prepare();
+    if (mapped) chunks_.unmap(run);
+    heap.empty(run.begin, run.end);
+    allotted_ -= chunks_.count(run);
+    done += chunks_.count(run);
+  }
+  return done;
+}
+
+// Memory that no work may use goes back to the driver. Returns how many chunks.
+uint64_t Pool::give_back(uint64_t count) {
+  uint64_t done = 0;
+  for (const Chunks::Run& run : loose_runs(count, {0, 0}, true)) {
+    chunks_.unmap(run);
+    done += chunks_.count(run);
+  }
+  return done;
 }
 
 // Idle memory may be unmapped afterwards.
@@ -388,8 +453,8 @@ void Pool::give_back_excess() noexcept {
   try {
     poll();
     const uint64_t batch = std::max<uint64_t>(keep_chunks_ / 4, 1);
-    if (chunks_.idle() < keep_chunks_ + batch) return;
-    give_back(chunks_.idle() - keep_chunks_);
+    const uint64_t idle = chunks_.mapped() - chunks_.touched();
+    if (idle >= keep_chunks_ + batch) give_back(idle - keep_chunks_);
   } catch (const std::exception&) {
   }
 }

@@ -6,15 +6,13 @@
 
 namespace dtr {
 
-// Chunks that no block touches, mapped or not, may come to lie under any address.
+// Chunks that no block touches may come to lie under any address.
 RoomInfo Pool::room_info(uint64_t size) {
   std::lock_guard<PoolMutex> lock(mutex_);
   RoomInfo info{};
   info.base = reservation_.base();
   info.chunk_bytes = chunk_;
-  const uint64_t limit = limit_chunks();
-  const uint64_t touched = chunks_.mapped() - chunks_.idle();
-  info.spare_chunks = limit > touched ? limit - touched : 0;
+  info.spare_chunks = loose_chunks();
   info.lacking_chunks = kNoLimit;
   info.fixed = fixed_ ? 1 : 0;
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
@@ -24,7 +22,7 @@ RoomInfo Pool::room_info(uint64_t size) {
   if (hole != nullptr && hole->size >= size) {
     info.lacking_chunks = 0;
   } else if (stretch.lacking != kNoLimit) {
-    const uint64_t taken = stretch.lacking + chunks_.idle_in(stretch.begin, stretch.end);
+    const uint64_t taken = stretch.lacking + stretch.loose;
     info.lacking_chunks = taken > info.spare_chunks ? taken - info.spare_chunks : 0;
   }
   return info;
@@ -46,17 +44,13 @@ uint64_t Pool::free_beside(uint64_t address) {
 
 uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
   std::lock_guard<PoolMutex> lock(mutex_);
-  const uint64_t mappable = unmapped_chunks() * chunk_;
   const Block* block = large_.first();
   if (address != 0) {
     if (!contains(address)) return 0;
     block = large_.find(address - reservation_.base());
     if (block == nullptr) return 0;
-    const auto is_free = [&](const Block* at) {
-      return at != nullptr && (at->state == BlockState::kFree ||
-                               (at->state == BlockState::kAbsent && at->size <= mappable));
-    };
-    while (is_free(block->previous())) block = block->previous();
+    while (block->previous() != nullptr && block->previous()->state == BlockState::kFree)
+      block = block->previous();
   }
   uint64_t count = 0;
   for (; block != nullptr && count < capacity; block = block->next()) {
@@ -64,14 +58,7 @@ uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
     if (block->state == BlockState::kInUse) state = RunState::kInUse;
     if (block->state == BlockState::kFree && !streams_.withheld(block->owner))
       state = block->owner == kIdle ? RunState::kFree : RunState::kSettling;
-    uint64_t offset = block->offset;
-    if (Heap::is_absent(block) && mappable > 0) {
-      const uint64_t size = std::min(block->size, mappable);
-      blocks[count++] = {reservation_.base() + offset, size, RunState::kFree, 0};
-      offset += size;
-      if (offset == block->end() || count == capacity) continue;
-    }
-    blocks[count++] = {reservation_.base() + offset, block->end() - offset, state, 0};
+    blocks[count++] = {reservation_.base() + block->offset, block->size, state, 0};
   }
   return count;
 }

@@ -54,23 +54,18 @@ struct HeapUnderTest {
 #endif
   dtr::Heap heap{chunks, 0, kRange, dtr::kGrain};
 
+#ifdef BENCH_BEFORE_PLACEMENT  // and before absent blocks
   explicit HeapUnderTest(int) {}
+  void map(uint64_t begin, uint64_t end) { chunks.map(begin, end); }
+#else
+  explicit HeapUnderTest(int) { heap.fill(0, kRange); }
+  void map(uint64_t begin, uint64_t end) { chunks.map(chunks.around(begin, end)); }
+#endif
   uint64_t allocate(uint64_t size) {
     size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
     dtr::Block* hole = heap.best_fit(dtr::kIdle, size);
-#ifdef BENCH_BEFORE_PLACEMENT  // and before absent blocks
     const uint64_t begin = hole->offset;
-    if (!chunks.all_mapped(begin, begin + size)) chunks.map(begin, begin + size);
-#else
-    if (hole == nullptr) {
-      const uint64_t begin = heap.first_absent()->offset;
-      const uint64_t end = begin + (size + kChunk - 1) / kChunk * kChunk;
-      heap.prepare();
-      chunks.map({begin, end});
-      heap.fill(begin, end);
-      hole = heap.best_fit(dtr::kIdle, size);
-    }
-#endif
+    if (!chunks.all_mapped(begin, begin + size)) map(begin, begin + size);
     return heap.take(hole, size)->offset;
   }
   void free(uint64_t offset) { heap.release(heap.find(offset), dtr::kIdle, 0); }

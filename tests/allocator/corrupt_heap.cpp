@@ -54,12 +54,11 @@ struct Corruptor {
     chunks().mapped_.clear(0);
     --chunks().mapped_count_;
   }
-  void idle_chunk_not_mapped() {
-    chunks().idle_.set(500);
-    ++chunks().idle_count_;
+  void absent_chunk_mapped() {
+    chunks().mapped_.set(chunks().number(heap().first_absent()->offset));
+    ++chunks().mapped_count_;
   }
   void mapped_miscounted() { ++chunks().mapped_count_; }
-  void idle_miscounted() { --chunks().idle_count_; }
   void slab_miscounted() { --slab()->live; }
   void slab_list_broken() { slab()->free = 0; }
   void slab_in_no_list() { pool->slabs_.unlink(slab()); }
@@ -67,7 +66,12 @@ struct Corruptor {
   void budget_exceeded() { pool->budget_ = chunks().chunk_bytes(); }
   void bytes_miscounted() { pool->counts_.allocated_bytes += 64; }
   void blocks_miscounted() { ++pool->counts_.live_blocks; }
-  void end_misplaced() { pool->fixed_ = true; }
+  void above_the_budget() {
+    const uint64_t chunk = chunks().chunk_bytes();
+    heap().empty(pool->budget_ / 2, pool->budget_ / 2 + chunk);
+    heap().fill(2 * pool->budget_, 2 * pool->budget_ + chunk);
+    pool->fixed_ = true;
+  }
   void arena_miscounted() { pool->arenas_.took(pool->arenas_.owner_of(arena, 0)); }
 };
 
@@ -85,12 +89,11 @@ int main() {
       {"H3", &Corruptor::not_merged},
       {"H4", &Corruptor::not_found},
       {"H5", &Corruptor::points_out_of_order},
-      {"H6", &Corruptor::chunk_forgotten},
       {"H7", &Corruptor::start_mistaken},
-      {"H6", &Corruptor::chunk_not_mapped},
-      {"C1", &Corruptor::idle_chunk_not_mapped},
-      {"C2", &Corruptor::mapped_miscounted},
-      {"C3", &Corruptor::idle_miscounted},
+      {"H6", &Corruptor::absent_chunk_mapped},
+      {"C1", &Corruptor::mapped_miscounted},
+      {"C2", &Corruptor::chunk_not_mapped},
+      {"C3", &Corruptor::chunk_forgotten},
       {"L1", &Corruptor::slab_miscounted},
       {"L2", &Corruptor::slab_list_broken},
       {"L3", &Corruptor::slab_in_no_list},
@@ -99,7 +102,7 @@ int main() {
       {"P2", &Corruptor::bytes_miscounted},
       {"P2", &Corruptor::blocks_miscounted},
       {"P3", &Corruptor::arena_miscounted},
-      {"P4", &Corruptor::end_misplaced},
+      {"P4", &Corruptor::above_the_budget},
   };
   for (const Case& entry : cases) {
     auto corruptor = std::make_unique<Corruptor>();
