@@ -12,7 +12,7 @@ namespace {
 
 using Lock = std::lock_guard<PoolMutex>;
 
-// How often a room callback may claim to have freed something without a block being freed.
+// How often in a row a room callback may give an answer without a block being freed.
 constexpr int kIdleAnswers = 64;
 
 }  // namespace
@@ -26,18 +26,18 @@ void AnyPool::set_room(RoomFn room, void* context) {
   room_context_ = context;
 }
 
-bool AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
-  if (room_ == nullptr) return false;
+AnyPool::Room AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
+  if (room_ == nullptr) return Room::kNone;
   uint64_t before;
   {
     Lock lock(mutex_);
     before = counts_.frees;
     if (lowering_ == kNoLimit) events_.add(EventKind::kRoom, 0, size, stream);
   }
-  if (room_(room_context_, size, stream) == 0) return false;
+  const Room answer = static_cast<Room>(room_(room_context_, size, stream));
   Lock lock(mutex_);
   *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
-  return *idle_answers < kIdleAnswers;
+  return *idle_answers < kIdleAnswers ? answer : Room::kNone;
 }
 
 void AnyPool::set_budget(uint64_t budget_bytes) {
@@ -48,6 +48,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
     ~Wish() {
       Lock lock(pool.mutex_);
       pool.lowering_ = kNoLimit;
+      pool.grow();
     }
   } wish{*this};
   int idle_answers = 0;
@@ -59,7 +60,6 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
       const uint64_t held = shrink(budget_bytes, last);
       if (held <= budget_bytes) {
         budget_ = budget_bytes;
-        grow();
         events_.add(EventKind::kBudget, 0, budget_);
         return;
       }
@@ -74,7 +74,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
         throw OutOfMemory(text + "; it stays " + size_text(budget_));
       }
     }
-    last = !ask_room(excess, 0, &idle_answers);
+    last = ask_room(excess, 0, &idle_answers) == Room::kNone;
   }
 }
 

@@ -56,10 +56,11 @@ struct BlockInfo {
 struct RoomInfo {
   uint64_t base;            // where the first chunk begins
   uint64_t chunk_bytes;     // 0: the pool cannot tell
-  uint64_t spare_chunks;    // of the budget, under no block
-  uint64_t lacking_chunks;  // how many more would serve; UINT64_MAX: no hole is large enough
+  uint64_t lacking_chunks;  // how many more it would take for a remap; UINT64_MAX: none is possible
   int32_t fixed;            // addresses are all there is: chunks elsewhere help nobody
   int32_t in_one_piece;     // 0: the budget is being lowered, which takes no place
+  int32_t has_hole;         // 1: there is one as large
+  int32_t unused;
 };
 
 // One of the large blocks in the order of addresses.
@@ -85,7 +86,12 @@ enum class End : int32_t {
 
 class AnyPool {
  public:
-  // Frees something and returns 1, or returns 0. Called with no lock held.
+  // Frees something and returns kFreed, or says what else may be done. Called with no lock held.
+  enum class Room : int32_t {
+    kNone = 0,   // nothing is left to give
+    kFreed = 1,  // the request may fit now
+    kRemap = 2,  // memory under no block may be taken to other addresses for it
+  };
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
   AnyPool(std::shared_ptr<Driver> driver, uint64_t budget_bytes);
@@ -171,17 +177,18 @@ class AnyPool {
   void let_go() { mutex_.unlock(); }
 
  protected:
-  // Whether it is worth trying again. *idle_answers: how often in a row the callback claimed to
-  // have freed something and no block was freed; 0 before the first time.
-  bool ask_room(uint64_t size, uint64_t stream, int* idle_answers);
+  // What the callback answers; kNone if there is none. *idle_answers: how often in a row it gave
+  // another answer and no block was freed; 0 before the first time.
+  Room ask_room(uint64_t size, uint64_t stream, int* idle_answers);
+  bool has_room() const { return room_ != nullptr; }
 
   // Throws InvalidArgument for a budget that no pool of this kind can have.
   virtual void check_budget(uint64_t budget_bytes) const = 0;
   // Gives back what is above the budget and can go, after waiting for the device if it is the last
   // try; returns the bytes of the budget that are taken. Under the lock.
   virtual uint64_t shrink(uint64_t budget_bytes, bool last) = 0;
-  // Takes what a higher budget has more. Under the lock.
-  virtual void grow() {}
+  // The budget is another, or the same after shrink() for one that cannot be. Under the lock.
+  virtual void grow() noexcept {}
   // What a budget is counted in, for messages; "" if that is the blocks themselves.
   virtual const char* held_in() const = 0;
   // Under the lock: the memory and the blocks in use that are there, to the log.

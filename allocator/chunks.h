@@ -1,8 +1,8 @@
 // Which chunks of the reservation have physical memory, and how many of them may be in use.
 //
-// A chunk is the unit of mapping. It is touched if a block lies over it, in part or whole, that is not
-// free for everybody: in use, pending, or freed on a stream whose work is not known to be done. Any
-// other chunk can be mapped or not, and its memory taken elsewhere.
+// A chunk is the unit of mapping. It is touched if a block lies over it, in part or whole, that is
+// not free for everybody: in use, pending, or freed on a stream whose work is not known to be done.
+// Any other chunk can be mapped or not, and its memory taken elsewhere.
 //
 // Rules, checked by check():
 //   C1  mapped() is the number of chunks that have memory.
@@ -10,9 +10,10 @@
 //   C2  A touched chunk is mapped.
 //   C3  touched() is the number of touched chunks.
 //
-// Neighbors that are free for everybody are one hole, so that a chunk which is mapped is not touched
-// if and only if it lies in one hole as a whole. So whoever says what becomes of a range also says in
-// which hole it lies, and nothing is kept for each chunk. Costs O(1) plus one word per 64 chunks.
+// Neighbors that are free for everybody are one hole, so that a chunk which is mapped is not
+// touched if and only if it lies in one hole as a whole. So whoever says what becomes of a range
+// also says in which hole it lies, and nothing is kept for each chunk. Costs O(1) plus one word per
+// 64 chunks.
 #pragma once
 
 #include <algorithm>

@@ -68,7 +68,7 @@ uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
         throw OutOfMemory(text);
       }
     }
-    last = !ask_room(size_bytes, stream, &idle_answers);
+    last = ask_room(size_bytes, stream, &idle_answers) == Room::kNone;
   }
 }
 

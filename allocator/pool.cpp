@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -175,10 +176,12 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End w
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
   uint64_t rounded;
+  Room answer = Room::kFreed;
   for (bool last = false;;) {
     {
       Lock lock(mutex_);
       wish_ = wish;
+      remaps_ = last || answer == Room::kRemap || !has_room();
       uint64_t offset = arena == kNoArena ? place_plain(size_bytes, stream) : Slabs::kNone;
       if (offset != Slabs::kNone) return reservation_.base() + offset;
       rounded = rounded_size(size_bytes);
@@ -203,7 +206,8 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End w
     // A small request lacks a chunk for a slab, whatever its own size.
     bool small = arena == kNoArena && slabs_.is_small(size_bytes);
     uint64_t needed = small ? chunk_ : rounded;
-    last = !ask_room(needed, stream, &idle_answers);
+    answer = ask_room(needed, stream, &idle_answers);
+    last = answer == Room::kNone;
   }
 }
 
@@ -238,6 +242,7 @@ bool Pool::is_possible(uint64_t size) const {
 uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {
   Lock lock(mutex_);
   wish_ = End::kAny;
+  remaps_ = !has_room();
   if (!is_possible(size_bytes) && !(arena == kNoArena && slabs_.is_small(size_bytes))) return 0;
   const uint64_t offset = attempt(size_bytes, stream, arena, last);
   return offset == Slabs::kNone ? 0 : reservation_.base() + offset;
@@ -356,6 +361,14 @@ uint64_t Pool::shrink(uint64_t budget_bytes, bool last) {
     withdraw(above(), {0, 0}, true);
   }
   return allotted_ * chunk_;
+}
+
+// What fails is done when a request needs it.
+void Pool::grow() noexcept {
+  try {
+    allot();
+  } catch (const std::exception&) {
+  }
 }
 
 uint64_t Pool::fixed_end(uint64_t budget_bytes) const {

@@ -8,15 +8,21 @@
 //   P4  The heap of a fixed pool ends where its budget does, in whole chunks, or where its
 //       reservation ends.
 //
+// A pool allots as many addresses as its budget has bytes, the lowest first; all others are absent
+// (heap.h), until a remap swaps some for others. So a place is a free block that is large enough,
+// as in a pool that maps nothing, and what is mapped stays mapped: once each allotted address was
+// in use, only remaps ask the driver for anything.
+//
 // How a request finds its place, in this order; each step only if the one before did not serve:
 //   1. the first by the placement policy (placement.h; the best fit by default) among blocks that
-//   the stream may use at once, if the chunks that it lacks
-//      fit into the budget (the untouched top of the range is the largest block, so that holes
-//      with memory behind them come first);
+//      the stream may use at once; what has no memory yet is mapped;
 //   2. a block that another stream freed, behind a wait on the device;
 //      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
-//   3. remapping: the memory of idle chunks elsewhere goes to where chunks are lacking. So
-//      fragmentation costs driver calls, not failure; with one stream nobody waits (stale.h);
+//   3. remapping: the memory of chunks that no block touches, or their share of the budget, goes to
+//      absent addresses beside free ones, where the fewest are lacking. So fragmentation costs
+//      driver calls, not failure; with one stream nobody waits (stale.h). Where somebody can be
+//      asked for room, large requests come here only once he says so, as each chunk of a remap is a
+//      call, and a fault for each page;
 //      pending blocks, freed behind waits on the device (Streams::hurry), and 1 to 3 once more;
 //   4. waiting for the device, if arenas were closed, and 1 to 3 once more; then the room
 //      callback, as long as it gives something;
@@ -25,9 +31,9 @@
 // With keep_bytes, idle chunks above it go back to the driver as soon as they are a batch, a
 // quarter of keep_bytes. That takes no waiting on the host, as every free records an event then.
 //
-// A fixed pool has as many addresses as its budget has bytes, in one heap without slabs: the
-// classical arena, in which step 3 finds nothing to move. Its heap ends where the budget does, and
-// grows and shrinks with it; what stands too high when it is lowered must go first.
+// A fixed pool has no absent addresses below its budget, and no slabs: the classical arena, in
+// which step 3 finds nothing to move. Its heap ends where the budget does, and grows and shrinks
+// with it; what stands too high when it is lowered must go first.
 //
 // A driver that refuses memory although the budget allows it (others use the card) is treated
 // as a budget that is used up.
@@ -212,7 +218,7 @@ class Pool final : public AnyPool {
   uint64_t limit_chunks() const;
   void check_budget(uint64_t budget_bytes) const override;
   uint64_t shrink(uint64_t budget_bytes, bool last) override;
-  void grow() override { allot(); }
+  void grow() noexcept override;
   void log_present() override;
   const char* held_in() const override { return fixed_ ? "addresses" : "chunks"; }
   uint64_t fixed_end(uint64_t budget_bytes) const;
@@ -236,6 +242,7 @@ class Pool final : public AnyPool {
   std::unique_ptr<Placement> placement_;
   std::unique_ptr<Placement> best_fit_;
   End wish_ = End::kAny;  // of the request that is being placed
+  bool remaps_ = true;    // whether step 3 is open to it
   std::string refusal_;   // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };

@@ -56,8 +56,8 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
   for (int tries = 0; (own != nullptr || idle != nullptr) && tries < kMostHoles; ++tries) {
     Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;
     Block* const next = large_.next_fit(hole);
-    Block* const block = packed ? take_packed(hole, size, begin, end)
-                                : take_outside(hole, size, begin, end);
+    Block* const block =
+        packed ? take_packed(hole, size, begin, end) : take_outside(hole, size, begin, end);
     if (block != nullptr) return base + hand_out(block, size_bytes, stream, owner);
     hole = next;
   }

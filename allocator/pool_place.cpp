@@ -181,6 +181,8 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
     streams_.wait(owner, {other, heap.point_of(hole)});
     return heap.take(hole, size, high);
   }
+  // A chunk for slabs lies where large blocks do not, so that one goes there or none.
+  if (!remaps_ && &heap == &large_) return nullptr;
   bool stale = false;
   const Stretch stretch = find_stretch(heap, size, &stale);
   if (stretch.lacking != kNoLimit) {
@@ -319,8 +321,8 @@ void Pool::allot() {
   }
 }
 
-// Of the chunks that no block touches, none of `kept`: up to so many that are mapped, or are not, the
-// highest first.
+// Of the chunks that no block touches, none of `kept`: up to so many that are mapped, or are not,
+// the highest first.
 std::vector<Chunks::Run> Pool::loose_runs(uint64_t count, Chunks::Run kept, bool mapped) const {
   std::vector<Chunks::Run> runs;
   const auto add = [&](uint64_t begin, uint64_t end) {

@@ -12,18 +12,17 @@ RoomInfo Pool::room_info(uint64_t size) {
   RoomInfo info{};
   info.base = reservation_.base();
   info.chunk_bytes = chunk_;
-  info.spare_chunks = loose_chunks();
   info.lacking_chunks = kNoLimit;
   info.fixed = fixed_ ? 1 : 0;
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
-  bool stale = false;
   const Block* hole = large_.largest(kIdle);
+  info.has_hole = hole != nullptr && hole->size >= size ? 1 : 0;
+  bool stale = false;
   const Stretch stretch = find_stretch(large_, size, &stale);
-  if (hole != nullptr && hole->size >= size) {
-    info.lacking_chunks = 0;
-  } else if (stretch.lacking != kNoLimit) {
+  if (stretch.lacking != kNoLimit) {
     const uint64_t taken = stretch.lacking + stretch.loose;
-    info.lacking_chunks = taken > info.spare_chunks ? taken - info.spare_chunks : 0;
+    const uint64_t loose = loose_chunks();
+    info.lacking_chunks = taken > loose ? taken - loose : 0;
   }
   return info;
 }

@@ -53,7 +53,7 @@ uint64_t SegmentedPool::place(const Request& request) {
       }
     }
     const uint64_t needed = request.is_small ? least_ : in_grains(request.size);
-    last = !ask_room(needed, request.stream, &idle_answers);
+    last = ask_room(needed, request.stream, &idle_answers) == Room::kNone;
   }
 }
 

@@ -5,14 +5,15 @@
 Jobs train without dtr_alloc, with dtr_alloc and nothing evicted ("unlimited"), and at fractions of
 their activation memory in the pool that maps its memory ("mapped") and in one that has no more
 addresses than the budget has bytes ("fixed"), each run in a process of its own. Of each step behind
-the first WARM ones: page faults without reading (RUSAGE_SELF), chunks that were mapped and unmapped,
-allocations that had to take memory from elsewhere (remaps), evictions, rematerializations, and
-seconds of processor time, of which those in the kernel. A row has the mean of the steps.
+the first WARM ones: page faults without reading (RUSAGE_SELF), chunks that were mapped and
+unmapped, allocations that had to take memory from elsewhere (remaps), moves, evictions,
+rematerializations, and seconds of processor time, of which those in the kernel. A row has the mean
+of the steps.
 
 All runs of a job use one file of what its operators cost, so that the same is evicted in the same
-way. Without dtr_alloc glibc maps and unmaps large blocks by itself: what a budget costs stands
-beside "unlimited". Nothing here is timed by the clock on the wall, so a busy machine does not matter
-much.
+way. (What a move costs is measured, and decides, too: rows differ a little from run to run.)
+Without dtr_alloc glibc maps and unmaps large blocks by itself: what a budget costs stands beside
+"unlimited". Nothing here is timed by the clock on the wall, so a busy machine does not matter much.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ SCALES = {
 FRACTIONS = (0.9, 0.7, 0.5, 0.4, 0.3)
 MOST_REPEATS = 20_000
 WARM = 3
-COUNTED = ("mapped_chunks", "unmapped_chunks", "remaps", "evictions", "rematerializations")
-COUNTED += ("moves", "moved_bytes")
+COUNTED: tuple[str, ...] = ("mapped_chunks", "unmapped_chunks", "remaps", "moves", "moved_bytes")
+COUNTED += ("evictions", "rematerializations")
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,17 @@ typedef struct dtr_block {
   int32_t is_small; /* 1: an object of a slab */
 } dtr_block;
 
-/* Asked for room by an allocation that does not fit. Runs on the allocating
- * thread with no lock held, and may free blocks of the pool. Returns 1 if it
- * freed something (the allocation is tried again), 0 if nothing is left to give. */
+/* What it answers who is asked for room. */
+enum {
+  DTR_ROOM_IS_NONE = 0,  /* nothing is left to give */
+  DTR_ROOM_IS_FREED = 1, /* something was freed: the allocation is tried again */
+  DTR_ROOM_BY_REMAP = 2  /* tried again, too: memory that is under no block may be taken from its
+                            addresses to where others are free. A pool does not do that before it
+                            has this answer, or DTR_ROOM_IS_NONE, or where nobody is asked */
+};
+
+/* Asked for room by an allocation that does not fit. Runs on the allocating thread with no lock
+ * held, and may free blocks of the pool. Returns one of the above. */
 typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stream);
 
 /* Creates a pool; *out is NULL on failure. The caller owns it. Any thread. */
@@ -209,17 +217,18 @@ uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address);
 /* The bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
-/* What a request for new memory lacks. A chunk that no block touches, mapped or not, may come to
- * lie under any address: so a place is a hole as large as the request, with no more such chunks
- * under the part of it that is taken than the budget has to spare. */
+/* What a request for new memory lacks. A pool has as many addresses as its budget has bytes; others
+ * are absent. A remap brings memory that no block touches, by chunks, to absent addresses, beside
+ * free ones, so that a place for the request is there. */
 typedef struct dtr_pool_room {
-  uint64_t base;         /* chunks begin here */
-  uint64_t chunk_bytes;  /* 0: the pool is one of segments, or counted, and cannot tell */
-  uint64_t spare_chunks; /* of the budget, under no block */
-  uint64_t
-      lacking_chunks;   /* with so many more to spare a hole would do; UINT64_MAX: no hole would */
-  int32_t fixed;        /* 1: a fixed pool */
-  int32_t in_one_piece; /* 0: the budget is being lowered, which needs no place */
+  uint64_t base;           /* chunks begin here */
+  uint64_t chunk_bytes;    /* 0: the pool is one of segments, or counted, and cannot tell */
+  uint64_t lacking_chunks; /* with so many more under no block a remap would make the place;
+                              UINT64_MAX: none would, as in a fixed pool */
+  int32_t fixed;           /* 1: a fixed pool */
+  int32_t in_one_piece;    /* 0: the budget is being lowered, which needs no place */
+  int32_t has_hole;        /* 1: there is one as large as the request */
+  int32_t unused;
 } dtr_pool_room;
 int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
 
@@ -456,9 +465,10 @@ enum {
 
 /* How an allocation that does not fit gets room (native/room.cpp), */
 enum {
-  DTR_ROOM_AUTO = 0,   /* the way that costs less: as single while bytes are lacking in a pool that
-                          maps memory anew, a window where they are not in one piece */
-  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits (DTR) */
+  DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
+                          or a remap, whatever costs less (native/window.cpp) */
+  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits, which a remap may
+                          see to (DTR) */
   DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */

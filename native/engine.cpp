@@ -127,7 +127,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             MovePrice(options_.move_bytes_per_s, device_type == 0)};
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
-  device->fixed = room.fixed != 0;
+  device->one_range = room.chunk_bytes != 0;
   heeds_ends_ |= dtr_pool_heeds_ends(pool, UINT64_MAX) != 0;
   devices_.push_back(device);
   reset_all_bounds();

@@ -460,20 +460,23 @@ class Engine {
   void reset_all_bounds();
 
   // window.cpp
+  // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
+  enum class Way { single, window, remap };
   size_t run_of(const Device& device, const void* address, size_t blocks);
   double price_factor(const Storage* storage, const Moment& moment) const;
   double price_of(Device& device, Storage* storage, const Moment& moment);
-  bool extend_window(Device& device, const Moment& moment, const WindowNeed& need, Storage* first,
+  bool extend_window(Device& device, const Moment& moment, uint64_t size_bytes, Storage* first,
                      double most, Window* window);
   void take_members(const Device& device, const Window& window);
-  void search_windows(Device& device, const Moment& moment, const WindowNeed& need);
+  void search_windows(Device& device, const Moment& moment, uint64_t size_bytes);
   template <typename ForNext>
   int64_t further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next);
   double joint_price(const Moment& moment);
-  bool find_window(Device& device, const Moment& moment, const WindowNeed& need, double* joint);
-  double price_of_singles(Device& device, const Moment& moment, const WindowNeed& need,
-                          Storage* first);
-  bool choose_victims(Device& device, const Moment& moment, uint64_t size_bytes, bool fragmented);
+  bool find_window(Device& device, const Moment& moment, uint64_t size_bytes);
+  bool makes_place(const Device& device, const Storage* storage, uint64_t size_bytes);
+  static double remap_ns(const Device& device, uint64_t size_bytes);
+  Way choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
+                     std::unique_lock<EngineMutex>& lock);
 
   // swap.cpp
   static Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type);
@@ -506,7 +509,7 @@ class Engine {
   bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                     Deferred& deferred);
   bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
-  bool empty_chunk(Device& device, const dtr_pool_room& room, double most_ns, Deferred& deferred);
+  bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
 
   // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);
@@ -633,8 +636,8 @@ struct Engine::Device {
   std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
   double largest_parked_bytes = 0;   // of those parked because they are small
   PendingTimes pending_times = {};
-  bool fixed = false;  // the pool is
-  Bandwidth way_out;   // to host memory
+  bool one_range = false;  // the pool's addresses are: not of segments, nor counted
+  Bandwidth way_out;       // to host memory
   Bandwidth way_in;
   MovePrice move_price = {};
   double hole_search_ns = 0;   // what the last one took

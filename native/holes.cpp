@@ -2,15 +2,17 @@
 // how, and its price).
 //
 // Unless room is made by single evictions only, what was chosen for eviction is compared with
-// moves. In a fixed pool a hole is made by moves alone, which may take constants out of the way; or
-// members of a window are moved that cost less to copy than to make anew, beside evictions. Where
-// memory is mapped by chunks, a chunk is emptied into the gaps between other blocks, to be mapped
+// moves: a hole is made by moves alone, which may take constants out of the way; or members of a
+// window are moved that cost less to copy than to make anew, beside evictions. And before memory is
+// remapped a hole is made by moves, if they cost less.
+//
+// The last resort before what only waits is evicted, or a request fails, is the same at any price;
+// where memory is mapped by chunks, one is emptied into the gaps between other blocks, to be mapped
 // to where the request is.
 //
-// In every pool, the same at any price before what only waits is evicted or a request fails.
-//
-// Both look at all blocks, which takes longer than a search. So more must be at stake than some
-// looks take, and twice as much after each that was in vain.
+// All that looks at all blocks, which takes longer than a search. So, against evictions, more must
+// be at stake than some looks take, and twice as much after each that was in vain. (A remap costs
+// more than a look.)
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -125,7 +127,7 @@ bool Engine::moves_aside() const {
 
 void Engine::find_largest_hole(const Device& device) {
   largest_hole_ = 0;
-  if (!device.fixed || !moves_aside()) return;
+  if (!moves_aside()) return;
   dtr_pool_stats stats;
   dtr_pool_get_stats(device.pool, &stats);
   largest_hole_ = stats.largest_free_bytes;
@@ -139,39 +141,28 @@ double Engine::at_most_move(Storage* storage, double cost_ns) {
 }
 
 // Before victims_ are evicted for a request: if a place for it can be made by moves alone that cost
-// less than they would, it is, or a chunk of it (true, and no victims are left). Else, of a
-// window's members in a fixed pool, those that are cheaper to move go elsewhere; true if any did.
+// less than they would, it is (true, and no victims are left). Else, of a window's members, those
+// that are cheaper to move go elsewhere; true if any did.
 bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                           Deferred& deferred) {
-  if (!moves_aside()) return false;
+  if (!moves_aside() || !device.one_range) return false;
   constexpr double kLooks = 4;
   constexpr uint32_t kMostDoublings = 6;
   double evicting_ns = 0;
   for (Storage* storage : victims_) {
     const double loss = loss_ns(storage);
-    evicting_ns += is_window && device.fixed ? std::min(loss, move_ns(storage)) : loss;
+    evicting_ns += is_window ? std::min(loss, move_ns(storage)) : loss;
   }
-  if (fragmented) {
-    dtr_pool_room room{};
-    if (!device.fixed) {
-      dtr_pool_get_room(device.pool, size_bytes, &room);
-      if (!is_window)  // that is one of as many as the bytes that are lacking ask for
-        evicting_ns *= std::max(1.0, static_cast<double>(room.lacking_chunks) *
-                                         static_cast<double>(room.chunk_bytes) /
-                                         static_cast<double>(victims_[0]->size_bytes));
-    }
-    const double doublings = std::min(device.looks_in_vain, kMostDoublings);
-    if (evicting_ns > kLooks * std::exp2(doublings) * device.hole_search_ns) {
-      const bool made = device.fixed ? open_hole(device, size_bytes, evicting_ns, deferred)
-                                     : empty_chunk(device, room, evicting_ns, deferred);
-      device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
-      if (made) {
-        victims_.clear();
-        return true;
-      }
+  const double doublings = std::min(device.looks_in_vain, kMostDoublings);
+  if (fragmented && evicting_ns > kLooks * std::exp2(doublings) * device.hole_search_ns) {
+    const bool made = open_hole(device, size_bytes, evicting_ns, deferred);
+    device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
+    if (made) {
+      victims_.clear();
+      return true;
     }
   }
-  if (!is_window || !device.fixed) return false;
+  if (!is_window) return false;
   uint64_t begin = UINT64_MAX, end = 0;
   for (const Storage* storage : victims_) {
     const uint64_t address = number(storage->address);
@@ -280,11 +271,12 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Defe
   return false;
 }
 
-// Moves all that touches some chunk into gaps in chunks that are touched anyway, if emptying as
-// many chunks as are lacking is likely to cost less than most_ns. True if the chunk is empty now:
-// then there is one that is lacking less.
-bool Engine::empty_chunk(Device& device, const dtr_pool_room& room, double most_ns,
-                         Deferred& deferred) {
+// Moves all that touches some chunk into gaps in chunks that are touched anyway, if as many chunks
+// as are lacking can be emptied. True if the chunk is empty now: then there is one that is lacking
+// less.
+bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred) {
+  dtr_pool_room room{};
+  dtr_pool_get_room(device.pool, size_bytes, &room);
   const uint64_t chunk = room.chunk_bytes;
   if (chunk == 0 || !room.in_one_piece || room.lacking_chunks == 0) return false;
   Look look(device.hole_search_ns, stats_.search_ns, device.move_price.is_fixed());
@@ -334,9 +326,6 @@ bool Engine::empty_chunk(Device& device, const dtr_pool_room& room, double most_
   if (cheapest.size() < room.lacking_chunks) return false;
   std::sort(cheapest.begin(), cheapest.end(),
             [](const Touched& a, const Touched& b) { return a.cost_ns < b.cost_ns; });
-  double total = 0;
-  for (uint64_t i = 0; i < room.lacking_chunks; ++i) total += cheapest[i].cost_ns;
-  if (total >= most_ns) return false;
   for (size_t look_at = 0; look_at < std::min(cheapest.size(), kMostLooks); ++look_at) {
     const Touched& one = cheapest[look_at];
     const uint64_t begin = room.base + one.number * chunk, end = begin + chunk;

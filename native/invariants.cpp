@@ -276,8 +276,7 @@ void Engine::check_search() {
   stats_ = before;
 }
 
-// W5, by trying every run of blocks, for requests of several sizes: what the pool says that they
-// lack, and as if nothing but a hole of that size would do.
+// W5, by trying every run of blocks, for requests of several sizes.
 void Engine::check_windows(Device& device, const Moment& moment) {
   size_t blocks = 64, count;
   while ((count = run_of(device, nullptr, blocks)) == blocks) blocks *= 2;
@@ -291,47 +290,43 @@ void Engine::check_windows(Device& device, const Moment& moment) {
     largest = std::max(largest, all[i].size_bytes);
   }
   const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };
-  for (const uint64_t size : {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest})
-    for (const bool only_hole : {false, true}) {
-      WindowNeed need{in_grains(size), {}};
-      dtr_pool_get_room(device.pool, need.size_bytes, &need.room);
-      if (need.room.chunk_bytes == 0) return;
-      if (only_hole) need.room.lacking_chunks = std::numeric_limits<uint64_t>::max();
-      if (need.room.lacking_chunks == 0) continue;
-      FewWindows best;
-      best.clear();
-      ++price_look_;
-      for (size_t first = 0; first < count; ++first) {
-        if (!owners[first]) continue;
-        size_t begin = first;
-        while (begin > 0 && free(begin - 1)) --begin;
-        WindowSpan span;
-        Window window{owners[first], 0, 0};
-        for (size_t i = begin; i < count && (free(i) || owners[i]); ++i) {
-          span.add(all[i], need);
-          if (!free(i)) {
-            ++window.members;
-            window.price += price_of(device, owners[i], moment);
-          }
-          const bool ends = i + 1 == count || !free(i + 1);
-          if (window.members > 0 && ends && span.suffices(need)) {
-            best.offer(window);
-            break;
-          }
+  for (const uint64_t size :
+       {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest}) {
+    const uint64_t size_bytes = in_grains(size);
+    FewWindows best;
+    best.clear();
+    ++price_look_;
+    for (size_t first = 0; first < count; ++first) {
+      if (!owners[first]) continue;
+      size_t begin = first;
+      while (begin > 0 && free(begin - 1)) --begin;
+      uint64_t bytes = 0;
+      Window window{owners[first], 0, 0};
+      for (size_t i = begin; i < count && (free(i) || owners[i]); ++i) {
+        bytes += all[i].size_bytes;
+        if (!free(i)) {
+          ++window.members;
+          window.price += price_of(device, owners[i], moment);
+        }
+        const bool ends = i + 1 == count || !free(i + 1);
+        if (window.members > 0 && ends && bytes >= size_bytes) {
+          best.offer(window);
+          break;
         }
       }
-      search_windows(device, moment, need);
-      bool same = few_.size() == best.size();
-      for (size_t i = 0; same && i < best.size(); ++i)
-        same = few_[i].first == best[i].first && few_[i].members == best[i].members &&
-               few_[i].price == best[i].price;
-      if (same) continue;
-      throw StateError("W5: for " + std::to_string(need.size_bytes) + " bytes the search found " +
-                       std::to_string(few_.size()) + " windows, the best of price " +
-                       std::to_string(few_.size() ? few_[0].price : 0) + ", where " +
-                       std::to_string(best.size()) + " are best, with " +
-                       std::to_string(best.size() ? best[0].price : 0));
     }
+    search_windows(device, moment, size_bytes);
+    bool same = few_.size() == best.size();
+    for (size_t i = 0; same && i < best.size(); ++i)
+      same = few_[i].first == best[i].first && few_[i].members == best[i].members &&
+             few_[i].price == best[i].price;
+    if (same) continue;
+    throw StateError("W5: for " + std::to_string(size_bytes) + " bytes the search found " +
+                     std::to_string(few_.size()) + " windows, the best of price " +
+                     std::to_string(few_.size() ? few_[0].price : 0) + ", where " +
+                     std::to_string(best.size()) + " are best, with " +
+                     std::to_string(best.size() ? best[0].price : 0));
+  }
 }
 
 }  // namespace dtr

@@ -437,15 +437,14 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     while (!freed) {
       const int64_t begin = now_ns();
       const Moment moment = moment_of(device);
-      bool is_window = false;
-      if (options_.heuristic.select == DTR_SELECT_CALLBACK) {
-        Storage* chosen = choose_by_callback(device, moment, lock);
-        victims_.assign(chosen ? 1 : 0, chosen);
-      } else {
-        is_window = choose_victims(device, moment, size_bytes, fragmented);
-      }
+      const Way way = choose_victims(device, moment, size_bytes, lock);
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
-      ++stats_.searches;
+      if (way == Way::remap)
+        return moves_aside() &&
+                       open_hole(device, size_bytes, remap_ns(device, size_bytes), deferred)
+                   ? DTR_ROOM_IS_FREED
+                   : DTR_ROOM_BY_REMAP;
+      const bool is_window = way == Way::window;
       if (victims_.empty()) break;
       if (move_instead(device, size_bytes, fragmented, is_window, deferred)) {
         freed = true;
@@ -473,17 +472,15 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   }
   if (!freed && options_.moving) {
     constexpr double kAtAnyPrice = std::numeric_limits<double>::infinity();
-    dtr_pool_room room{};
-    if (!device.fixed) dtr_pool_get_room(device.pool, size_bytes, &room);
-    freed = empty_chunk(device, room, kAtAnyPrice, deferred) ||
-            open_hole(device, size_bytes, kAtAnyPrice, deferred);
+    freed = open_hole(device, size_bytes, kAtAnyPrice, deferred) ||
+            empty_chunk(device, size_bytes, deferred);
   }
   if (!freed) {
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);
     eviction_cause_ = Journal::Cause::gone;
   }
-  return freed;
+  return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;
 }
 
 }  // namespace dtr

@@ -43,21 +43,21 @@ double Engine::price_of(Device& device, Storage* storage, const Moment& moment) 
 }
 
 // The minimal window whose first member is given, if there is one that costs no more than `most`.
-bool Engine::extend_window(Device& device, const Moment& moment, const WindowNeed& need,
+bool Engine::extend_window(Device& device, const Moment& moment, uint64_t size_bytes,
                            Storage* first, double most, Window* window) {
   for (size_t blocks = kFewBlocks;; blocks *= 2) {
     const size_t count = run_of(device, first->address, blocks);
-    WindowSpan span;
+    uint64_t bytes = 0;
     Storage* next = first;
     *window = {first, 0, 0, 0};
     for (size_t i = 0; i < count; ++i) {
       const dtr_run_block& block = run_[i];
       if (is_free(block)) {
-        span.add(block, need);
+        bytes += block.size_bytes;
         continue;
       }
-      if (window->members > 0 && span.suffices(need)) {
-        window->bytes = span.bytes();
+      if (window->members > 0 && bytes >= size_bytes) {
+        window->bytes = bytes;
         return true;
       }
       while (next && next->address < reinterpret_cast<void*>(block.address))
@@ -67,11 +67,11 @@ bool Engine::extend_window(Device& device, const Moment& moment, const WindowNee
       window->price += price_of(device, next, moment);
       if (!(window->price <= most) || std::isinf(window->price)) return false;
       ++window->members;
-      span.add(block, need);
+      bytes += block.size_bytes;
     }
     if (count < blocks) {
-      window->bytes = span.bytes();
-      return window->members > 0 && span.suffices(need);
+      window->bytes = bytes;
+      return window->members > 0 && bytes >= size_bytes;
     }
   }
 }
@@ -85,16 +85,17 @@ void Engine::take_members(const Device& device, const Window& window) {
 }
 
 // The best few windows by their price, in few_.
-void Engine::search_windows(Device& device, const Moment& moment, const WindowNeed& need) {
+void Engine::search_windows(Device& device, const Moment& moment, uint64_t size_bytes) {
   ++price_look_;
   ++stats_.window_searches;
   few_.clear();
   device.candidates.search_windows(
-      moment.now_ns, components_.decreased_ns(), need.least_span(), few_.limit(),
+      moment.now_ns, components_.decreased_ns(), size_bytes, few_.limit(),
       [&](Storage* storage) { return price_of(device, storage, moment); },
       [&](Storage* first) {
         Window window;
-        if (extend_window(device, moment, need, first, few_.limit(), &window)) few_.offer(window);
+        if (extend_window(device, moment, size_bytes, first, few_.limit(), &window))
+          few_.offer(window);
       });
 }
 
@@ -166,82 +167,89 @@ double Engine::joint_price(const Moment& moment) {
 }
 
 // The best window by W4, its members in members_; false if there is none.
-bool Engine::find_window(Device& device, const Moment& moment, const WindowNeed& need,
-                         double* joint) {
-  search_windows(device, moment, need);
+bool Engine::find_window(Device& device, const Moment& moment, uint64_t size_bytes) {
+  search_windows(device, moment, size_bytes);
   find_largest_hole(device);
   Window best;
   double least = std::numeric_limits<double>::infinity();
-  *joint = least;
   const bool credits_bytes =
       options_.room == DTR_ROOM_AUTO && options_.heuristic.size != DTR_SIZE_NONE;
   for (size_t i = 0; i < few_.size(); ++i) {
     take_members(device, few_[i]);
     const double price = joint_price(moment);
-    const double rate = credits_bytes ? few_[i].rate(price, need) : price;
+    const double rate = credits_bytes ? few_[i].rate(price, size_bytes) : price;
     if (rate >= least) continue;
     least = rate;
-    *joint = price;
     best = few_[i];
   }
   take_members(device, best);
   return best.first != nullptr;
 }
 
-// What single evictions are likely to cost until a request has room, if the first is this: as often
-// as much as it releases too little. 0 if it is enough alone, infinity if it releases nothing.
-double Engine::price_of_singles(Device& device, const Moment& moment, const WindowNeed& need,
-                                Storage* first) {
-  WindowSpan span;
+// Whether the request has its place if this one goes.
+bool Engine::makes_place(const Device& device, const Storage* storage, uint64_t size_bytes) {
+  uint64_t bytes = 0;
   bool met = false;
-  const size_t count = run_of(device, first->address, kFewBlocks);
+  const size_t count = run_of(device, storage->address, kFewBlocks);
   for (size_t i = 0; i < count; ++i) {
     if (!is_free(run_[i])) {
       if (met) break;
       met = true;
     }
-    span.add(run_[i], need);
+    bytes += run_[i].size_bytes;
   }
-  if (met && span.suffices(need)) return 0;
-  const uint64_t released = met ? span.released(need) : 0;
-  if (released == 0 || device.fixed) return std::numeric_limits<double>::infinity();
-  ++price_look_;
-  const double times =
-      std::ceil(static_cast<double>(need.room.lacking_chunks) / static_cast<double>(released));
-  return price_of(device, first, moment) * times;
+  return met && bytes >= size_bytes;
 }
 
-// Whom to evict for a request, in victims_; for `fragmented` see make_room. True: the members of a
-// window, else the one of the least score.
+// What it costs to take memory from other addresses to where a request is: a guess. (The kernel, or
+// the driver, works for each page, in this step and in every one like it.)
+double Engine::remap_ns(const Device& device, uint64_t size_bytes) {
+  constexpr double kCopies = 4;
+  return kCopies * device.move_price.ns_of(size_bytes);
+}
+
+// How a request gets its place, and whom to evict for that, in victims_.
 //
 // Under DTR_ROOM_AUTO the best score is the first choice, as it is the best use of what is freed
-// beyond the request. If that one does not make the place, singles may be blind to what does: so in
-// a fixed pool, and where bytes are lacking in one piece only, a window goes instead, unless
-// further singles are likely to cost less.
-bool Engine::choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
-                            bool fragmented) {
+// beyond the request. If that one does not make the place, singles may be blind to what does: so a
+// window goes, but not while a remap would do with some more bytes, wherever they are: near the
+// smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
+// less than what would be evicted, and where no window helps.
+Engine::Way Engine::choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
+                                   std::unique_lock<EngineMutex>& lock) {
   victims_.clear();
-  const int32_t way = needs_.scores ? options_.room : DTR_ROOM_SINGLE;
-  WindowNeed need{size_bytes, {}};
-  bool wanted = way == DTR_ROOM_WINDOW || (way == DTR_ROOM_AUTO && (device.fixed || fragmented));
-  if (wanted) {
-    dtr_pool_get_room(device.pool, size_bytes, &need.room);
-    // Where nothing is lacking what is missing is time, and no window.
-    wanted = need.room.chunk_bytes > 0 && need.room.in_one_piece && need.room.lacking_chunks > 0;
-  }
-  Storage* single = wanted && way == DTR_ROOM_WINDOW ? nullptr : choose(device, moment);
-  if (wanted) {
-    const double singles = single ? price_of_singles(device, moment, need, single)
-                                  : std::numeric_limits<double>::infinity();
-    double joint = 0;
-    if (singles > 0 && find_window(device, moment, need, &joint) && joint <= singles) {
-      victims_ = members_;
-      return true;
-    }
-    if (!single) single = choose(device, moment);
-  }
+  dtr_pool_room room{};
+  dtr_pool_get_room(device.pool, size_bytes, &room);
+  // Where there is a hole what is missing is time, or memory for slabs.
+  const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
+  const bool can_remap = lacks_place && room.lacking_chunks == 0;
+  const int32_t way = lacks_place && needs_.scores ? options_.room : DTR_ROOM_SINGLE;
+  if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
+  ++stats_.searches;
+  Storage* single = nullptr;
+  if (options_.heuristic.select == DTR_SELECT_CALLBACK)
+    single = choose_by_callback(device, moment, lock);
+  else if (way != DTR_ROOM_WINDOW)
+    single = choose(device, moment);
   if (single) victims_.push_back(single);
-  return false;
+  if (way == DTR_ROOM_SINGLE) return Way::single;
+
+  const auto is_dear = [&] {
+    double loss = 0;
+    for (Storage* storage : victims_) loss += loss_ns(storage);
+    return can_remap && loss > remap_ns(device, size_bytes);
+  };
+  if (single && makes_place(device, single, size_bytes))
+    return is_dear() ? Way::remap : Way::single;
+  const bool lacks_bytes =
+      !can_remap && room.lacking_chunks != std::numeric_limits<uint64_t>::max();
+  if (!(lacks_bytes && single) && find_window(device, moment, size_bytes)) {
+    victims_ = members_;
+    if (!is_dear()) return Way::window;
+  }
+  if (can_remap) return Way::remap;
+  if (!single && (single = choose(device, moment))) victims_.push_back(single);
+  return Way::single;
 }
 
 }  // namespace dtr

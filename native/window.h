@@ -7,12 +7,7 @@
 //       candidate that may be evicted, of these one at least. Free bytes cost nothing, so it goes
 //       on over all that is free on both sides. What is locked, pinned, frozen or too small, what
 //       no candidate owns, and what is free but not for everybody ends it.
-//   W2  It suffices if, with its members gone, either
-//         - it is as large as the request, where free chunks that no block touches count only as
-//           far as the budget has such chunks to spare (in a fixed pool it always has), or
-//         - so many chunks are touched by no block any more that a hole which is there serves:
-//           contiguity of addresses counts only below the chunk where memory is mapped anew.
-//       Either stays true for a longer run.
+//   W2  It suffices if it is as large as the request.
 //   W3  Only minimal windows count: for a first member the shortest run that suffices.
 //   W4  The price of a window is the sum of its members': the score without the size, as the
 //       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
@@ -30,57 +25,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "dtr_alloc.h"
 #include "records.h"
 
 namespace dtr {
-
-// What a request lacks.
-struct WindowNeed {
-  uint64_t size_bytes;
-  dtr_pool_room room;
-
-  // No window suffices that spans less.
-  uint64_t least_span() const {
-    if (room.lacking_chunks > size_bytes / room.chunk_bytes) return size_bytes;
-    return std::max<uint64_t>(room.lacking_chunks, 1) * room.chunk_bytes;
-  }
-};
-
-// A run of blocks, one after the other.
-class WindowSpan {
- public:
-  void add(const dtr_run_block& block, const WindowNeed& need) {
-    if (end_ == 0) begin_ = block.address;
-    end_ = block.address + block.size_bytes;
-    bytes_ += block.size_bytes;
-    if (block.state == 0) untouched_ += whole_chunks(block.address, end_, need);
-  }
-
-  // Chunks that would be touched by no block, and are now.
-  uint64_t released(const WindowNeed& need) const {
-    return whole_chunks(begin_, end_, need) - untouched_;
-  }
-
-  uint64_t bytes() const { return bytes_; }
-
-  bool suffices(const WindowNeed& need) const {
-    const uint64_t loose = untouched_ * need.room.chunk_bytes;
-    const uint64_t backed = std::min(untouched_, need.room.spare_chunks) * need.room.chunk_bytes;
-    return bytes_ - loose + backed >= need.size_bytes || released(need) >= need.room.lacking_chunks;
-  }
-
- private:
-  static uint64_t whole_chunks(uint64_t begin, uint64_t end, const WindowNeed& need) {
-    const uint64_t chunk = need.room.chunk_bytes;
-    const uint64_t first = (begin - need.room.base + chunk - 1) / chunk;
-    const uint64_t last = (end - need.room.base) / chunk;
-    return last > first ? last - first : 0;
-  }
-
-  uint64_t begin_ = 0, end_ = 0, bytes_ = 0;
-  uint64_t untouched_ = 0;  // chunks wholly inside of blocks that are free for everybody
-};
 
 struct Window {
   Storage* first = nullptr;  // member
@@ -90,9 +37,9 @@ struct Window {
 
   static constexpr double kMostTimes = 2;
   // W4: what the few are compared by, given their joint price.
-  double rate(double joint, const WindowNeed& need) const {
+  double rate(double joint, uint64_t size_bytes) const {
     return joint /
-           std::min(static_cast<double>(bytes), kMostTimes * static_cast<double>(need.size_bytes));
+           std::min(static_cast<double>(bytes), kMostTimes * static_cast<double>(size_bytes));
   }
 };
 

@@ -36,7 +36,7 @@ class GptJob(Job):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with batch norm and a shortcut; x is (batch, channels, h, w)."""
+    """1x1, 3x3 and 1x1 convolutions with batch norm and a shortcut, of (batch, channels, h, w)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

@@ -84,24 +84,15 @@ int main() {
     void (Corruptor::*corrupt)();
   };
   const Case cases[] = {
-      {"H1", &Corruptor::wrong_size},
-      {"H2", &Corruptor::lost_from_the_index},
-      {"H3", &Corruptor::not_merged},
-      {"H4", &Corruptor::not_found},
-      {"H5", &Corruptor::points_out_of_order},
-      {"H7", &Corruptor::start_mistaken},
-      {"H6", &Corruptor::absent_chunk_mapped},
-      {"C1", &Corruptor::mapped_miscounted},
-      {"C2", &Corruptor::chunk_not_mapped},
-      {"C3", &Corruptor::chunk_forgotten},
-      {"L1", &Corruptor::slab_miscounted},
-      {"L2", &Corruptor::slab_list_broken},
-      {"L3", &Corruptor::slab_in_no_list},
-      {"L4", &Corruptor::empty_slabs_miscounted},
-      {"P1", &Corruptor::budget_exceeded},
-      {"P2", &Corruptor::bytes_miscounted},
-      {"P2", &Corruptor::blocks_miscounted},
-      {"P3", &Corruptor::arena_miscounted},
+      {"H1", &Corruptor::wrong_size},          {"H2", &Corruptor::lost_from_the_index},
+      {"H3", &Corruptor::not_merged},          {"H4", &Corruptor::not_found},
+      {"H5", &Corruptor::points_out_of_order}, {"H7", &Corruptor::start_mistaken},
+      {"H6", &Corruptor::absent_chunk_mapped}, {"C1", &Corruptor::mapped_miscounted},
+      {"C2", &Corruptor::chunk_not_mapped},    {"C3", &Corruptor::chunk_forgotten},
+      {"L1", &Corruptor::slab_miscounted},     {"L2", &Corruptor::slab_list_broken},
+      {"L3", &Corruptor::slab_in_no_list},     {"L4", &Corruptor::empty_slabs_miscounted},
+      {"P1", &Corruptor::budget_exceeded},     {"P2", &Corruptor::bytes_miscounted},
+      {"P2", &Corruptor::blocks_miscounted},   {"P3", &Corruptor::arena_miscounted},
       {"P4", &Corruptor::above_the_budget},
   };
   for (const Case& entry : cases) {

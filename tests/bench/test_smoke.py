@@ -44,6 +44,18 @@ def test_job_sweep() -> None:
     assert {row["outcome"] for row in document["results"]} == {"same bits"}
 
 
+def test_mapping() -> None:
+    """One job in every way; a step maps no more under a budget than without."""
+    document = run("bench.mapping")
+    assert document.keys() >= ENVIRONMENT | {"results", "processor", "steps", "settings"}
+    rows = {row["way"]: row for row in document["results"]}
+    assert rows.keys() == {"plain", "unlimited", "mapped", "fixed"}
+    assert {row["outcome"] for row in rows.values()} == {"trains"}
+    assert "evictions" not in rows["plain"]
+    assert rows["mapped"]["evictions"] > rows["unlimited"]["evictions"] == 0
+    assert rows["mapped"]["mapped_chunks"] == rows["unlimited"]["mapped_chunks"] == 0
+
+
 def test_soak() -> None:
     """A few hundred steps; what is watched is reported per window."""
     document = run("bench.soak", "--device", "cpu")

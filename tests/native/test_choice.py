@@ -145,7 +145,7 @@ class TestExactness:
 
     @pytest.mark.parametrize("heuristic", ["dtr-full", "msps", "dtr-eqclass", "lru"])
     def test_long_chains_are_walked_once_not_once_for_each_eviction(self, make_toy, heuristic):
-        toy = make_toy(pages=64, heuristic=heuristic)
+        toy = make_toy(pages=64, heuristic=heuristic, room=lib.DTR_ROOM_SINGLE)
         links = [toy.unseen(128)]
         for i in range(3000):
             links.append(toy.one("link", links[-1], words=128, parameter=i))
@@ -160,7 +160,7 @@ class TestExactness:
 
     def test_a_search_walks_a_long_chain_once_not_once_for_each_candidate(self, make_toy):
         """What is kept of each link would be computed from all links before it."""
-        toy = make_toy(pages=500, heuristic="marginal")
+        toy = make_toy(pages=500, heuristic="marginal", room=lib.DTR_ROOM_SINGLE)
         link, kept = toy.unseen(WORDS), []
         for i in range(1000):
             following = toy.one("link", link, words=8 * WORDS, parameter=i)
@@ -260,7 +260,7 @@ class TestPresets:
         return gone.index(True)
 
     def test_lru_takes_what_was_used_longest_ago(self, make_toy):
-        toy = make_toy(pages=16, heuristic="lru")
+        toy = make_toy(pages=16, heuristic="lru", room=lib.DTR_ROOM_SINGLE)
         x = toy.unseen(WORDS)
         a, b, c = (toy.one("f", x, parameter=i) for i in range(3))
         release(toy.one("g", a, words=8))
@@ -293,7 +293,7 @@ class TestPresets:
         release(x, wall, extra, row[1], row[3])
 
     def test_ancestors_that_are_gone_make_a_storage_dear(self, make_toy):
-        toy = make_toy(pages=24, heuristic="msps")
+        toy = make_toy(pages=24, heuristic="msps", room=lib.DTR_ROOM_SINGLE)
         x = toy.unseen(WORDS)
         chain = [x]
         for i in range(8):
@@ -302,7 +302,7 @@ class TestPresets:
         for link in chain[1:-1]:
             assert toy.evict(link)
         # Costs are measured, and vary; eight times one of them do not come down to one.
-        toy.configure("c=ancestors,m=size,s=0")
+        toy.configure("c=ancestors,m=size,s=0", room=lib.DTR_ROOM_SINGLE)
         assert self.evicted_first(toy, chain[-1], lone) == 1
         release(*chain, lone)
 

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from native_pool import lib
 from programs import Model
 
 from dtr_alloc import oplog, simulate
@@ -26,7 +27,7 @@ class TestGhosts:
     @pytest.mark.parametrize("asked", [True, False])
     def test_a_ghost_that_nothing_asks_for_goes_before_the_living(self, make_toy, asked):
         """By the score alone the larger storage, which lives, would go first."""
-        toy = make_toy(pages=8, heuristic="largest")
+        toy = make_toy(pages=8, heuristic="largest", room=lib.DTR_ROOM_SINGLE)
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z, w = toy.one("g", y, words=2 * WORDS), toy.one("h", y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from native_pool import DriverFailed, NativePool, OutOfMemory
+from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
 from toy import MUTATE, WORD, Toy, release
 
@@ -175,7 +175,11 @@ class TestPrices:
         """The search takes what costs least, whichever way it would go."""
         for speed, swaps in ((FAST, 1), (SLOW, 0)):
             toy = make_toy(
-                pages=4, kind=self.Priced, heuristic="c=local,m=none,s=0", **swapping(speed)
+                pages=4,
+                kind=self.Priced,
+                heuristic="c=local,m=none,s=0",
+                room=lib.DTR_ROOM_SINGLE,
+                **swapping(speed),
             )
             source = constant(toy)
             results = [toy.one("cheap", source, words=WORDS, parameter=i) for i in range(3)]

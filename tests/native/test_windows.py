@@ -129,21 +129,53 @@ def test_the_automatic_way_counts_free_bytes_beside_a_block(make_toy, room, evic
     release(tensors)
 
 
-@pytest.mark.parametrize("chunk_pages", [1, 8])
-def test_a_mapped_pool_evicts_a_window_only_for_bytes_in_one_chunk(make_toy, chunk_pages):
-    """Bytes in several chunks are as good as in one."""
-    toy = make_toy(pages=24, chunk=chunk_pages * PAGE, heuristic="c=local,m=size,s=0.5")
-    tensors = filled(toy, 23 * [WORDS], words=WORDS)
-    for tensor in tensors[2:24:2]:
+@pytest.mark.parametrize(("room", "cost_ns"), [(AUTO, 10), (AUTO, 10**9), (SINGLE, 10)])
+def test_a_mapped_pool_remaps_for_what_is_dear_and_evicts_what_is_cheap(make_toy, room, cost_ns):
+    """Every second page of many is free. Single evictions have no eye for places."""
+    toy = make_toy(
+        pages=24,
+        chunk=PAGE,
+        kind=Priced,
+        heuristic="c=local,m=size,s=0.5",
+        room=room,
+        moving=0,
+        move_bytes_per_s=1e9,
+    )
+    seed = toy.unseen(WORDS)
+    tensors = [toy.one("fill", seed, words=WORDS, parameter=cost_ns) for _ in range(23)]
+    for tensor in tensors[1::2]:
         assert toy.evict(tensor)
     before = toy.stats().evictions
-    tensors.append(toy.one("large", tensors[0], words=8 * WORDS))
+    mapped = toy.pool.stats().mapped_chunks
+    large = toy.one("large", seed, words=8 * WORDS, parameter=cost_ns)
     stats = toy.stats()
-    if chunk_pages == 1:
-        assert (stats.evictions - before, stats.contiguity_evictions) == (0, 0)
-    else:
-        assert stats.window_evictions == stats.contiguity_evictions == stats.evictions - before == 4
-    release(tensors)
+    evicted = 4 if (room, cost_ns) == (AUTO, 10) else 0
+    assert stats.window_evictions == stats.contiguity_evictions == evicted
+    assert stats.evictions - before == evicted
+    assert (toy.pool.stats().mapped_chunks > mapped) == (evicted == 0)
+    assert toy.pool.stats().remaps == (evicted == 0)
+    release([seed, *tensors, large])
+
+
+@pytest.mark.parametrize(("pages", "layers"), [(48, 24), (64, 40)])
+def test_a_step_that_repeats_maps_nothing(make_toy, pages, layers):
+    """Results of 1 to 11 pages, used in the opposite order, of which the budget holds a part."""
+    toy = make_toy(pages=pages, chunk=PAGE, kind=Priced, heuristic="marginal", move_bytes_per_s=1e9)
+    seed = toy.unseen(WORDS)
+    mapped, evictions = [], []
+    for _ in range(6):
+        results = [seed]
+        for i in range(layers):
+            words = (1 + i * 7 % 11) * WORDS
+            results.append(toy.one("layer", results[-1], words=words, parameter=1000))
+        for result in reversed(results[1:]):
+            use(result)
+            result.release()
+        mapped.append(toy.pool.stats().mapped_chunks)
+        evictions.append(toy.stats().evictions)
+    assert mapped[1:] == 5 * mapped[:1]
+    assert evictions[-1] > evictions[-2] > 0
+    seed.release()
 
 
 def test_what_is_pinned_or_locked_ends_a_window(make_toy):

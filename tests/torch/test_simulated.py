@@ -147,7 +147,8 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
     is of the run without a budget: it says nothing of any decision."""
     folder, program, stats = job
     budget = int(ratio * stats["peak_allocated_bytes"])
-    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic)
+    # What moves cost is measured.
+    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, MOVING="0")
     run = simulate.replay(
         program,
         heuristic,
@@ -256,7 +257,7 @@ def test_what_trains_under_a_budget_is_simulated_decision_for_decision(trained):
     policies = ["eager"] if job in ("mlp", "inplace") else ["eager", "lazy"]
     for (heuristic, ratio), dealloc in itertools.product(PRESETS[job], policies):
         budget = int(ratio * peak_bytes)
-        found, _ = train(budget=budget, heuristic=heuristic, dealloc=dealloc)
+        found, _ = train(budget=budget, heuristic=heuristic, dealloc=dealloc, moving=False)
         run = simulate.replay(
             program,
             heuristic,
