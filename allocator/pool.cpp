@@ -351,15 +351,17 @@ uint64_t Pool::shrink(uint64_t budget_bytes, bool last) {
   if (last) settle_all();
   poll();
   if (fixed_) return shrink_fixed(budget_bytes);
+  if (budget_bytes >= budget_) return allotted_ * chunk_;
   const uint64_t allowed = budget_bytes / chunk_;
   const auto above = [&] { return allotted_ > allowed ? allotted_ - allowed : 0; };
   if (loose_chunks() < above()) release_empty_slabs();
   if (loose_chunks() < above()) settle_arenas();
-  withdraw(above(), {0, 0}, false);
-  if (above() > 0) {
-    settle_old_work();
-    withdraw(above(), {0, 0}, true);
-  }
+  // As far as no block touches them, the addresses that stay are the lowest, as in a new pool: what
+  // was remapped under another budget leaves no gaps. grow() takes those that are absent.
+  withdraw(kNoLimit, {0, 0}, false);
+  settle_old_work();
+  withdraw(kNoLimit, {0, fixed_end(budget_bytes)}, true);
+  withdraw(above(), {0, 0}, true);
   return allotted_ * chunk_;
 }
 

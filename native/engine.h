@@ -508,6 +508,7 @@ class Engine {
   double at_most_move(Storage* storage, double cost_ns);
   bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                     Deferred& deferred);
+  bool open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns, Deferred& deferred);
   bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
   bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
 

@@ -10,9 +10,8 @@
 // where memory is mapped by chunks, one is emptied into the gaps between other blocks, to be mapped
 // to where the request is.
 //
-// All that looks at all blocks, which takes longer than a search. So, against evictions, more must
-// be at stake than some looks take, and twice as much after each that was in vain. (A remap costs
-// more than a look.)
+// All that looks at all blocks, which takes longer than a search. So more must be at stake than
+// some looks take, and twice as much after each that was in vain.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -140,27 +139,33 @@ double Engine::at_most_move(Storage* storage, double cost_ns) {
   return std::min(cost_ns, move_ns(storage));
 }
 
+// Makes a hole by moves that cost less than what is at stake, if that is worth a look.
+bool Engine::open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns,
+                               Deferred& deferred) {
+  constexpr double kLooks = 4;
+  constexpr uint32_t kMostDoublings = 6;
+  const double doublings = std::min(device.looks_in_vain, kMostDoublings);
+  if (!moves_aside() || stake_ns <= kLooks * std::exp2(doublings) * device.hole_search_ns)
+    return false;
+  const bool made = open_hole(device, size_bytes, stake_ns, deferred);
+  device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
+  return made;
+}
+
 // Before victims_ are evicted for a request: if a place for it can be made by moves alone that cost
 // less than they would, it is (true, and no victims are left). Else, of a window's members, those
 // that are cheaper to move go elsewhere; true if any did.
 bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
                           Deferred& deferred) {
   if (!moves_aside() || !device.one_range) return false;
-  constexpr double kLooks = 4;
-  constexpr uint32_t kMostDoublings = 6;
   double evicting_ns = 0;
   for (Storage* storage : victims_) {
     const double loss = loss_ns(storage);
     evicting_ns += is_window ? std::min(loss, move_ns(storage)) : loss;
   }
-  const double doublings = std::min(device.looks_in_vain, kMostDoublings);
-  if (fragmented && evicting_ns > kLooks * std::exp2(doublings) * device.hole_search_ns) {
-    const bool made = open_hole(device, size_bytes, evicting_ns, deferred);
-    device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
-    if (made) {
-      victims_.clear();
-      return true;
-    }
+  if (fragmented && open_hole_instead(device, size_bytes, evicting_ns, deferred)) {
+    victims_.clear();
+    return true;
   }
   if (!is_window) return false;
   uint64_t begin = UINT64_MAX, end = 0;

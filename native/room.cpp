@@ -440,8 +440,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       const Way way = choose_victims(device, moment, size_bytes, lock);
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       if (way == Way::remap)
-        return moves_aside() &&
-                       open_hole(device, size_bytes, remap_ns(device, size_bytes), deferred)
+        return open_hole_instead(device, size_bytes, remap_ns(device, size_bytes), deferred)
                    ? DTR_ROOM_IS_FREED
                    : DTR_ROOM_BY_REMAP;
       const bool is_window = way == Way::window;
