@@ -141,6 +141,10 @@ class _Graph:
     is_functional: bool
     kernels: Kernels | None
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # It is of this process: a copy of the graph in PyTorch's caches has None in its place.
+        return type(None), ()
+
 
 def _study(graph: Any) -> _Graph:
     name = f"inductor::{graph.cache_key or 'graph'}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -230,6 +232,24 @@ def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:
         dtr_alloc.set_budget("unlimited")
         assert recorded() == 1
     assert torch.equal(function(x), expected)
+
+
+def test_a_cached_graph_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    studied = []
+    study = compiled._study
+
+    def seen(graph: Any) -> Any:
+        studied.append(graph)
+        return study(graph)
+
+    monkeypatch.setattr(compiled, "_study", seen)
+    function = torch.compile(lambda x: (x @ x).sin() @ x, backend="inductor")
+    with checked_session("64MiB"):
+        function(torch.linspace(-1, 1, 64 * 64).view(64, 64))
+    (graph,) = studied
+    assert graph._dtr_alloc.kernels is not None
+    assert copy.deepcopy(graph._dtr_alloc) is None
+    assert pickle.loads(pickle.dumps(graph._dtr_alloc)) is None
 
 
 def test_inputs_that_a_graph_takes_over_are_known_from_its_source() -> None:
