@@ -57,6 +57,7 @@ def measure(name: str, rounds: int, **options: Any) -> list[dict[str, Any]]:
             with nullcontext() if way == "plain" else dtr_alloc.session("unlimited", device="cpu"):
                 if way not in jobs:
                     jobs[way] = kind(**options)
+                torch.manual_seed(begin)  # dropout draws from the generator that all share
                 jobs[way].step(begin)
                 if share is not None:
                     # What lies between steps is that of all ways.
