@@ -114,6 +114,15 @@ def test_overhead() -> None:
     assert job["ratio"] == pytest.approx(job["step_seconds"] / job["step_seconds_plain"])
 
 
+def test_compiled() -> None:
+    """Graphs of torch.compile under budgets: the same bits each way."""
+    document = run("bench.compiled")
+    ways = {row["way"]: row for row in document["results"]}
+    assert ways.keys() == {"plain", "unlimited", "0.9", "0.7", "0.5", "0.4"}
+    assert not any(row["differences"] for row in ways.values())
+    assert ways["0.4"]["rematerializations"] > 0
+
+
 @pytest.mark.parametrize("job", ["digits", "gpt"])
 def test_demo(job: str, tmp_path: Path) -> None:
     """Both jobs of the demo at two budgets; a table's worth of numbers and a picture."""
