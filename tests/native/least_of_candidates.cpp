@@ -5,23 +5,15 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <random>
 
-#include "candidates.h"
+#include "random_candidates.h"
 
 namespace {
 
-constexpr uint64_t kGrain = 256;
-
-struct Made : dtr::Storage {
-  dtr::CandidateBounds bounds;
-  double cost = 1;
-};
-
-class Run {
+class Run : Draws {
  public:
   Run(unsigned seed, double exponent, int64_t pause_ns)
-      : random_(seed), exponent_(exponent), pause_ns_(pause_ns) {
+      : Draws(seed), exponent_(exponent), pause_ns_(pause_ns) {
     candidates_.set_exponent(exponent);
   }
 
@@ -38,13 +30,6 @@ class Run {
   }
 
  private:
-  uint64_t below(uint64_t end) {
-    return std::uniform_int_distribution<uint64_t>(0, end - 1)(random_);
-  }
-  double spread(double most) {
-    return std::exp(std::uniform_real_distribution<>(0, std::log(most))(random_));
-  }
-
   // What is made together lies together, so that there are blocks of young ones.
   void add() {
     auto made = std::unique_ptr<Made, Removal>(new Made, Removal{&candidates_});
@@ -110,7 +95,6 @@ class Run {
     }
   };
 
-  std::mt19937_64 random_;
   double exponent_;
   int64_t pause_ns_;
   dtr::Candidates candidates_;

@@ -25,6 +25,15 @@ SHARES = (0, 0.5, 1)
 HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics that thrash
 
 
+def check_random_candidates(name, folder):
+    """Runs a program of this folder that compares searches of the columns with trying all."""
+    sources = [ROOT / f"tests/native/{name}.cpp"]
+    sources += [ROOT / f"native/{part}.cpp" for part in ("candidates", "run_floors", "least_of")]
+    program = compile_cpp(sources, folder / name, f"-I{ROOT / 'native'}", "-O2")
+    result = subprocess.run([str(program)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
 class Program:
     """Random operators on random tensors, evicted and released at random; the same for a seed."""
 
@@ -201,14 +210,7 @@ class TestExactness:
 
     def test_the_columns_find_the_least_score_of_random_candidates(self, tmp_path):
         """Also among many that are new just before what was computed ahead must be renewed."""
-        sources = [ROOT / "tests/native/least_of_candidates.cpp"]
-        sources += [
-            ROOT / f"native/{name}.cpp" for name in ("candidates", "run_floors", "least_of")
-        ]
-        flags = (f"-I{ROOT / 'native'}", "-O2")
-        program = compile_cpp(sources, tmp_path / "least_of_candidates", *flags)
-        result = subprocess.run([str(program)], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
+        check_random_candidates("least_of_candidates", tmp_path)
 
     def test_the_power_of_the_prefilter_is_never_too_small(self, tmp_path):
         """Every mantissa against std::pow."""

@@ -4,12 +4,9 @@ check_invariants() compares, in every fourth step, the windows that the search f
 sizes with those that trying every run of blocks finds (native/invariants.cpp).
 """
 
-import subprocess
-
 import pytest
-from native_fixtures import ROOT, compile_cpp
 from native_pool import Invalid, OutOfMemory, check, ffi, lib
-from test_choice import Program
+from test_choice import Program, check_random_candidates
 from toy import Toy, engine_options
 
 from dtr_alloc.heuristics import COSTS
@@ -67,14 +64,7 @@ class TestExactness:
 
     def test_no_run_of_candidates_that_is_cheap_enough_is_left_out(self, tmp_path):
         """Thousands of random searches of the columns alone, against sums over all runs."""
-        sources = [ROOT / "tests/native/windows_of_candidates.cpp"]
-        sources += [
-            ROOT / f"native/{name}.cpp" for name in ("candidates", "run_floors", "least_of")
-        ]
-        flags = (f"-I{ROOT / 'native'}", "-O2")
-        program = compile_cpp(sources, tmp_path / "windows_of_candidates", *flags)
-        result = subprocess.run([str(program)], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
+        check_random_candidates("windows_of_candidates", tmp_path)
 
     def test_many_blocks_come_and_go(self, make_toy):
         """More than one block of columns, so that they are split and merged."""

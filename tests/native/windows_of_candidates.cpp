@@ -5,26 +5,19 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <random>
 #include <set>
 
-#include "candidates.h"
+#include "random_candidates.h"
 
 namespace {
 
-constexpr uint64_t kGrain = 256;
 constexpr uint64_t kPlaces = 1 << 16;  // grains
 
-struct Made : dtr::Storage {
-  dtr::CandidateBounds bounds;
-  double cost = 1;
-};
-
-class Run {
+class Run : Draws {
  public:
   // One of so many is parked each time that its bounds are set, and few are large; or nearly none.
   Run(unsigned seed, double exponent, bool is_smooth)
-      : random_(seed), exponent_(exponent), is_smooth_(is_smooth) {
+      : Draws(seed), exponent_(exponent), is_smooth_(is_smooth) {
     candidates_.set_exponent(exponent);
   }
 
@@ -47,13 +40,6 @@ class Run {
   }
 
  private:
-  uint64_t below(uint64_t end) {
-    return std::uniform_int_distribution<uint64_t>(0, end - 1)(random_);
-  }
-  double spread(double most) {
-    return std::exp(std::uniform_real_distribution<>(0, std::log(most))(random_));
-  }
-
   void add() {
     const auto grains = static_cast<uint64_t>(spread(!is_smooth_ && below(10) == 0 ? 4000 : 40));
     const uint64_t begin = below(kPlaces - grains);
@@ -172,7 +158,6 @@ class Run {
     return broken.empty();
   }
 
-  std::mt19937_64 random_;
   double exponent_;
   bool is_smooth_;
   dtr::Candidates candidates_;
