@@ -57,13 +57,19 @@ class ResNet(nn.Module):
 class ResNetJob(Job):
     """14 residual blocks on 16x16 images, SGD with momentum."""
 
+    BATCH, SIDE, BLOCKS, CLASSES = 16, 16, 7, 10
+
+    def make(self) -> nn.Module:
+        """The net: (batch, 3, SIDE, SIDE) to logits (batch, CLASSES)."""
+        return ResNet(3, [8, 16], self.BLOCKS, self.CLASSES)
+
     def build(self) -> None:
-        self.model = self.add_module("resnet", ResNet(3, [8, 16], blocks=7, classes=10))
+        self.model = self.add_module("resnet", self.make())
         self.optimizers["sgd"] = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4
         )
-        self.x = self.randn(self.batch(16), 3, 16, 16)
-        self.y = self.randint(10, self.batch(16))
+        self.x = self.randn(self.batch(self.BATCH), 3, self.SIDE, self.SIDE)
+        self.y = self.randint(self.CLASSES, self.batch(self.BATCH))
 
     def train(self, i: int) -> Tensor:
         self.optimizers["sgd"].zero_grad()

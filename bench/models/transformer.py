@@ -56,7 +56,7 @@ class Gpt(nn.Module):
 class TransformerJob(Job):
     """A six-layer GPT on random tokens, fused AdamW, clipped gradients."""
 
-    VOCABULARY, TOKENS = 48, 48
+    VOCABULARY, TOKENS, BATCH = 48, 48, 8
 
     def build(self) -> None:
         gpt = Gpt(self.VOCABULARY, self.TOKENS, width=48, heads=3, layers=6, dropout=0.1)
@@ -64,7 +64,7 @@ class TransformerJob(Job):
         self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
 
     def train(self, i: int) -> Tensor:
-        ids = self.randint(self.VOCABULARY, self.batch(8), self.TOKENS + 1)
+        ids = self.randint(self.VOCABULARY, self.batch(self.BATCH), self.TOKENS + 1)
         self.optimizers["adamw"].zero_grad()
         logits = self.model(ids[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import dtr_alloc
-from bench.models.compiled import CompiledTransformer
+from bench.models.compiled import CompiledResNet, CompiledTransformer
 from bench.models.job import Job
-from bench.models.resnet import ResNet, ResNetJob
 from dtr_alloc import compiled, kernels
 
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -128,14 +127,10 @@ def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
             assert torch.equal(one, other)
 
 
-class SmallResNet(ResNetJob):
-    """A ResNet of fewer kernels, which is one graph forward, and one backward."""
+class SmallResNet(CompiledResNet):
+    """A ResNet of fewer kernels."""
 
-    def build(self) -> None:
-        super().build()
-        self.model = self.add_module("resnet", ResNet(3, [8, 16], blocks=3, classes=10))
-        self.model.compile(backend="inductor", fullgraph=True)
-        self.optimizers["sgd"] = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+    BLOCKS = 3
 
 
 @pytest.fixture(params=["kernel by kernel", "one operator"])
