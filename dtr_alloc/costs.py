@@ -42,6 +42,11 @@ def operator_key(name: str) -> int:
     return key
 
 
+def signed(key: int) -> int:
+    """A key as PyTorch's integers hold 64 bits."""
+    return key - 2**64 if key >= 2**63 else key
+
+
 def operator_name(key: int) -> str:
     """The operator that operator_key() gave this key in this process; "" if none."""
     return _operator_names.get(key, "")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-from dtr_alloc.costs import operator_key
+from dtr_alloc.costs import operator_key, signed
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of native/dtr_alloc.h (DTR_USE_...)."""
@@ -140,13 +140,12 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        key = self.key - 2**64 if self.key >= 2**63 else self.key
         flags = [int(self.passes), int(self.replayable), int(self.random)]
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
             value for of in self.tensors for value in (of.position, of.kind, of.use, int(of.hidden))
         ]
-        return [key, number, *flags, *positions, *tensors]
+        return [signed(self.key), number, *flags, *positions, *tensors]
 
 
 def operator_name(func: OpOverload) -> str:

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.core import error_of, lib
-from dtr_alloc.costs import operator_key
+from dtr_alloc.costs import operator_key, signed
 from dtr_alloc.purity import OFTEN_PASSING, Rule, rule_for
 
 _KEY = torch._C._dispatch_key_parse("Fake")
@@ -280,8 +280,7 @@ class Recorder:
         if key is None:
             unsigned = operator_key(name)
             self._bridge.name(unsigned, name)
-            # As PyTorch's integers hold 64 bits.
-            key = self._keys[name] = unsigned - 2**64 if unsigned >= 2**63 else unsigned
+            key = self._keys[name] = signed(unsigned)
         return key
 
     def _forget_dropped(self) -> None:

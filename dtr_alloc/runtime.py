@@ -255,16 +255,15 @@ class Runtime:
         if handle and not lib.dtr_is_resident(self.engine, handle):
             self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
-    def pin(self, tensor: Tensor, escaped: bool) -> None:
-        """Makes a tensor resident and keeps it so."""
+    def pin(self, tensor: Tensor, escaped: int) -> None:
+        """Makes a tensor resident and keeps it so; escaped: as in dtr_pin()."""
         handle = self.handle(tensor)
         self.bring_back(handle)
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
 
     def hold(self, tensor: Tensor) -> None:
         """As pin(), unless nobody has recorded the tensor: then nothing evicts it."""
-        self.bring_back(self.handle(tensor))
-        check(lib.dtr_pin(self.engine, self.address(tensor), -1))
+        self.pin(tensor, escaped=-1)
 
     def share(self, tensor: Tensor) -> None:
         """The tensor's memory is given to others that may write to it. On the CPU their writes are

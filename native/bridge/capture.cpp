@@ -163,7 +163,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
   const bool replayable = rule.replayable && settings.frozen == 0;
   OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
-  Closure& closure = thread.spare();
+  Closure& closure = thread.empty_closure();
   const bool keeps = replayable && !op.needs(DTR_NO_CLOSURE);
   if (keeps) {
     closure.keep(rule, *stack);
@@ -290,7 +290,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   const In in(Phase::capture);
   explained([&] {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD : 0, key);
-    Closure& closure = thread.spare();
+    Closure& closure = thread.empty_closure();
     closure.keep(call);
     closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();

@@ -43,7 +43,6 @@ class Closure {
 
   // The arguments of an operator, on top of the stack.
   void keep(const Rule& rule, const c10::Stack& stack) {
-    clear();
     rule_ = &rule;
     arguments_.assign(stack.end() - rule.arguments, stack.end());
     for (const TensorArgument& of : rule.tensors)
@@ -51,10 +50,7 @@ class Closure {
   }
 
   // What Python keeps under a number.
-  void keep(int64_t python) {
-    clear();
-    python_ = python;
-  }
+  void keep(int64_t python) { python_ = python; }
 
   // The value of the index-th tensor, which is on a device that is not managed.
   void keep_by_value(size_t index, at::Tensor copy) {

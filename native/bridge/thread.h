@@ -53,7 +53,11 @@ class Thread {
     buffer_[index] = number;
   }
 
-  // A closure to fill; given_away() once a record has it.
+  // An empty closure to fill, which is the spare one until a record has it: given_away().
+  Closure& empty_closure() {
+    spare_->clear();
+    return *spare_;
+  }
   Closure& spare() { return *spare_; }
   void given_away() {
     spare_.release();
