@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "at_fork.h"
 #include "block.h"
 #include "device_work.h"
 #include "driver.h"
@@ -172,10 +173,6 @@ class AnyPool {
   void note(EventKind kind, uint64_t address, uint64_t size_bytes);
   void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
 
-  // Around fork: in the child nobody else could let go of the lock.
-  void hold() { mutex_.lock(); }
-  void let_go() { mutex_.unlock(); }
-
  protected:
   // What the callback answers; kNone if there is none. *idle_answers: how often in a row it gave
   // another answer and no block was freed; 0 before the first time.
@@ -207,6 +204,7 @@ class AnyPool {
   void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
 
   mutable PoolMutex mutex_;
+  HeldAcrossFork held_across_fork_{mutex_};
   std::shared_ptr<Driver> driver_;
   DeviceWork work_;  // destroyed before the driver
   EventSource events_;

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "at_fork.h"
+
 namespace dtr {
 
 // As in dtr_alloc.h (DTR_EVENT_...) and dtr_alloc/fragment/trace.py.
@@ -70,7 +72,8 @@ class EventLog {
   void push(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
             uint64_t stream) noexcept;
 
-  mutable std::mutex mutex_;                    // a leaf: nothing is called under it
+  mutable std::mutex mutex_;  // a leaf: nothing is called under it
+  HeldAcrossFork held_across_fork_ = HeldAcrossFork::leaf(mutex_);
   std::vector<std::unique_ptr<Block>> blocks_;  // oldest first; the last one is being filled
   std::unique_ptr<Block> spare_;
   int64_t begin_ns_ = 0;

@@ -32,6 +32,7 @@ DEVICES = ("auto", "cuda", "cpu")
 SAMPLINGS = ("off", "sqrt")
 """By their numbers in the C header (DTR_SAMPLING_...)."""
 PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+DEBUGS = ("off", "contents")
 """The heap's placement policies, in the order of the DTR_PLACE_ numbers of the C header."""
 
 ROOMS = ("heuristic", *heuristics.ROOMS)
@@ -350,6 +351,11 @@ class Config:
     """Of every so many evictions of live tensors one keeps a copy, which is compared with what is
     computed again, to find operators that do not repeat; 0: none."""
 
+    debug: str = "off"
+    """``contents``: each tensor on the CPU is compared, in every byte, with what it held when an
+    operator last wrote it, before it is used, evicted or computed from: to find writes that no
+    operator makes. Otherwise a few words of it are."""
+
     log: Path | None = None
     """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says
     (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
@@ -439,6 +445,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "placement": (lambda v: _choice(PLACEMENTS)(v), lambda: ", ".join(PLACEMENTS)),
     "poison": (_switch, lambda: SWITCHES),
     "verify": (_count(0), lambda: "a whole number of evictions, 0 for none"),
+    "debug": (lambda v: _choice(DEBUGS)(v), lambda: ", ".join(DEBUGS)),
     "log": (_path, lambda: "a path"),
     "log_steps": (
         Steps.parse,

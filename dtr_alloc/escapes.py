@@ -8,10 +8,12 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
 - those that *share* it by a protocol made for that (DLPack, ``__cuda_array_interface__``) do so,
   too; where a content cannot be watched, which is everywhere but on the CPU, they also have all
   that depends on it computed, and nothing is computed from it again;
-- those that only *read* leave it as it was.
+- those that only *read* leave it as it was;
+- those that *write* have all that depends on the content computed before.
 
 What is not caught here meets a storage whose every access throws (native/bridge/), so it fails
-with a message and never reads garbage.
+with a message and never reads garbage; or it has the address from before, and what it writes there
+is noticed on the CPU (native/contents.cpp).
 """
 
 from __future__ import annotations
@@ -32,10 +34,8 @@ TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
 TENSOR_SHARES = ("__dlpack__",)
 TENSOR_READS = ("tolist", "__repr__", "__format__", "set_")
 STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "share_memory_")
-STORAGE_READS = (
-    *("__getitem__", "__setitem__", "_write_file", "tolist", "_byteswap", "resize_", "copy_"),
-    *("clone", "fill_"),
-)
+STORAGE_READS = ("__getitem__", "_write_file", "tolist", "resize_", "clone")
+STORAGE_WRITES = ("__setitem__", "_byteswap", "copy_", "fill_")
 
 # That of the base class: the one of Tensor is guarded, and given a shape it touches no memory.
 _over_storage = torch._C.TensorBase.set_
@@ -95,7 +95,7 @@ def install(runtime: Any) -> None:
 
         replace(owner, name, guarded)
 
-    def guard_reader(owner: Any, name: str) -> None:
+    def guard_reader(owner: Any, name: str, writes: bool = False) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -104,6 +104,8 @@ def install(runtime: Any) -> None:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             pinned = reading(args)
             try:
+                if writes and (written := whole(args[0])) is not None:
+                    runtime.recorder.settle(written)
                 return original(*args, **kwargs)
             finally:
                 _unpin(runtime, pinned)
@@ -122,6 +124,9 @@ def install(runtime: Any) -> None:
         guard_reader(Tensor, name)
     for name in STORAGE_READS:
         guard_reader(UntypedStorage, name)
+    for name in STORAGE_WRITES:
+        guard_reader(UntypedStorage, name, writes=True)
+    guard_giver(torch._C, "_data_address")
 
     # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
     _remove(Tensor, "__dlpack_c_exchange_api__")

@@ -34,6 +34,7 @@ from dtr_alloc.bridge import Bridge
 from dtr_alloc.core import error_of, lib
 from dtr_alloc.costs import operator_key, signed
 from dtr_alloc.purity import OFTEN_PASSING, Rule, rule_for
+from dtr_alloc.threads import EachThread
 
 _KEY = torch._C._dispatch_key_parse("Fake")
 _SECOND_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode"))
@@ -128,7 +129,7 @@ class Recorder:
         self._numbers = count(1)
         self._thread = _Thread()
         self._rules_lock = threading.Lock()
-        self._default_run: Callable[[threading.Thread], None] | None = None
+        self._each_thread = EachThread(self._enter, self._leave)
         self._library = _define(self)
         bridge.execute_calls_by(self.execute_call)
         self.by_mode = not bridge.register_capture(device_type, by_mode=False)
@@ -145,44 +146,27 @@ class Recorder:
     # ---- what is captured ----
 
     def start(self, views: bool) -> None:
-        """Records the operators of this thread, and of the threads that begin from now on.
+        """Records the operators of all threads (dtr_alloc/threads.py).
 
         Args:
             views: whether operators that need no data come to the capture, too: for op logs.
         """
         self._bridge.let_pass([] if views else _operators_that_pass())
-        run = threading.Thread.run
-        self._default_run = run
-
-        def recorded_run(thread: threading.Thread) -> None:
-            with self.on_this_thread():
-                run(thread)
-
-        threading.Thread.run = recorded_run  # type: ignore[method-assign, assignment]
         self._bridge.capture(True)
-        self._enter()
+        self._each_thread.start()
 
     def stop(self) -> None:
         """The reverse of start(). Operators of threads that go on pass unrecorded."""
         self._bridge.capture(False)
+        self._each_thread.stop()
         self._leave()
-        threading.Thread.run = self._default_run  # type: ignore[method-assign,assignment]
-
-    @contextmanager
-    def on_this_thread(self) -> Iterator[None]:
-        """Records the operators that this thread runs inside."""
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
 
     def _enter(self) -> None:
-        if self.by_mode:
+        if not self.by_mode:
+            self._bridge.include_thread(True)
+        elif self._thread.door is None:
             self._thread.door = Door()
             self._thread.door.__enter__()
-        else:
-            self._bridge.include_thread(True)
 
     def _leave(self) -> None:
         if not self.by_mode:

@@ -296,6 +296,9 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.verify = config.verify
     options.room = config.heuristic.room_number(config.room)
     options.moving = config.moving
+    options.contents = (
+        lib.DTR_CONTENTS_WHOLE if config.debug == "contents" else lib.DTR_CONTENTS_SAMPLED
+    )
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
@@ -624,21 +627,11 @@ def _close_log() -> None:
         _runtime.log.close()
 
 
-def _before_fork() -> None:
-    # Held across the fork, so that the child's copies of the locks are not another thread's.
-    if _runtime is not None:
-        lib.dtr_engine_hold(_runtime.engine)
-
-
-def _after_fork_in_parent() -> None:
-    if _runtime is not None:
-        lib.dtr_engine_let_go(_runtime.engine)
-
-
 def _after_fork_in_child() -> None:
-    global _active
-    if _runtime is not None:
-        lib.dtr_engine_let_go(_runtime.engine)
+    # The locks of the core and the bridge are free (allocator/at_fork.h); that of this module may
+    # be held by a thread that is not here.
+    global _active, _state
+    _state = threading.RLock()
     if _active and _runtime is not None:
         _active = False
         _runtime.cost_file = None  # the parent writes it
@@ -646,10 +639,6 @@ def _after_fork_in_child() -> None:
         _runtime.stop_in_child()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _autoload.resume()

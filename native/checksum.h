@@ -1,4 +1,4 @@
-// checksum.h: a 64-bit checksum of memory that others may write to.
+// checksum.h: 64-bit checksums of memory that others may write to: of all of it, or of a sample.
 //
 // It tells an accidental change from none; it is no defense against an adversary.
 // Four independent lanes keep a core's multiplier busy, so that it runs near
@@ -31,6 +31,22 @@ inline uint64_t checksum(const void* data, uint64_t size_bytes) {
   }
   uint64_t sum = size_bytes;
   for (uint64_t value : lane) sum = mix(sum, value);
+  return sum;
+}
+
+// Of the first word, the last one, and some between; of all, if there are no more.
+inline uint64_t sampled_checksum(const void* data, uint64_t size_bytes) {
+  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
+  constexpr uint64_t kWords = 4;
+  if (size_bytes < kWords * 8) return checksum(data, size_bytes);
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  const uint64_t stride = (size_bytes - 8) / (kWords - 1);
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < kWords; ++i) {
+    uint64_t word;
+    std::memcpy(&word, bytes + (i + 1 < kWords ? i * stride : size_bytes - 8), 8);
+    sum += (word ^ (word >> 32)) * (kPrime + 2 * i);
+  }
   return sum;
 }
 

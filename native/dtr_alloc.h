@@ -301,10 +301,6 @@ int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
  * unless told to (dtr_pool_order). 0 where there are no streams. Always the same. */
 int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
-/* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
-void dtr_pool_hold(dtr_pool* pool);
-void dtr_pool_let_go(dtr_pool* pool);
-
 void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
 void dtr_pool_reset_peak(dtr_pool* pool);
 
@@ -472,6 +468,14 @@ enum {
   DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
+/* Whether contents on the CPU are compared with their last known state (native/contents.cpp), in
+ * memory that the host can read. Those whose address was given away always are, and whole. */
+enum {
+  DTR_CONTENTS_TRUSTED = 0,
+  DTR_CONTENTS_SAMPLED = 1, /* a few words of each */
+  DTR_CONTENTS_WHOLE = 2    /* every byte: to find who writes unseen */
+};
+
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
   uint64_t min_evict_bytes; /* smaller storages are never chosen */
@@ -499,6 +503,7 @@ typedef struct dtr_engine_options {
   int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
                      piece (native/moving.cpp) */
   double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
+  int32_t contents;        /* DTR_CONTENTS_... */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -538,6 +543,7 @@ typedef struct dtr_engine_stats {
   uint64_t window_evictions; /* of members of windows */
   uint64_t moves;            /* contents moved within a pool */
   uint64_t move_ns;          /* what the host spent on them; copies that a device makes later not */
+  uint64_t unseen_writes;    /* contents found changed that no op had overwritten */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -564,11 +570,6 @@ const void* dtr_engine_core(dtr_engine* engine);
  * (c10::DeviceType and index, -1 for the only one). The pool must outlive it. */
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool);
-
-/* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
- * the child nobody else could let go of them. Between the two, no other call. */
-void dtr_engine_hold(dtr_engine* engine);
-void dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which

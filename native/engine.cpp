@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "checksum.h"
 #include "error.h"
 
 namespace dtr {
@@ -88,7 +87,9 @@ void Engine::configure(const dtr_engine_options& options) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
+  const bool notes_contents = options.contents != options_.contents;
   options_ = options;
+  if (notes_contents) note_contents();
   dealloc_from_name(options.dealloc, &dealloc_);
   times_bookkeeping_ = options.time_bookkeeping != 0;
   needs_ = Needs::of(options.heuristic, options.room);
@@ -217,11 +218,9 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
   } else {
     storage->external = true;
     storage->constant_for_good = true;
-    if (desc.device_type == 0)
-      storage->checksum = checksum(desc.data, desc.storage_bytes);
-    else
-      storage->captured = true;  // F2
+    if (desc.device_type != 0) storage->captured = true;  // F2
   }
+  note_content(storage);
   return storage;
 }
 
@@ -487,16 +486,6 @@ void Engine::evicted_died(Storage* storage) {
   if (storage->state == State::swapped) swapped_died(storage, deferred);
   if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
   maybe_remove(storage, deferred);
-}
-
-void Engine::hold() {
-  mutex_.lock();
-  for (const Device* device : devices_) dtr_pool_hold(device->pool);
-}
-
-void Engine::let_go() {
-  for (const Device* device : devices_) dtr_pool_let_go(device->pool);
-  mutex_.unlock();
 }
 
 void Engine::reset() {

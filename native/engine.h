@@ -15,6 +15,7 @@
 // failed cost nothing.
 //
 // The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to end),
+// contents.cpp (contents that change unseen),
 // core_table.cpp (what a framework may ask), engine_api.cpp (what others may), hand.cpp (what a
 // user does by hand), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp
 // (places for a request in one piece), swap.cpp (contents that go to host memory), prefetch.cpp
@@ -37,6 +38,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "at_fork.h"
 #include "bandwidth.h"
 #include "bridge_table.h"
 #include "candidates.h"
@@ -226,8 +228,6 @@ class Engine {
   // Work on the stream uses the block.
   void record_stream(void* address, uint64_t stream);
   void evicted_died(Storage* storage);
-  void hold();
-  void let_go();
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
   void get_stats(dtr_engine_stats* out);
@@ -329,12 +329,22 @@ class Engine {
   template <typename F>
   void for_evicted_neighbors(const Storage* storage, F&& visit);
 
+  // contents.cpp
+  bool is_watched(const Storage* storage) const {
+    return storage->device_type == 0 && (storage->external || options_.contents != 0);
+  }
+  uint64_t checksum_of(const Storage* storage) const;
+  void note_content(Storage* storage);
+  bool has_changed(const Storage* storage) const;
+  Storage* content_changed(Storage* old, Deferred& deferred);
+  void check_contents(const Op* op, Deferred& deferred);
+  void note_contents();
+
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void find_shared(Frame& frame);
   void describe_inputs(Frame& frame);
   int32_t begin_overwriting(Frame& frame, Deferred& deferred);
-  void external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred);
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
@@ -561,6 +571,7 @@ class Engine {
   void journal_unhold(Frame& frame);
 
   mutable EngineMutex mutex_;
+  HeldAcrossFork held_across_fork_{mutex_};
   dtr_engine_options options_;
   Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   Needs needs_;

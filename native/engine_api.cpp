@@ -47,6 +47,7 @@ void check(const dtr_engine_options& options) {
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_HOLDS);
+  check("contents", options.contents, DTR_CONTENTS_WHOLE);
   check("room", options.room, DTR_ROOM_WINDOW);
   check("swap_out_bytes_per_s", options.swap_out_bytes_per_s, 0, kMost, "0 and more, finite");
   check("swap_in_bytes_per_s", options.swap_in_bytes_per_s, 0, kMost, "0 and more, finite");
@@ -112,10 +113,6 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
                                 static_cast<int8_t>(device_index), pool);
   });
 }
-
-void dtr_engine_hold(dtr_engine* engine) { engine_of(engine)->hold(); }
-
-void dtr_engine_let_go(dtr_engine* engine) { engine_of(engine)->let_go(); }
 
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on) {
   return dtr::guard([&] { engine_of(engine)->freeze(on != 0); });

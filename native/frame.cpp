@@ -3,7 +3,6 @@
 #include <limits>
 #include <utility>
 
-#include "checksum.h"
 #include "engine.h"
 #include "error.h"
 #include "event_log.h"
@@ -43,39 +42,6 @@ bool overwrites(Use use) {
 
 }  // namespace
 
-// Content that others may write to has the checksum of its last known state. If it
-// differs, that state is lost, and a new version begins.
-void Engine::external_check(Storage** storage, const dtr_tensor_desc& desc, Deferred& deferred) {
-  Storage* old = *storage;
-  if (!old->external || old->device_type != 0 || old->state != State::resident) return;
-  const uint64_t sum = checksum(old->address, old->size_bytes);
-  if (sum == old->checksum) return;
-  ++old->locks;  // memory of others has a record only while something depends on it
-  const bool settled = settle(old, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
-  --old->locks;
-  if (settled) {
-    old->checksum = sum;
-    return;
-  }
-  Storage* fresh = new_storage(desc, old->managed);
-  fresh->live = old->live;
-  fresh->pins = old->pins;
-  fresh->log_number = old->log_number;
-  fresh->log_version = old->log_version;
-  fresh->external = true;
-  fresh->constant_for_good = true;
-  fresh->checksum = sum;
-  by_handle_.insert(desc.handle, fresh);
-  if (fresh->managed) by_address_.insert(desc.data, fresh);
-  old->handle = nullptr;
-  old->live = false;
-  old->pins = 0;
-  old->lost = true;
-  become_evicted(old);
-  maybe_remove(old, deferred);
-  *storage = fresh;
-}
-
 // input.storage: the record of the tensor's handle, if there is one; then, the locked record of
 // its content, if it is tracked.
 void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
@@ -109,7 +75,8 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     frame.replayable = false;
     return;
   }
-  if (storage->external) external_check(&storage, desc, deferred);
+  if (storage->state == State::resident && storage->overwriters == 0 && has_changed(storage))
+    storage = content_changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
   if (storage->prefetched) note_return(storage, frame);
   if (input.constant) {
@@ -403,8 +370,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
                         old->size_bytes <= kTinyBytes;
   if (constant && !old->parent && !input.copy) {
-    if (old->external && old->device_type == 0)
-      old->checksum = checksum(old->address, old->size_bytes);
+    note_content(old);
     return;  // it was settled before the op ran: the record may serve the new content
   }
   dtr_tensor_desc desc;
@@ -415,6 +381,7 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
+  note_content(fresh);
   by_handle_.insert(desc.handle, fresh);
   by_address_.insert(desc.data, fresh);
   if (!constant) {
@@ -522,6 +489,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     Storage* storage = new_storage(desc, true);
     storage->live = true;
     storage->used_on = stream_of(desc.device_type, desc.device_index);
+    note_content(storage);
     framework_->retain_weak(desc.handle);
     by_handle_.insert(desc.handle, storage);
     by_address_.insert(desc.data, storage);

@@ -1,7 +1,6 @@
 // hand.cpp: what a user does by hand: evict, pin, ask.
 #include <limits>
 
-#include "checksum.h"
 #include "engine.h"
 
 namespace dtr {
@@ -42,8 +41,7 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
     storage->external = true;
     storage->constant_for_good = true;
     update_candidate(storage);
-    if (storage->device_type == 0)
-      storage->checksum = checksum(storage->address, storage->size_bytes);
+    note_content(storage);
   }
   if (escaped == 2 && storage->device_type != 0) {
     storage->captured = true;  // F2

@@ -103,7 +103,7 @@ struct alignas(64) Storage {
   State state = State::resident;
   bool live = false;
   bool managed = false;          // the memory comes from our pools
-  bool external = false;         // others hold the pointer: the content may change unseen
+  bool external = false;         // others hold the pointer, and may write
   bool lost = false;             // evicted, and nothing can bring it back
   bool counted = false;          // R4
   bool ancestors_known = false;  // N1
@@ -118,7 +118,7 @@ struct alignas(64) Storage {
   Edge* children = nullptr;
   HostCopy* expected = nullptr;      // evicted: what must come back (verify.cpp)
   uint64_t visit = 0;                // visited in the neighborhood walk of that number
-  uint64_t checksum = 0;             // of the content, if external
+  uint64_t checksum = 0;             // of the content, if it is watched (contents.cpp)
   int64_t candidate = kNoCandidate;  // index in the list of candidates (R6), or below 0
   int64_t kept = -1;                 // index in the list of kept constants, or -1
   uint64_t mark = 0;                 // visited in the walk of that number

@@ -10,7 +10,6 @@
 // Those locks yield where there is no other way (waiting.cpp), until the step runs.
 #include <algorithm>
 
-#include "checksum.h"
 #include "engine.h"
 #include "error.h"
 
@@ -73,6 +72,7 @@ int64_t Engine::remat_next(Frame& frame) {
       frame.stack.back().op = target->parent;
       frame.stack.back().first_input = frame.stack_inputs.size();
     }
+    check_contents(target->parent, deferred);
     if (Storage* missing = next_missing(target->parent)) {
       bring_back(frame, missing);
       continue;
@@ -109,12 +109,6 @@ void Engine::describe_step(Frame& frame, Op* op) {
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
     order_use(input);
-    if (input->external && input->device_type == 0 &&
-        checksum(input->address, input->size_bytes) != input->checksum)
-      throw StateError("storage " + std::to_string(input->id) + " (" +
-                       std::to_string(input->size_bytes) +
-                       " bytes) is needed for a rematerialization, but was changed behind the "
-                       "recorder's back (through numpy, DLPack or a raw pointer)");
     if (!input->handle) {
       input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
                                        input->device_index);
@@ -178,6 +172,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
   storage->ordered_on = kNoStream;
   become_resident(storage, address);
+  note_content(storage);
   dtr_pool_note(device_of(storage).pool, DTR_EVENT_REMATERIALIZE, address, storage->size_bytes);
 }
 

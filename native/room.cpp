@@ -339,6 +339,12 @@ bool Engine::evict(Storage* storage, Deferred& deferred, std::unique_lock<Engine
 
 // The same; the content is given up.
 bool Engine::drop(Storage* storage, Deferred& deferred) {
+  if (has_changed(storage)) {
+    // Its op would not give it again. What was computed from the old content notices that itself.
+    ++stats_.unseen_writes;
+    forget_parent(storage, deferred);
+    return false;
+  }
   void* address = storage->address;
   if (storage->live) {
     if (!framework_->retain_strong(storage->handle)) return false;

@@ -46,4 +46,7 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
 void drop_closure(void* closure);
 std::string largest_holders();
 
+// capture.cpp: has the operators of a thread that allocates come to the capture, whoever began it.
+void meet_thread();
+
 }  // namespace dtr_bridge

@@ -20,6 +20,7 @@
 //   c10/core/DispatchKeySet.h         a key set made with FULL_AFTER holds the keys below a key
 #define AT_PER_OPERATOR_HEADERS
 
+#include <pthread.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
@@ -28,6 +29,10 @@
 #include <map>
 
 #include "repeat.h"
+
+namespace at {
+TORCH_API bool in_parallel_region();  // of ATen/Parallel.h, which brings OpenMP along
+}
 
 namespace dtr_bridge {
 namespace {
@@ -337,6 +342,34 @@ void register_operators() {
 std::mutex dropped_mutex;
 std::vector<int64_t> dropped_calls;  // of Python
 
+// ---- fork ----
+
+// Held across fork() are the locks under which nobody waits for Python, and that of PyTorch's
+// generator: workers of a data loader seed it first of all, and would hang where a thread was
+// drawing. The others are new in the child, where nothing is captured and nothing runs again.
+std::mutex& generator_mutex() {
+  static auto* generator = new at::Generator(at::detail::getDefaultCPUGenerator());
+  return generator->mutex();
+}
+
+void before_fork() {
+  generator_mutex().lock();
+  Rules::instance().mutex().lock();
+  dropped_mutex.lock();
+}
+
+void after_fork() {
+  dropped_mutex.unlock();
+  Rules::instance().mutex().unlock();
+  generator_mutex().unlock();
+}
+
+void after_fork_in_child() {
+  after_fork();
+  Turn::renew();
+  DrawsOf::renew();
+}
+
 }  // namespace
 
 void drop_closure(void* pointer) {
@@ -346,6 +379,15 @@ void drop_closure(void* pointer) {
     dropped_calls.push_back(call);
   }
   delete closure;
+}
+
+void meet_thread() {
+  thread_local bool is_met = false;
+  if (is_met || !settings.capturing.load(std::memory_order_relaxed) || settings.by_mode) return;
+  // A worker of a kernel belongs to the operator that runs there.
+  if (at::in_parallel_region()) return;
+  is_met = true;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
 std::string largest_holders() {
@@ -388,6 +430,10 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.ensure_gil);
   take(api.restore_gil);
   take(api.is_subtype);
+  static const int registered =
+      pthread_atfork(&dtr_bridge::before_fork, &dtr_bridge::after_fork,
+                     &dtr_bridge::after_fork_in_child);
+  (void)registered;
   api.parameter_type = parameter_type;
   api.type_offset = type_offset;
 }

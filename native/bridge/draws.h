@@ -126,12 +126,21 @@ class DrawsOf {
   DrawsOf& operator=(const DrawsOf&) = delete;
   ~DrawsOf() { mutex_.unlock(); }
 
+  // In a forked child, where those who had them are not.
+  static void renew() { new (&mutexes()) Mutexes(); }
+
  private:
+  using Mutexes = std::array<std::recursive_mutex, 16>;
+
+  static Mutexes& mutexes() {
+    static auto* mutexes = new Mutexes();
+    return *mutexes;
+  }
+
   // Generators that share one wait for each other in vain, which does no harm.
   static std::recursive_mutex& mutex_of(const at::Generator& generator) {
-    static auto* mutexes = new std::array<std::recursive_mutex, 16>();
     const auto address = reinterpret_cast<uintptr_t>(generator.unsafeGetGeneratorImpl());
-    return (*mutexes)[(address >> 6) % mutexes->size()];
+    return mutexes()[(address >> 6) % mutexes().size()];
   }
 
   std::recursive_mutex& mutex_;

@@ -22,6 +22,9 @@ class Turn {
   Turn& operator=(const Turn&) = delete;
   ~Turn() { mutex().unlock(); }
 
+  // In a forked child, where whoever had it is not.
+  static void renew() { new (&mutex()) std::recursive_mutex(); }
+
  private:
   static std::recursive_mutex& mutex() {
     static auto* mutex = new std::recursive_mutex();

@@ -72,6 +72,9 @@ class Rules {
     names_[key] = name;
   }
 
+  // Held while the process forks.
+  std::mutex& mutex() { return mutex_; }
+
   std::string name_of(uint64_t key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Rule& rule : rules_)

@@ -33,6 +33,7 @@ void free_of_arena(void* address) { core->freed(core->engine, address); }
 
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
   const In in(Phase::allocator);
+  meet_thread();
   int32_t status = DTR_OK;
   const char* message = nullptr;
   void* address = core->allocate(core->engine, static_cast<uint8_t>(device.type()),

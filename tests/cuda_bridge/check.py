@@ -87,6 +87,7 @@ class EngineOptions(ctypes.Structure):
         ("room", ctypes.c_int32),
         ("moving", ctypes.c_int32),
         ("move_bytes_per_s", ctypes.c_double),
+        ("contents", ctypes.c_int32),
     ]
 
 

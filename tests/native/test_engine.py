@@ -1223,7 +1223,7 @@ class TestBehindTheEnginesBack:
         y = toy.one("f", x)
         assert toy.evict(y)
         toy.write(x, b"12345678")
-        with pytest.raises(WrongState, match="changed behind the recorder's back"):
+        with pytest.raises(WrongState, match="changed by something other than an operator"):
             toy.materialize(y)
         toy.verify()
         release(x, y)

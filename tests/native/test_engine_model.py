@@ -78,6 +78,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             grain=self.grain,
             dealloc=self.dealloc,
             moving=1,
+            contents=lib.DTR_CONTENTS_WHOLE,
         )
         self.swaps = False  # contents may go to host memory
         self.tensors = []
@@ -404,6 +405,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     def rules_hold(self):
         self.toy.verify()
         stats = self.toy.stats()
+        assert stats.unseen_writes == 0
         assert stats.clock_ns == 1 + stats.total_cost_ns + stats.recompute_cost_ns
         for tensor in self.tensors:
             assert self.toy.resident(tensor) != tensor.evicted

@@ -1,0 +1,183 @@
+"""Operators are recorded on every thread, however it began."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from harness import checked_session, evicted
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.core import StateError
+
+Body = Callable[[], None]
+
+
+class Prefetcher(threading.Thread):
+    """A thread with a run() of its own."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body = body
+
+    def run(self) -> None:
+        self.body()
+
+
+def by_target(body: Body) -> None:
+    threading.Thread(target=body).start()
+
+
+def by_subclass(body: Body) -> None:
+    Prefetcher(body).start()
+
+
+def by_timer(body: Body) -> None:
+    threading.Timer(0, body).start()
+
+
+def by_thread_module(body: Body) -> None:
+    _thread.start_new_thread(body, ())
+
+
+def by_executor(body: Body) -> None:
+    ThreadPoolExecutor(1).submit(body).result()
+
+
+BEGINNINGS = [by_target, by_subclass, by_timer, by_thread_module, by_executor]
+
+
+def run_and_wait(begin: Callable[[Body], None], work: Body) -> None:
+    done = threading.Event()
+
+    def body() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    begin(body)
+    done.wait()
+
+
+def doubled() -> tuple[Tensor, Tensor]:
+    buffer = torch.ones(1000) * 1
+    return buffer, buffer * 2
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_what_another_thread_overwrites_is_computed_from_what_it_was(begin):
+    with checked_session():
+        buffer, result = doubled()
+        run_and_wait(begin, lambda: buffer.copy_(torch.full((1000,), 7.0)))
+        evicted(result)
+        dtr_alloc.materialize(result)
+        assert (result == 2).all() and (buffer == 7).all()
+        assert dtr_alloc.stats()["unseen_writes"] == 0
+
+
+@pytest.fixture
+def older() -> Iterator[Callable[[Body], None]]:
+    """Runs a body on a thread that is in the middle of a loop when the session begins."""
+    bodies: list[Body] = []
+    ready, over = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        while not over.is_set():
+            if ready.wait(0.01):
+                ready.clear()
+                bodies.pop()()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+
+    def begin(body: Body) -> None:
+        bodies.append(body)
+        ready.set()
+
+    yield begin
+    over.set()
+    thread.join()
+
+
+def test_a_thread_that_is_older_than_the_session(older):
+    with checked_session():
+        buffer, result = doubled()
+        before = dtr_alloc.stats()["unseen_writes"]
+        run_and_wait(older, lambda: buffer.fill_(7))
+        evicted(result)
+        dtr_alloc.materialize(result)
+        assert (result == 2).all()
+        assert dtr_alloc.stats()["unseen_writes"] == before
+
+
+def test_a_debugger_keeps_its_trace_function(older):
+    """Then what an older thread writes is noticed, not recorded."""
+
+    def debugger(*_: object) -> None:
+        return None
+
+    sys.settrace(debugger)
+    try:
+        with checked_session():
+            assert sys.gettrace() is debugger
+            buffer, result = doubled()
+            run_and_wait(older, lambda: buffer.fill_(7))
+            evicted(result)
+            dtr_alloc.materialize(result)
+            assert (result == 2).all()
+    finally:
+        sys.settrace(None)
+
+
+def begin_by_c(body: Body) -> None:
+    """On a thread that C began, of which Python's modules know nothing."""
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    begin_by_c.kept = kind(lambda _: body())  # type: ignore[attr-defined]
+    thread = ctypes.c_ulong()
+    libc = ctypes.CDLL(None)
+    assert libc.pthread_create(ctypes.byref(thread), None, begin_by_c.kept, None) == 0  # type: ignore[attr-defined]
+    libc.pthread_join(thread, None)
+
+
+def test_a_thread_of_c_is_recorded_once_it_has_allocated():
+    def work() -> None:
+        seven = torch.empty(1000).fill_(7)
+        buffer.copy_(seven)
+
+    with checked_session():
+        buffer, result = doubled()
+        begin_by_c(work)
+        evicted(result)
+        dtr_alloc.materialize(result)
+        assert (result == 2).all() and (buffer == 7).all()
+
+
+def test_what_a_thread_of_c_writes_before_is_noticed():
+    with checked_session():
+        constant, seven = torch.tensor([1.0] * 1000), torch.tensor([7.0] * 1000)
+        result = constant * 2
+        begin_by_c(lambda: constant.copy_(seven))
+        evicted(result)
+        with pytest.raises(StateError, match="changed by something other than an operator"):
+            dtr_alloc.materialize(result)
+        del result  # the session could not end with it
+
+
+def test_threads_after_the_session_run_nothing_of_ours():
+    begin = _thread.start_new_thread, threading._start_new_thread  # type: ignore[attr-defined]
+    with checked_session():
+        assert _thread.start_new_thread is not begin[0]
+    assert (_thread.start_new_thread, threading._start_new_thread) == begin  # type: ignore[attr-defined]
+
+
+def test_what_is_not_callable_is_refused_as_without_us():
+    with checked_session(), pytest.raises(TypeError, match="callable"):
+        _thread.start_new_thread(7, ())  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""What writes to a tensor past all operators is noticed before anything is computed from it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import checked_session, evicted
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.core import StateError
+
+COUNT = 1000
+
+
+def address(tensor: Tensor) -> int:
+    """Read as a kernel of C++ reads it: nobody hears of it."""
+    from torch._C import _data_address
+
+    return getattr(_data_address, "__wrapped__", _data_address)(tensor)
+
+
+def write(tensor: Tensor, value: float, first: int = 0, count: int = COUNT) -> None:
+    memory = (ctypes.c_float * count).from_address(address(tensor) + 4 * first)
+    memory[:] = [value] * count
+
+
+def by_pointer(tensor: Tensor) -> None:
+    write(tensor, 7)
+
+
+def by_storage(tensor: Tensor) -> None:
+    tensor.untyped_storage().fill_(7)
+
+
+def by_byteswap(tensor: Tensor) -> None:
+    tensor.untyped_storage().byteswap(torch.float32)
+
+
+def by_data(tensor: Tensor) -> None:
+    tensor.data.fill_(7)
+
+
+def without_dispatch(tensor: Tensor) -> None:
+    with torch._C._DisableTorchDispatch():
+        tensor.fill_(7)
+
+
+WRITERS = [by_pointer, by_storage, by_byteswap, by_data, without_dispatch]
+Writer = Callable[[Tensor], None]
+
+
+def computed() -> Tensor:
+    return torch.ones(COUNT) * 1
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_was_computed_from_a_result_keeps_its_bits(writer: Writer):
+    with checked_session():
+        buffer = computed()
+        before = buffer * 2
+        writer(buffer)
+        held = buffer.clone()
+        after = buffer * 2
+        for tensor in (before, after):
+            evicted(tensor)
+            dtr_alloc.materialize(tensor)
+        assert (before == 2).all()
+        assert torch.equal(after, held * 2) and not torch.equal(after, before)
+        # What was written cannot be computed again, so it stays.
+        dtr_alloc.evict(buffer)
+        assert torch.equal(buffer, held)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_a_result_holds_now_is_not_given_up(writer: Writer):
+    with checked_session():
+        buffer = computed()
+        writer(buffer)
+        held = buffer.clone()
+        dtr_alloc.evict(buffer)
+        assert torch.equal(buffer, held)
+
+
+def test_nothing_is_computed_from_a_constant_that_changed():
+    with checked_session():
+        constant = torch.tensor([1.0] * COUNT)
+        result = evicted(constant * 2)
+        write(constant, 7)
+        with pytest.raises(StateError, match="changed by something other than an operator"):
+            dtr_alloc.materialize(result)
+        write(constant, 1)
+        dtr_alloc.materialize(result)
+        assert (result == 2).all()
+
+
+def test_a_kernel_that_fills_what_was_allocated_for_it():
+    """Nothing was computed from it before, so nothing is lost."""
+    with checked_session():
+        buffer = torch.empty(COUNT)
+        write(buffer, 3)
+        result = buffer * 2
+        evicted(result)
+        assert (result.clone() == 6).all()
+
+
+def test_a_pointer_updates_parameters_between_steps():
+    weight = torch.nn.Parameter(torch.ones(COUNT))
+    with checked_session():
+        for step in range(3):
+            y = (weight * 2).exp()
+            y.sum().backward()
+            write(weight, float(step))
+        result = evicted(weight.detach() * 1)
+        assert (result.clone() == 2).all()
+
+
+def test_a_part_is_noticed_where_every_byte_is_compared():
+    with dtr_alloc.session(budget="64MiB", device="cpu", debug="contents"):
+        constant = torch.tensor([1.0] * COUNT)
+        result = evicted(constant * 2)
+        write(constant, 7, first=17, count=1)
+        with pytest.raises(StateError, match="changed by something other than an operator"):
+            dtr_alloc.materialize(result)
+        write(constant, 1)
+        dtr_alloc.check_invariants()
+
+
+def test_training_notices_no_writes():
+    """What operators write, running statistics and dropout included, is no unseen write."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Dropout(0.5),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(4),
+    )
+    x = torch.randn(8, 3, 16, 16)
+    net(x)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with dtr_alloc.session(budget="unlimited", device="cpu", debug="contents"):
+        before = dtr_alloc.stats()["unseen_writes"]
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+        assert dtr_alloc.stats()["unseen_writes"] == before
+        dtr_alloc.check_invariants()
