@@ -79,6 +79,10 @@ HIDDEN_STATE = dict.fromkeys(
 )
 """Arguments that are updated in training mode and are then no input of the results."""
 
+UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
+"""Arguments that are read and written without a mark in the schema: oneDNN computes in the workspace
+that its forward gave."""
+
 
 _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
 """Kinds of lists of tensors, by the names of their types; the numbers of native/bridge/rules.h."""
@@ -168,6 +172,8 @@ def rule_for(func: OpOverload) -> Rule:
                 or (name in WRITE_ONLY_SELF and argument.name == schema.arguments[0].name)
             )
             uses[argument.name] = WRITE_ONLY if covers else MUTATE
+    if known:
+        uses |= dict.fromkeys(UNMARKED_WRITES.get(name, ()), MUTATE)
     # A composite whose schema promises an alias may copy after all (reshape, contiguous, to).
     aliases = (
         bool(schema.returns)
