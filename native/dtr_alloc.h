@@ -694,7 +694,8 @@ void dtr_remat_abort(dtr_frame* frame);
 /* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
  * to do, -status. The caller keeps the handle alive. */
 int32_t dtr_remat_want(dtr_frame* frame, void* handle);
-/* Puts some live evicted storage on the stack: 1, or 0 if there is none. */
+/* Puts some live evicted storage on the stack: 1, or 0 if there is none. Between a 1 and
+ * the 0, or dtr_remat_abort, nothing live is evicted. */
 int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never
