@@ -67,19 +67,20 @@ def test_a_budget_of_a_gibibyte_works_in_four(without_a_limit):
     assert got["evictions"] > 0
 
 
-def test_what_the_system_grants_is_the_budget_where_that_is_larger_or_there_is_none(
-    without_a_limit,
-):
-    for budget in ("unlimited", "100GiB"):
-        got = train(1.3, budget, 70, 1)
-        assert got["bits"] == without_a_limit["bits"]
-        assert got["evictions"] > 0
+def test_without_a_budget_what_the_system_grants_is_one(without_a_limit):
+    got = train(1.3, "unlimited", 70, 1)
+    assert got["bits"] == without_a_limit["bits"]
+    assert got["evictions"] > 0
 
 
 def test_a_share_is_of_what_the_process_may_have():
-    got = train(2, "50%", 2, 1)
-    assert got["budget_bytes"] == 2**30
-    assert got["total_bytes"] == 2**31
+    done = run(
+        "import dtr_alloc\n"
+        "dtr_alloc.enable('50%', device='cpu')\n"
+        "print(dtr_alloc.stats()['budget_bytes'], dtr_alloc.stats()['total_bytes'])\n",
+        2,
+    )
+    assert done.stdout == f"{2**30} {2**31}\n", done.stderr
 
 
 def test_an_error_names_the_limit_that_stands_in_the_way():
