@@ -116,7 +116,8 @@ uint64_t in_units(uint64_t bytes) { return (bytes + Gap::kUnit - 1) / Gap::kUnit
 
 uint64_t address_space_limit() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kNoAddressLimit;
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return kNoAddressLimit;
   return limit.rlim_cur;
 }
 

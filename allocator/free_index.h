@@ -38,8 +38,7 @@ static_assert(sizeof(FreeLeaf) == 192, "three cache lines");
 // the most: making one does not fail.
 class FreeLeaves {
  public:
-  explicit FreeLeaves(BlockNodes& nodes)
-      : leaves_(nodes.capacity(), AddressRange::Kind::kInParts) {
+  explicit FreeLeaves(BlockNodes& nodes) : leaves_(nodes.capacity(), AddressRange::Kind::kInParts) {
     nodes.grow_with(&leaves_, sizeof(FreeLeaf));
   }
   FreeLeaves(const FreeLeaves&) = delete;

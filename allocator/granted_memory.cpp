@@ -49,8 +49,8 @@ std::string group_in(const Hierarchy& hierarchy, const std::string& root) {
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool wanted =
-        hierarchy.version_2 ? controllers == ",," : controllers.find(",memory,") != controllers.npos;
+    const bool wanted = hierarchy.version_2 ? controllers == ",,"
+                                            : controllers.find(",memory,") != controllers.npos;
     if (wanted) return line.substr(second + 1);
   }
   return "";

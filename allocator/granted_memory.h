@@ -1,5 +1,5 @@
-// How much memory this process may have of the machine's: what its control groups (containers, batch
-// systems, systemd) and its own limits allow.
+// How much memory this process may have of the machine's: what its control groups (containers,
+// batch systems, systemd) and its own limits allow.
 #pragma once
 
 #include <cstdint>

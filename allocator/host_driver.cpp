@@ -47,7 +47,11 @@ class HostDriver final : public Driver {
     // A page is the smallest unit that goes back to the system. Larger chunks would be held
     // whole by one small block each, and mapping costs nothing here that units could save.
     const uint64_t least = 16 * page;
-    traits_ = {"host", 64, page, page, std::max(4 * addresses / page * page, least),
+    traits_ = {"host",
+               64,
+               page,
+               page,
+               std::max(4 * addresses / page * page, least),
                std::min(physical, granted_memory(""))};
   }
 

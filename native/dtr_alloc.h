@@ -103,7 +103,8 @@ typedef struct dtr_pool_stats {
   uint64_t unmapped_chunks;
   uint64_t remaps; /* allocations that had to give chunks back to the driver first */
   uint64_t out_of_memory_errors;
-  uint64_t total_bytes; /* the device's (or machine's) physical memory; 0 if unknown */
+  uint64_t total_bytes; /* the device's physical memory; of the machine's, what the process may have
+                           (control groups, ulimit); 0 if unknown */
   uint64_t peak_requested_bytes;
   uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
   uint64_t ever_requested_bytes; /* the same, as asked for */

@@ -635,11 +635,10 @@ void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting
 // *out: what the pool said.
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
   const size_t refusal = out->find(kRefusedByDriver);
-  const std::string advice =
-      refusal == std::string::npos
-          ? "; raise the budget or shrink the batch."
-          : ", but the system grants less than that" + out->substr(refusal) +
-                ". Raise that limit or shrink the batch.";
+  const std::string advice = refusal == std::string::npos
+                                 ? "; raise the budget or shrink the batch."
+                                 : ", but the system grants less than that" + out->substr(refusal) +
+                                       ". Raise that limit or shrink the batch.";
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
   std::string swapped;
   {

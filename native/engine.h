@@ -608,7 +608,7 @@ class Engine {
   std::vector<Storage*> removal_;                  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
-  uint64_t checks_ = 0;  // of the invariants
+  uint64_t checks_ = 0;   // of the invariants
   uint32_t frozen_ = 0;   // graphs that are being captured
   uint32_t keeping_ = 0;  // frames that bring everything back
   TimedCalls timed_calls_;

@@ -4,6 +4,7 @@ clear errors where it is too little. PyTorch itself takes about 0.6 GiB."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,11 @@ if sys.argv[1] != "none":
     limit = int(float(sys.argv[1]) * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("DTR_ALLOC_BUILD") == "sanitize",
+    reason="sanitizers need terabytes of addresses",
+)
 
 TRAINING = """
 import hashlib, torch, dtr_alloc
