@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "lazy_array.h"
 
@@ -62,7 +64,17 @@ class BlockNodes {
   static constexpr uint64_t kMost = 1 << 25;
 
   explicit BlockNodes(uint64_t most_blocks)
-      : capacity_(std::min(most_blocks + 1, kMost)), blocks_(capacity_), details_(capacity_) {}
+      : capacity_(std::min(most_blocks + 1, kMost)),
+        blocks_(capacity_, AddressRange::Kind::kInParts),
+        details_(capacity_, AddressRange::Kind::kInParts) {}
+  BlockNodes(const BlockNodes&) = delete;
+  BlockNodes& operator=(const BlockNodes&) = delete;
+
+  // An array in parts that may be used as far as there are blocks: it has element 0, and one more
+  // for each block that was made. It lives as long.
+  void grow_with(LazyBytes* array, uint64_t element_bytes) {
+    beside_.emplace_back(array, element_bytes);
+  }
 
   uint64_t capacity() const { return capacity_; }
   Block* at(uint32_t number) { return &blocks_[number]; }
@@ -77,11 +89,19 @@ class BlockNodes {
     if (block != nullptr) {
       spare_ = block->next();
     } else {
-      if (made_ == capacity_) throw std::bad_alloc();
+      if (made_ == ready_) make_ready(1);
       block = at(made_++);
     }
     *block = Block{};
     return block;
+  }
+  // So that four calls of make() do not fail. May throw std::bad_alloc, having changed nothing.
+  void prepare() {
+    uint64_t lacking = 4;
+    for (const Block* spare = spare_; spare != nullptr && lacking > 0; spare = spare->next()) {
+      --lacking;
+    }
+    if (made_ + lacking > ready_) make_ready(lacking);
   }
   void drop(Block* block) {
     block->to_next = spare_ == nullptr ? 0 : static_cast<int32_t>(spare_ - block);
@@ -89,9 +109,22 @@ class BlockNodes {
   }
 
  private:
+  static constexpr uint64_t kMore = 4096;
+
+  void make_ready(uint64_t count) {
+    if (made_ + count > capacity_) throw std::bad_alloc();
+    const uint64_t ready = std::min(made_ + kMore, capacity_);
+    blocks_.reach(ready * sizeof(Block));
+    details_.reach(ready * sizeof(BlockDetail));
+    for (auto [array, bytes] : beside_) array->reach(ready * bytes);
+    ready_ = ready;
+  }
+
   uint64_t capacity_;
   LazyArray<Block> blocks_;
   LazyArray<BlockDetail> details_;
+  std::vector<std::pair<LazyBytes*, uint64_t>> beside_;
+  uint64_t ready_ = 1;  // numbers below it may be used
   uint32_t made_ = 1;
   Block* spare_ = nullptr;
 };

@@ -12,6 +12,9 @@ struct OutOfMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// In the message of an OutOfMemory, before what the driver said, if it had less than the budget.
+constexpr const char* kRefusedByDriver = "; the driver refused memory within the budget: ";
+
 // The driver refused a call. The message names the call.
 struct DriverError : std::runtime_error {
   explicit DriverError(const std::string& message, bool no_memory = false)

@@ -38,7 +38,11 @@ static_assert(sizeof(FreeLeaf) == 192, "three cache lines");
 // the most: making one does not fail.
 class FreeLeaves {
  public:
-  explicit FreeLeaves(uint64_t most_blocks) : leaves_(most_blocks + 1) {}
+  explicit FreeLeaves(BlockNodes& nodes) : leaves_(nodes.capacity(), AddressRange::Kind::kInParts) {
+    nodes.grow_with(&leaves_, sizeof(FreeLeaf));
+  }
+  FreeLeaves(const FreeLeaves&) = delete;
+  FreeLeaves& operator=(const FreeLeaves&) = delete;
 
   FreeLeaf& at(uint32_t number) { return leaves_[number]; }
   const FreeLeaf& at(uint32_t number) const { return leaves_[number]; }

@@ -20,7 +20,7 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
       end_(end),
       grain_(grain),
       nodes_((end - begin) / grain),
-      leaves_(nodes_.capacity()),
+      leaves_(nodes_),
       absent_(nodes_, leaves_, begin, end, grain),
       used_(nodes_, grain_unit(grain)),
       starts_(nodes_, begin, end) {

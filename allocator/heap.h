@@ -79,6 +79,7 @@ class Heap {
   // Chunks of one absent block are free for everybody from now on; or chunks of one free block are
   // absent. After prepare(), which may throw std::bad_alloc, neither fails.
   void prepare() {
+    nodes_.prepare();
     owners_[kIdle]->index.prepare();
     absent_.prepare();
   }

@@ -6,8 +6,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "address_space.h"
 #include "driver.h"
 #include "errors.h"
+#include "granted_memory.h"
 
 namespace dtr {
 
@@ -20,37 +28,59 @@ namespace {
       code == ENOMEM || code == EAGAIN);
 }
 
+[[noreturn]] void fail_for_addresses(uint64_t size_bytes) {
+  std::string text = "mmap of " + size_text(size_bytes) + " failed: " + ::strerror(errno);
+  const uint64_t limit = address_space_limit();
+  if (limit != kNoAddressLimit) {
+    text += "; the address space of the process is limited to " + size_text(limit) +
+            " (RLIMIT_AS, ulimit -v)";
+  }
+  throw DriverError(text, true);
+}
+
 class HostDriver final : public Driver {
  public:
   HostDriver() {
     uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-    uint64_t physical = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+    const uint64_t physical = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+    const uint64_t addresses = std::min(physical, address_space_limit());
     // A page is the smallest unit that goes back to the system. Larger chunks would be held
     // whole by one small block each, and mapping costs nothing here that units could save.
-    traits_ = {"host", 64, page, page, 4 * physical, physical};
+    const uint64_t least = 16 * page;
+    traits_ = {"host",
+               64,
+               page,
+               page,
+               std::max(4 * addresses / page * page, least),
+               std::min(physical, granted_memory(""))};
   }
 
   const DriverTraits& traits() const override { return traits_; }
 
   uint64_t reserve(uint64_t size_bytes, uint64_t) override {
-    // Readable and writable from the start, though no page exists: switching the protection
-    // of single chunks would cut the mapping into more pieces than the kernel allows a process
-    // (vm.max_map_count).
-    void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) fail("mmap", size_bytes);
-    return reinterpret_cast<uint64_t>(base);
+    try {
+      AddressRange range(size_bytes, kStep, AddressRange::Kind::kInParts);
+      const uint64_t base = range.base();
+      ranges_.emplace(base, std::move(range));
+      return base;
+    } catch (const std::bad_alloc&) {
+      fail_for_addresses(size_bytes);
+    }
   }
 
-  void release(uint64_t base, uint64_t size_bytes) override {
-    if (::munmap(pointer(base), size_bytes) != 0) fail("munmap", size_bytes);
-  }
+  void release(uint64_t base, uint64_t) override { ranges_.erase(base); }
 
-  // The kernel maps a page when it is first touched.
-  void map(uint64_t, uint64_t) override {}
+  // The kernel maps a page when it is first touched; only addresses may be lacking.
+  void map(uint64_t address, uint64_t size_bytes) override {
+    AddressRange& range = range_of(address);
+    const uint64_t begin = address - range.base();
+    if (!range.hold(begin, begin + size_bytes, kSpare)) fail_for_addresses(size_bytes);
+  }
 
   void unmap(uint64_t address, uint64_t size_bytes) override {
-    if (::madvise(pointer(address), size_bytes, MADV_DONTNEED) != 0) fail("madvise", size_bytes);
+    AddressRange& range = range_of(address);
+    const uint64_t begin = address - range.base();
+    if (!range.drop(begin, begin + size_bytes)) fail("madvise", size_bytes);
   }
 
   bool has_contents() const override { return true; }
@@ -97,6 +127,15 @@ class HostDriver final : public Driver {
   }
 
  private:
+  // Where addresses are scarce: the unit in which they are taken, and how many must be left to the
+  // rest of the process, which cannot evict anything: a thread's stack and heap, a scratch buffer.
+  static constexpr uint64_t kStep = uint64_t{4} << 20;
+  static constexpr uint64_t kSpare = uint64_t{128} << 20;
+
+  AddressRange& range_of(uint64_t address) {
+    return std::prev(ranges_.upper_bound(address))->second;
+  }
+
   static void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
   // Whole pages of a file's mapping leave the process; their contents stay in the file.
@@ -109,6 +148,7 @@ class HostDriver final : public Driver {
   }
 
   DriverTraits traits_;
+  std::map<uint64_t, AddressRange> ranges_;  // by base
 };
 
 }  // namespace

@@ -2,38 +2,47 @@
 // far larger than what is ever mapped.
 #pragma once
 
-#include <sys/mman.h>
-
+#include <algorithm>
 #include <cstdint>
 #include <new>
 
+#include "address_space.h"
+
 namespace dtr {
 
-template <typename T>
-class LazyArray {
+// The array without a type.
+class LazyBytes {
  public:
-  explicit LazyArray(uint64_t count) : bytes_(count * sizeof(T)) {
-    if (bytes_ == 0) bytes_ = sizeof(T);
-    void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<T*>(data);
+  LazyBytes(uint64_t bytes, AddressRange::Kind kind) : range_(bytes, kStep, kind) {}
+
+  // Of an array in parts: the first so many bytes may be used from now on. May throw
+  // std::bad_alloc.
+  void reach(uint64_t bytes) {
+    if (bytes <= reached_) return;
+    const uint64_t end = std::min((bytes + kStep - 1) / kStep * kStep, range_.size());
+    if (!range_.hold(reached_, end)) throw std::bad_alloc();
+    reached_ = end;
   }
-  ~LazyArray() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
-  }
-  LazyArray(LazyArray&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-  }
-  LazyArray(const LazyArray&) = delete;
-  LazyArray& operator=(const LazyArray&) = delete;
+
+ protected:
+  AddressRange range_;
+
+ private:
+  static constexpr uint64_t kStep = uint64_t{1} << 18;
+  uint64_t reached_ = 0;
+};
+
+template <typename T>
+class LazyArray : public LazyBytes {
+ public:
+  explicit LazyArray(uint64_t count, AddressRange::Kind kind = AddressRange::Kind::kWhole)
+      : LazyBytes(count * sizeof(T), kind), data_(reinterpret_cast<T*>(range_.base())) {}
 
   T& operator[](uint64_t i) { return data_[i]; }
   const T& operator[](uint64_t i) const { return data_[i]; }
 
  private:
   T* data_;
-  uint64_t bytes_;
 };
 
 }  // namespace dtr

@@ -274,7 +274,7 @@ std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
     text += ", free but kept for graphs and memory pools " + size_text(withheld);
   }
   if (!refusal_.empty()) {
-    text += "; the driver refused memory within the budget: " + refusal_;
+    text += kRefusedByDriver + refusal_;
   } else if (size > budget_) {
     text += "; the request is larger than the budget";
   } else if (size > large_.end()) {

@@ -224,7 +224,7 @@ std::string SegmentedPool::out_of_memory_message(const Request& request) {
   for (auto& [start, segment] : segments_) withheld += segment.pool->withheld_bytes();
   if (withheld != 0) text += ", free but kept for graphs and memory pools " + size_text(withheld);
   if (!refusal_.empty()) {
-    text += "; the driver refused memory within the budget: " + refusal_;
+    text += kRefusedByDriver + refusal_;
   } else if (request.size > budget_) {
     text += "; the request is larger than the budget";
   }

@@ -2,8 +2,8 @@
 
 The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
 versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
-kept in a cache folder under a name that says for what it was made (as Triton keeps its launchers).
-That takes seconds, and is said.
+kept in a folder (bridge_cache.py) under a name that says for what it was made (as Triton keeps its
+launchers). That takes seconds, and is said.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dtr_alloc.bridge_cache import BridgeError, Cache, candidates
+
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 # A symbol that this torch does not have is an error now, not when it is first called.
 LINK_FLAGS = ("-Wl,--no-undefined",)
-
-
-class BridgeError(RuntimeError):
-    """The bridge cannot be compiled or loaded; the message says what is missing."""
 
 
 def compiler() -> str | None:
@@ -38,17 +35,8 @@ def compiler() -> str | None:
     return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
-def cache_folder() -> Path:
-    """Where compiled bridges are kept: DTR_ALLOC_CACHE, else the user's cache folder."""
-    named = os.environ.get("DTR_ALLOC_CACHE")
-    if named:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "dtr_alloc"
-
-
 def _source_folder() -> Path:
-    return Path(str(files("dtr_alloc.native")))
+    return Path(str(files("dtr_alloc.native"))).absolute()
 
 
 def _sources(device: str) -> list[Path]:
@@ -74,7 +62,7 @@ def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[st
     abi = int(torch.compiled_with_cxx11_abi())
     return [
         *(cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
-        *(f"-I{path}" for path in include),
+        *(f"-I{path.absolute()}" for path in include),
         *(*map(str, sources), "-o", str(output), *LINK_FLAGS, *libraries),
     ]
 
@@ -114,8 +102,8 @@ def _cuda_runtime() -> str:
     raise BridgeError("the bridge to PyTorch needs the CUDA runtime, which torch has not loaded")
 
 
-def library_path(device: str) -> Path:
-    """Where the bridge for this torch, these sources and this compiler is or would be."""
+def library_name(device: str) -> str:
+    """What the bridge for this torch, these sources and this compiler is called."""
     import torch
 
     key = hashlib.sha256()
@@ -127,7 +115,7 @@ def library_path(device: str) -> Path:
     headers += sorted((_source_folder() / "bridge").glob("*.h"))
     for path in [*_sources(device), *headers]:
         key.update(path.read_bytes())
-    return cache_folder() / f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
+    return f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
 
 
 def kinds() -> list[str]:
@@ -144,11 +132,28 @@ def status() -> dict[str, Any]:
         import torch  # noqa: F401
     except ImportError as error:
         return {"compiler": compiler(), "cached": False, "path": None, "reason": str(error)}
-    path = library_path(kinds()[-1])
-    reason = None
-    if not path.exists():
-        reason = "compiled on first use" if compiler() else _no_compiler()
-    return {"compiler": compiler(), "cached": path.exists(), "path": str(path), "reason": reason}
+    name = library_name(kinds()[-1])
+    path, reasons = None, []
+    for folder in candidates():
+        path = folder.absolute() / name
+        try:
+            with Cache(folder, create=False) as cache:
+                fault = cache.fault(name)
+        except BridgeError as error:
+            if folder.exists():
+                reasons.append(str(error))
+            continue
+        if fault is None:
+            return {"compiler": compiler(), "cached": True, "path": str(path), "reason": None}
+        if fault:
+            reasons.append(f"{path} {fault}")
+    reasons.append("compiled on first use" if compiler() else _no_compiler())
+    return {
+        "compiler": compiler(),
+        "cached": False,
+        "path": str(candidates()[0].absolute() / name),
+        "reason": "; ".join(reasons),
+    }
 
 
 def _no_compiler() -> str:
@@ -161,34 +166,85 @@ def _no_compiler() -> str:
 
 
 def build(device: str) -> Path:
-    """Compiles the bridge if the cache has none; returns its path. Raises BridgeError."""
-    cxx = compiler()
-    path = library_path(device)
-    if path.exists():
-        return path
-    if cxx is None:
-        raise BridgeError(_no_compiler())
-    print(
-        f"dtr_alloc: compiling the bridge to PyTorch for {device}, once: it is kept in "
-        f"{path.parent}",
-        file=sys.stderr,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place and renamed, so that processes that start together never load half a file.
-    descriptor, beside = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(descriptor)
+    """Compiles the bridge if no cache has it; returns its path. Raises BridgeError."""
+    name = library_name(device)
+    with _cache_with(name, device) as cache:
+        return cache.path / name
+
+
+def _cache_with(name: str, device: str) -> Cache:
+    """A cache that has the bridge, which is compiled now if none has."""
+    for folder in candidates():
+        try:
+            cache = Cache(folder, create=False)
+        except BridgeError:  # said below, if it is needed
+            continue
+        if cache.fault(name) is None:
+            return cache
+        cache.close()
+    cache = _cache_to_build_in()
     try:
-        line = command(cxx, device, _sources(device), Path(beside))
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BridgeError(
-                f"the bridge to PyTorch does not compile ({' '.join(line)}):\n"
-                + done.stderr[-4000:]
-            )
-        os.replace(beside, path)
-    finally:
-        Path(beside).unlink(missing_ok=True)
-    return path
+        if (cxx := compiler()) is None:
+            raise BridgeError(_no_compiler())
+        if fault := cache.fault(name):
+            print(f"dtr_alloc: {cache.path / name} {fault}, and is built again", file=sys.stderr)
+        print(
+            f"dtr_alloc: compiling the bridge to PyTorch for {device}, once: it is kept in "
+            f"{cache.path}",
+            file=sys.stderr,
+        )
+        line = command(cxx, device, _sources(device), Path(name))
+        try:
+            cache.build(name, lambda folder: _compile(line, folder), _load)
+        except BridgeError as error:
+            raise BridgeError(f"the bridge to PyTorch was not built by {cxx}: {error}") from None
+    except BaseException:
+        cache.close()
+        raise
+    return cache
+
+
+def _cache_to_build_in() -> Cache:
+    """The first that can be used; says why those before it cannot."""
+    reasons = []
+    for folder in candidates():
+        try:
+            cache = Cache(folder, create=True)
+        except BridgeError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            print(f"dtr_alloc: {reason}", file=sys.stderr)
+        return cache
+    raise BridgeError("; ".join(reasons))
+
+
+def _compile(line: list[str], folder: int) -> None:
+    """Runs the compiler in the folder with this descriptor, where its temporary files go too."""
+    try:
+        done = subprocess.run(
+            line,
+            cwd=f"/proc/self/fd/{folder}",
+            env={**os.environ, "TMPDIR": "."},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise BridgeError(f"it cannot be run ({error})") from None
+    if done.returncode != 0:
+        how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+        raise BridgeError(f"it ended with {how} ({' '.join(line)}):\n{done.stderr[-4000:]}")
+
+
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+        library.dtr_bridge_connect  # noqa: B018
+    except (OSError, AttributeError) as error:
+        raise BridgeError(f"the bridge to PyTorch does not load: {error}") from None
+    return library
 
 
 _PYTHON_API = (
@@ -210,8 +266,10 @@ class Bridge:
         import torch
 
         self.device = device
-        self.path = build(device)
-        self._library = library = ctypes.CDLL(str(self.path))
+        name = library_name(device)
+        with _cache_with(name, device) as cache:
+            self.path = cache.path / name
+            self._library = library = _load(cache.address(name))
         library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
         library.dtr_bridge_connect.restype = ctypes.c_void_p
         library.dtr_bridge_limit_repeats.argtypes = [ctypes.c_int64]

@@ -103,7 +103,8 @@ typedef struct dtr_pool_stats {
   uint64_t unmapped_chunks;
   uint64_t remaps; /* allocations that had to give chunks back to the driver first */
   uint64_t out_of_memory_errors;
-  uint64_t total_bytes; /* the device's (or machine's) physical memory; 0 if unknown */
+  uint64_t total_bytes; /* the device's physical memory; of the machine's, what the process may have
+                           (control groups, ulimit); 0 if unknown */
   uint64_t peak_requested_bytes;
   uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
   uint64_t ever_requested_bytes; /* the same, as asked for */
@@ -695,7 +696,8 @@ void dtr_remat_abort(dtr_frame* frame);
 /* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
  * to do, -status. The caller keeps the handle alive. */
 int32_t dtr_remat_want(dtr_frame* frame, void* handle);
-/* Puts some live evicted storage on the stack: 1, or 0 if there is none. */
+/* Puts some live evicted storage on the stack: 1, or 0 if there is none. Between a 1 and
+ * the 0, or dtr_remat_abort, nothing live is evicted. */
 int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never

@@ -621,7 +621,13 @@ void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting
   });
 }
 
+// *out: what the pool said.
 void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
+  const size_t refusal = out->find(kRefusedByDriver);
+  const std::string advice = refusal == std::string::npos
+                                 ? "; raise the budget or shrink the batch."
+                                 : ", but the system grants less than that" + out->substr(refusal) +
+                                       ". Raise that limit or shrink the batch.";
   uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
   std::string swapped;
   {
@@ -635,7 +641,7 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
         locked += storage->size_bytes;
       else if (!storage->parent && !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
         constants += storage->size_bytes;
-      else if (storage->pins > 0)
+      else if (storage->pins > 0 || is_frozen(storage))
         pinned += storage->size_bytes;
       else
         evictable += storage->size_bytes;
@@ -656,8 +662,7 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
          ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
          ", unseen by the recorder " + bytes(untracked) + swapped +
          ". This point of the job needs a budget of at least " +
-         bytes(size_bytes + pool_stats.allocated_bytes - evictable) +
-         "; raise the budget or shrink the batch.";
+         bytes(size_bytes + pool_stats.allocated_bytes - evictable) + advice;
 }
 
 }  // namespace dtr

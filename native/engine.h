@@ -180,6 +180,7 @@ struct Frame {
   uint64_t timer = 0;     // of that pool; 0: none runs
   uint32_t unread = 0;    // ops since it last looked for timers that are done
   Times times;            // what it found
+  bool keeps = false;     // brings everything back: until then nothing live is evicted
   std::vector<RematStep> stack;
   std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
   std::vector<Storage*> step_outputs;   // records of the step in flight, held
@@ -380,7 +381,10 @@ class Engine {
   int32_t end_for(Device& device, uint64_t size_bytes) const;
 
   // freeze.cpp
-  bool is_frozen(const Storage* storage) const { return frozen_ > 0 && storage->live; }
+  bool is_frozen(const Storage* storage) const {
+    return (frozen_ > 0 || keeping_ > 0) && storage->live;
+  }
+  void keep(Frame& frame, bool on);
   void capture_inputs(const Frame& frame, Deferred& deferred);
 
   // dealloc.cpp
@@ -615,8 +619,9 @@ class Engine {
   std::vector<Storage*> removal_;                  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
-  uint64_t checks_ = 0;  // of the invariants
-  uint32_t frozen_ = 0;  // graphs that are being captured
+  uint64_t checks_ = 0;   // of the invariants
+  uint32_t frozen_ = 0;   // graphs that are being captured
+  uint32_t keeping_ = 0;  // frames that bring everything back
   TimedCalls timed_calls_;
   KnownCalls calls_;         // where ends are wished for
   bool heeds_ends_ = false;  // a pool does; set before anything runs

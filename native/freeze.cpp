@@ -12,6 +12,10 @@
 //      because a replay of the graph may have changed it in between. The same holds for
 //      memory on a device that is shared with others (DLPack): nothing tells of their writes,
 //      as the checksum does on the CPU.
+//
+// Nor is anything live evicted while everything is brought back (dtr_remat_want_any): what came
+// back first would go for what comes next, without an end, wherever not all of it fits. That it
+// does not is an error.
 #include <limits>
 
 #include "engine.h"
@@ -27,6 +31,14 @@ void Engine::freeze(bool on) {
   }
   if (frozen_ == 0) throw StateError("nothing is frozen");
   if (--frozen_ == 0) reset_all_bounds();  // searches have passed over what was frozen
+}
+
+// Under the mutex.
+void Engine::keep(Frame& frame, bool on) {
+  if (frame.keeps == on) return;
+  frame.keeps = on;
+  keeping_ += on ? 1 : -1;
+  if (keeping_ == 0) reset_all_bounds();
 }
 
 // Of an op that begins; F2. What cannot be settled at once is left to op_prepare().

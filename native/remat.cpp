@@ -35,6 +35,7 @@ bool Engine::remat_want_any(Frame& frame) {
   by_handle_.for_each([&](const void*, Storage* storage) {
     if (storage->live && storage->state != State::resident) found = storage;
   });
+  keep(frame, found != nullptr);
   if (found) {
     begin_request();
     push_wanted(frame, found, false);
@@ -300,6 +301,7 @@ void Engine::remat_abort(Frame& frame) {
   if (frame.step_open) drop_consumed(frame, deferred);
   frame.step_open = false;
   while (!frame.stack.empty()) end_step(frame, deferred);
+  keep(frame, false);
 }
 
 }  // namespace dtr

@@ -56,7 +56,12 @@ class Repeater {
   void bring_back_all() {
     const In in(Phase::capture);
     const Turn turn;
-    while (in_core([&] { return core->remat_want_any(frame_); })) run();
+    try {
+      while (in_core([&] { return core->remat_want_any(frame_); })) run();
+    } catch (...) {
+      core->remat_abort(frame_);  // nothing is kept any more
+      throw;
+    }
   }
 
  private:

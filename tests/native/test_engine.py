@@ -1367,6 +1367,21 @@ class TestReset:
         assert all(result.is_right() for result in results)
         release(x, *results)
 
+    def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
+        toy = make_toy(pages=8)
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(10)]
+        with pytest.raises(OutOfMemory):
+            toy.materialize_all()
+        assert toy.pool.stats().live_blocks == 8
+        toy.verify()
+        assert all(toy.content(result) == result.expected() for result in results)
+        results, gone = results[:6], results[6:]
+        release(*gone)
+        toy.materialize_all()
+        assert all(result.is_right() for result in results)
+        release(x, *results)
+
     def test_records_keep_an_engine_from_being_destroyed(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)

@@ -361,10 +361,14 @@ class Toy:
 
     def materialize_all(self) -> None:
         with self._replay_lock:
-            while work := lib.dtr_remat_want_any(self.frame):
-                if work < 0:
-                    check(-work)
-                self._rematerialize(self.frame)
+            try:
+                while work := lib.dtr_remat_want_any(self.frame):
+                    if work < 0:
+                        check(-work)
+                    self._rematerialize(self.frame)
+            except BaseException:
+                lib.dtr_remat_abort(self.frame)
+                raise
 
     def _rematerialize(self, frame: Any) -> None:
         try:

@@ -1,11 +1,24 @@
-"""The bridge is compiled once, says so, and can be compiled before it is needed."""
+"""The bridge is compiled once, says so, and can be compiled before it is needed. Only what the user
+alone can write is loaded, and only whole.
+
+Most tests have a stand-in for the compiler, which writes a library that is no bridge in a moment.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from dtr_alloc import bridge
+from dtr_alloc.bridge_cache import BridgeError, Cache
+
+OTHER_USER = 54321
 
 
 def build(cache: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -17,11 +30,16 @@ def build(cache: Path, *arguments: str, **environ: str) -> subprocess.CompletedP
     )
 
 
+def visible(folder: Path) -> list[str]:
+    """All but the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".dtr_alloc-lock")
+
+
 def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(tmp_path: Path) -> None:
     first = build(tmp_path, "--device", "cpu")
     assert first.returncode == 0, first.stderr
     assert Path(first.stdout.strip()).parent == tmp_path
-    assert [path.name for path in tmp_path.iterdir()] == [Path(first.stdout.strip()).name]
+    assert visible(tmp_path) == [Path(first.stdout.strip()).name]
     assert "compiling the bridge to PyTorch for cpu" in first.stderr
     second = build(tmp_path, "--device", "cpu")
     assert second.stdout == first.stdout
@@ -40,3 +58,266 @@ def test_without_a_compiler_it_says_how_to_get_one(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "no C++ compiler: looked for 'no-such-compiler'" in refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    """A library with the entry point that is asked for first."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "library.c").write_text("int dtr_bridge_connect(void) { return 0; }")
+    (folder / "other.c").write_text("int something_else(void) { return 0; }")
+    for name in ("library", "other"):
+        source, made = folder / f"{name}.c", folder / f"{name}.so"
+        subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", made], check=True)
+    return folder / "library.so"
+
+
+@pytest.fixture
+def cxx(tmp_path, library, monkeypatch):
+    """Makes a shell script the compiler; $out is where the library goes, $library and $other are
+    some. Without a script it copies the first."""
+
+    def use(script: str = "cp $library $out") -> Path:
+        path = tmp_path / "cxx"
+        path.write_text(
+            "#!/bin/sh\n"
+            'while [ "$1" != -o ]; do shift; done; out=$2\n'
+            f"library={library}; other={library.parent / 'other.so'}\n"
+            f"echo compiled >> {tmp_path / 'compiled'}\n{script}\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("DTR_ALLOC_CXX", str(path))
+        return path
+
+    use()
+    return use
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DTR_ALLOC_CACHE", str(folder))
+    return folder
+
+
+class TestTheFolder:
+    def test_is_made_for_the_user_alone(self, cache, cxx):
+        old = os.umask(0)
+        try:
+            path = bridge.build("cpu")
+        finally:
+            os.umask(old)
+        assert path.parent == cache
+        assert cache.stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+    def test_that_others_can_write_to_is_refused(self, cache, cxx, mode):
+        cache.mkdir()
+        cache.chmod(mode)
+        with pytest.raises(BridgeError, match=f"{cache} .*by others .mode {mode:04o}.*; allowed"):
+            bridge.build("cpu")
+        assert not visible(cache)
+
+    def test_with_a_bridge_is_refused_too(self, cache, cxx):
+        bridge.build("cpu")
+        cache.chmod(0o777)
+        with pytest.raises(BridgeError, match="by others"):
+            bridge.build("cpu")
+        assert "by others (mode 0777)" in bridge.status()["reason"]
+        assert not bridge.status()["cached"]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away, which only root can")
+    def test_of_another_user_is_refused(self, cache, cxx):
+        bridge.build("cpu")
+        os.chown(cache, OTHER_USER, -1)
+        with pytest.raises(BridgeError, match=f"belongs to user {OTHER_USER}; allowed"):
+            bridge.build("cpu")
+
+    def test_that_a_link_leads_to_is_looked_at_itself(self, cache, cxx, tmp_path):
+        open_to_all = tmp_path / "open"
+        open_to_all.mkdir()
+        open_to_all.chmod(0o777)
+        cache.symlink_to(open_to_all)
+        with pytest.raises(BridgeError, match="by others"):
+            bridge.build("cpu")
+        open_to_all.chmod(0o700)
+        assert bridge.build("cpu").exists()
+
+    def test_that_is_exchanged_after_it_was_looked_at_is_not_read(self, cache, cxx, tmp_path):
+        """Others may write to the folder above."""
+        name = bridge.build("cpu").name
+        with Cache(cache, create=False) as found:
+            assert found.fault(name) is None
+            cache.rename(tmp_path / "moved")
+            cache.mkdir()
+            (cache / name).write_bytes(b"another")
+            assert Path(found.address(name)).read_bytes() != b"another"
+            assert found.fault(name) is None
+
+    def test_that_is_a_file_is_named(self, cache, cxx):
+        cache.write_text("")
+        with pytest.raises(BridgeError, match=f"{cache} cannot keep"):
+            bridge.build("cpu")
+
+    def test_by_default_has_a_private_substitute_and_that_is_said(
+        self, tmp_path, monkeypatch, cxx, capsys
+    ):
+        monkeypatch.delenv("DTR_ALLOC_CACHE", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "home/dtr_alloc").mkdir(parents=True)
+        (tmp_path / "home/dtr_alloc").chmod(0o777)
+        path = bridge.build("cpu")
+        assert path.parent == tmp_path / f"temporary/dtr_alloc-{os.geteuid()}"
+        said = capsys.readouterr().err
+        assert f"{tmp_path / 'home/dtr_alloc'} cannot keep the bridge" in said
+        assert f"kept in {path.parent}" in said
+        assert bridge.build("cpu") == path
+        assert bridge.status()["path"] == str(path)
+        assert capsys.readouterr().err == ""
+
+
+class TestAFile:
+    @pytest.mark.parametrize(
+        ("damage", "reason"),
+        [
+            (lambda path: os.truncate(path, 4096), "is damaged"),
+            (lambda path: os.truncate(path, 0), "is damaged"),
+            (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged"),
+            (lambda path: flip(path, 100), "is damaged"),
+            (lambda path: flip(path, -1), "is damaged"),
+            (lambda path: path.chmod(0o777), "can be written to by others"),
+            (lambda path: (path.unlink(), path.symlink_to("/bin/sh")), "cannot be read"),
+            (lambda path: (path.unlink(), os.mkfifo(path)), "is no file"),
+        ],
+        ids=["cut", "empty", "short", "bit", "checksum", "mode", "link", "pipe"],
+    )
+    def test_that_is_not_as_it_was_written_is_built_again(self, cache, cxx, capsys, damage, reason):
+        path = bridge.build("cpu")
+        whole = path.read_bytes()
+        damage(path)
+        assert not bridge.status()["cached"]
+        capsys.readouterr()
+        assert bridge.build("cpu") == path
+        assert f"{path} {reason}" in capsys.readouterr().err
+        assert path.read_bytes() == whole
+        assert visible(cache) == [path.name]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which only root can")
+    def test_of_another_user_is_built_again(self, cache, cxx):
+        path = bridge.build("cpu")
+        os.chown(path, OTHER_USER, -1)
+        bridge.build("cpu")
+        assert path.stat().st_uid == os.geteuid()
+
+    def test_that_is_whole_is_taken_from_a_folder_that_cannot_be_written_to(self, cache, cxx):
+        path = bridge.build("cpu")
+        cache.chmod(0o500)
+        assert bridge.build("cpu") == path
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+class TestACompiler:
+    @pytest.mark.parametrize(
+        ("script", "reason"),
+        [
+            ("exit 0", "it wrote nothing"),
+            (": > $out", "0 bytes, is no shared library"),
+            ("echo garbage > $out", "8 bytes, is no shared library"),
+            ("head -c 100 $library > $out", "100 bytes, is no shared library"),
+            ("head -c 9000 $library > $out", "9000 bytes, is no shared library"),
+            ("cp $other $out", "undefined symbol: dtr_bridge_connect"),
+            ("mkdir $out", "is no file"),
+            ("echo what it said >&2; cp $library $out; exit 3", "status 3 .*\nwhat it said"),
+            ("kill -KILL $$", "signal 9"),
+        ],
+        ids=["nothing", "empty", "garbage", "head", "half", "other", "folder", "status", "signal"],
+    )
+    def test_that_fails_in_any_way_is_named_and_leaves_nothing(self, cache, cxx, script, reason):
+        path = cxx(script)
+        with pytest.raises(BridgeError, match=f"(?s)was not built by {path}: .*{reason}"):
+            bridge.build("cpu")
+        assert not visible(cache)
+        cxx()
+        assert bridge.build("cpu").exists()
+
+    def test_that_is_no_program_is_named(self, cache, cxx):
+        path = cxx()
+        path.write_text("#!/no/such/interpreter")
+        with pytest.raises(BridgeError, match=f"was not built by {path}: it cannot be run"):
+            bridge.build("cpu")
+
+    def test_has_its_temporary_files_beside_the_library(self, cache, cxx):
+        cxx('touch $TMPDIR/beside; [ "$(ls)" = beside ] && cp $library $out')
+        bridge.build("cpu")
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from dtr_alloc.bridge_cache import Cache
+
+def compile_in(folder):
+    Path(f"/proc/self/fd/{folder}/unfinished").touch()
+    with open(sys.argv[3], "a") as log:
+        log.write("compiled\\n")
+    while not Path(sys.argv[4]).exists():
+        time.sleep(0.01)
+    Path(f"/proc/self/fd/{folder}/bridge.so").write_bytes(Path(sys.argv[2]).read_bytes())
+
+with Cache(Path(sys.argv[1]), create=True) as cache:
+    cache.build("bridge.so", compile_in, lambda path: None)
+    assert cache.fault("bridge.so") is None
+"""
+
+
+@pytest.fixture
+def builders(tmp_path, library):
+    """Starts a process that builds, and goes on compiling until `go` is there."""
+    started = []
+
+    def start() -> subprocess.Popen[str]:
+        paths = [tmp_path / "cache", library, tmp_path / "log", tmp_path / "go"]
+        line = [sys.executable, "-c", BUILDER, *map(str, paths)]
+        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_processes_that_start_together_compile_once_and_wait_for_the_one_that_does(
+    tmp_path, builders
+):
+    first = builders()
+    wait_for(tmp_path / "log")
+    others = [builders() for _ in range(3)]
+    for process in others:
+        assert "waiting for another process" in process.stderr.readline()
+    (tmp_path / "go").touch()
+    assert [process.wait() for process in [first, *others]] == [0] * 4
+    assert (tmp_path / "log").read_text() == "compiled\n"
+    assert visible(tmp_path / "cache") == ["bridge.so"]
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path, builders):
+    killed = builders()
+    wait_for(tmp_path / "log")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert len(visible(tmp_path / "cache")) == 1
+    (tmp_path / "go").touch()
+    assert builders().wait() == 0
+    assert visible(tmp_path / "cache") == ["bridge.so"]

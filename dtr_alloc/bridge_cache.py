@@ -1,0 +1,251 @@
+"""The folders in which compiled bridges are kept, and what is let in from them.
+
+Whoever can write a bridge runs code as the user. So:
+
+- A folder is used only if it belongs to the user and nobody else can write to it, and so is a file
+  in it. Folders and files are opened first and looked at then, by their descriptors. So others who
+  may write to a folder above, and exchange what is in it, gain nothing.
+- A bridge ends in the SHA-256 of what is before. It is checked before the bridge is loaded, as a
+  file that was cut off ends the process (SIGBUS), and it may be that of `import torch`.
+- A bridge is compiled in a folder of its own, synced and renamed. Who compiles holds a lock, and
+  removes what builds have left that were killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MARK = b"\ndtr_alloc sha256 "
+_LOCK = ".dtr_alloc-lock"
+_BUILDING = ".dtr_alloc-building-"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class BridgeError(RuntimeError):
+    """The bridge cannot be compiled or loaded; the message says what is missing."""
+
+
+def candidates() -> list[Path]:
+    """The folders that may have a bridge, or get it: DTR_ALLOC_CACHE, or else the user's cache
+    folder, and for where that is not to be used one in the folder for temporary files."""
+    named = os.environ.get("DTR_ALLOC_CACHE")
+    if named:
+        return [Path(named).expanduser()]
+    fallback = Path(tempfile.gettempdir()) / f"dtr_alloc-{os.geteuid()}"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:  # a user without a name or a home
+        return [fallback]
+    return [home / "dtr_alloc", fallback]
+
+
+class Cache:
+    """One folder, open until close().
+
+    Args:
+        create: the folder is made if it is not there, and must be one to write to.
+
+    Raises BridgeError if the folder cannot be used.
+    """
+
+    def __init__(self, path: Path, create: bool) -> None:
+        self.path = path.absolute()
+        try:
+            if create:
+                _make(self.path)
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise BridgeError(f"{self.path} cannot keep the bridge to PyTorch: {error}") from None
+        reason = _not_private(os.fstat(self._descriptor))
+        if reason is None and create and not os.access(self.address("."), os.W_OK | os.X_OK):
+            reason = "cannot be written to"
+        if reason is not None:
+            self.close()
+            raise BridgeError(
+                f"{self.path} cannot keep the bridge to PyTorch: it {reason}; allowed: a folder "
+                f"that belongs to user {os.geteuid()} and that nobody else can write to "
+                "(chmod go-w, or name another in DTR_ALLOC_CACHE)"
+            )
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def address(self, name: str) -> str:
+        """What dlopen finds the bridge by as long as the cache is open, whatever is exchanged on
+        the way to the folder."""
+        return f"/proc/self/fd/{self._descriptor}/{name}"
+
+    def fault(self, name: str) -> str | None:
+        """Why the bridge cannot be loaded; None if it can. "" if there is none."""
+        try:
+            content = _read(name, self._descriptor)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        if isinstance(content, str):
+            return content
+        end = len(content) - len(_MARK) - hashlib.sha256().digest_size
+        if end < 0 or content[end:] != _trailer(content[:end]):
+            return "is damaged: its checksum does not fit"
+        return None
+
+    def build(
+        self, name: str, compile_in: Callable[[int], None], check: Callable[[str], object]
+    ) -> None:
+        """Compiles the bridge if it is not there.
+
+        Args:
+            compile_in: writes a file of that name to the folder with this descriptor. Raises
+                BridgeError.
+            check: gets what dlopen finds the file by. Raises BridgeError if it is not a bridge.
+        """
+        try:
+            with self._lock() as alone:
+                if alone:
+                    self._remove_leftovers()
+                if self.fault(name) is not None:
+                    self._build(name, compile_in, check)
+        except OSError as error:
+            raise BridgeError(f"{self.path} cannot keep the bridge to PyTorch: {error}") from None
+
+    def _build(
+        self, name: str, compile_in: Callable[[int], None], check: Callable[[str], object]
+    ) -> None:
+        building = f"{_BUILDING}{secrets.token_hex(8)}"
+        os.mkdir(building, 0o700, dir_fd=self._descriptor)
+        try:
+            folder = os.open(
+                building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor
+            )
+            try:
+                compile_in(folder)
+                _seal(name, folder)
+                # By a path that was never loaded from: dlopen goes by the path first.
+                check(self.address(f"{building}/{name}"))
+                os.replace(name, name, src_dir_fd=folder, dst_dir_fd=self._descriptor)
+                os.fsync(self._descriptor)
+            finally:
+                os.close(folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True, dir_fd=self._descriptor)
+
+    @contextmanager
+    def _lock(self) -> Iterator[bool]:
+        """Yields whether nobody else builds; False only where the file system has no locks."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        lock = os.open(_LOCK, flags, 0o600, dir_fd=self._descriptor)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(
+                    "dtr_alloc: waiting for another process, which compiles a bridge to PyTorch in "
+                    f"{self.path}",
+                    file=sys.stderr,
+                )
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                yield False
+                return
+            yield True
+        finally:
+            os.close(lock)
+
+    def _remove_leftovers(self) -> None:
+        for name in os.listdir(self._descriptor):
+            if name.startswith(_BUILDING):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=self._descriptor)
+
+
+def _make(path: Path) -> None:
+    """With the folders above it. None that is made can be written to by others."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _not_private(found: os.stat_result) -> str | None:
+    """Who else can write to it, or None."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def _read(name: str, folder: int) -> bytes | str:
+    """A file's content, or what is wrong with the file."""
+    # A pipe in its place is not waited for.
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return "is no file"
+        if (reason := _not_private(found)) is not None:
+            return reason
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _trailer(content: bytes) -> bytes:
+    return _MARK + hashlib.sha256(content).digest()
+
+
+def _seal(name: str, folder: int) -> None:
+    """Gives what a compiler wrote its checksum. Raises BridgeError if it wrote no library."""
+    try:
+        content = _read(name, folder)
+    except FileNotFoundError:
+        raise BridgeError("it wrote nothing") from None
+    if isinstance(content, str):
+        raise BridgeError(f"what it wrote {content}")
+    if not _is_library(content):
+        raise BridgeError(f"what it wrote, {len(content)} bytes, is no shared library")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+    with open(os.open(name, flags, dir_fd=folder), "ab") as file:
+        file.write(_trailer(content))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_library(content: bytes) -> bool:
+    """Whether it is an ELF shared object, of 64 bits and little-endian, with all its segments."""
+    try:
+        kind = struct.unpack_from("<H", content, 16)[0]
+        (headers,) = struct.unpack_from("<Q", content, 32)
+        size, count = struct.unpack_from("<HH", content, 54)
+        ends = []
+        for at in range(headers, headers + size * count, max(size, 1)):
+            _type, _flags, offset, _v, _p, in_file = struct.unpack_from("<IIQQQQ", content, at)
+            ends.append(offset + in_file)
+    except struct.error:
+        return False
+    shared_object = 3
+    is_shared = content[:6] == b"\x7fELF\x02\x01" and kind == shared_object
+    return is_shared and bool(ends) and max(ends) <= len(content)
