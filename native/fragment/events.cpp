@@ -1,8 +1,8 @@
 #include "events.h"
 
 #include <string>
-#include <unordered_map>
 
+#include "address_map.h"
 #include "dtr_alloc.h"
 #include "errors.h"
 
@@ -19,7 +19,7 @@ constexpr uint32_t kContinued = UINT32_MAX;  // its content moved on: its end en
 }  // namespace
 
 Events::Events(const Columns& columns, uint16_t device) {
-  std::unordered_map<uint64_t, uint32_t> live;  // address -> allocation
+  AddressMap<uint32_t> live;  // address -> allocation
   live.reserve(1 << 12);
   std::vector<bool> continues;  // by allocation: what began here is the rest of another one
   bool any_continues = false;
