@@ -82,12 +82,14 @@ MOST_SUM = 2**60
 bits."""
 
 MOST_LINE_BYTES = 1 << 24
-MOST_LOG_BYTES = 1 << 32
+MOST_LOG_BYTES = 1 << 31
 """As text, however small the file is that it is compressed in."""
 
 MOST_NUMBERS = 1 << 28
 MOST_NAMES = 1 << 24
-"""The most numbers and names of a program."""
+MOST_EDGES = 1 << 28
+"""The most numbers and names of a program; the most pairs of an operator's argument and result,
+which a simulator may keep one by one."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 Names: TypeAlias = tuple[str, ...]
@@ -502,7 +504,7 @@ class _Compiler:
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
         self.operator_ids: dict[str, int] = {}
         self.counts: Counter[type] = Counter()
-        self.bytes = self.time = 0
+        self.bytes = self.time = self.edges = 0
 
     def error(self, reason: str) -> LogError:
         return self.reader.error(reason)
@@ -539,9 +541,14 @@ class _Compiler:
             raise self.error(f"sizes of more than {MOST_SUM} bytes together, the most that are read")
         return line.memory
 
-    def spend(self, time: int) -> None:
-        """An operator's time; and a look at how much there is by now."""
+    def spend(self, time: int, edges: int) -> None:
+        """An operator's time and edges; and a look at how much there is by now."""
         self.time += time
+        self.edges += edges
+        if self.edges > MOST_EDGES:
+            raise self.error(
+                f"more than {MOST_EDGES} pairs of an argument and a result, the most that are read"
+            )
         if self.time > MOST_SUM:
             raise self.error(f"times of more than {MOST_SUM} together, the most that are read")
         numbers = len(self.program.code) + len(self.program.workspace)
@@ -592,7 +599,7 @@ class _Compiler:
     def call(self, line: Call, trace: Names) -> None:
         code = self.program.code
         args = [self.known(name, "argument") for name in line.args]
-        self.spend(line.time)
+        self.spend(line.time, len(args) * len(line.result))
         code.extend((CALL, line.time, len(args), *args, len(line.result)))
         of = f"CALL {shown(line.name)}"
         for name in line.result:
@@ -617,7 +624,7 @@ class _Compiler:
         code = self.program.code
         unread = frozenset(line.unread)
         indices = [~index if index in unread else index for index in line.mutate]
-        self.spend(line.time)
+        self.spend(line.time, len(args) * len(line.mutate))
         code.extend((MUTATE, line.time, len(args), *args, len(indices), *indices))
         for index in line.mutate:
             self.released[args[index]] = 0
@@ -627,7 +634,7 @@ class _Compiler:
         code = self.program.code
         args = [self.known(name, "argument") for name in line.args or ()]
         results = line.result or ()
-        self.spend(line.time or 0)
+        self.spend(line.time or 0, 0)
         code.extend((EFFECT, line.time or 0, len(args), *args, len(results)))
         for name in results:
             constant = self.next(EFFECT_LINE)

@@ -136,7 +136,7 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
         allow_truncated: whether a file without its end, as a killed job leaves it, is read up to
             its last whole block; its meta says ``"truncated": true`` then.
 
-    Takes memory for the file (2 GiB at most), 35 bytes for each event (MOST_EVENTS), and 2 GiB for
+    Takes memory for the file (2 GiB at most), 39 bytes for each event (MOST_EVENTS), and 2 GiB for
     names and meta; blocks that unpack to more are refused before they are unpacked.
 
     Raises TraceError for a file that is damaged, cut off, too large, of another version or something

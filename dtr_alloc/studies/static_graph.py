@@ -22,7 +22,7 @@ from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
 from dtr_alloc.oplog import (
     FRESH,
-    MOST,
+    MOST_SUM,
     Alias,
     Call,
     Constant,
@@ -155,9 +155,15 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
         )
     )
     outputs, pinned = value.get("outputs"), value.get("pinned_bytes", 0)
-    for number in (pinned, *(node.cost for node in nodes), *(node.size_bytes for node in nodes)):
-        if not isinstance(number, int) or not 0 <= number <= MOST:
-            raise ValueError(f"{name!r} has {shown(number)} as a cost or size; allowed: 0 to {MOST}")
+    if not isinstance(pinned, int) or pinned < 0:
+        raise ValueError(f"pinned_bytes of {name!r} is {shown(pinned)}; allowed: a number from 0 up")
+    sums = sum(node.cost for node in nodes), sum(node.size_bytes for node in nodes) + pinned
+    if max(sums) > MOST_SUM:
+        raise ValueError(f"the costs or sizes of {name!r} are more than {MOST_SUM} together")
+    if not all(isinstance(node.name, str) for node in nodes):
+        raise ValueError(f"a name in {name!r} is no text")
+    if not all(type(source) is int for node in nodes for source in node.inputs):
+        raise ValueError(f"what a node of {name!r} reads is no number")
     return StaticGraph(
         name,
         nodes,

@@ -1,5 +1,6 @@
 #include "events.h"
 
+#include <algorithm>
 #include <string>
 
 #include "address_map.h"
@@ -71,8 +72,10 @@ Events::Events(const Columns& columns, uint16_t device) {
   }
   if (moving) fail(columns.count, "is missing: the MOVE_TO of the last MOVE_FROM");
   if (any_continues) drop(continues);
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, blocks = 0;
   for (const Step& step : steps_) {
+    blocks += step.begins ? 1 : -1;
+    peak_blocks_ = std::max(peak_blocks_, blocks);
     const uint64_t size = allocations_[step.allocation].size_bytes;
     bytes += step.begins ? size : uint64_t{0} - size;
     if (bytes > peak_live_) {

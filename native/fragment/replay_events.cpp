@@ -12,6 +12,8 @@ namespace {
 // More than any device has. A model may round what is less up without a care for 64 bits.
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 constexpr uint64_t kLeastBlock = 4096;
+// Blocks that all samples together look at: half a million at each of 2,000.
+constexpr uint64_t kMostLooks = uint64_t{1} << 30;
 
 // Runs the events through a model and calls after(step index) for each; ends before the first
 // that finds no place. Returns how many went through.
@@ -156,7 +158,7 @@ void replay_events(const Events& events, const dtr_fragment_options& options,
   live = 0;
   if (options.places && model->has_places()) outcome.places.assign(count, kNoPlace);
   const std::vector<size_t> looks =
-      looks_at(done, options.samples,
+      looks_at(done, std::min(options.samples, kMostLooks / (events.peak_live_blocks() + 1)),
                {counting.live_peak.at, counting.reserved_peak.at, counting.lost_peak.at});
   Sampling sampling{*model, live, steps, looks, counting.lost_peak.at, outcome};
   run(events, *model, &live, sampling);
