@@ -497,9 +497,7 @@ def _from_file(path: str) -> dict[str, Setting]:
         text = bounded.read_bytes(Path(path).expanduser(), _MOST_CONFIG_BYTES)
         longest = max(map(len, text.split(b"\n")))
         if longest > _MOST_CONFIG_LINE:
-            raise bounded.TooMuch(
-                f"it has a line of {longest} bytes; allowed: {_MOST_CONFIG_LINE}"
-            )
+            raise bounded.TooMuch(f"it has a line of {longest} bytes; allowed: {_MOST_CONFIG_LINE}")
         table = tomllib.loads(text.decode())
     except bounded.TooMuch as error:
         raise ConfigError("DTR_ALLOC_CONFIG", path, f"a TOML file of settings ({error})") from None

@@ -218,7 +218,9 @@ def parse(value: object) -> Heuristic:
     for part in text.split(","):
         key, _, given = (piece.strip() for piece in part.partition("="))
         if key not in ("c", "m", "s", "r") or not given or key in parts:
-            raise ValueError(f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed()}")
+            raise ValueError(
+                f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed()}"
+            )
         parts[key] = given
     try:
         staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))

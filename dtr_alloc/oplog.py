@@ -538,7 +538,9 @@ class _Compiler:
             raise self.error(f"MEMORY of {shown(name)} must follow {of}, not {_show(line)}")
         self.bytes += line.memory
         if self.bytes > MOST_SUM:
-            raise self.error(f"sizes of more than {MOST_SUM} bytes together, the most that are read")
+            raise self.error(
+                f"sizes of more than {MOST_SUM} bytes together, the most that are read"
+            )
         return line.memory
 
     def spend(self, time: int, edges: int) -> None:
@@ -606,10 +608,13 @@ class _Compiler:
             size = self.size_of(name, of)
             alias = self.next(of)
             if not isinstance(alias, Alias) or alias.name != name:
-                raise self.error(f"ALIAS of {shown(name)} must follow its MEMORY, not {_show(alias)}")
+                raise self.error(
+                    f"ALIAS of {shown(name)} must follow its MEMORY, not {_show(alias)}"
+                )
             if alias.alias >= len(args):
                 raise self.error(
-                    f"ALIAS of {shown(name)} is {alias.alias}; {of} has {len(args)} arguments, from 0"
+                    f"ALIAS of {shown(name)} is {alias.alias}; "
+                    f"{of} has {len(args)} arguments, from 0"
                 )
             code.extend((self.define(name), size, alias.alias))
         self.operator(line.name, trace, len(line.result))
@@ -618,8 +623,8 @@ class _Compiler:
         args = [self.known(name, "argument") for name in line.args]
         if len(set(line.mutate)) < len(line.mutate) or max(line.mutate) >= len(args):
             raise self.error(
-                f"MUTATE {shown(line.name)} has indices {shown(list(line.mutate))}; allowed: different ones "
-                f"below {len(args)}, the number of its arguments"
+                f"MUTATE {shown(line.name)} has indices {shown(list(line.mutate))}; allowed: "
+                f"different ones below {len(args)}, the number of its arguments"
             )
         code = self.program.code
         unread = frozenset(line.unread)
@@ -686,8 +691,8 @@ class _Compiler:
                 yield from (RESULT, value)
             else:
                 raise self.error(
-                    f"an entry of {WORKSPACE} is {shown(entry)}; allowed: +N, bytes up to 2**62; -i, a "
-                    "temporary that is there; =k, a result not named before"
+                    f"an entry of {WORKSPACE} is {shown(entry)}; allowed: +N, bytes up to 2**62; "
+                    "-i, a temporary that is there; =k, a result not named before"
                 )
 
 

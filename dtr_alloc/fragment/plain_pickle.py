@@ -1,8 +1,8 @@
 """Pickles of plain values only: reading one runs nothing that stands in it.
 
-Python's own unpickler is safe here only from code: a few bytes make it fill gigabytes for a memo's
-index or a length, or hash a tuple of tuples that share their parts for years, all in C, where nothing ends it. So this is a reader
-of the few opcodes that plain values need. Upstream: CPython's pickletools.
+Python's own unpickler can be kept from running code, and from nothing else: a few bytes make it
+fill gigabytes for a memo's index, or spend years on the hash of a tuple whose parts are shared. So
+this reads the few opcodes that plain values need. Upstream: CPython's pickletools.
 """
 
 from __future__ import annotations

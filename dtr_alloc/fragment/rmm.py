@@ -131,8 +131,8 @@ def _time_ns(text: str, at: str) -> int:
         whole, part = int(match[1]), match[2]
     else:
         raise TraceError(
-            f"{at}: the time is {shown(text)}; allowed: HH:MM:SS.micro, HH:MM:SS:micro, or seconds with "
-            "a fraction"
+            f"{at}: the time is {shown(text)}; allowed: HH:MM:SS.micro, HH:MM:SS:micro, or seconds "
+            "with a fraction"
         )
     time = whole * 10**9 + int(f"{part:0<9}")
     if time > MOST_TIME_NS:

@@ -21,7 +21,14 @@ from dtr_alloc.bounded import shown
 from dtr_alloc.fragment import plain_pickle, torch_frames
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.fragment.torch_frames import text_of
-from dtr_alloc.fragment.trace import MOST_DEVICES, MOST_NAME_BYTES, MOST_TIME_NS, Kind, Trace, TraceError
+from dtr_alloc.fragment.trace import (
+    MOST_DEVICES,
+    MOST_NAME_BYTES,
+    MOST_TIME_NS,
+    Kind,
+    Trace,
+    TraceError,
+)
 
 KEY = "dtr_alloc"
 """Where a snapshot that we wrote (torch_export) has the meta of its trace."""
@@ -115,7 +122,6 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
     # As far as the history goes back.
     read = _our_annotations if KEY in snapshot else _annotations
     rows += [read(annotations.get(device.device, []), device) for device in found]
-    settings = snapshot["allocator_settings"]
     meta: dict[str, Any] = {
         "source": "torch",
         "time_unit": "ns",
@@ -198,7 +204,7 @@ def _annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Ro
     return rows
 
 
-def _our_annotations(annotations: list[tuple[str, Any]], _: _Device) -> list[Row]:
+def _our_annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Row]:
     rows = []
     for at, one in annotations:
         time = _number(one, "time_us", at)
@@ -219,7 +225,6 @@ def _number(of: Any, key: str, at: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise TraceError(f"{at}: {key!r} is {shown(value)}; allowed: a number of 64 bits")
     return value
-
 
 
 class _Device:
@@ -245,7 +250,8 @@ class _Device:
             action = event.get("action") if isinstance(event, dict) else None
             if not isinstance(action, str) or action not in ACTIONS:
                 raise TraceError(
-                    f"{self.at(index)}: the action is {shown(action)}; allowed: {', '.join(ACTIONS)}"
+                    f"{self.at(index)}: the action is {shown(action)}; "
+                    f"allowed: {', '.join(ACTIONS)}"
                 )
             actions.append(action)
         begin = self.events[0].get("time_us", 0) if self.events else 0

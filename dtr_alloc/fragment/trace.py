@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from dtr_alloc.bounded import is_plain, shown
 
-
 MOST_EVENTS = 1 << 25
 """Of a trace that is read. All in all they take some ten gigabytes, and a minute to go through."""
 
@@ -247,7 +246,9 @@ class Trace:
         if not isinstance(source, str | None):
             raise TraceError(f"the meta's 'source' is {shown(source)}; allowed: a text")
         if not isinstance(devices, list) or not all(isinstance(of, dict) for of in devices):
-            raise TraceError(f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects")
+            raise TraceError(
+                f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects"
+            )
         for of in devices:
             chunk = of.get("chunk_bytes") or 0
             if not isinstance(chunk, int) or not 0 <= chunk <= MOST_BYTES:

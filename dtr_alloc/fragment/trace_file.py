@@ -139,8 +139,8 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
     Takes memory for the file (2 GiB at most), 39 bytes for each event (MOST_EVENTS), and 2 GiB for
     names and meta; blocks that unpack to more are refused before they are unpacked.
 
-    Raises TraceError for a file that is damaged, cut off, too large, of another version or something
-    else, and OSError if it cannot be opened.
+    Raises TraceError for a file that is damaged, cut off, too large, of another version or
+    something else, and OSError if it cannot be opened.
     """
     try:
         reader = _Reader(path, allow_truncated)

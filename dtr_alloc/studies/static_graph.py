@@ -34,7 +34,6 @@ from dtr_alloc.oplog import (
     compile_instructions,
 )
 
-
 MOST_BYTES = 1 << 26
 """Of a file of graphs."""
 
@@ -156,7 +155,9 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
     )
     outputs, pinned = value.get("outputs"), value.get("pinned_bytes", 0)
     if not isinstance(pinned, int) or pinned < 0:
-        raise ValueError(f"pinned_bytes of {name!r} is {shown(pinned)}; allowed: a number from 0 up")
+        raise ValueError(
+            f"pinned_bytes of {name!r} is {shown(pinned)}; allowed: a number from 0 up"
+        )
     sums = sum(node.cost for node in nodes), sum(node.size_bytes for node in nodes) + pinned
     if max(sums) > MOST_SUM:
         raise ValueError(f"the costs or sizes of {name!r} are more than {MOST_SUM} together")

@@ -106,7 +106,8 @@ Checked check_program(const Program& program) {
   if (program.workspace_at && operators != program.operators)
     throw InvalidArgument("operators is " + std::to_string(program.operators) +
                           "; the program has " + std::to_string(operators));
-  for (int64_t at = 0; program.workspace_at && at < program.workspace_at[program.operators]; at += 2)
+  for (int64_t at = 0; program.workspace_at && at < program.workspace_at[program.operators];
+       at += 2)
     if (program.workspace[at] == Trace::allocate)
       bytes += static_cast<uint64_t>(std::max<int64_t>(program.workspace[at + 1], 0)) + 512;
   constexpr uint64_t kMost = uint64_t{1} << 60;
@@ -198,8 +199,8 @@ struct Buffer {
 
 class RuntimeReplay final : private Watcher {
  public:
-  RuntimeReplay(const dtr_runtime_options& options, const Program& program,
-                const Checked& checked, Replay& out)
+  RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
+                Replay& out)
       : options_(options),
         program_(program),
         out_(out),

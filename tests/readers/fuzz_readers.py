@@ -31,8 +31,6 @@ from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
-
 import hostile
 
 from dtr_alloc import bounded, cli, config, costs, oplog, reproduce_command, schedule, simulate
@@ -79,7 +77,9 @@ def named(path: Path, *kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         text = str(error)
         if path.name not in text or len(text) > 8000 or bounded.OUT_OF_MEMORY in text:
-            raise Fault(f"{type(error).__name__} that is not as it should be: {text:.500}") from error
+            raise Fault(
+                f"{type(error).__name__} that is not as it should be: {text:.500}"
+            ) from error
 
 
 # ---- what is done with a file ----
@@ -122,7 +122,12 @@ def use_log(rng: random.Random, path: Path) -> None:
         base = simulate.baseline(program)
         for _ in range(2):
             semantics, space = rng.choice(
-                (("simrd", "bytes"), ("runtime", "bytes"), ("runtime", "heap"), ("runtime", "fixed"))
+                (
+                    ("simrd", "bytes"),
+                    ("runtime", "bytes"),
+                    ("runtime", "heap"),
+                    ("runtime", "fixed"),
+                )
             )
             with contextlib.suppress(ValueError):  # a sum that is too large, a budget of nothing
                 simulate.replay(
@@ -184,7 +189,8 @@ def schedule_bytes(rng: random.Random) -> bytes:
     )
     head = {
         "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedule.identity(program), "SEMANTICS": "simrd",
-        "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand", "LISTS": 2,
+        "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",
+        "LISTS": 2,
     }  # fmt: skip
     return hostile.text_bytes(rng, [head, [rng.randrange(9), 2], [9, 3, 4]])
 
@@ -232,7 +238,16 @@ def run_case(name: str, number: int, folder: Path) -> None:
 # ---- many cases, in processes that may die ----
 
 
-def _work(pipe: Any, names: list[str], first: int, step: int, until: float) -> None:
+class Plan(NamedTuple):
+    """Which cases: of these targets, numbers from a first one up, until a moment or a number."""
+
+    names: list[str]
+    step: int
+    until: float
+    last: float
+
+
+def _work(pipe: Any, plan: Plan, first: int) -> None:
     os.setpgid(0, 0)
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -240,27 +255,26 @@ def _work(pipe: Any, names: list[str], first: int, step: int, until: float) -> N
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with tempfile.TemporaryDirectory() as folder:
         number = first
-        while time.monotonic() < until:
-            for name in names:
+        while time.monotonic() < plan.until and number < plan.last:
+            for name in plan.names:
                 pipe.send((name, number, None))
                 try:
                     run_case(name, number, Path(folder))
                 except BaseException:
                     pipe.send((name, number, traceback.format_exc()))
-            number += step
+            number += plan.step
     pipe.send(None)
 
 
 class Worker:
     """A process that runs cases, and what it said last."""
 
-    def __init__(self, names: list[str], first: int, step: int, until: float) -> None:
+    def __init__(self, plan: Plan, first: int) -> None:
         context = get_context("fork")
         self.pipe, theirs = Pipe(duplex=False)
-        self.names, self.step, self.until = names, step, until
         self.case = ("none", first)
         self.seen = time.monotonic()
-        self.process = context.Process(target=_work, args=(theirs, names, first, step, until))
+        self.process = context.Process(target=_work, args=(theirs, plan, first))
         self.process.start()
         theirs.close()
 
@@ -270,14 +284,19 @@ class Worker:
 
 
 def fuzz(
-    seconds: float, jobs: int = 1, seed: int = 0, names: list[str] | None = None
+    seconds: float = float("inf"),
+    cases: float = float("inf"),
+    *,
+    jobs: int = 1,
+    seed: int = 0,
+    names: list[str] | None = None,
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Cases of all targets for so long: how many of each ran, and what was found, by case."""
-    names = names or list(TARGETS)
-    until = time.monotonic() + seconds
+    """Cases of all targets for so long, or so many: how many of each ran, and what was found, by
+    case."""
+    plan = Plan(names or list(TARGETS), jobs, time.monotonic() + seconds, seed + cases)
     ran: Counter[str] = Counter()
     found: dict[str, str] = {}
-    workers = [Worker(names, seed + job, jobs, until) for job in range(jobs)]
+    workers = [Worker(plan, seed + job) for job in range(jobs)]
     while workers:
         for worker in list(workers):
             reason = None
@@ -305,8 +324,8 @@ def fuzz(
                 workers.remove(worker)
                 name, number = worker.case
                 found[f"{name}:{number}"] = reason
-                if time.monotonic() < until:
-                    workers.append(Worker(names, number + jobs, jobs, until))
+                if time.monotonic() < plan.until and number + jobs < plan.last:
+                    workers.append(Worker(plan, number + jobs))
     return ran, found
 
 
@@ -326,7 +345,9 @@ def keep(found: dict[str, str]) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
@@ -339,7 +360,7 @@ def main() -> None:
             run_case(name, int(number), Path(folder))
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ran, found = fuzz(options.seconds, options.jobs, options.seed, options.target)
+    ran, found = fuzz(options.seconds, jobs=options.jobs, seed=options.seed, names=options.target)
     print(", ".join(f"{name} {count}" for name, count in ran.items()))
     for path, story in zip(keep(found), found.values(), strict=True):
         print(f"{path}: {story.strip().splitlines()[-1]:.200}")

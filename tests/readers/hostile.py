@@ -29,7 +29,18 @@ NUMBERS = (
     *(2**61, 2**62, 2**62 + 1, 2**63 - 1, 2**63, 2**64 - 512, 2**64 - 1, 2**64, 2**70, -(2**63)),
     10**400,
 )
-TEXTS = ("", "a", "-1", "0x10", "1e999", "nan", "9" * 5000, "x" * 100_000, "\0", "ä\u2028\U0001f600")
+TEXTS = (
+    "",
+    "a",
+    "-1",
+    "0x10",
+    "1e999",
+    "nan",
+    "9" * 5000,
+    "x" * 100_000,
+    "\0",
+    "ä\u2028\U0001f600",
+)
 
 
 def laughs(rng: random.Random) -> Any:
@@ -255,7 +266,14 @@ def rmm_bytes(rng: random.Random) -> bytes:
             rows.insert(rng.randrange(len(rows)), list(rows[at]))
         else:
             number = rng.choice(NUMBERS)
-            texts = ("", hex(number), "(nil)", "allocate failure", f"{number % 10**30}.1", "23:59:59.9")
+            texts = (
+                "",
+                hex(number),
+                "(nil)",
+                "allocate failure",
+                f"{number % 10**30}.1",
+                "23:59:59.9",
+            )
             rows[at][field : field + 1] = [
                 rng.choice((str(number), rng.choice(TEXTS), rng.choice(texts)))
             ]
@@ -272,7 +290,9 @@ def log_lines(rng: random.Random) -> list[Any]:
     names: list[str] = []
 
     def defined(name: str, *, alias: int | None) -> None:
-        lines.append({"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(rng.choice((8, 64, 4096)))})
+        lines.append(
+            {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(rng.choice((8, 64, 4096)))}
+        )
         if alias is not None:
             lines.append({"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": str(alias)})
         names.append(name)
@@ -291,7 +311,9 @@ def log_lines(rng: random.Random) -> list[Any]:
             lines.append({"INSTRUCTION": "CALL", **operator, "RESULT": [f"t{number}"]})
             defined(f"t{number}", alias=rng.choice((-1, -1, 0)))
         elif what == 5:
-            lines.append({"INSTRUCTION": "MUTATE", **operator, "MUTATE": [0], "UNREAD": [0][: number % 2]})
+            lines.append(
+                {"INSTRUCTION": "MUTATE", **operator, "MUTATE": [0], "UNREAD": [0][: number % 2]}
+            )
         elif what == 6:
             lines.append({"INSTRUCTION": "COPY", "DST": f"t{number}", "SRC": args[0]})
             names.append(f"t{number}")
@@ -338,13 +360,16 @@ def config_bytes(rng: random.Random) -> bytes:
         "min_evict": '"1%"', "chunk": '"2MiB"', "keep": '"all"', "swap": '"off"', "verify": "0",
         "log_steps": '"3..5"', "moving": "true", "placement": '"best_fit"', "costs": '"a.json"',
     }  # fmt: skip
+    many, number = "9" * 3000, rng.choice(NUMBERS)
     texts = (
-        *('""', "inf", "nan", "1e400", "-1", "0", "2020-01-01", "[1, 2]", "{a = 1}", '"9e9%"', "0x" + "f" * 4000),
-        *('"' + "9" * 3000 + '%"', '"' + "9" * 3000 + 'GiB"', "9" * 4000, "[" * 2000, "{a=" * 900, "true"),
-        *(f'"{rng.choice(NUMBERS)}"', f"{rng.choice(NUMBERS)}", '"1..2..3"', '"s=1e999,m=size"', "'''\n'''"),
-    )  # fmt: skip
+        *('""', "inf", "nan", "1e400", "-1", "0", "2020-01-01", "[1, 2]", "{a = 1}", '"9e9%"'),
+        *(f'"{many}%"', f'"{many}GiB"', many, "0x" + "f" * 4000, "[" * 2000, "{a=" * 900, "true"),
+        *(f'"{number}"', f"{number}", '"1..2..3"', '"s=1e999,m=size"', "'''\n'''"),
+    )
     for _ in range(rng.choice((1, 1, 2, 3))):
-        settings[rng.choice((*settings, "a.b.c", "[a]", "[[a]]", ".".join("a" * 2000)))] = rng.choice(texts)
+        settings[rng.choice((*settings, "a.b.c", "[a]", "[[a]]", ".".join("a" * 2000)))] = (
+            rng.choice(texts)
+        )
     data = "\n".join(f"{key} = {text}" for key, text in settings.items()).encode()
     return change_bytes(rng, data) if rng.random() < 0.3 else data
 

@@ -48,7 +48,10 @@ def limited(*arguments, address_space, environ=None):
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **(environ or {})}
     return subprocess.run(
         [sys.executable, "-m", "dtr_alloc.cli", *map(str, arguments)],
-        **{"cwd": ROOT, "env": environ, "preexec_fn": limit, "text": True},
+        cwd=ROOT,
+        env=environ,
+        preexec_fn=limit,
+        text=True,
         capture_output=True,
     )
 
@@ -295,7 +298,9 @@ class TestTraces:
 
     @pytest.mark.parametrize("model", MODELS)
     def test_no_model_takes_a_block_that_no_device_has(self, model):
-        prepared = Prepared(of_events((Kind.ALLOCATE, 512, 2**64 - 1), (Kind.ALLOCATE, 1024, 2**62)))
+        prepared = Prepared(
+            of_events((Kind.ALLOCATE, 512, 2**64 - 1), (Kind.ALLOCATE, 1024, 2**62))
+        )
         for budget in (512, 1 << 20, 2**64 - 1):
             done = prepared.replay(model, budget)
             assert not done.completed
@@ -327,9 +332,7 @@ class TestLogsOfRmm:
         ],
     )
     def test_numbers_beyond_64_bits_and_lines_without_end_are_named(self, path, row, reason):
-        path.write_text(
-            f"Thread,Time,Action,Pointer,Size,Stream\n1,1.5,allocate,0x20,1,0\n{row}\n"
-        )
+        path.write_text(f"Thread,Time,Action,Pointer,Size,Stream\n1,1.5,allocate,0x20,1,0\n{row}\n")
         done = dtr_alloc("fragment", "report", path)
         refused(done, path, reason)
         assert len(done.output) < 500
@@ -403,15 +406,22 @@ class TestLogs:
 
     def test_arguments_that_are_not_read_are_found_at_once(self, path):
         mutate = {
-            **{"INSTRUCTION": "MUTATE", "NAME": "m", "ARGS": ["a"] * 16_000, "TIME": "1"},
-            **{"MUTATE": list(range(16_000)), "UNREAD": list(range(15_999, -1, -1))},
+            "INSTRUCTION": "MUTATE",
+            "NAME": "m",
+            "ARGS": ["a"] * 16_000,
+            "TIME": "1",
+            "MUTATE": list(range(16_000)),
+            "UNREAD": list(range(15_999, -1, -1)),
         }
         path.write_text(log(*constant("a", 1), mutate))
         assert oplog.compile_log(path).code[-1] == ~15_999
 
     def test_an_operator_has_not_more_pairs_of_arguments_and_results_than_can_be_held(self, path):
         mutate = {
-            **{"INSTRUCTION": "MUTATE", "NAME": "m", "ARGS": ["a"] * 20_000, "TIME": "1"},
+            "INSTRUCTION": "MUTATE",
+            "NAME": "m",
+            "ARGS": ["a"] * 20_000,
+            "TIME": "1",
             "MUTATE": list(range(20_000)),
         }
         path.write_text(log(*constant("a", 1), mutate))
@@ -431,7 +441,9 @@ class TestLogs:
         monkeypatch.setattr(oplog, "_decode", none)
         refused(dtr_alloc("simulate", path), path, bounded.OUT_OF_MEMORY)
 
-    def test_a_command_that_needs_more_memory_than_there_is_says_so(self, path, monkeypatch, capsys):
+    def test_a_command_that_needs_more_memory_than_there_is_says_so(
+        self, path, monkeypatch, capsys
+    ):
         def none(*_, **__):
             raise MemoryError("no room for records")
 
@@ -485,8 +497,15 @@ class TestSchedules:
         (tmp_path / "a.log").write_text(SMALL)
         program = oplog.compile_log(tmp_path / "a.log")
         head = {
-            **{"SCHEDULE": 1, "LOG": "a", "SHA256": schedule.identity(program), "BY": "hand"},
-            **{"SEMANTICS": "simrd", "DEALLOC": "eager", "BUDGET": 2**62, "COST": 2, "LISTS": 1},
+            "SCHEDULE": 1,
+            "LOG": "a",
+            "SHA256": schedule.identity(program),
+            "BY": "hand",
+            "SEMANTICS": "simrd",
+            "DEALLOC": "eager",
+            "BUDGET": 2**62,
+            "COST": 2,
+            "LISTS": 1,
         }
         path.write_text("".join(f"{line or json.dumps(head)}\n" for line in lines))
         done = dtr_alloc("simulate", tmp_path / "a.log", "--schedule", path)
@@ -523,9 +542,9 @@ class TestSettings:
         assert str(path) in str(caught.value)
 
     def test_a_file_without_end_is_not_read_to_its_end(self):
-        with pytest.raises(config.ConfigError, match="/dev/zero.*more than 65536 bytes"):
+        with pytest.raises(config.ConfigError, match=r"/dev/zero.*more than 65536 bytes"):
             config.load_config({"DTR_ALLOC_CONFIG": "/dev/zero"})
-        with pytest.raises(costs.CostFileError, match="/dev/zero.*more than 33554432 bytes"):
+        with pytest.raises(costs.CostFileError, match=r"/dev/zero.*more than 33554432 bytes"):
             costs.CostFile.read(Path("/dev/zero"), "cpu")
 
     def test_the_command_names_the_file_and_ends(self, path, tmp_path):
