@@ -491,7 +491,7 @@ _MOST_CONFIG_LINE = 1 << 12
 
 def _from_file(path: str) -> dict[str, Setting]:
     """What a TOML file sets. It may have 64 KiB, in lines of 4 KiB, so that it is read within two
-    seconds and 100 MB: the parser's time and memory grow with the square of a key's parts."""
+    seconds and 300 MB: the parser's time and memory grow with the square of a key's parts."""
     source = f"DTR_ALLOC_CONFIG ({path})"
     try:
         text = bounded.read_bytes(Path(path).expanduser(), _MOST_CONFIG_BYTES)

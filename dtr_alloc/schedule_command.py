@@ -37,10 +37,13 @@ def find(
     found = []
     for limit in limits:
         budget_bytes = limit.resolve(base.peak_bytes)
-        preset = schedule.best_preset(program, budget_bytes)
-        best = schedule.search(
-            program, budget_bytes, steps=steps, seed=seed, seconds=seconds, among=[preset]
-        )
+        try:
+            preset = schedule.best_preset(program, budget_bytes)
+            best = schedule.search(
+                program, budget_bytes, steps=steps, seed=seed, seconds=seconds, among=[preset]
+            )
+        except ValueError as error:
+            raise InputError(f"{log}: {error}") from None
         table.add_row(
             format_size(budget_bytes) if limit.ratio is None else str(limit.ratio),
             "" if preset is None else preset.by,

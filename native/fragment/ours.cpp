@@ -12,7 +12,8 @@ namespace dtr::fragment {
 
 namespace {
 
-constexpr uint64_t kLeastBudget = 64 << 10;  // the simulated driver's own chunk
+constexpr uint64_t kManyBytes = uint64_t{1} << 37;  // an eighth of the addresses that it would have
+constexpr uint64_t kLeastBudget = 64 << 10;         // the simulated driver's own chunk
 
 PoolOptions pool_options(const dtr_fragment_options& options) {
   PoolOptions pool;
@@ -35,6 +36,7 @@ std::unique_ptr<Pool> make_pool(const dtr_fragment_options& options, uint64_t ne
   try {
     return std::make_unique<Pool>(given);
   } catch (const std::bad_alloc&) {
+    if (needed_bytes > kManyBytes) throw;
     given.reserve_bytes = 4 * std::min(given.budget_bytes, needed_bytes) + 1024 * kLeastBudget +
                           64 * given.chunk_bytes;
   }

@@ -21,7 +21,9 @@ namespace {
 constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
 constexpr int8_t kIndex = -1;
 constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
-constexpr int32_t kByte = 0;               // c10::ScalarType::Byte
+// An eighth of the addresses that the simulated driver has.
+constexpr uint64_t kManyBytes = uint64_t{1} << 37;
+constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
 
 enum Trace : int64_t { allocate, free_temporary, result };
 
@@ -126,7 +128,7 @@ struct World {
     memory.placement = options.placement;
     if (!counted) memory.chunk_bytes = chunk_bytes(options);
     int32_t status = dtr_pool_create(&memory, &pool);
-    if (status == DTR_OUT_OF_MEMORY && !counted) {
+    if (status == DTR_OUT_OF_MEMORY && !counted && needed_bytes <= kManyBytes) {
       // A process of little address space: its records of the driver's whole range do not fit.
       memory.reserve_bytes = 4 * std::min(memory.budget_bytes, needed_bytes);
       memory.reserve_bytes += 1024 * memory.chunk_bytes;
