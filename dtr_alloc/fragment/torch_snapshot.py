@@ -43,6 +43,7 @@ _SEGMENTS = {
     "segment_unmap": Kind.SEGMENT_FREE,
 }
 _MOST_UNKNOWN = 1000
+_MOST_RANGES = 1 << 16
 _EXPANDABLE = ("segment_map", "segment_unmap")
 _OTHERS = ("free_completed", "snapshot", "workspace_snapshot", "user_defined")
 ACTIONS = ("alloc", "free_requested", "oom", *_SEGMENTS, *_OTHERS)
@@ -227,6 +228,14 @@ def _number(of: Any, key: str, at: str) -> int:
     return value
 
 
+def _stretch(of: Any, address: str, size: str, at: str) -> tuple[int, int]:
+    begin = _number(of, address, at)
+    end = begin + _number(of, size, at)
+    if end >= 2**64:
+        raise TraceError(f"{at}: {end - begin} bytes at {begin:#x}; allowed: addresses of 64 bits")
+    return begin, end
+
+
 class _Device:
     """One device's part of a snapshot."""
 
@@ -279,18 +288,17 @@ class _Device:
         ranges = Ranges()
         whole: dict[int, int] = {}
         for at, segment in self.segments:
-            begin = _number(segment, "address", at)
-            end = begin + _number(segment, "total_size", at)
+            begin, end = _stretch(segment, "address", "total_size", at)
             if segment.get("is_expandable"):
                 ranges.add(begin, end)
+                self.check(ranges)
             else:
                 whole[begin] = end
         for index in range(len(actions) - 1, -1, -1):
             action, event = actions[index], self.events[index]
             if action not in _SEGMENTS:
                 continue
-            begin = _number(event, "addr", self.at(index))
-            end = begin + _number(event, "size", self.at(index))
+            begin, end = _stretch(event, "addr", "size", self.at(index))
             if action == "segment_alloc":
                 if whole.pop(begin, None) is None:
                     raise TraceError(
@@ -303,7 +311,16 @@ class _Device:
                 ranges.remove(begin, end)
             else:
                 ranges.add(begin, end)
+            self.check(ranges)
         return ranges, sorted(whole.items())
+
+    def check(self, ranges: Ranges) -> None:
+        # A change moves all that lie behind it.
+        if len(ranges) > _MOST_RANGES:
+            raise TraceError(
+                f"device {self.device}: the memory of expandable segments is in more than "
+                f"{_MOST_RANGES} pieces, the most that are read"
+            )
 
     def blocks_before(self, actions: list[str]) -> list[Row]:
         """The blocks that were in use when the history begins, by address."""

@@ -36,9 +36,9 @@ std::unique_ptr<Pool> make_pool(const dtr_fragment_options& options, uint64_t ne
   try {
     return std::make_unique<Pool>(given);
   } catch (const std::bad_alloc&) {
-    if (needed_bytes > kManyBytes) throw;
-    given.reserve_bytes = 4 * std::min(given.budget_bytes, needed_bytes) + 1024 * kLeastBudget +
-                          64 * given.chunk_bytes;
+    const uint64_t most = std::min(given.budget_bytes, needed_bytes);
+    if (most > kManyBytes) throw;
+    given.reserve_bytes = 4 * most + 1024 * kLeastBudget + 64 * given.chunk_bytes;
   }
   return std::make_unique<Pool>(given);
 }

@@ -12,8 +12,8 @@ namespace {
 // More than any device has. A model may round what is less up without a care for 64 bits.
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 constexpr uint64_t kLeastBlock = 4096;
-// Blocks that all samples together look at: half a million at each of 2,000.
-constexpr uint64_t kMostLooks = uint64_t{1} << 30;
+// Blocks that all samples together look at: 65,000 at each of 2,000.
+constexpr uint64_t kMostLooks = uint64_t{1} << 27;
 
 // Runs the events through a model and calls after(step index) for each; ends before the first
 // that finds no place. Returns how many went through.

@@ -128,10 +128,10 @@ struct World {
     memory.placement = options.placement;
     if (!counted) memory.chunk_bytes = chunk_bytes(options);
     int32_t status = dtr_pool_create(&memory, &pool);
-    if (status == DTR_OUT_OF_MEMORY && !counted && needed_bytes <= kManyBytes) {
+    const uint64_t most = std::min(memory.budget_bytes, needed_bytes);
+    if (status == DTR_OUT_OF_MEMORY && !counted && most <= kManyBytes) {
       // A process of little address space: its records of the driver's whole range do not fit.
-      memory.reserve_bytes = 4 * std::min(memory.budget_bytes, needed_bytes);
-      memory.reserve_bytes += 1024 * memory.chunk_bytes;
+      memory.reserve_bytes = 4 * most + 1024 * memory.chunk_bytes;
       status = dtr_pool_create(&memory, &pool);
     }
     raise(status);

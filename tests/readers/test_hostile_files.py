@@ -200,6 +200,16 @@ class TestPickles:
             (snapshot(device_traces=[[]] * 300), "a trace of device 299; allowed: up to 255"),
             (with_event(time_us=2**64 - 1), ""),
             (with_event(size=10**5000), "a number of 2077 bytes"),
+            (with_event(action="segment_map", addr=2**63, size=2**63), "addresses of 64 bits"),
+            (
+                snapshot(
+                    segments=[
+                        {"device": 0, "address": 8 * at, "total_size": 1, "is_expandable": True}
+                        for at in range(70_000)
+                    ]
+                ),
+                "in more than 65536 pieces",
+            ),
         ],
     )
     def test_devices_and_numbers_have_bounds(self, path, found, reason):
