@@ -329,6 +329,14 @@ def test_first_fit_with_a_budget_is_asked_for_all_addresses_there_are(path, budg
     refused(done, path, "add up to more than")
 
 
+def test_a_budget_into_which_not_even_the_first_request_fits_is_reported(path):
+    trace_file.write(of_events((Kind.ALLOCATE, 512, 4096)), path)
+    options = ("--model", "first_fit", "--budget", "512B", "--json", "-")
+    done = dtr_alloc("fragment", "report", path, *options)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["traces"][0]["rows"][1]["series"]["event"] == []
+
+
 class TestLogsOfRmm:
     @pytest.mark.parametrize(
         ("row", "reason"),
@@ -442,6 +450,14 @@ class TestLogs:
         found = tmp_path / "a.schedule"
         assert dtr_alloc("schedule", path, "--out", found, "--iterations", 1).exit_code == 0
         assert dtr_alloc("simulate", path, "--schedule", found).exit_code == 0
+
+    def test_a_name_that_comes_back_after_its_storage_died_is_an_error_that_names_the_log(
+        self, tmp_path, path
+    ):
+        gone = {"INSTRUCTION": "RELEASE", "NAME": "b"}
+        again = {"INSTRUCTION": "COPY", "DST": "c", "SRC": "b"}
+        path.write_text(log(*constant("a", 8), *call(["a"], "b"), gone, again))
+        refused(dtr_alloc("schedule", path, "--out", tmp_path / "out"), path, "its storage died")
 
     def test_memory_that_there_is_not_is_named(self, path, monkeypatch):
         def none(*_):
