@@ -43,11 +43,12 @@ def lines(file: IO[bytes], most_line: int, most_bytes: int) -> Iterator[bytes]:
     Raises TooMuch instead of a line of more than ``most_line`` bytes, and of what comes after
     ``most_bytes``, counted as decompressed.
     """
-    left = most_bytes
-    while line := file.readline(most_line + 1):
-        if len(line) > most_line:
+    left, read = most_bytes, file.readline
+    while line := read(most_line + 1):
+        size = len(line)
+        left -= size
+        if size > most_line:
             raise TooMuch(f"a line has more than {most_line} bytes, the most that are read")
-        left -= len(line)
         if left < 0:
             raise TooMuch(f"there are more than {most_bytes} bytes, the most that are read")
         yield line

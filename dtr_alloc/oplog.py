@@ -580,7 +580,7 @@ class _Compiler:
                 self.call(line, ())
             elif isinstance(line, Constant):
                 name = self.define(line.name)
-                size = self.size_of(line.name, f"CONSTANT {shown(line.name)}")
+                size = self.size_of(line.name, f"CONSTANT {line.name!r:.{_SHOWN}}")
                 code.extend((CONSTANT, name, size))
             elif isinstance(line, Mutate):
                 self.mutate(line, ())
@@ -603,7 +603,7 @@ class _Compiler:
         args = [self.known(name, "argument") for name in line.args]
         self.spend(line.time, len(args) * len(line.result))
         code.extend((CALL, line.time, len(args), *args, len(line.result)))
-        of = f"CALL {shown(line.name)}"
+        of = f"CALL {line.name!r:.{_SHOWN}}"
         for name in line.result:
             size = self.size_of(name, of)
             alias = self.next(of)
@@ -647,7 +647,9 @@ class _Compiler:
                 raise self.error(
                     f"CONSTANT {shown(name)} must follow {EFFECT_LINE}, not {_show(constant)}"
                 )
-            code.extend((self.define(name), self.size_of(name, f"CONSTANT {shown(name)}"), FRESH))
+            index = self.define(name)
+            size = self.size_of(name, f"CONSTANT {name!r:.{_SHOWN}}")
+            code.extend((index, size, FRESH))
         self.operator(line.name or EFFECT_LINE, trace, len(results))
 
     def operator(self, name: str, trace: Names, results: int) -> None:
