@@ -13,7 +13,7 @@ CXX ?= g++
 CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/* native/schedule/* native/fragment/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all fuzz check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -22,9 +22,14 @@ demo: $(VENV)/core
 test: $(VENV)/core
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# And what takes longer: sweeps, fuzzers, whole jobs.
+# The same, and what takes minutes: sweeps, fuzzers and whole jobs.
 test-all: $(VENV)/core
 	$(PY) -m pytest -n 2 --dist loadfile -m "long or not long" $(PYTEST_ARGS)
+
+# Mutated files for every reader of files, for so long; what is found is in build/fuzz/.
+SECONDS ?= 3600
+fuzz: $(VENV)/core
+	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without building or running anything.
 check: $(VENV)/packages

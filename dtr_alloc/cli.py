@@ -27,6 +27,7 @@ import click
 from click.core import ParameterSource
 
 from dtr_alloc import _autoload, config, heuristics, report
+from dtr_alloc.command_error import InputError
 from dtr_alloc.fragment.command import fragment
 
 ENTRY_POINT = "dtr_alloc._autoload:autoload"
@@ -586,6 +587,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        short = InputError(f"there is not enough memory for this: {error or 'MemoryError'}")
+        short.show()
+        sys.exit(short.exit_code)
     except click.Abort:
         sys.exit(1)
     if not isinstance(job, Job):

@@ -22,7 +22,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dtr_alloc import heuristics
+from dtr_alloc import bounded, heuristics
+from dtr_alloc.bounded import shown
 from dtr_alloc.heuristics import Heuristic
 
 UNLIMITED_BYTES = 2**64 - 1
@@ -82,7 +83,7 @@ class ConfigError(ValueError):
     """A setting is wrong. The message names where it stands, its value and what is allowed."""
 
     def __init__(self, source: str, value: object, allowed: str) -> None:
-        super().__init__(f"{source} is {value!r}; allowed: {allowed}")
+        super().__init__(f"{source} is {shown(value, text=5000)}; allowed: {allowed}")
         self.source = source
         self.value = value
         self.allowed = allowed
@@ -95,24 +96,24 @@ def parse_size(value: object) -> int:
     unit that is not whole, and for what does not fit in 64 bits.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"not a size: {value!r}")
+        raise ValueError(f"not a size: {shown(value)}")
     if isinstance(value, int):
         size_bytes = value
     else:
         match = _NUMBER.fullmatch(value.strip())
         if match is None:
-            raise ValueError(f"not a size: {value!r}")
+            raise ValueError(f"not a size: {shown(value)}")
         number, unit = match["number"], match["unit"].lower()
         if unit:
             if unit not in _UNITS:
-                raise ValueError(f"unknown unit in {value!r}")
+                raise ValueError(f"unknown unit in {shown(value)}")
             size_bytes = int(Fraction(number) * _UNITS[unit])
         elif "." in number:
-            raise ValueError(f"part of a byte: {value!r}")
+            raise ValueError(f"part of a byte: {shown(value)}")
         else:
             size_bytes = int(number)
     if not 0 <= size_bytes < UNLIMITED_BYTES:
-        raise ValueError(f"not within 64 bits: {value!r}")
+        raise ValueError(f"not within 64 bits: {shown(value)}")
     return size_bytes
 
 
@@ -249,11 +250,11 @@ class Steps:
             value = str(value)
         match = _STEPS.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None or not (match["first"] or match["last"]):
-            raise ValueError(f"not a range of steps: {value!r}")
+            raise ValueError(f"not a range of steps: {shown(value)}")
         first = int(match["first"] or 1)
         last = int(match["last"]) if match["last"] else None if match["dots"] else first
         if first < 1 or (last is not None and last < first):
-            raise ValueError(f"not a range of steps: {value!r}")
+            raise ValueError(f"not a range of steps: {shown(value)}")
         return cls(first, last)
 
     def __contains__(self, step: int) -> bool:
@@ -491,16 +492,27 @@ def _setting(field: str, source: str, written: object) -> Setting:
         raise ConfigError(source, written, allowed()) from None
 
 
+_MOST_CONFIG_BYTES = 1 << 16
+_MOST_CONFIG_LINE = 1 << 12
+
+
 def _from_file(path: str) -> dict[str, Setting]:
+    """What a TOML file sets. It may have 64 KiB, in lines of 4 KiB, so that it is read within two
+    seconds and 300 MB: the parser's time and memory grow with the square of a key's parts."""
     source = f"DTR_ALLOC_CONFIG ({path})"
     try:
-        with open(Path(path).expanduser(), "rb") as file:
-            table = tomllib.load(file)
+        text = bounded.read_bytes(Path(path).expanduser(), _MOST_CONFIG_BYTES)
+        longest = max(map(len, text.split(b"\n")))
+        if longest > _MOST_CONFIG_LINE:
+            raise bounded.TooMuch(f"it has a line of {longest} bytes; allowed: {_MOST_CONFIG_LINE}")
+        table = tomllib.loads(text.decode())
+    except bounded.TooMuch as error:
+        raise ConfigError("DTR_ALLOC_CONFIG", path, f"a TOML file of settings ({error})") from None
     except OSError as error:
         raise ConfigError(
             "DTR_ALLOC_CONFIG", path, f"a TOML file that can be read ({error.strerror})"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no text, a number of 5,000 digits
         raise ConfigError("DTR_ALLOC_CONFIG", path, f"a TOML file ({error})") from None
     for key in table:
         if key not in FIELDS:

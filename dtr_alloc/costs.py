@@ -21,7 +21,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dtr_alloc import report
+from dtr_alloc import bounded, report
+from dtr_alloc.bounded import shown
 from dtr_alloc.config import ConfigError
 from dtr_alloc.core import check, ffi, lib
 
@@ -30,6 +31,9 @@ VERSION = 1
 MOST_ENTRIES = 65536
 MOST_COST_NS = 2**40
 """As many and as much as the engine keeps (native/costs.h)."""
+
+MOST_BYTES = 1 << 25
+"""Of a file: 512 for each entry."""
 
 
 _operator_names: dict[int, str] = {}
@@ -87,21 +91,28 @@ class CostFile:
 
     @classmethod
     def read(cls, path: Path, device: str) -> CostFile:
-        """Reads the file if it exists; changes nothing. Raises CostFileError."""
+        """Reads the file if it exists; changes nothing.
+
+        Takes a second and a gigabyte at most, for a file of MOST_BYTES. Raises CostFileError.
+        """
         # It means what it means now, also if the job changes its folder.
         path = report.fill_in(path).absolute()
         try:
-            text = path.read_text(encoding="utf-8")
+            text = bounded.read_bytes(path, MOST_BYTES).decode()
         except FileNotFoundError:
             return cls(path, device)
         except OSError as error:
             raise CostFileError(path, f"it cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise CostFileError(path, "it is not text") from None
+        except bounded.TooMuch as error:
+            raise CostFileError(path, str(error)) from None
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CostFileError(path, f"it is not JSON: {error}") from None
+        except MemoryError:
+            raise CostFileError(path, bounded.OUT_OF_MEMORY) from None
         try:
             return cls(path, device, _entries(document, device))
         except ValueError as error:
@@ -162,9 +173,9 @@ def _entries(document: object, device: str) -> list[Entry]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}")
     if document.get("version") != VERSION:
-        raise ValueError(f"its version is {document.get('version')!r}, not {VERSION}")
+        raise ValueError(f"its version is {shown(document.get('version'))}, not {VERSION}")
     if document.get("device") != device:
-        raise ValueError(f"its costs are of device {document.get('device')!r}, not {device!r}")
+        raise ValueError(f"its costs are of device {shown(document.get('device'))}, not {device!r}")
     rows = document.get("entries")
     if not isinstance(rows, list) or len(rows) > MOST_ENTRIES:
         raise ValueError(f"its entries are not a list of at most {MOST_ENTRIES}")
@@ -172,7 +183,7 @@ def _entries(document: object, device: str) -> list[Entry]:
     for index, row in enumerate(rows):
         entry = _entry(row)
         if entry is None or entry.signature in entries:
-            raise ValueError(f"entry {index} is damaged or stands there twice: {row!r:.200}")
+            raise ValueError(f"entry {index} is damaged or stands there twice: {shown(row)}")
         entries[entry.signature] = entry
     return list(entries.values())
 

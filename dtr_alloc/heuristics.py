@@ -39,6 +39,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from dtr_alloc.bounded import shown
+
 COSTS = ("none", "local", "ancestors", "neighborhood", "component", "marginal")
 """By their numbers in the C header (DTR_COST_...)."""
 SIZES = ("none", "size", "size+free")
@@ -107,7 +109,7 @@ class Heuristic:
             ("room", self.room, ROOMS),
         ):
             if value not in allowed:
-                raise ValueError(f"{part} is {value!r}; allowed: {', '.join(allowed)}")
+                raise ValueError(f"{part} is {shown(value)}; allowed: {', '.join(allowed)}")
         if not 0 <= self.staleness <= 1:
             raise ValueError(f"s is {self.staleness!r}; allowed: 0 to 1")
         if not (math.isfinite(self.recompute_factor) and self.recompute_factor >= 1):
@@ -205,21 +207,23 @@ def parse(value: object) -> Heuristic:
     if isinstance(value, Heuristic):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"not a heuristic: {value!r}")
+        raise ValueError(f"not a heuristic: {shown(value)}")
     text = value.strip()
     known = PRESETS.get(text) or _registered.get(text)
     if known is not None:
         return known
     if "=" not in text:
-        raise ValueError(f"unknown heuristic {text!r}; allowed: {allowed()}")
+        raise ValueError(f"unknown heuristic {shown(text)}; allowed: {allowed()}")
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, _, given = (piece.strip() for piece in part.partition("="))
         if key not in ("c", "m", "s", "r") or not given or key in parts:
-            raise ValueError(f"wrong part {part.strip()!r} in {text!r}; allowed: {allowed()}")
+            raise ValueError(
+                f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed()}"
+            )
         parts[key] = given
     try:
         staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))
     except ValueError:
-        raise ValueError(f"not a number in {text!r}; allowed: {allowed()}") from None
+        raise ValueError(f"not a number in {shown(text)}; allowed: {allowed()}") from None
     return Heuristic(text, parts.get("c", "none"), parts.get("m", "none"), staleness, factor)

@@ -71,8 +71,25 @@ from typing import IO, Annotated, Any, TypeAlias, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from dtr_alloc import bounded
+from dtr_alloc.bounded import shown
+
 MOST = 2**62
-"""The largest size or time: sums of a few stay within 64 bits."""
+"""The largest size or time of a line."""
+
+MOST_SUM = 2**60
+"""Of all sizes of a program, and of all its times: sums with what is repeated stay within 64
+bits."""
+
+MOST_LINE_BYTES = 1 << 24
+MOST_LOG_BYTES = 1 << 31
+"""As text, however small the file is that it is compressed in."""
+
+MOST_NUMBERS = 1 << 28
+MOST_NAMES = 1 << 24
+MOST_EDGES = 1 << 28
+"""The most numbers and names of a program; the most pairs of an operator's argument and result,
+which a simulator may keep one by one."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 Names: TypeAlias = tuple[str, ...]
@@ -244,9 +261,13 @@ class Reader:
 
     def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
         try:
-            for line in file:
+            for line in bounded.lines(file, MOST_LINE_BYTES, MOST_LOG_BYTES):
                 self.line += 1
                 yield line
+        except bounded.TooMuch as error:
+            raise self.error(f"after this line {error}") from None
+        except MemoryError:
+            raise self.error(bounded.OUT_OF_MEMORY) from None
         except Exception as error:  # each way of compressing has its own kinds
             reason = f"the file is damaged or cut off after this line ({error})"
             raise self.error(reason) from None
@@ -255,7 +276,7 @@ class Reader:
         try:
             found = _decode_copyfrom(line)
         except _BAD_LINE:
-            raise self.error(str(failure)) from None
+            raise self.error(f"{failure!s:.{_SHOWN}}") from None
         return CopyFrom(found.dst, found.src)
 
 
@@ -272,8 +293,11 @@ def _is_start(line: bytes) -> bool:
 def read(path: str | os.PathLike[str]) -> Iterator[Instruction]:
     """The instructions after START, one at a time.
 
+    Takes memory for one line (MOST_LINE_BYTES), and at most some ten microseconds for each 50
+    bytes of text (MOST_LOG_BYTES).
+
     Raises OSError if the file cannot be opened, and LogError where a line is not an instruction,
-    for a file that is empty, damaged or cut off, and if nothing follows START.
+    for a file that is empty, damaged, cut off or too large, and if nothing follows START.
     """
     return iter(Reader(path))
 
@@ -434,11 +458,19 @@ class Program:
 def compile_log(path: str | os.PathLike[str]) -> Program:
     """Reads, checks and packs a log.
 
+    Takes time as read(), and memory for MOST_NUMBERS numbers and MOST_NAMES names at most: some
+    four gigabytes, and the names' texts.
+
     Raises as read() does, and LogError where the program makes no sense: CALL or CONSTANT without
     its lines, a name that is used before it is defined, or defined twice, or released twice without
-    standing for something new in between, an index that is out of range or repeated.
+    standing for something new in between, an index that is out of range or repeated, sizes or times
+    of more than MOST_SUM together.
     """
-    return _Compiler(Reader(path)).run()
+    compiler = _Compiler(Reader(path))
+    try:
+        return compiler.run()
+    except MemoryError:
+        raise compiler.error(bounded.OUT_OF_MEMORY) from None
 
 
 def compile_instructions(label: str, instructions: Iterable[Instruction]) -> Program:
@@ -472,6 +504,7 @@ class _Compiler:
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
         self.operator_ids: dict[str, int] = {}
         self.counts: Counter[type] = Counter()
+        self.bytes = self.time = self.edges = 0
 
     def error(self, reason: str) -> LogError:
         return self.reader.error(reason)
@@ -485,7 +518,9 @@ class _Compiler:
     def define(self, name: str) -> int:
         index = self.ids.setdefault(name, len(self.ids))
         if index != len(self.released):
-            raise self.error(f"{name!r} is defined twice")
+            raise self.error(f"{shown(name)} is defined twice")
+        if index == MOST_NAMES:
+            raise self.error(f"more than {MOST_NAMES} names, the most that are read")
         self.program.names.append(name)
         self.released.append(0)
         return index
@@ -493,15 +528,34 @@ class _Compiler:
     def known(self, name: str, role: str) -> int:
         index = self.ids.get(name)
         if index is None:
-            raise self.error(f"{role} {name!r} is used before it is defined")
+            raise self.error(f"{role} {shown(name)} is used before it is defined")
         return index
 
     def size_of(self, name: str, of: str) -> int:
         """The MEMORY line of a name that was just announced."""
         line = self.next(of)
         if not isinstance(line, Memory) or line.name != name:
-            raise self.error(f"MEMORY of {name!r} must follow {of}, not {_show(line)}")
+            raise self.error(f"MEMORY of {shown(name)} must follow {of}, not {_show(line)}")
+        self.bytes += line.memory
+        if self.bytes > MOST_SUM:
+            raise self.error(
+                f"sizes of more than {MOST_SUM} bytes together, the most that are read"
+            )
         return line.memory
+
+    def spend(self, time: int, edges: int) -> None:
+        """An operator's time and edges; and a look at how much there is by now."""
+        self.time += time
+        self.edges += edges
+        if self.edges > MOST_EDGES:
+            raise self.error(
+                f"more than {MOST_EDGES} pairs of an argument and a result, the most that are read"
+            )
+        if self.time > MOST_SUM:
+            raise self.error(f"times of more than {MOST_SUM} together, the most that are read")
+        numbers = len(self.program.code) + len(self.program.workspace)
+        if numbers > MOST_NUMBERS:
+            raise self.error(f"more than {MOST_NUMBERS} numbers, the most that are read")
 
     def run(self) -> Program:
         code = self.program.code
@@ -515,7 +569,7 @@ class _Compiler:
                     self.program.unknown_releases += 1
                     continue
                 if released[name]:
-                    raise self.error(f"{line.name!r} is released twice")
+                    raise self.error(f"{shown(line.name)} is released twice")
                 released[name] = 1
                 code.append(RELEASE)
                 code.append(name)
@@ -526,7 +580,7 @@ class _Compiler:
                 self.call(line, ())
             elif isinstance(line, Constant):
                 name = self.define(line.name)
-                size = self.size_of(line.name, f"CONSTANT {line.name!r}")
+                size = self.size_of(line.name, f"CONSTANT {line.name!r:.{_SHOWN}}")
                 code.extend((CONSTANT, name, size))
             elif isinstance(line, Mutate):
                 self.mutate(line, ())
@@ -547,16 +601,20 @@ class _Compiler:
     def call(self, line: Call, trace: Names) -> None:
         code = self.program.code
         args = [self.known(name, "argument") for name in line.args]
+        self.spend(line.time, len(args) * len(line.result))
         code.extend((CALL, line.time, len(args), *args, len(line.result)))
-        of = f"CALL {line.name!r}"
+        of = f"CALL {line.name!r:.{_SHOWN}}"
         for name in line.result:
             size = self.size_of(name, of)
             alias = self.next(of)
             if not isinstance(alias, Alias) or alias.name != name:
-                raise self.error(f"ALIAS of {name!r} must follow its MEMORY, not {_show(alias)}")
+                raise self.error(
+                    f"ALIAS of {shown(name)} must follow its MEMORY, not {_show(alias)}"
+                )
             if alias.alias >= len(args):
                 raise self.error(
-                    f"ALIAS of {name!r} is {alias.alias}; {of} has {len(args)} arguments, from 0"
+                    f"ALIAS of {shown(name)} is {alias.alias}; "
+                    f"{of} has {len(args)} arguments, from 0"
                 )
             code.extend((self.define(name), size, alias.alias))
         self.operator(line.name, trace, len(line.result))
@@ -565,11 +623,13 @@ class _Compiler:
         args = [self.known(name, "argument") for name in line.args]
         if len(set(line.mutate)) < len(line.mutate) or max(line.mutate) >= len(args):
             raise self.error(
-                f"MUTATE {line.name!r} has indices {list(line.mutate)}; allowed: different ones "
-                f"below {len(args)}, the number of its arguments"
+                f"MUTATE {shown(line.name)} has indices {shown(list(line.mutate))}; allowed: "
+                f"different ones below {len(args)}, the number of its arguments"
             )
         code = self.program.code
-        indices = [~index if index in line.unread else index for index in line.mutate]
+        unread = frozenset(line.unread)
+        indices = [~index if index in unread else index for index in line.mutate]
+        self.spend(line.time, len(args) * len(line.mutate))
         code.extend((MUTATE, line.time, len(args), *args, len(indices), *indices))
         for index in line.mutate:
             self.released[args[index]] = 0
@@ -579,14 +639,17 @@ class _Compiler:
         code = self.program.code
         args = [self.known(name, "argument") for name in line.args or ()]
         results = line.result or ()
+        self.spend(line.time or 0, 0)
         code.extend((EFFECT, line.time or 0, len(args), *args, len(results)))
         for name in results:
             constant = self.next(EFFECT_LINE)
             if not isinstance(constant, Constant) or constant.name != name:
                 raise self.error(
-                    f"CONSTANT {name!r} must follow {EFFECT_LINE}, not {_show(constant)}"
+                    f"CONSTANT {shown(name)} must follow {EFFECT_LINE}, not {_show(constant)}"
                 )
-            code.extend((self.define(name), self.size_of(name, f"CONSTANT {name!r}"), FRESH))
+            index = self.define(name)
+            size = self.size_of(name, f"CONSTANT {name!r:.{_SHOWN}}")
+            code.extend((index, size, FRESH))
         self.operator(line.name or EFFECT_LINE, trace, len(results))
 
     def operator(self, name: str, trace: Names, results: int) -> None:
@@ -617,7 +680,8 @@ class _Compiler:
         due = [True] * results
         for entry in trace:
             kind, number = entry[:1], entry[1:]
-            value = int(number) if number.isascii() and number.isdigit() else -1
+            is_number = number.isascii() and number.isdigit() and len(number) <= 19
+            value = int(number) if is_number else -1
             if kind == "+" and 0 <= value <= MOST:
                 alive.append(True)
                 yield from (ALLOCATE, value)
@@ -629,9 +693,12 @@ class _Compiler:
                 yield from (RESULT, value)
             else:
                 raise self.error(
-                    f"an entry of {WORKSPACE} is {entry!r}; allowed: +N, bytes up to 2**62; -i, a "
-                    "temporary that is there; =k, a result not named before"
+                    f"an entry of {WORKSPACE} is {shown(entry)}; allowed: +N, bytes up to 2**62; "
+                    "-i, a temporary that is there; =k, a result not named before"
                 )
+
+
+_SHOWN = 200
 
 
 def _tag(kind: type) -> str:
@@ -639,4 +706,5 @@ def _tag(kind: type) -> str:
 
 
 def _show(instruction: Instruction) -> str:
-    return to_line(instruction).decode().rstrip()
+    line = to_line(instruction).decode().rstrip()
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."

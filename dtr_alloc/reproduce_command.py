@@ -13,6 +13,9 @@ from typing import Any
 
 import click
 
+from dtr_alloc import bounded
+from dtr_alloc.command_error import InputError
+from dtr_alloc.oplog import LogError
 from dtr_alloc.studies import study as studies
 from dtr_alloc.studies.study import Document, Options, Unavailable
 
@@ -28,17 +31,43 @@ def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if redraw:
-                document = json.loads(path.read_text())
+                document = _document(path)
             else:
                 found = study.compute(options)
                 document = _head(name, study, options, time.perf_counter() - start) | found
                 path.write_text(_as_json(document))
-            _draw(study, name, document, folder)
+            try:
+                _draw(study, name, document, folder)
+            except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+                if not redraw:
+                    raise
+                # What a study draws is what it found: each has its own form.
+                reason = f"{type(error).__name__}: {error}"
+                raise InputError(
+                    f"{path}: it is no result of the study {name!r} ({reason:.200})"
+                ) from None
+        except (LogError, bounded.TooMuch) as error:
+            raise InputError(f"{name}: {error}") from None
         except Unavailable as error:
             raise click.ClickException(f"{name}: {error}") from None
         except OSError as error:
             raise click.ClickException(f"{name}: {error}") from None
         click.echo(f"{name}: {study.title}: {path}", err=True)
+
+
+MOST_BYTES = 1 << 26
+
+
+def _document(path: Path) -> Document:
+    """The JSON of a study, of MOST_BYTES at most, which takes two gigabytes and two seconds. Raises
+    InputError, and OSError."""
+    try:
+        document = json.loads(bounded.read_bytes(path, MOST_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: it holds {bounded.shown(document)}; allowed: an object")
+    return document
 
 
 def _head(name: str, study: studies.Study, options: Options, seconds: float) -> Document:

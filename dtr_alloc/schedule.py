@@ -36,13 +36,19 @@ from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any
 
-from dtr_alloc import heuristics
+from dtr_alloc import bounded, heuristics
+from dtr_alloc.bounded import shown
 from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.oplog import Program, open_file
 from dtr_alloc.simulate import Rule, Run, replay, run_of
 
 VERSION = 1
+MOST_BYTES = 1 << 30
+MOST_LINE_BYTES = 1 << 24
+MOST_EVICTIONS = 1 << 26
+"""The most text of a file and of a line, and the most evictions in it."""
+
 SEMANTICS = "simrd"
 ALLOWED_DEALLOCS = ("eager", "ignore")
 
@@ -245,11 +251,21 @@ def write(path: str | os.PathLike[str], schedules: Sequence[Schedule]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Schedule]:
-    """Raises OSError if the file cannot be opened, and ScheduleError where it is no schedule."""
+    """The schedules of a file.
+
+    Takes memory for a line and 16 bytes for each eviction (MOST_EVICTIONS), and less than a
+    microsecond for each.
+
+    Raises OSError if the file cannot be opened, and ScheduleError where it is no schedule, or too
+    large.
+    """
     label = os.fspath(path)
     with open_file(label, "rb") as file:
-        lines = _Lines(label, io.BufferedReader(file))
-        found = [_schedule(lines, head) for head in lines]
+        lines = _Lines(label, bounded.lines(io.BufferedReader(file), MOST_LINE_BYTES, MOST_BYTES))
+        try:
+            found = [_schedule(lines, head) for head in lines]
+        except MemoryError:
+            raise lines.error(bounded.OUT_OF_MEMORY) from None
     if not found:
         raise ScheduleError(f"{label}: the file is empty")
     return found
@@ -262,6 +278,7 @@ class _Lines:
         self.path = path
         self._file = iter(file)
         self._line = 0
+        self.evictions = 0
 
     def error(self, reason: str) -> ScheduleError:
         return ScheduleError(f"{self.path}, line {self._line}: {reason}")
@@ -270,6 +287,10 @@ class _Lines:
         while True:
             try:
                 line = next(self._file, None)
+            except bounded.TooMuch as error:
+                raise self.error(f"after this line {error}") from None
+            except MemoryError:
+                raise
             except Exception as error:  # each way of compressing has its own kinds
                 raise self.error(f"the file is damaged after this line ({error})") from None
             if line is None:
@@ -277,7 +298,7 @@ class _Lines:
             self._line += 1
             try:
                 yield json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise self.error(str(error)) from None
 
 
@@ -305,18 +326,21 @@ def _schedule(lines: _Lines, head: Any) -> Schedule:
         value = head.get(key)
         if not (_is_count(value) if kind is int else isinstance(value, str)):
             allowed = "a whole number from 0 up" if kind is int else "text"
-            raise lines.error(f"{key} is {value!r}; allowed: {allowed}")
+            raise lines.error(f"{key} is {shown(value)}; allowed: {allowed}")
     for key, allowed_values in (("SEMANTICS", (SEMANTICS,)), ("DEALLOC", ALLOWED_DEALLOCS)):
         if head[key] not in allowed_values:
-            raise lines.error(f"{key} is {head[key]!r}; allowed: {', '.join(allowed_values)}")
+            raise lines.error(f"{key} is {shown(head[key])}; allowed: {', '.join(allowed_values)}")
     evictions = array("q")
     entries = iter(lines)
     for _ in range(head["LISTS"]):
         entry = next(entries, None)
         if not (isinstance(entry, list) and len(entry) >= 2 and all(map(_is_count, entry))):
             raise lines.error(
-                f"{entry!r} is no list of evictions; allowed: [executions, storages...]"
+                f"{shown(entry)} is no list of evictions; allowed: [executions, storages...]"
             )
+        lines.evictions += len(entry) - 1
+        if lines.evictions > MOST_EVICTIONS:
+            raise lines.error(f"more than {MOST_EVICTIONS} evictions, the most that are read")
         for storage in entry[1:]:
             evictions.extend((entry[0], storage))
     return Schedule(

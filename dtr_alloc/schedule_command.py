@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dtr_alloc import schedule, simulate, simulate_report
+from dtr_alloc.command_error import InputError
 from dtr_alloc.config import format_size
 from dtr_alloc.schedule import Schedule
 from dtr_alloc.simulate import Baseline, Limit, Plan, Rule, Setup
@@ -22,21 +23,27 @@ def find(
     *, log: str, budgets: Sequence[str], out: Path, steps: int, seed: int, seconds: float
 ) -> None:
     """Looks for a schedule per budget and writes those that were found. Raises
-    click.UsageError for options that are wrong and click.ClickException for a log that is, or if
-    nothing was found."""
+    click.UsageError for options that are wrong, InputError for a log that is, and
+    click.ClickException if nothing was found."""
     limits = each_once("--budget", budgets, simulate.parse_limits)
     program = compiled([log])[0]
-    base = simulate.baseline(program)
+    try:
+        base = simulate.baseline(program)
+    except ValueError as error:
+        raise InputError(f"{log}: {error}") from None
     table = Table()
     for column in ("budget", "best preset", "", "schedule", "made by"):
         table.add_column(column)
     found = []
     for limit in limits:
         budget_bytes = limit.resolve(base.peak_bytes)
-        preset = schedule.best_preset(program, budget_bytes)
-        best = schedule.search(
-            program, budget_bytes, steps=steps, seed=seed, seconds=seconds, among=[preset]
-        )
+        try:
+            preset = schedule.best_preset(program, budget_bytes)
+            best = schedule.search(
+                program, budget_bytes, steps=steps, seed=seed, seconds=seconds, among=[preset]
+            )
+        except ValueError as error:
+            raise InputError(f"{log}: {error}") from None
         table.add_row(
             format_size(budget_bytes) if limit.ratio is None else str(limit.ratio),
             "" if preset is None else preset.by,
@@ -56,12 +63,14 @@ def find(
 
 
 def _slowdown(found: Schedule | None, base: Baseline) -> str:
-    return "none" if found is None else f"{found.cost / base.compute:.4f}x"
+    if found is None:
+        return "none"
+    return f"{found.cost / base.compute:.4f}x" if base.compute else "nothing to compute"
 
 
 def replay(*, logs: Sequence[str], paths: Sequence[str], json_path: str | None) -> None:
     """Replays the schedules of files, each with its log, and shows what they cost. Raises
-    click.ClickException for what cannot be read or carried out."""
+    InputError for what cannot be read or carried out."""
     programs = {schedule.identity(program): program for program in compiled(logs)}
     rows: list[dict[str, Any]] = []
     try:
@@ -77,12 +86,13 @@ def replay(*, logs: Sequence[str], paths: Sequence[str], json_path: str | None) 
                 done = schedule.run(program, each)
                 plan = Plan([limit], [rule])
                 row = simulate.row(plan, setup, program.path, base, done)
-                row["ratio"] = round(each.budget_bytes / base.peak_bytes, 4)
+                if base.peak_bytes:
+                    row["ratio"] = round(each.budget_bytes / base.peak_bytes, 4)
                 rows.append(row)
     except OSError as error:
-        raise click.ClickException(f"--schedule: {error}") from None
+        raise InputError(f"--schedule: {error}") from None
     except ValueError as error:
-        raise click.ClickException(str(error)) from None
+        raise InputError(f"--schedule: {error}") from None
     with results_file(json_path) as file:
         if file is not None:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -39,7 +39,7 @@ from dtr_alloc import config, heuristics
 from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import Heuristic
-from dtr_alloc.oplog import Program
+from dtr_alloc.oplog import MOST_SUM, Program
 from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
@@ -196,7 +196,8 @@ def replay(
         move_bytes_per_s: how fast contents are moved within the heap, with costs as nanoseconds; 0:
             nothing is moved. In runtime semantics only.
         measure: whether to count what fragmentation costs; in runtime semantics only.
-        max_recompute: a run that spends more than this on recomputing ends as ``thrash``.
+        max_recompute: a run that spends more than this on recomputing ends as ``thrash``; one that
+            spends more than oplog.MOST_SUM does so in any case.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
         min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
@@ -232,7 +233,8 @@ def replay(
     options.dealloc = DEALLOCS.index(dealloc)
     options.newest_staleness = rule.newest(semantics, dealloc)
     options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
-    options.max_recompute = -1 if max_recompute is None else max_recompute
+    # A sum of times stays within 64 bits, whatever is asked for.
+    options.max_recompute = min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM)
     code = ffi.from_buffer("int64_t[]", program.code)
     out = ffi.new("dtr_replay **")
     begin = time.perf_counter()

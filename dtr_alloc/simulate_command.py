@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtr_alloc import simulate, simulate_report
+from dtr_alloc.command_error import InputError
 from dtr_alloc.config import Config, parse_size
 from dtr_alloc.oplog import LogError, Program, compile_log
 
@@ -41,7 +42,7 @@ def run(
     jobs: int | None,
 ) -> None:
     """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
-    click.ClickException for logs that are: then nothing was written."""
+    InputError for logs that are: then nothing was written."""
     if space != "bytes" and semantics != "runtime":
         raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
     if chunk is not None and space == "bytes":
@@ -85,7 +86,9 @@ def run(
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                 advance()
-        except (ValueError, RuntimeError, OSError) as error:
+        except ValueError as error:
+            raise InputError(f"{', '.join(logs)}: {error}") from None
+        except (RuntimeError, OSError) as error:
             raise click.ClickException(str(error)) from None
     shown = Console(stderr=json_path == "-")
     if not shown.is_terminal:
@@ -140,9 +143,9 @@ def compiled(logs: Sequence[str]) -> list[Program]:
         except FileNotFoundError:
             raise click.UsageError(f"there is no log {log!r}") from None
         except OSError as error:
-            raise click.ClickException(f"{log}: {error.strerror or error}") from None
+            raise InputError(f"{log}: {error.strerror or error}") from None
         except LogError as error:
-            raise click.ClickException(str(error)) from None
+            raise InputError(str(error)) from None
     return programs
 
 

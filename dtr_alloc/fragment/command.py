@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dtr_alloc.command_error import InputError
 from dtr_alloc.fragment.trace import TraceError
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -97,8 +98,13 @@ def _convert(
 
     try:
         trace = formats.read(source, allow_truncated=allow_truncated)
-        formats.write(trace, out, to, device)
     except (TraceError, OSError) as error:
+        raise InputError(str(error)) from None
+    try:
+        formats.write(trace, out, to, device)
+    except TraceError as error:
+        raise InputError(f"{source}: {error}") from None
+    except OSError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{out}: {len(trace)} events")
 

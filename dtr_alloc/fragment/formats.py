@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dtr_alloc import bounded
 from dtr_alloc.fragment import rmm, torch_export, torch_snapshot, trace_file
 from dtr_alloc.fragment.trace import Trace, TraceError
 
@@ -16,9 +17,14 @@ WRITES = ("trace", "torch", "rmm")
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
     """Reads and checks a trace, a log of RMM or a memory snapshot of PyTorch.
 
-    Raises TraceError that names the file if it is none of them, damaged, or makes no sense; OSError
-    if it cannot be opened.
+    Takes time and memory as the three readers and Trace.validate() say.
+
+    Raises TraceError that names the file if it is none of them, damaged, too large, or makes no
+    sense; OSError if it cannot be opened.
     """
+    if not Path(path).is_file():  # a pipe may never answer, and could be read only once
+        os.stat(path)
+        raise TraceError(f"{os.fspath(path)} is no regular file")
     with open(path, "rb") as file:
         head = file.read(len(trace_file.MAGIC))
     if head.startswith(trace_file.MAGIC[:2]):
@@ -36,6 +42,8 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
         trace.validate()
     except TraceError as error:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise TraceError(f"{os.fspath(path)}: {bounded.OUT_OF_MEMORY}") from None
     return trace
 
 

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dtr_alloc.command_error import InputError
 from dtr_alloc.config import format_size, parse_size
 from dtr_alloc.fragment import formats
 from dtr_alloc.fragment.fidelity import compare as compared
@@ -40,7 +41,7 @@ def run(
     allow_truncated: bool,
 ) -> None:
     """Prints a table, and writes JSON where it is asked for. Raises click.UsageError and
-    click.ClickException before it writes anything."""
+    InputError before it writes anything."""
     chosen = models_of(models)
     if compare:
         chosen = [name for name in chosen if MODELS[name][0] == MODELS["pytorch"][0]]
@@ -66,7 +67,7 @@ def run(
                 rows.append(row)
     except (ValueError, OSError) as error:
         text = str(error)
-        raise click.ClickException(text if str(source) in text else f"{source}: {text}") from None
+        raise InputError(text if str(source) in text else f"{source}: {text}") from None
     console = Console(stderr=json_path == "-", markup=False)
     console.print(_compared_table(rows) if compare else _table(rows, smallest))
     if json_path is not None:

@@ -204,7 +204,7 @@ def _thinned(series: Any) -> dict[str, list[float]]:
     """At most JSON_ROWS rows of a series, evenly, with the peaks of live and reserved bytes."""
     rows = range(len(series.event))
     kept = set(rows[:: max(1, -(-len(rows) // (JSON_ROWS - 2)))])
-    for column in (series.live_bytes, series.reserved_bytes):
+    for column in (series.live_bytes, series.reserved_bytes) if rows else ():
         kept.add(column.index(max(column)))
     return {name: [getattr(series, name)[row] for row in sorted(kept)] for name in SERIES}
 

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from dtr_alloc import simulate
+from dtr_alloc.command_error import InputError
 from dtr_alloc.fragment import formats, report
 from dtr_alloc.fragment.replay import MODELS, Prepared
 from dtr_alloc.fragment.trace import TraceError
@@ -32,7 +33,8 @@ def run(
     allow_truncated: bool,
 ) -> None:
     """Prints tables, and writes JSON and pictures where they are asked for. Raises
-    click.UsageError and click.ClickException before it writes anything."""
+    click.UsageError and InputError before it writes anything, and click.ClickException where it
+    cannot."""
     if out is not None and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
         raise click.UsageError(
             "--out draws pictures, which needs matplotlib: pip install 'dtr-alloc[plots]'"
@@ -50,7 +52,7 @@ def run(
         except (TraceError, OSError) as error:
             text = str(error)
             named = text if str(path) in text else f"{path}: {text}"
-            raise click.ClickException(named) from None
+            raise InputError(named) from None
     console = Console(stderr=json_path == "-", markup=False)
     for part in found:
         prepared = Prepared(part.trace)

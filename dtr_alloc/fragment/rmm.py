@@ -13,7 +13,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from dtr_alloc.fragment.trace import Kind, Trace, TraceError
+from dtr_alloc import bounded
+from dtr_alloc.bounded import shown
+from dtr_alloc.fragment.trace import MOST_EVENTS, MOST_TIME_NS, Kind, Trace, TraceError
 
 HEADER = ("Thread", "Time", "Action", "Pointer", "Size", "Stream")
 
@@ -24,14 +26,19 @@ _ACTIONS = {
     "allocate failure": Kind.OUT_OF_MEMORY,
 }
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})[:.]([0-9]{1,9})", re.ASCII)
-_EPOCH = re.compile(r"([0-9]+)\.([0-9]{1,9})", re.ASCII)
+_EPOCH = re.compile(r"([0-9]{1,12})\.([0-9]{1,9})", re.ASCII)
 _DAY_NS = 24 * 3600 * 10**9
+_MOST_LINE_BYTES = 4096
+_MOST_FILE_BYTES = 1 << 33
 _NOTHING = ("(nil)", "nullptr", "0", "0x0")
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
     """Reads a log. Its first event is at time 0; times of day go on past midnight, and one that
     steps back (threads write side by side) stays where it was.
+
+    Takes about 5 microseconds for each line, of at most 4096 bytes, and at most 200 bytes for each
+    event (MOST_EVENTS).
 
     Raises TraceError that names the line for what is no such log, for a block that is freed and was
     not allocated, or allocated twice; OSError if the file cannot be opened.
@@ -46,8 +53,10 @@ def read(path: str | os.PathLike[str]) -> Trace:
         kind = _ACTIONS.get(action.strip())
         if kind is None:
             raise TraceError(
-                f"{at}: the action is {action!r}; allowed: allocate, free, allocate failure"
+                f"{at}: the action is {shown(action)}; allowed: allocate, free, allocate failure"
             )
+        if len(trace) == MOST_EVENTS:
+            raise TraceError(f"{at}: more than {MOST_EVENTS} events, the most that are read")
         time = _time_ns(when, at) + days
         if begin is None:
             begin = before = time
@@ -75,8 +84,9 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.reader(file)
+    with open(path, "rb") as file:
+        lines = bounded.lines(file, _MOST_LINE_BYTES, _MOST_FILE_BYTES)
+        rows = csv.reader(line.decode(errors="replace") for line in lines)
         try:
             header = next(rows, [])
             if tuple(name.strip() for name in header) != HEADER:
@@ -92,6 +102,8 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
                         f"{os.fspath(path)}, line {rows.line_num}: {len(row)} fields; allowed: "
                         f"{len(HEADER)} (was the file cut off?)"
                     )
+        except bounded.TooMuch as error:
+            raise TraceError(f"{os.fspath(path)}, after line {rows.line_num}: {error}") from None
         except csv.Error as error:
             raise TraceError(f"{os.fspath(path)}, line {rows.line_num}: {error}") from None
 
@@ -119,10 +131,13 @@ def _time_ns(text: str, at: str) -> int:
         whole, part = int(match[1]), match[2]
     else:
         raise TraceError(
-            f"{at}: the time is {text!r}; allowed: HH:MM:SS.micro, HH:MM:SS:micro, or seconds with "
-            "a fraction"
+            f"{at}: the time is {shown(text)}; allowed: HH:MM:SS.micro, HH:MM:SS:micro, or seconds "
+            "with a fraction"
         )
-    return whole * 10**9 + int(f"{part:0<9}")
+    time = whole * 10**9 + int(f"{part:0<9}")
+    if time > MOST_TIME_NS:
+        raise TraceError(f"{at}: the time is {shown(text)}; allowed: up to {MOST_TIME_NS} ns")
+    return time
 
 
 def _number(text: str, what: str, at: str) -> int:
@@ -134,7 +149,7 @@ def _number(text: str, what: str, at: str) -> int:
     except ValueError:
         number = -1
     if not 0 <= number < 2**64:
-        raise TraceError(f"{at}: the {what} is {text!r}; allowed: a number of 64 bits")
+        raise TraceError(f"{at}: the {what} is {shown(text)}; allowed: a number of 64 bits")
     return number
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dtr_alloc.bounded import shown
 from dtr_alloc.fragment.trace import Kind
 
 OURS = "dtr_alloc"
@@ -13,6 +14,7 @@ OURS = "dtr_alloc"
 _TORCH = re.compile(r"[/\\](torch|functorch|torchgen)[/\\]|<frozen |<string>")
 _MOVED = re.compile(r"move to 0x([0-9a-f]{1,16})")
 _REMATERIALIZED = "remat"
+_MOST_TEXT = 4096
 EVICTED = "evict"
 
 
@@ -39,28 +41,36 @@ class Names:
 def is_of_mark(event: dict[str, Any], frame: Any) -> bool:
     """Whether the innermost frame is a mark of ours and no operator. (A job may put any text in
     user_metadata.)"""
-    return (
-        isinstance(frame, dict)
-        and frame.get("filename") == OURS
-        and bool(frame.get("name"))
-        and frame.get("name") == event.get("user_metadata")
-    )
+    name = text_of(frame, "name") if isinstance(frame, dict) else ""
+    return bool(name) and frame.get("filename") == OURS and name == text_of(event, "user_metadata")
+
+
+def text_of(of: dict[str, Any], key: str) -> str:
+    """The text there, the first _MOST_TEXT characters of it; "" if it is none. Without the cut, a
+    text that a million frames share would be copied a million times."""
+    value = of.get(key)
+    return value[:_MOST_TEXT] if isinstance(value, str) else ""
 
 
 def _name(stack: list[Any]) -> str:
-    frames = [frame for frame in stack if isinstance(frame, dict)]
-    ours = [frame for frame in frames if frame.get("filename") == OURS]
+    frames = [
+        (text_of(frame, "name"), text_of(frame, "filename"), frame.get("line"))
+        for frame in stack
+        if isinstance(frame, dict)
+    ]
+    ours = [name for name, file, _ in frames if file == OURS]
     if ours:
-        return str(ours[-1].get("name", ""))
-    python = [frame for frame in frames if str(frame.get("filename", "")).endswith(".py")]
+        return ours[-1]
+    python = [frame for frame in frames if frame[1].endswith(".py")]
     chosen = next(
-        (frame for frame in python if not _TORCH.search(str(frame["filename"]))),
+        (frame for frame in python if not _TORCH.search(frame[1])),
         next(iter(python or frames), None),
     )
     if chosen is None:
         return ""
-    file = str(chosen.get("filename", "")).replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{chosen.get('name', '')} ({file}:{chosen.get('line', 0)})"
+    name, file, line = chosen
+    file = file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{name} ({file}:{shown(line) if isinstance(line, int) else 0})"
 
 
 def metadata(kind: Kind, name: str = "", to: int = 0) -> str:
@@ -75,8 +85,8 @@ def metadata(kind: Kind, name: str = "", to: int = 0) -> str:
 
 def marks(event: dict[str, Any], kind: Kind, address: int) -> list[tuple[Kind, int]]:
     """The marks, and their addresses, that metadata() put beside an event."""
-    text = event.get("user_metadata")
-    if not isinstance(text, str) or not text:
+    text = text_of(event, "user_metadata")
+    if not text:
         return []
     stack = event.get("frames")
     if not isinstance(stack, list) or not stack or not is_of_mark(event, stack[0]):

@@ -17,9 +17,18 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from dtr_alloc.bounded import shown
 from dtr_alloc.fragment import plain_pickle, torch_frames
 from dtr_alloc.fragment.ranges import Ranges
-from dtr_alloc.fragment.trace import Kind, Trace, TraceError
+from dtr_alloc.fragment.torch_frames import text_of
+from dtr_alloc.fragment.trace import (
+    MOST_DEVICES,
+    MOST_NAME_BYTES,
+    MOST_TIME_NS,
+    Kind,
+    Trace,
+    TraceError,
+)
 
 KEY = "dtr_alloc"
 """Where a snapshot that we wrote (torch_export) has the meta of its trace."""
@@ -33,6 +42,8 @@ _SEGMENTS = {
     "segment_free": Kind.SEGMENT_FREE,
     "segment_unmap": Kind.SEGMENT_FREE,
 }
+_MOST_UNKNOWN = 1000
+_MOST_RANGES = 1 << 16
 _EXPANDABLE = ("segment_map", "segment_unmap")
 _OTHERS = ("free_completed", "snapshot", "workspace_snapshot", "user_defined")
 ACTIONS = ("alloc", "free_requested", "oom", *_SEGMENTS, *_OTHERS)
@@ -51,8 +62,13 @@ class Row(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """Reads a snapshot. Raises TraceError that names the file, and the place in it, for anything
-    that is no snapshot or contradicts itself; OSError if it cannot be opened."""
+    """Reads a snapshot.
+
+    Takes time and memory as plain_pickle.load() does, and as Trace.validate() for its events.
+
+    Raises TraceError that names the file, and the place in it, for anything that is no snapshot or
+    contradicts itself; OSError if it cannot be opened.
+    """
     try:
         return to_trace(load(path))
     except TraceError as error:
@@ -91,13 +107,14 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
     Raises TraceError that names the device and the event's index there.
     """
     history = snapshot["device_traces"]
-    devices = max(
-        [len(history)] + [_number(of, "device", "a segment") + 1 for of in snapshot["segments"]]
-    )
-    if devices > 1 << 16:
-        raise TraceError(f"a segment is of device {devices - 1}; allowed: up to 65535")
+    segments = _by_device(snapshot["segments"], "segment")
+    annotations = _by_device(snapshot["external_annotations"], "annotation")
+    devices = max([len(history), *(device + 1 for device in segments)])
+    if devices > MOST_DEVICES:
+        what = "a segment is of" if len(history) < devices else "there is a trace of"
+        raise TraceError(f"{what} device {devices - 1}; allowed: up to {MOST_DEVICES - 1}")
     found = [
-        _Device(device, snapshot, history[device] if device < len(history) else [])
+        _Device(device, segments.get(device, []), history[device] if device < len(history) else [])
         for device in range(devices)
     ]
     for device in found:
@@ -105,7 +122,7 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
     rows = [device.rows for device in found]
     # As far as the history goes back.
     read = _our_annotations if KEY in snapshot else _annotations
-    rows += [read(snapshot["external_annotations"], device) for device in found]
+    rows += [read(annotations.get(device.device, []), device) for device in found]
     meta: dict[str, Any] = {
         "source": "torch",
         "time_unit": "ns",
@@ -118,7 +135,7 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         meta = {**meta, **ours["meta"]}
     unknown = [text for device in found for text in device.unknown]
     if unknown:
-        meta["unknown"] = unknown
+        meta["unknown"] = unknown[:_MOST_UNKNOWN]
     # Ours count from the first event on; where no times were recorded, all are 0.
     times = [row.time_us for part in rows for row in part if row.time_us]
     trace = _merge(rows, meta, 0 if KEY in snapshot else min(times, default=0))
@@ -129,18 +146,27 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
 def _merge(rows: list[list[Row]], meta: dict[str, Any], begin: int) -> Trace:
     trace = Trace(meta)
     numbers = {"": 0}
+    name_bytes = 0
     devices = len(rows) // 2  # and as many lists of annotations
 
     def of(index: int) -> Iterator[tuple[int, int, int, Row]]:
         now = 0
         for number, row in enumerate(rows[index]):
             now = max(now, row.time_us - begin)
+            if 1000 * now > MOST_TIME_NS:
+                raise TraceError(
+                    f"device {index % devices}: {row.time_us} us, {now} us after the first event; "
+                    f"allowed: {MOST_TIME_NS // 1000} us after it"
+                )
             yield now, index, number, row
 
     for now, index, _, row in heapq.merge(*map(of, range(len(rows)))):
         name = numbers.setdefault(row.name, len(numbers))
         if name == len(trace.names):
             trace.names.append(row.name)
+            name_bytes += len(row.name.encode())
+            if name_bytes > MOST_NAME_BYTES:
+                raise TraceError(f"its names have more than {MOST_NAME_BYTES} bytes together")
         trace.add(
             row.kind,
             time_ns=1000 * now,
@@ -153,15 +179,23 @@ def _merge(rows: list[list[Row]], meta: dict[str, Any], begin: int) -> Trace:
     return trace
 
 
-def _annotations(annotations: list[Any], device: _Device) -> list[Row]:
+def _by_device(parts: list[Any], what: str) -> dict[int, list[tuple[str, Any]]]:
+    """What is of each device, in order, with what a message calls it."""
+    found: dict[int, list[tuple[str, Any]]] = {}
+    for index, part in enumerate(parts):
+        at = f"{what} {index}"
+        found.setdefault(_number(part, "device", at), []).append((at, part))
+    return found
+
+
+def _annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Row]:
     begin = device.rows[0].time_us if device.rows else 0
     rows = []
-    for index, one in enumerate(annotations):
-        at = f"annotation {index}"
+    for at, one in annotations:
         time = _number(one, "time_us", at)
-        if _number(one, "device", at) != device.device or time < begin:
+        if time < begin:
             continue
-        name, stage = str(one.get("name", "")), str(one.get("stage", ""))
+        name, stage = text_of(one, "name"), text_of(one, "stage")
         if name.startswith(STEP_ANNOTATION):
             if stage == "END":
                 rows.append(Row(time, Kind.STEP, name=name))
@@ -171,17 +205,18 @@ def _annotations(annotations: list[Any], device: _Device) -> list[Row]:
     return rows
 
 
-def _our_annotations(annotations: list[Any], device: _Device) -> list[Row]:
+def _our_annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Row]:
     rows = []
-    for index, one in enumerate(annotations):
-        at = f"annotation {index}"
+    for at, one in annotations:
         time = _number(one, "time_us", at)
-        kind, _, rest = str(one.get("name", "")).partition(" ")
+        kind, _, rest = text_of(one, "name").partition(" ")
         size, _, name = rest.partition(" ")
-        if _number(one, "device", at) != device.device or one.get("stage") != "START":
+        if one.get("stage") != "START":
             continue
-        if kind not in Kind.__members__ or not size.isdecimal():
-            raise TraceError(f"{at}: {one.get('name')!r:.80} is none that dtr_alloc writes")
+        # 20 digits: of 64 bits.
+        is_size = size.isascii() and size.isdecimal() and len(size) <= 20
+        if kind not in Kind.__members__ or not is_size or int(size) >= 2**64:
+            raise TraceError(f"{at}: {shown(one.get('name'))} is none that dtr_alloc writes")
         rows.append(Row(time, Kind[kind], 0, int(size), name=name))
     return rows
 
@@ -189,16 +224,24 @@ def _our_annotations(annotations: list[Any], device: _Device) -> list[Row]:
 def _number(of: Any, key: str, at: str) -> int:
     value = of.get(key) if isinstance(of, dict) else None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise TraceError(f"{at}: {key!r} is {value!r:.80}; allowed: a number of 64 bits")
+        raise TraceError(f"{at}: {key!r} is {shown(value)}; allowed: a number of 64 bits")
     return value
+
+
+def _stretch(of: Any, address: str, size: str, at: str) -> tuple[int, int]:
+    begin = _number(of, address, at)
+    end = begin + _number(of, size, at)
+    if end >= 2**64:
+        raise TraceError(f"{at}: {end - begin} bytes at {begin:#x}; allowed: addresses of 64 bits")
+    return begin, end
 
 
 class _Device:
     """One device's part of a snapshot."""
 
-    def __init__(self, device: int, snapshot: dict[str, Any], events: Any) -> None:
+    def __init__(self, device: int, segments: list[tuple[str, Any]], events: Any) -> None:
         self.device = device
-        self.segments = [of for of in snapshot["segments"] if of["device"] == device]
+        self.segments = segments
         if not isinstance(events, list):
             raise TraceError(f"the trace of device {device} is no list")
         self.events = events
@@ -214,14 +257,15 @@ class _Device:
         actions = []
         for index, event in enumerate(self.events):
             action = event.get("action") if isinstance(event, dict) else None
-            if action not in ACTIONS:
+            if not isinstance(action, str) or action not in ACTIONS:
                 raise TraceError(
-                    f"{self.at(index)}: the action is {action!r:.80}; allowed: {', '.join(ACTIONS)}"
+                    f"{self.at(index)}: the action is {shown(action)}; "
+                    f"allowed: {', '.join(ACTIONS)}"
                 )
             actions.append(action)
         begin = self.events[0].get("time_us", 0) if self.events else 0
         if not isinstance(begin, int):
-            raise TraceError(f"{self.at(0)}: 'time_us' is {begin!r}")
+            raise TraceError(f"{self.at(0)}: 'time_us' is {shown(begin)}")
         ranges, whole = self.segments_before(actions)
         for first, end in [*ranges, *whole]:
             self.rows.append(Row(begin, Kind.SEGMENT_ALLOCATE, first, end - first))
@@ -243,20 +287,18 @@ class _Device:
         """What was there when the history begins: memory of expandable segments, and segments."""
         ranges = Ranges()
         whole: dict[int, int] = {}
-        for segment in self.segments:
-            at = f"a segment of device {self.device}"
-            begin = _number(segment, "address", at)
-            end = begin + _number(segment, "total_size", at)
+        for at, segment in self.segments:
+            begin, end = _stretch(segment, "address", "total_size", at)
             if segment.get("is_expandable"):
                 ranges.add(begin, end)
+                self.check(ranges)
             else:
                 whole[begin] = end
         for index in range(len(actions) - 1, -1, -1):
             action, event = actions[index], self.events[index]
             if action not in _SEGMENTS:
                 continue
-            begin = _number(event, "addr", self.at(index))
-            end = begin + _number(event, "size", self.at(index))
+            begin, end = _stretch(event, "addr", "size", self.at(index))
             if action == "segment_alloc":
                 if whole.pop(begin, None) is None:
                     raise TraceError(
@@ -269,7 +311,16 @@ class _Device:
                 ranges.remove(begin, end)
             else:
                 ranges.add(begin, end)
+            self.check(ranges)
         return ranges, sorted(whole.items())
+
+    def check(self, ranges: Ranges) -> None:
+        # A change moves all that lie behind it.
+        if len(ranges) > _MOST_RANGES:
+            raise TraceError(
+                f"device {self.device}: the memory of expandable segments is in more than "
+                f"{_MOST_RANGES} pieces, the most that are read"
+            )
 
     def blocks_before(self, actions: list[str]) -> list[Row]:
         """The blocks that were in use when the history begins, by address."""
@@ -289,9 +340,9 @@ class _Device:
                     "still used when the history begins"
                 )
             seen.add(address)
-        for segment in self.segments:
-            stream = _number(segment, "stream", f"a segment of device {self.device}")
-            for address, block in _blocks(segment, self.device):
+        for of, segment in self.segments:
+            stream = _number(segment, "stream", of)
+            for address, block in _blocks(segment, of):
                 if block.get("state") == "active_allocated" and address not in seen:
                     size = _number(
                         block if "requested_size" in block else {"requested_size": block["size"]},
@@ -333,11 +384,11 @@ class _Device:
                 rows += [row, *marks] if kind == Kind.ALLOCATE else [*marks, row]
 
 
-def _blocks(segment: dict[str, Any], device: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _blocks(segment: dict[str, Any], of: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The blocks of a segment with their addresses (older snapshots have sizes only)."""
     blocks = segment.get("blocks")
     if not isinstance(blocks, list):
-        raise TraceError(f"a segment of device {device} has no list 'blocks'")
+        raise TraceError(f"{of} has no list 'blocks'")
     address = segment["address"]
     for index, block in enumerate(blocks):
         at = f"block {index} of the segment at {segment['address']:#x}"

@@ -11,7 +11,23 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import compress
+from operator import add
 from typing import Any, NamedTuple
+
+from dtr_alloc.bounded import is_plain, shown
+
+MOST_EVENTS = 1 << 25
+"""Of a trace that is read. All in all they take some ten gigabytes, and a minute to go through."""
+
+MOST_NAME_BYTES = 1 << 26
+"""Of all its names, in UTF-8."""
+
+MOST_DEVICES = 256
+MOST_TIME_NS = 2**62
+MOST_BYTES = 2**60
+"""Of all blocks of a trace together, and of all its segments, so that sums stay within 64 bits
+however an allocator rounds."""
 
 
 class TraceError(ValueError):
@@ -165,11 +181,15 @@ class Trace:
         return made
 
     def validate(self) -> None:
-        """Checks everything that the top of docs/trace-format.md promises.
+        """Checks everything that the top of docs/trace-format.md promises, and the limits above.
+
+        Takes about a microsecond and at most 300 bytes for each event.
 
         Raises TraceError that names the event's index and what is wrong with it.
         """
         self._validate_columns()
+        self._validate_meta()
+        self._validate_sizes()
         before = 0
         for index, time in enumerate(self.time_ns):
             if time < before:
@@ -178,6 +198,8 @@ class Trace:
                     "allowed: times from 0 that never decrease"
                 )
             before = time
+        if before > MOST_TIME_NS:
+            raise TraceError(f"the last event is at {before} ns; allowed: up to 2**62")
         self._follow()
 
     def lifetimes(self) -> Lifetimes:
@@ -200,6 +222,13 @@ class Trace:
             raise TraceError(f"names[0] is {self.names[:1]!r}; allowed: the empty string")
         if not len(self):
             return
+        if len(self) > MOST_EVENTS:
+            raise TraceError(f"there are {len(self)} events; allowed: up to {MOST_EVENTS}")
+        if max(self.device) >= MOST_DEVICES:
+            index = next(i for i, at in enumerate(self.device) if at >= MOST_DEVICES)
+            raise TraceError(
+                f"event {index} is of device {self.device[index]}; allowed: 0 to {MOST_DEVICES - 1}"
+            )
         if max(self.kind) > _LAST_KIND:
             index = next(i for i, kind in enumerate(self.kind) if kind > _LAST_KIND)
             raise TraceError(f"event {index} is of kind {self.kind[index]}; allowed: 0 to 12")
@@ -208,6 +237,48 @@ class Trace:
             raise TraceError(
                 f"event {index} has name {self.name[index]}; there are {len(self.names)}"
             )
+
+    def _validate_meta(self) -> None:
+        """The types of what is read of it."""
+        if not isinstance(self.meta, dict) or not is_plain(self.meta):
+            raise TraceError("the meta is not what JSON can hold, or has more than 100000 values")
+        source, devices = self.meta.get("source"), self.meta.get("devices", [])
+        if not isinstance(source, str | None):
+            raise TraceError(f"the meta's 'source' is {shown(source)}; allowed: a text")
+        if not isinstance(devices, list) or not all(isinstance(of, dict) for of in devices):
+            raise TraceError(
+                f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects"
+            )
+        for of in devices:
+            chunk = of.get("chunk_bytes") or 0
+            if not isinstance(chunk, int) or not 0 <= chunk <= MOST_BYTES:
+                raise TraceError(
+                    f"the meta's 'chunk_bytes' is {shown(chunk)}; allowed: 0 to {MOST_BYTES}"
+                )
+
+    def _validate_sizes(self) -> None:
+        """Addresses end within 64 bits, and sums of sizes do."""
+        for kinds, what in (
+            ((Kind.ALLOCATE, Kind.FREE), "blocks"),
+            ((Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE), "segments"),
+        ):
+            is_one = bytes(kind in kinds for kind in range(256))
+            chosen = self.kind.tobytes().translate(is_one)
+            if sum(compress(self.size_bytes, chosen)) > 2 * MOST_BYTES:
+                raise TraceError(
+                    f"the sizes of all {what} add up to more than {MOST_BYTES} bytes, the most "
+                    "that are read"
+                )
+            ends = map(add, compress(self.address, chosen), compress(self.size_bytes, chosen))
+            if max(ends, default=0) >= 2**64:
+                rows = zip(self.address, self.size_bytes, chosen, strict=True)
+                index = next(
+                    i for i, (at, size, is_of) in enumerate(rows) if is_of and at + size >= 2**64
+                )
+                raise TraceError(
+                    f"event {index} is of {self.size_bytes[index]} bytes at "
+                    f"{self.address[index]:#x}; allowed: addresses of 64 bits"
+                )
 
     def _follow(self) -> Lifetimes:
         return _Follower(self).run()

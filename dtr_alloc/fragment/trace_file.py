@@ -15,10 +15,10 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtr_alloc.fragment.trace import COLUMNS, Trace, TraceError
+from dtr_alloc import bounded
+from dtr_alloc.fragment.trace import COLUMNS, MOST_EVENTS, MOST_NAME_BYTES, Trace, TraceError
 
 MAGIC = b"\x89DTRtrc\n"
 VERSION = 1
@@ -30,6 +30,8 @@ _BLOCK = struct.Struct("<4sIIII")  # type, compressed bytes, bytes, count, CRC-3
 _META, _NAMES, _EVENTS, _END = b"META", b"NAME", b"EVNT", b"DONE"
 _MOST_BYTES = 1 << 28
 """The largest block that is read: what a damaged length could claim would fill the memory."""
+_MOST_FILE_BYTES = 1 << 31
+_MOST_NAMES = 1 << 20
 _LEVEL = 1
 
 
@@ -134,18 +136,29 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
         allow_truncated: whether a file without its end, as a killed job leaves it, is read up to
             its last whole block; its meta says ``"truncated": true`` then.
 
-    Raises TraceError for a file that is damaged, cut off, of another version or something else, and
-    OSError if it cannot be opened.
+    Takes memory for the file (2 GiB at most), 39 bytes for each event (MOST_EVENTS), and 2 GiB for
+    names and meta; blocks that unpack to more are refused before they are unpacked.
+
+    Raises TraceError for a file that is damaged, cut off, too large, of another version or
+    something else, and OSError if it cannot be opened.
     """
-    return _Reader(path, allow_truncated).run()
+    try:
+        reader = _Reader(path, allow_truncated)
+    except bounded.TooMuch as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    try:
+        return reader.run()
+    except MemoryError:
+        raise reader.error(bounded.OUT_OF_MEMORY) from None
 
 
 class _Reader:
     def __init__(self, path: str | os.PathLike[str], allow_truncated: bool) -> None:
         self.path = os.fspath(path)
-        self.data = memoryview(Path(path).read_bytes())
+        self.data = memoryview(bounded.read_bytes(path, _MOST_FILE_BYTES))
         self.allow_truncated = allow_truncated
         self.at = 0
+        self.name_bytes = 0
 
     def error(self, reason: str) -> TraceError:
         return TraceError(f"{self.path}, at byte {self.at}: {reason}")
@@ -211,6 +224,8 @@ class _Reader:
         kind, self.length, size, count, crc = _BLOCK.unpack_from(self.data, self.at)
         begin = self.at + _BLOCK.size
         packed = self.data[begin : begin + self.length]
+        if kind != _EVENTS and size > MOST_NAME_BYTES:
+            raise self.error(f"a {kind.decode()} block of {size} bytes; allowed: {MOST_NAME_BYTES}")
         if zlib.crc32(packed, zlib.crc32(self.data[self.at : begin - 4])) != crc:
             raise self.error(f"damaged: the checksum of a {kind.decode()} block is wrong")
         unpacker = zlib.decompressobj()
@@ -225,21 +240,29 @@ class _Reader:
     def from_json(self, payload: bytes, kind: type) -> Any:
         try:
             found = json.loads(payload)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.error(f"damaged: {error}") from None
         if not isinstance(found, kind):
             raise self.error(f"damaged: a {type(found).__name__} where a {kind.__name__} belongs")
         return found
 
     def read_names(self, trace: Trace, payload: bytes, count: int) -> None:
+        self.name_bytes += len(payload)
+        if count > _MOST_NAMES - len(trace.names) or self.name_bytes > MOST_NAME_BYTES:
+            raise self.error(
+                f"too many names; allowed: {_MOST_NAMES}, of {MOST_NAME_BYTES} bytes together"
+            )
         found = self.from_json(payload, list)
         if len(found) != count or not all(isinstance(name, str) for name in found):
             raise self.error(f"damaged: a block of {count} names that are none")
-        trace.names.extend(found)
+        # No lone surrogates: nothing could print or draw them.
+        trace.names.extend(name.encode(errors="replace").decode() for name in found)
 
     def read_events(self, trace: Trace, payload: bytes, count: int) -> None:
         if len(payload) != count * sum(column.width for column in COLUMNS):
             raise self.error(f"damaged: {count} events in {len(payload)} bytes")
+        if len(trace) + count > MOST_EVENTS:
+            raise self.error(f"more than {MOST_EVENTS} events, the most that are read")
         begin = 0
         for part, column in zip(trace.columns(), COLUMNS, strict=True):
             end = begin + count * column.width

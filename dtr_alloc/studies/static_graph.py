@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dtr_alloc import bounded
+from dtr_alloc.bounded import shown
 from dtr_alloc.oplog import (
     FRESH,
+    MOST_SUM,
     Alias,
     Call,
     Constant,
@@ -30,6 +33,9 @@ from dtr_alloc.oplog import (
     Writer,
     compile_instructions,
 )
+
+MOST_BYTES = 1 << 26
+"""Of a file of graphs."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,10 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
     ``args_in_order``, node -> nodes that it reads; optionally ``outputs`` (default: what nothing
     reads), ``pinned_bytes``, ``names`` and ``forward``."""
     count = value["nodes"]
+    if count != len(value["cost_cpu"]):
+        raise ValueError(
+            f"{name!r} says it has {shown(count)} nodes; it lists {len(value['cost_cpu'])}"
+        )
     names = value.get("names", [str(index) for index in range(count)])
     inputs = value["args_in_order"]
     nodes = tuple(
@@ -143,14 +153,23 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
             zip(names, value["cost_cpu"], value["cost_ram"], strict=True)
         )
     )
-    if len(nodes) != count:
-        raise ValueError(f"{name!r} says it has {count} nodes; it lists {len(nodes)}")
-    outputs = value.get("outputs")
+    outputs, pinned = value.get("outputs"), value.get("pinned_bytes", 0)
+    if not isinstance(pinned, int) or pinned < 0:
+        raise ValueError(
+            f"pinned_bytes of {name!r} is {shown(pinned)}; allowed: a number from 0 up"
+        )
+    sums = sum(node.cost for node in nodes), sum(node.size_bytes for node in nodes) + pinned
+    if max(sums) > MOST_SUM:
+        raise ValueError(f"the costs or sizes of {name!r} are more than {MOST_SUM} together")
+    if not all(isinstance(node.name, str) for node in nodes):
+        raise ValueError(f"a name in {name!r} is no text")
+    if not all(type(source) is int for node in nodes for source in node.inputs):
+        raise ValueError(f"what a node of {name!r} reads is no number")
     return StaticGraph(
         name,
         nodes,
         _unread(nodes) if outputs is None else frozenset(outputs),
-        value.get("pinned_bytes", 0),
+        pinned,
         value.get("forward", 0),
     )
 
@@ -170,9 +189,25 @@ def to_json(graph: StaticGraph) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, StaticGraph]:
-    """The graphs of a JSON file, an object of name -> graph."""
-    with open(path) as file:
-        return {name: from_json(name, value) for name, value in json.load(file).items()}
+    """The graphs of a JSON file, an object of name -> graph.
+
+    Takes at most three gigabytes, and four seconds, for MOST_BYTES. Raises ValueError that names
+    the file, and the graph in it, if it is no such file; OSError if it cannot be opened.
+    """
+    where = os.fspath(path)
+    try:
+        document = json.loads(bounded.read_bytes(path, MOST_BYTES))
+        if not isinstance(document, dict):
+            raise ValueError(f"it holds {shown(document)}; allowed: an object of graphs")
+        graphs = {}
+        for name, value in document.items():
+            where = f"{os.fspath(path)}, graph {shown(name)}"
+            graphs[name] = from_json(name, value)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{where}: {type(error).__name__}: {error!s:.200}") from None
+    except (MemoryError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{where}: it is too large or too deep: {error!s:.200}") from None
+    return graphs
 
 
 def _unread(nodes: Sequence[Node]) -> frozenset[int]:

@@ -1,8 +1,9 @@
 #include "events.h"
 
+#include <algorithm>
 #include <string>
-#include <unordered_map>
 
+#include "address_map.h"
 #include "dtr_alloc.h"
 #include "errors.h"
 
@@ -19,7 +20,7 @@ constexpr uint32_t kContinued = UINT32_MAX;  // its content moved on: its end en
 }  // namespace
 
 Events::Events(const Columns& columns, uint16_t device) {
-  std::unordered_map<uint64_t, uint32_t> live;  // address -> allocation
+  AddressMap<uint32_t> live;  // address -> allocation
   live.reserve(1 << 12);
   std::vector<bool> continues;  // by allocation: what began here is the rest of another one
   bool any_continues = false;
@@ -71,8 +72,10 @@ Events::Events(const Columns& columns, uint16_t device) {
   }
   if (moving) fail(columns.count, "is missing: the MOVE_TO of the last MOVE_FROM");
   if (any_continues) drop(continues);
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, blocks = 0;
   for (const Step& step : steps_) {
+    blocks += step.begins ? 1 : -1;
+    peak_blocks_ = std::max(peak_blocks_, blocks);
     const uint64_t size = allocations_[step.allocation].size_bytes;
     bytes += step.begins ? size : uint64_t{0} - size;
     if (bytes > peak_live_) {

@@ -42,6 +42,7 @@ class Events {
   // The most bytes, as asked for, that are live at once, and the row where they are first.
   uint64_t peak_live_bytes() const { return peak_live_; }
   uint64_t peak_live_row() const { return peak_row_; }
+  uint64_t peak_live_blocks() const { return peak_blocks_; }
 
  private:
   void drop(const std::vector<bool>& dropped);
@@ -50,6 +51,7 @@ class Events {
   std::vector<Allocation> allocations_;
   uint64_t peak_live_ = 0;
   uint64_t peak_row_ = 0;
+  uint64_t peak_blocks_ = 0;
 };
 
 }  // namespace dtr::fragment

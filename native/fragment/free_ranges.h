@@ -16,6 +16,7 @@ namespace dtr::fragment {
 
 class FreeRanges {
  public:
+  size_t count() const { return ends_.size(); }
   uint64_t total_bytes() const { return total_; }
   uint64_t largest_bytes() const { return sizes_.empty() ? 0 : *sizes_.rbegin(); }
   double sum_squares() const { return static_cast<double>(squares_); }

@@ -26,10 +26,11 @@ void check_caching(const dtr_fragment_options& options) {
 
 }  // namespace
 
-std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count) {
+std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count,
+                                  uint64_t needed_bytes) {
   switch (options.model) {
     case DTR_FRAGMENT_OURS:
-      return make_ours(options, count);
+      return make_ours(options, count, needed_bytes);
     case DTR_FRAGMENT_PYTORCH:
       check_caching(options);
       return make_caching(options, count);

@@ -46,11 +46,14 @@ class Model {
   std::vector<dtr_fragment_segment> segments_;
 };
 
-// Throws InvalidArgument for options that are none. `count`: ids are below it.
-std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count);
+// Throws InvalidArgument for options that are none. `count`: ids are below it. `needed_bytes`: the
+// most that will be in use at once.
+std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count,
+                                  uint64_t needed_bytes);
 
 // The kinds.
-std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count);
+std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count,
+                                 uint64_t needed_bytes);
 std::unique_ptr<Model> make_caching(const dtr_fragment_options& options, uint32_t count);
 std::unique_ptr<Model> make_bins(uint64_t budget_bytes, uint32_t count);
 std::unique_ptr<Model> make_first_fit(uint64_t budget_bytes, uint32_t count);

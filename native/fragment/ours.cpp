@@ -1,5 +1,7 @@
 // Our own pool over simulated memory, as a model.
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <string>
 
 #include "errors.h"
@@ -10,7 +12,8 @@ namespace dtr::fragment {
 
 namespace {
 
-constexpr uint64_t kLeastBudget = 64 << 10;  // the simulated driver's own chunk
+constexpr uint64_t kManyBytes = uint64_t{1} << 37;  // an eighth of the addresses that it would have
+constexpr uint64_t kLeastBudget = 64 << 10;         // the simulated driver's own chunk
 
 PoolOptions pool_options(const dtr_fragment_options& options) {
   PoolOptions pool;
@@ -26,10 +29,25 @@ PoolOptions pool_options(const dtr_fragment_options& options) {
   return pool;
 }
 
+// With the addresses that it would have; in a process of little address space, which cannot hold
+// the records of so many, with four times what is needed.
+std::unique_ptr<Pool> make_pool(const dtr_fragment_options& options, uint64_t needed_bytes) {
+  PoolOptions given = pool_options(options);
+  try {
+    return std::make_unique<Pool>(given);
+  } catch (const std::bad_alloc&) {
+    const uint64_t most = std::min(given.budget_bytes, needed_bytes);
+    if (most > kManyBytes) throw;
+    given.reserve_bytes = 4 * most + 1024 * kLeastBudget + 64 * given.chunk_bytes;
+  }
+  return std::make_unique<Pool>(given);
+}
+
 class Ours final : public Model {
  public:
-  Ours(const dtr_fragment_options& options, uint32_t count)
-      : pool_(pool_options(options)),
+  Ours(const dtr_fragment_options& options, uint32_t count, uint64_t needed_bytes)
+      : owned_(make_pool(options, needed_bytes)),
+        pool_(*owned_),
         hopeless_(options.budget_bytes < pool_.counts().chunk_bytes),
         live_(count) {}
   ~Ours() override {
@@ -61,15 +79,17 @@ class Ours final : public Model {
   }
 
  private:
-  Pool pool_;
+  std::unique_ptr<Pool> owned_;
+  Pool& pool_;
   bool hopeless_;               // a budget of less than a chunk
   std::vector<uint64_t> live_;  // by id; 0: none
 };
 
 }  // namespace
 
-std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count) {
-  return std::make_unique<Ours>(options, count);
+std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count,
+                                 uint64_t needed_bytes) {
+  return std::make_unique<Ours>(options, count, needed_bytes);
 }
 
 }  // namespace dtr::fragment

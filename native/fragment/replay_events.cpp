@@ -9,6 +9,12 @@ namespace dtr::fragment {
 
 namespace {
 
+// More than any device has. A model may round what is less up without a care for 64 bits.
+constexpr uint64_t kMostBytes = uint64_t{1} << 60;
+constexpr uint64_t kLeastBlock = 4096;
+// Blocks that all samples together look at: 65,000 at each of 2,000.
+constexpr uint64_t kMostLooks = uint64_t{1} << 27;
+
 // Runs the events through a model and calls after(step index) for each; ends before the first
 // that finds no place. Returns how many went through.
 template <typename F>
@@ -23,7 +29,8 @@ size_t run(const Events& events, Model& model, uint64_t* live, F&& after) {
       if (!step.begins) {
         model.free(step.allocation);
         *live -= allocation.size_bytes;
-      } else if (after.place(step.allocation, model.allocate(step.allocation, allocation.size_bytes,
+      } else if (allocation.size_bytes <= kMostBytes &&
+                 after.place(step.allocation, model.allocate(step.allocation, allocation.size_bytes,
                                                              allocation.stream))) {
         *live += allocation.size_bytes;
       } else {
@@ -124,7 +131,9 @@ void replay_events(const Events& events, const dtr_fragment_options& options,
   dtr_fragment_result& result = outcome.result;
 
   uint64_t live = 0;
-  auto model = make_model(options, count);
+  // What the blocks take together, however they are rounded.
+  const uint64_t needed = 2 * events.peak_live_bytes() + kLeastBlock * count;
+  auto model = make_model(options, count, needed);
   Counting counting{*model, live, {}, {}, {}, {}};
   const int64_t begin = now_ns();
   const size_t done = run(events, *model, &live, counting);
@@ -145,11 +154,11 @@ void replay_events(const Events& events, const dtr_fragment_options& options,
   outcome.segments = model->segments();
   if (options.samples == 0 && !options.places) return;
 
-  model = make_model(options, count);
+  model = make_model(options, count, needed);
   live = 0;
   if (options.places && model->has_places()) outcome.places.assign(count, kNoPlace);
   const std::vector<size_t> looks =
-      looks_at(done, options.samples,
+      looks_at(done, std::min(options.samples, kMostLooks / (events.peak_live_blocks() + 1)),
                {counting.live_peak.at, counting.reserved_peak.at, counting.lost_peak.at});
   Sampling sampling{*model, live, steps, looks, counting.lost_peak.at, outcome};
   run(events, *model, &live, sampling);

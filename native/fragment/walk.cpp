@@ -1,8 +1,8 @@
 #include "walk.h"
 
 #include <string>
-#include <unordered_map>
 
+#include "address_map.h"
 #include "errors.h"
 
 namespace dtr::fragment {
@@ -99,6 +99,10 @@ class Follower {
       case DTR_EVENT_ROOM:
         // For the request that has no place yet; another one begins anew.
         if (!calls_.empty() && calls_[0].size_bytes != size) calls_.clear();
+        // Not for ever, if there are many holes and as many requests.
+        looked_at_ += holes.count() + 1;
+        if (looked_at_ > kMostLooks || calls_.size() == kMostCalls)
+          fail(row, 0, "too many requests for room, among too many holes");
         calls_.push_back({row, size, 0, not_in_whole_chunks()});
         break;
       case DTR_EVENT_EVICT:
@@ -133,9 +137,13 @@ class Follower {
     return found;
   }
 
+  static constexpr uint64_t kMostLooks = uint64_t{1} << 32;
+  static constexpr size_t kMostCalls = 4096;  // of one request, each with the holes of its moment
+
   const Walk& walk_;
   const dtr_fragment_walk_options& of_;
-  std::unordered_map<uint64_t, Resident> resident_;  // by address
+  uint64_t looked_at_ = 0;
+  AddressMap<Resident> resident_;  // by address
   std::vector<Call> calls_;
   size_t next_block_ = 0;
 };
@@ -160,8 +168,8 @@ Walk::Walk(const dtr_fragment_walk_options& options) : options_(options) {
 
 // Beforehand, because the row that ends a block says how large it was.
 void Walk::find_blocks() {
-  std::unordered_map<uint64_t, size_t> resident;  // address -> block
-  std::unordered_map<uint64_t, uint8_t> ending;   // address -> how the FREE that is due ends it
+  AddressMap<size_t> resident;  // address -> block
+  AddressMap<uint8_t> ending;   // address -> how the FREE that is due ends it
   const auto at = [&](uint64_t row) {
     const auto found = resident.find(options_.address[row]);
     if (found == resident.end()) fail(row, options_.address[row], "no block is in use there");

@@ -21,7 +21,9 @@ namespace {
 constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
 constexpr int8_t kIndex = -1;
 constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
-constexpr int32_t kByte = 0;               // c10::ScalarType::Byte
+// An eighth of the addresses that the simulated driver has.
+constexpr uint64_t kManyBytes = uint64_t{1} << 37;
+constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
 
 enum Trace : int64_t { allocate, free_temporary, result };
 
@@ -49,20 +51,27 @@ struct Operands {
   uint64_t mutated(uint64_t i) const { return static_cast<uint64_t>(std::max(rest[i], ~rest[i])); }
 };
 
-// Checks every number of a program, so that replaying it need not; returns how many names it has.
-uint64_t check_program(const Program& program) {
+struct Checked {
+  uint64_t names;
+  uint64_t bytes;  // of all that is allocated, 512 at least for each
+};
+
+// Checks every number of a program, so that replaying it need not.
+Checked check_program(const Program& program) {
   uint64_t names = 0, operators = 0;
+  unsigned __int128 bytes = 0;
   ProgramReader reader(program.code, program.numbers);
   const auto name = [&] {
     // Every name takes a number of the program, at least.
     const int64_t value = reader.number("name", 0, static_cast<int64_t>(program.numbers));
     names = std::max(names, static_cast<uint64_t>(value) + 1);
   };
+  const auto size = [&] { bytes += static_cast<uint64_t>(reader.amount("size")) + 512; };
   while (!reader.at_end()) {
     switch (reader.instruction()) {
       case Instruction::constant:
         name();
-        reader.amount("size");
+        size();
         break;
       case Instruction::call:
       case Instruction::effect: {
@@ -72,7 +81,7 @@ uint64_t check_program(const Program& program) {
         for (uint32_t i = 0; i < args; ++i) name();
         for (uint32_t i = reader.count("number of results", 3); i > 0; --i) {
           name();
-          reader.amount("size");
+          size();
           reader.number("alias", -1, int64_t{args} - 1);
         }
         break;
@@ -99,12 +108,18 @@ uint64_t check_program(const Program& program) {
   if (program.workspace_at && operators != program.operators)
     throw InvalidArgument("operators is " + std::to_string(program.operators) +
                           "; the program has " + std::to_string(operators));
-  return names;
+  for (int64_t at = 0; program.workspace_at && at < program.workspace_at[program.operators];
+       at += 2)
+    if (program.workspace[at] == Trace::allocate)
+      bytes += static_cast<uint64_t>(std::max<int64_t>(program.workspace[at + 1], 0)) + 512;
+  constexpr uint64_t kMost = uint64_t{1} << 60;
+  return {names, static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost))};
 }
 
 // A pool, an engine on it and a framework over it, taken apart in the right order.
 struct World {
-  explicit World(const dtr_runtime_options& options) {
+  // needed_bytes: the most that is in use at once.
+  World(const dtr_runtime_options& options, uint64_t needed_bytes) {
     dtr_pool_options memory{};
     const bool counted = options.space == DTR_SPACE_BYTES;
     memory.driver = counted ? "counted" : "simulated";
@@ -112,7 +127,14 @@ struct World {
     memory.fixed = options.space == DTR_SPACE_FIXED;
     memory.placement = options.placement;
     if (!counted) memory.chunk_bytes = chunk_bytes(options);
-    raise(dtr_pool_create(&memory, &pool));
+    int32_t status = dtr_pool_create(&memory, &pool);
+    const uint64_t most = std::min(memory.budget_bytes, needed_bytes);
+    if (status == DTR_OUT_OF_MEMORY && !counted && most <= kManyBytes) {
+      // A process of little address space: its records of the driver's whole range do not fit.
+      memory.reserve_bytes = 4 * most + 1024 * memory.chunk_bytes;
+      status = dtr_pool_create(&memory, &pool);
+    }
+    raise(status);
     try {
       dtr_engine_options settings{};
       settings.heuristic = options.replay.heuristic;
@@ -179,19 +201,19 @@ struct Buffer {
 
 class RuntimeReplay final : private Watcher {
  public:
-  RuntimeReplay(const dtr_runtime_options& options, const Program& program, uint64_t names,
+  RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
                 Replay& out)
       : options_(options),
         program_(program),
         out_(out),
-        world_(options),
+        world_(options, checked.bytes),
         engine_(*reinterpret_cast<Engine*>(world_.engine)),
         framework_(*reinterpret_cast<SimulatedFramework*>(world_.sim)),
         frame_(engine_),
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
-        names_(names, nullptr) {
+        names_(checked.names, nullptr) {
     engine_.watch(this);
   }
 
@@ -615,7 +637,7 @@ void replay_runtime(const dtr_runtime_options& options, const Program& program, 
                           std::to_string(kSimulatedUnit));
   if (options.replay.newest_staleness)
     throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
-  const uint64_t names = check_program(program);
+  const Checked checked = check_program(program);
   if (options.space != DTR_SPACE_BYTES &&
       options.replay.budget_bytes < World::chunk_bytes(options)) {
     // No chunk fits, so no block does.
@@ -623,7 +645,7 @@ void replay_runtime(const dtr_runtime_options& options, const Program& program, 
     replay.result.clock = 1;
     return;
   }
-  RuntimeReplay run(options, program, names, replay);
+  RuntimeReplay run(options, program, checked, replay);
   try {
     run.run();
   } catch (...) {

@@ -231,7 +231,7 @@ def test_a_damaged_log_is_named_with_its_line_and_nothing_is_written(
         path.write_bytes(content)
     out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
     done = command(FUZZ_A, path, "--json", out, "--plot", plot)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert str(path) in line

@@ -471,7 +471,7 @@ def walk(program):
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-numbers = st.integers(0, oplog.MOST)
+numbers = st.integers(0, oplog.MOST_SUM // 64)
 
 
 @st.composite

@@ -119,11 +119,11 @@ def test_a_command_that_fails_names_the_file_and_leaves_what_was_there(tmp_path)
     (tmp_path / "a.csv").write_text("Thread,Size\n1,2\n")
     (tmp_path / "out").write_text("mine")
     done = run("import", tmp_path / "a.csv", "-o", tmp_path / "out")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "a.csv, line 1: the columns are 'Thread,Size'" in done.output
     (tmp_path / "picture").write_bytes(b"\x89PNG")
     done = run("import", tmp_path / "picture", "-o", tmp_path / "out")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "picture" in done.output
     assert (tmp_path / "out").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "out", "picture"]

@@ -176,7 +176,7 @@ def test_the_commands_name_what_they_cannot_do(tmp_path):
     assert "no schedule was found" in none.output
     dtr_alloc("schedule", log, "--budget", "0.6", "--iterations", 0, "--out", path)
     wrong = dtr_alloc("simulate", other, "--schedule", path)
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "which is not given" in wrong.output
     both = dtr_alloc("simulate", log, "--schedule", path, "--budget", "0.5")
     assert both.exit_code == 2

@@ -29,7 +29,8 @@ def made_up(events, seed=1, devices=1):
             live.append((device, address))
         elif what < 0.6:
             kind = rng.choice([*range(6, 10), Kind.BUDGET, Kind.STEP, Kind.MARK])
-            trace.add(kind, size_bytes=2**64 - 1, device=device, **at)
+            is_segment = kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE)
+            trace.add(kind, size_bytes=size if is_segment else 2**64 - 1, device=device, **at)
         else:
             device, old = live.pop(rng.randrange(len(live)))
             if what > 0.9:

@@ -209,7 +209,7 @@ class TestTheCommand:
             fragment,
             ["report", str(tmp_path / "empty.trace"), "--json", str(tmp_path / "report.json")],
         )
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert "empty.trace: the trace allocates nothing" in done.output
         assert not (tmp_path / "report.json").exists()
 

@@ -1,0 +1,102 @@
+"""Files that somebody else wrote: what is read of them, and shown of them, has a bound.
+
+Every reader says in its docstring how much time and memory a file can cost at most, and refuses
+what would cost more, naming the file and the place. A value of a file that stands in a message is
+shown by ``shown``: lists of a pickle may share their parts, so that a few hundred bytes print as
+more text than there is memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import IO, Any
+
+OUT_OF_MEMORY = "there is not enough memory to read it"
+_CHUNK_BYTES = 1 << 20
+_TEXT = 80
+_ITEMS = 8
+_BITS = 256
+
+
+class TooMuch(ValueError):
+    """More than is read: says what and how much is allowed. The reader adds the file's name."""
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytearray:
+    """A file's content, with at most as much memory as it has bytes and a quarter.
+
+    Raises TooMuch beyond ``most_bytes``, for endless devices too, and OSError.
+    """
+    data = bytearray()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            data += chunk
+            if len(data) > most_bytes:
+                raise TooMuch(f"it has more than {most_bytes} bytes, the most that are read")
+    return data
+
+
+def lines(file: IO[bytes], most_line: int, most_bytes: int) -> Iterator[bytes]:
+    """The lines of an open file. Holds one at a time.
+
+    Raises TooMuch instead of a line of more than ``most_line`` bytes, and of what comes after
+    ``most_bytes``, counted as decompressed.
+    """
+    left, read = most_bytes, file.readline
+    while line := read(most_line + 1):
+        size = len(line)
+        left -= size
+        if size > most_line:
+            raise TooMuch(f"a line has more than {most_line} bytes, the most that are read")
+        if left < 0:
+            raise TooMuch(f"there are more than {most_bytes} bytes, the most that are read")
+        yield line
+
+
+def shown(value: Any, depth: int = 2, text: int = _TEXT) -> str:
+    """As repr(), of any value that a file can hold, in a few lines: of a text so many characters,
+    of a list or dictionary what is in it, as far as ``depth``, if that is little."""
+    if isinstance(value, str | bytes | bytearray):
+        return repr(value[:text]) + ("..." if len(value) > text else "")
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | dict) and len(value) <= _ITEMS and depth:
+        if isinstance(value, list):
+            return f"[{', '.join(shown(part, depth - 1) for part in value)}]"
+        parts = (f"{shown(k, 0)}: {shown(part, depth - 1)}" for k, part in value.items())
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(value, list | dict | tuple | set | frozenset):
+        return f"a {type(value).__name__}"
+    return f"{value!r:.{_TEXT}}"  # of a program: no file holds it
+
+
+def is_plain(value: object, most_values: int = 100_000, most_depth: int = 32) -> bool:
+    """Whether a value is what JSON can hold (numbers as keys become texts), and so small that it
+    can be walked through and written: looks at ``most_values`` at most."""
+    left = most_values
+    level = [value]
+    for _ in range(most_depth):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                if not all(isinstance(key, str | int) for key in each):
+                    return False
+                below += each.keys()
+                below += each.values()
+            elif isinstance(each, list | tuple):
+                below += each
+            elif isinstance(each, int):
+                if each.bit_length() > _BITS:
+                    return False
+            elif each is not None and not isinstance(each, str | float):
+                return False
+            if len(below) > left:
+                return False
+        left -= len(below)
+        if not below:
+            return True
+        level = below
+    return False

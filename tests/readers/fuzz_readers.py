@@ -1,0 +1,393 @@
+"""Mutated files for every reader of files: each is read, or refused by name. Never worse.
+
+    python tests/readers/fuzz_readers.py --seconds 3600     (make fuzz SECONDS=3600)
+    python tests/readers/fuzz_readers.py --case trace:17    (one case again, in this process)
+
+A case is a target and a number, which is the seed of all that is random in it. Cases run in forked
+processes with a limit on address space; the parent ends one that is silent for too long. What is
+found is written to build/fuzz/, file and story.
+
+What counts as a fault: an exception that is not the reader's own, or does not name the file; an
+exit status of the command that is neither 0 nor 2 (1: nothing was found); memory beyond the
+limit, which is a hundred times what these files may cost; a signal; silence.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hostile
+
+from dtr_alloc import bounded, cli, config, costs, oplog, reproduce_command, schedule, simulate
+from dtr_alloc.command_error import InputError
+from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.replay import MODELS, Prepared
+from dtr_alloc.fragment.trace import Trace, TraceError
+from dtr_alloc.studies import static_graph
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS_SPACE = 3 << 30
+"""Beyond what a process has when it begins."""
+
+RECORDS = "out of host memory for the allocator's own records"
+"""Of a heap of so many addresses as blocks of 2**59 bytes need: more than there is here."""
+
+SILENCE_S = 120
+"""A case takes milliseconds; on a machine with other work, a second."""
+
+
+class Fault(Exception):
+    """A case that ended in another way than it may."""
+
+
+def command(*arguments: object) -> None:
+    """The command line in this process. Raises Fault unless it exits with 0 or 2, or with 1 and one
+    line that says why."""
+    said, errors = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+            cli.main([str(argument) for argument in arguments])
+        status: object = 0
+    except SystemExit as end:
+        status = end.code or 0
+    text = errors.getvalue()
+    is_too_much = "not enough memory" in text and RECORDS not in text
+    if status not in (0, 1, 2) or is_too_much:
+        raise Fault(f"dtr-alloc {arguments[0]} exits with {status}: {text[-500:]}")
+    if status == 1 and "no schedule was found" not in text:
+        raise Fault(f"dtr-alloc {arguments[0]} exits with 1: {text[-500:]}")
+
+
+@contextlib.contextmanager
+def replayed(*kinds: type[Exception]) -> Iterator[None]:
+    """What a replay may raise: these, and that there is no memory for its records."""
+    try:
+        yield
+    except MemoryError as error:
+        if RECORDS not in str(error):
+            raise
+    except kinds:
+        pass
+
+
+@contextlib.contextmanager
+def named(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """What may be raised of a file: these, with the file's name in a message that can be read."""
+    try:
+        yield
+    except kinds as error:
+        text = str(error)
+        if path.name not in text or len(text) > 8000 or bounded.OUT_OF_MEMORY in text:
+            raise Fault(
+                f"{type(error).__name__} that is not as it should be: {text:.500}"
+            ) from error
+
+
+# ---- what is done with a file ----
+
+
+def use_trace(rng: random.Random, path: Path) -> None:
+    with named(path, TraceError):
+        trace = formats.read(path, allow_truncated=rng.random() < 0.3)
+        with replayed(TraceError):  # what cannot be followed or converted says so
+            follow(rng, trace, path)
+    if rng.random() < 0.3:
+        which = rng.choice(("report", "replay"))
+        options = ["--model", rng.choice(list(MODELS))] if rng.random() < 0.9 else []
+        command(
+            *("fragment", which, path, *options, "--json", os.devnull),
+            *("--budget", rng.choice(("unlimited", "0.5", "1.0..1.2", "64KiB"))),
+        )
+    if rng.random() < 0.1:
+        compare = ("--model", "pytorch,pytorch-expandable", "--compare", "--json", os.devnull)
+        command("fragment", "replay", path, *compare)
+    if rng.random() < 0.005:  # matplotlib takes seconds
+        command("fragment", "report", path, "--model", "exact", "--out", path.with_name("pictures"))
+    if rng.random() < 0.1:
+        to = rng.choice(("torch", "rmm", "trace"))
+        command("fragment", "export", path, "--to", to, "-o", path.with_name("exported"))
+
+
+def follow(rng: random.Random, trace: Trace, path: Path) -> None:
+    for part in report.reports("x", trace):
+        prepared = Prepared(part.trace)
+        model = rng.choice(list(MODELS))
+        budget = rng.choice((None, 0, 1, 512, 1 << 16, 1 << 40, 2**62, 2**64 - 1))
+        part.rows.append(report.replayed(prepared, model, budget, smallest=False, blocks=True))
+        report.table(part)
+        json.dumps(report.document([part]))
+        break  # 256 devices would be as many reports
+    copy = path.with_name("copy")
+    formats.write(trace, copy, rng.choice(formats.WRITES), device=trace.device[0])
+    formats.read(copy)
+
+
+def use_log(rng: random.Random, path: Path) -> None:
+    with named(path, oplog.LogError):
+        program = oplog.compile_log(path)
+        base = simulate.baseline(program)
+        for _ in range(2):
+            semantics, space = rng.choice(
+                (
+                    ("simrd", "bytes"),
+                    ("runtime", "bytes"),
+                    ("runtime", "heap"),
+                    ("runtime", "fixed"),
+                )
+            )
+            with replayed(ValueError):  # a sum that is too large, a budget of nothing
+                simulate.replay(
+                    *(program, rng.choice(("lru", "marginal", "dtr-eqclass", "random"))),
+                    rng.choice((None, 1, base.peak_bytes, base.peak_bytes // 2, 2**62)),
+                    dealloc=rng.choice(("eager", "ignore")),
+                    semantics=semantics,
+                    space=space,
+                    max_recompute=10 * base.compute,
+                )
+    if rng.random() < 0.2:
+        command(
+            *("simulate", path, "--budget", rng.choice(("0.5", "1.0", "1KiB")), "--jobs", 1),
+            *("--thrash", 5, "--semantics", rng.choice(("simrd", "runtime")), "--json", os.devnull),
+        )
+    if rng.random() < 0.1:
+        out = path.with_name("found")
+        command("schedule", path, "--iterations", 5, "--budget", "0.7", "--out", out)
+
+
+def use_schedule(rng: random.Random, path: Path) -> None:
+    log = path.with_name("the.log")
+    lines = hostile.log_lines(random.Random(1))
+    log.write_bytes(b"\n".join(map(hostile.to_json, lines)))
+    program = oplog.compile_log(log)
+    with named(path, schedule.ScheduleError):
+        for each in schedule.read(path):
+            with contextlib.suppress(ValueError):
+                schedule.run(program, each)
+    if rng.random() < 0.3:
+        command("simulate", log, "--schedule", path, "--json", os.devnull)
+
+
+def use_config(rng: random.Random, path: Path) -> None:
+    with named(path, config.ConfigError):
+        config.load_config({"DTR_ALLOC_CONFIG": str(path)})
+
+
+def use_costs(rng: random.Random, path: Path) -> None:
+    with named(path, costs.CostFileError):
+        costs.CostFile.read(path, "cpu")
+
+
+def use_graphs(rng: random.Random, path: Path) -> None:
+    with named(path, ValueError):
+        for graph in static_graph.read(path).values():
+            simulate.baseline(static_graph.program(graph))
+
+
+def use_result(rng: random.Random, path: Path) -> None:
+    with named(path, InputError):
+        reproduce_command._document(path)
+
+
+def schedule_bytes(rng: random.Random) -> bytes:
+    program = oplog.compile_instructions(
+        "x",
+        oplog.read(_log_file(hostile.log_lines(random.Random(1)))),
+    )
+    head = {
+        "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedule.identity(program), "SEMANTICS": "simrd",
+        "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",
+        "LISTS": 2,
+    }  # fmt: skip
+    return hostile.text_bytes(rng, [head, [rng.randrange(9), 2], [9, 3, 4]])
+
+
+def _log_file(lines: list[Any]) -> str:
+    path = os.path.join(tempfile.gettempdir(), f"fuzz-{os.getpid()}.log")
+    Path(path).write_bytes(b"\n".join(map(hostile.to_json, lines)))
+    return path
+
+
+class Target(NamedTuple):
+    make: Callable[[random.Random], bytes]
+    use: Callable[[random.Random, Path], None]
+    compresses: bool = False
+
+
+TARGETS = {
+    "trace": Target(hostile.trace_bytes, use_trace),
+    "snapshot": Target(hostile.snapshot_bytes, use_trace),
+    "rmm": Target(hostile.rmm_bytes, use_trace),
+    "log": Target(lambda rng: hostile.text_bytes(rng, hostile.log_lines(rng)), use_log, True),
+    "schedule": Target(schedule_bytes, use_schedule, True),
+    "config": Target(hostile.config_bytes, use_config),
+    "costs": Target(hostile.costs_bytes, use_costs),
+    "graphs": Target(hostile.graphs_bytes, use_graphs),
+    "result": Target(hostile.graphs_bytes, use_result),
+}
+
+
+def run_case(name: str, number: int, folder: Path) -> None:
+    """Raises what a fault is. Leaves the file in the folder until the next case."""
+    target = TARGETS[name]
+    rng = random.Random(f"{name}:{number}")
+    data, ending = target.make(rng), ""
+    if target.compresses:
+        data, ending = hostile.packed(rng, data)
+    path = folder / f"case{ending}"
+    path.write_bytes(data)
+    try:
+        target.use(rng, path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+# ---- many cases, in processes that may die ----
+
+
+class Plan(NamedTuple):
+    """Which cases: of these targets, numbers from a first one up, until a moment or a number."""
+
+    names: list[str]
+    step: int
+    until: float
+    last: float
+
+
+def _work(pipe: Any, plan: Plan, first: int) -> None:
+    os.setpgid(0, 0)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with tempfile.TemporaryDirectory() as folder:
+        number = first
+        while time.monotonic() < plan.until and number < plan.last:
+            for name in plan.names:
+                pipe.send((name, number, None))
+                try:
+                    run_case(name, number, Path(folder))
+                except BaseException:
+                    pipe.send((name, number, traceback.format_exc()))
+            number += plan.step
+    pipe.send(None)
+
+
+class Worker:
+    """A process that runs cases, and what it said last."""
+
+    def __init__(self, plan: Plan, first: int) -> None:
+        context = get_context("fork")
+        self.pipe, theirs = Pipe(duplex=False)
+        self.case = ("none", first)
+        self.seen = time.monotonic()
+        self.process = context.Process(target=_work, args=(theirs, plan, first))
+        self.process.start()
+        theirs.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def fuzz(
+    seconds: float = float("inf"),
+    cases: float = float("inf"),
+    *,
+    jobs: int = 1,
+    seed: int = 0,
+    names: list[str] | None = None,
+) -> tuple[Counter[str], dict[str, str]]:
+    """Cases of all targets for so long, or so many: how many of each ran, and what was found, by
+    case."""
+    plan = Plan(names or list(TARGETS), jobs, time.monotonic() + seconds, seed + cases)
+    ran: Counter[str] = Counter()
+    found: dict[str, str] = {}
+    workers = [Worker(plan, seed + job) for job in range(jobs)]
+    while workers:
+        for worker in list(workers):
+            reason = None
+            try:
+                while worker.pipe.poll(0.05):
+                    told = worker.pipe.recv()
+                    worker.seen = time.monotonic()
+                    if told is None:
+                        worker.process.join()
+                        workers.remove(worker)
+                        break
+                    name, number, fault = told
+                    worker.case = (name, number)
+                    if fault is None:
+                        ran[name] += 1
+                    else:
+                        found[f"{name}:{number}"] = fault
+            except EOFError:
+                worker.process.join()
+                reason = f"the process ended with {worker.process.exitcode}"
+            if reason is None and time.monotonic() - worker.seen > SILENCE_S:
+                reason = f"silent for {SILENCE_S} seconds"
+            if reason is not None:
+                worker.kill()
+                workers.remove(worker)
+                name, number = worker.case
+                found[f"{name}:{number}"] = reason
+                if time.monotonic() < plan.until and number + jobs < plan.last:
+                    workers.append(Worker(plan, number + jobs))
+    return ran, found
+
+
+def keep(found: dict[str, str]) -> list[Path]:
+    """Writes what was found to build/fuzz/: the file of each case, and what it did."""
+    folder = ROOT / "build" / "fuzz"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    paths = []
+    for case, story in found.items():
+        name, _, number = case.partition(":")
+        path = folder / f"{name}-{number}"
+        path.write_bytes(TARGETS[name].make(random.Random(case)))
+        path.with_suffix(".txt").write_text(f"--case {case}\n{story}\n")
+        paths.append(path)
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
+    parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--case", help="one case, in this process: NAME:NUMBER")
+    options = parser.parse_args()
+    if options.case:
+        name, _, number = options.case.partition(":")
+        with tempfile.TemporaryDirectory() as folder:
+            run_case(name, int(number), Path(folder))
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ran, found = fuzz(options.seconds, jobs=options.jobs, seed=options.seed, names=options.target)
+    print(", ".join(f"{name} {count}" for name, count in ran.items()))
+    for path, story in zip(keep(found), found.values(), strict=True):
+        print(f"{path}: {story.strip().splitlines()[-1]:.200}")
+    print(f"{sum(ran.values())} cases, {len(found)} faults")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

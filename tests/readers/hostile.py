@@ -1,0 +1,406 @@
+"""Files that nobody should write: values, bytes and seeds for the tests of the readers.
+
+All is made of a random.Random, so that a case is its seed.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import random
+import struct
+import zlib
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from dtr_alloc.fragment import torch_export, trace_file
+from dtr_alloc.fragment.example import Arena
+from dtr_alloc.fragment.trace import COLUMNS, Kind, Trace
+
+DEEP, DIGITS = "@deep@", "@digits@"
+"""Stand in JSON and TOML for what json.dumps() cannot write: brackets 100,000 deep and a number of
+5,000 digits."""
+
+NUMBERS = (
+    *(0, 1, -1, 2, 3, 7, 12, 13, 63, 64, 255, 256, 511, 512, 4096, 65535, 65536),
+    *(2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**53 + 1, 2**59, 2**60, 2**60 + 1),
+    *(2**61, 2**62, 2**62 + 1, 2**63 - 1, 2**63, 2**64 - 512, 2**64 - 1, 2**64, 2**70, -(2**63)),
+    10**400,
+)
+TEXTS = (
+    "",
+    "a",
+    "-1",
+    "0x10",
+    "1e999",
+    "nan",
+    "9" * 5000,
+    "x" * 100_000,
+    "\0",
+    "ä\u2028\U0001f600",
+)
+
+
+def laughs(rng: random.Random) -> Any:
+    """A list, tuple or dictionary whose parts are shared: small in memory, endless as a text."""
+    value: Any = ["ha"]
+    for _ in range(rng.choice((3, 40, 200))):
+        value = {"a": value, "b": value} if rng.random() < 0.1 else [value, value]
+    return value
+
+
+def value(rng: random.Random, shared: bool) -> Any:
+    """Something that a reader does not expect. shared: whether pickle writes it."""
+    what = rng.randrange(9)
+    if what < 4:
+        return rng.choice(NUMBERS)
+    if what == 4:
+        return rng.choice(TEXTS)
+    if what == 5:
+        return rng.choice((None, True, False, 0.5, -0.0, 1e300, float("inf"), float("nan")))
+    if what == 6:
+        return rng.choice(([], {}, [[]], [{}], {"": 0}, [1, "a", None]))
+    if shared:
+        return laughs(rng) if what == 7 else rng.choice((b"", b"a" * 1000, (), (1, (2,)), 10**5000))
+    return DEEP if what == 7 else DIGITS
+
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """Each container of a tree, or of what has shared parts, with each key or index in it."""
+    found: list[tuple[Any, Any]] = []
+    seen = {id(tree)}
+    waiting = [tree]
+    while waiting:
+        of = waiting.pop()
+        for key in of if isinstance(of, dict) else range(len(of)):
+            found.append((of, key))
+            if isinstance(of[key], dict | list) and id(of[key]) not in seen:
+                seen.add(id(of[key]))
+                waiting.append(of[key])
+    return found
+
+
+def change(rng: random.Random, tree: Any, shared: bool = False) -> None:
+    """Changes a JSON-like tree in place, in a few places."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        at = places(tree)
+        if not at:
+            return
+        of, key = rng.choice(at)
+        what = rng.randrange(8)
+        if what < 4:
+            of[key] = value(rng, shared)
+        elif what == 4:
+            del of[key]
+        elif what == 5 and isinstance(of, list):
+            of.insert(rng.randrange(len(of) + 1), of[key])
+        elif what == 6 and isinstance(of[key], int) and not isinstance(of[key], bool):
+            of[key] = of[key] + rng.choice((-1, 1, 512, -512, 2**63))
+        else:
+            other, theirs = rng.choice(at)
+            if shared or not isinstance(other[theirs], dict | list):
+                of[key] = other[theirs]  # may make a circle, which pickles have
+
+
+def change_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Changes bytes in a few places, and sometimes cuts the end off."""
+    made = bytearray(data)
+    for _ in range(rng.choice((0, 1, 1, 2, 4, 16))):
+        at = rng.randrange(len(made) + 1)
+        what = rng.randrange(6)
+        if what == 0:
+            made[at : at + 1] = bytes([rng.randrange(256)])
+        elif what == 1:
+            made[at : at + 1] = bytes([rng.choice((0, 0x0A, 0x22, 0x2E, 0x5B, 0x7F, 0x80, 0xFF))])
+        elif what == 2:
+            number = rng.choice(NUMBERS) % 2**64
+            width = rng.choice((1, 2, 4, 8))
+            made[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, "little")
+        elif what == 3:
+            del made[at : at + rng.choice((1, 2, 8, 100))]
+        elif what == 4:
+            begin = rng.randrange(len(made) + 1)
+            made[at:at] = made[begin : begin + rng.choice((1, 8, 64, 1000))]
+        else:
+            made[at:at] = b"[" * rng.choice((1, 10, 20_000))
+    if rng.random() < 0.1:
+        del made[rng.randrange(len(made) + 1) :]
+    return bytes(made)
+
+
+def to_json(tree: Any) -> bytes:
+    """As json.dumps(), with what stands for what it cannot write."""
+    text = json.dumps(tree)
+    text = text.replace(f'"{DEEP}"', "[" * 100_000 + "]" * 100_000)
+    return text.replace(f'"{DIGITS}"', "9" * 5000).encode()
+
+
+# ---- allocation traces ----
+
+
+def a_trace(rng: random.Random, events: int = 60) -> Trace:
+    """A little job with evictions, moves of none, steps and failures."""
+    arena = Arena(1 << 16)
+    live: list[int] = []
+    for _ in range(events):
+        arena.now_ns += rng.randrange(1000)
+        if rng.random() < 0.6 or not live:
+            size = rng.choice((64, 500, 4000, 9000))
+            place = arena.allocate(size, rng.choice(("aten::mm", "aten::add", "größe")))
+            if place is None:
+                arena.note(Kind.ROOM, size=size)
+                arena.note(Kind.OUT_OF_MEMORY, size=size)
+            else:
+                live.append(place)
+        elif rng.random() < 0.5:
+            arena.free(live.pop(rng.randrange(len(live))))
+        else:
+            place = live.pop(rng.randrange(len(live)))
+            arena.note(Kind.EVICT, place)
+            arena.free(place)
+        if rng.random() < 0.1:
+            arena.note(rng.choice((Kind.STEP, Kind.MARK)), name="step")
+    trace = arena.trace
+    trace.meta["devices"] = [{"chunk_bytes": 4096, "fixed": False}]
+    return trace
+
+
+def trace_bytes(rng: random.Random) -> bytes:
+    """A file of a trace, changed in its numbers, its meta, its blocks or its bytes."""
+    trace = a_trace(rng)
+    for _ in range(rng.choice((0, 1, 1, 3))):
+        column = rng.choice(COLUMNS)
+        at = rng.randrange(len(trace))
+        most = 2 ** (8 * column.width - (column.typecode == "q"))
+        number = rng.choice(NUMBERS)
+        getattr(trace, column.name)[at] = rng.choice((number, number % 13, 512 * number)) % most
+    for _ in range(rng.choice((0, 0, 1, 4))):
+        rows = list(range(len(trace)))
+        a, b = rng.randrange(len(rows)), rng.randrange(len(rows))
+        rows[a:a] = rows[b : b + rng.choice((1, 1, 20))]
+        times = sorted(trace.time_ns[row] for row in rows)
+        trace = trace.select(rows)
+        trace.time_ns = array("q", times)
+    meta, names = dict(trace.meta), list(trace.names[1:])
+    if rng.random() < 0.3:
+        change(rng, meta)
+    if rng.random() < 0.2:
+        change(rng, names)
+    data = b"".join(
+        trace_file._shuffled(column, of.width)
+        for column, of in zip(trace.columns(), COLUMNS, strict=True)
+    )
+    blocks = [
+        (b"META", to_json(meta), 1),
+        (b"NAME", to_json(names), len(names)),
+        (b"EVNT", data, len(trace)),
+        (b"DONE", b"{}", len(trace)),
+    ]
+    if rng.random() < 0.15:
+        at = rng.randrange(4)
+        what = rng.randrange(5)
+        kind, payload, count = blocks[at]
+        if what == 0:
+            blocks[at:at] = [blocks[rng.randrange(4)]] * rng.choice((1, 3, 100))
+        elif what == 1:
+            del blocks[at]
+        elif what == 2:
+            blocks[at] = (kind, change_bytes(rng, payload), count)
+        elif what == 3:
+            blocks[at] = (kind, payload, rng.choice(NUMBERS) % 2**32)
+        else:  # small in the file, large outside of it
+            many = rng.choice((10**5, 2 * 10**6))
+            blocks[at] = (kind, bytes(39 * many), many)
+    made = bytearray(trace_file._HEAD.pack(trace_file.MAGIC, trace_file.VERSION, 0, 0))
+    for kind, payload, count in blocks:
+        packed = zlib.compress(payload, 1)
+        sizes = [len(packed), len(payload)]
+        if rng.random() < 0.02:
+            sizes[rng.randrange(2)] = rng.choice(NUMBERS) % 2**32
+        head = struct.pack("<4sIII", kind, *sizes, count)
+        made += head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
+    return change_bytes(rng, bytes(made)) if rng.random() < 0.1 else bytes(made)
+
+
+def a_snapshot(rng: random.Random) -> dict[str, Any]:
+    """A snapshot of two devices, with stacks, as PyTorch would write it."""
+    snapshot = torch_export.to_snapshot(a_trace(rng))
+    if rng.random() < 0.7:
+        del snapshot["dtr_alloc"]
+    frames = [{"name": "train", "filename": "/home/x/job.py", "line": 15}]
+    for event in snapshot["device_traces"][0]:
+        if rng.random() < 0.5:
+            event["frames"] = frames
+    snapshot["external_annotations"] += [
+        {"name": "Optimizer.step#SGD.step", "stage": stage, "device": 0, "time_us": 3}
+        for stage in ("START", "END")
+    ]
+    if rng.random() < 0.3:
+        snapshot["device_traces"].append([])
+    return snapshot
+
+
+def snapshot_bytes(rng: random.Random) -> bytes:
+    snapshot = a_snapshot(rng)
+    protocol = rng.choice((2, 3, 4, 4, 5))
+    if rng.random() < 0.4:
+        return change_bytes(rng, pickle.dumps(snapshot, protocol))
+    change(rng, snapshot, shared=True)
+    return pickle.dumps(snapshot, protocol)
+
+
+def rmm_bytes(rng: random.Random) -> bytes:
+    """A log of RMM with changed fields, rows and bytes."""
+    rows = [["Thread", "Time", "Action", "Pointer", "Size", "Stream"]]
+    seconds = 1
+    for number in range(rng.choice((1, 5, 40))):
+        seconds += rng.randrange(2)
+        when = rng.choice((f"00:00:{seconds % 60:02}:000001", f"{seconds}.5"))
+        rows.append(["1", when, "allocate", hex(4096 * number + 4096), "512", "0"])
+    rows += [[*row[:2], "free", *row[3:]] for row in rows[1:] if rng.random() < 0.5]
+    for _ in range(rng.choice((0, 1, 1, 2, 5))):
+        at, field = rng.randrange(len(rows)), rng.randrange(7)
+        if field == 6:
+            rows.insert(rng.randrange(len(rows)), list(rows[at]))
+        else:
+            number = rng.choice(NUMBERS)
+            texts = (
+                "",
+                hex(number),
+                "(nil)",
+                "allocate failure",
+                f"{number % 10**30}.1",
+                "23:59:59.9",
+            )
+            rows[at][field : field + 1] = [
+                rng.choice((str(number), rng.choice(TEXTS), rng.choice(texts)))
+            ]
+    data = "\n".join(",".join(row) for row in rows).encode(errors="replace")
+    return change_bytes(rng, data) if rng.random() < 0.3 else data
+
+
+# ---- logs and schedules ----
+
+
+def log_lines(rng: random.Random) -> list[Any]:
+    """An op log of a little program, line by line."""
+    lines: list[Any] = [{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}]
+    names: list[str] = []
+
+    def defined(name: str, *, alias: int | None) -> None:
+        lines.append(
+            {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(rng.choice((8, 64, 4096)))}
+        )
+        if alias is not None:
+            lines.append({"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": str(alias)})
+        names.append(name)
+
+    for number in range(2):
+        lines.append({"INSTRUCTION": "CONSTANT", "NAME": f"c{number}"})
+        defined(f"c{number}", alias=None)
+    for number in range(rng.choice((3, 12, 25))):
+        args = [rng.choice(names) for _ in range(rng.choice((1, 1, 2, 3)))]
+        what = rng.randrange(8)
+        operator = {"NAME": f"op{number % 3}", "ARGS": args, "TIME": str(rng.randrange(1, 100))}
+        if rng.random() < 0.2 and what < 6:
+            trace = ["+4096", "-0", *(["=0"] if what < 5 else [])]
+            lines.append({"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": trace})
+        if what < 5:
+            lines.append({"INSTRUCTION": "CALL", **operator, "RESULT": [f"t{number}"]})
+            defined(f"t{number}", alias=rng.choice((-1, -1, 0)))
+        elif what == 5:
+            lines.append(
+                {"INSTRUCTION": "MUTATE", **operator, "MUTATE": [0], "UNREAD": [0][: number % 2]}
+            )
+        elif what == 6:
+            lines.append({"INSTRUCTION": "COPY", "DST": f"t{number}", "SRC": args[0]})
+            names.append(f"t{number}")
+        else:
+            gone = names.pop(rng.randrange(len(names)))
+            lines.append({"INSTRUCTION": "RELEASE", "NAME": gone})
+            names = names or ["c0"]
+    return lines
+
+
+def text_bytes(rng: random.Random, lines: list[Any]) -> bytes:
+    """Lines of JSON, changed."""
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        change(rng, lines)
+    if rng.random() < 0.2 and lines:
+        at = rng.randrange(len(lines))
+        lines[at:at] = [lines[rng.randrange(len(lines))]] * rng.choice((1, 2, 500))
+    data = b"\n".join(map(to_json, lines)) + b"\n"
+    return change_bytes(rng, data) if rng.random() < 0.2 else data
+
+
+def packed(rng: random.Random, data: bytes) -> tuple[bytes, str]:
+    """The same, sometimes compressed and then sometimes damaged; and the file's ending."""
+    ways: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": lambda text: gzip.compress(text, 1, mtime=0),
+        ".bz2": bz2.compress,
+        ".xz": lambda text: lzma.compress(text, preset=0),
+    }
+    ending = rng.choice(("", "", "", "", *ways))
+    if not ending:
+        return data, ending
+    made = ways[ending](data)
+    if rng.random() < 0.3:
+        made = change_bytes(rng, made)
+    return made * rng.choice((1, 1, 2)), ending
+
+
+# ---- settings, costs, graphs ----
+
+
+def config_bytes(rng: random.Random) -> bytes:
+    settings: dict[str, Any] = {
+        "budget": '"1GiB"', "heuristic": '"c=ancestors,m=size,s=0.5"', "history": "1000",
+        "min_evict": '"1%"', "chunk": '"2MiB"', "keep": '"all"', "swap": '"off"', "verify": "0",
+        "log_steps": '"3..5"', "moving": "true", "placement": '"best_fit"', "costs": '"a.json"',
+    }  # fmt: skip
+    many, number = "9" * 3000, rng.choice(NUMBERS)
+    texts = (
+        *('""', "inf", "nan", "1e400", "-1", "0", "2020-01-01", "[1, 2]", "{a = 1}", '"9e9%"'),
+        *(f'"{many}%"', f'"{many}GiB"', many, "0x" + "f" * 4000, "[" * 2000, "{a=" * 900, "true"),
+        *(f'"{number}"', f"{number}", '"1..2..3"', '"s=1e999,m=size"', "'''\n'''"),
+    )
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        settings[rng.choice((*settings, "a.b.c", "[a]", "[[a]]", ".".join("a" * 2000)))] = (
+            rng.choice(texts)
+        )
+    data = "\n".join(f"{key} = {text}" for key, text in settings.items()).encode()
+    return change_bytes(rng, data) if rng.random() < 0.3 else data
+
+
+def costs_bytes(rng: random.Random) -> bytes:
+    document = {
+        "format": "dtr_alloc costs",
+        "version": 1,
+        "device": "cpu",
+        "entries": [
+            {"signature": f"{number:016x}", "operator": "aten::mm", "cost_ns": 5, "readings": 2}
+            for number in range(1, 4)
+        ],
+    }
+    change(rng, document)
+    data = to_json(document)
+    return change_bytes(rng, data) if rng.random() < 0.3 else data
+
+
+def graphs_bytes(rng: random.Random) -> bytes:
+    document = {
+        "a": {
+            "nodes": 3,
+            "args_in_order": {"1": [0], "2": [0, 1]},
+            "cost_cpu": [1, 2, 3],
+            "cost_ram": [8, 8, 8],
+            "outputs": [2],
+            "pinned_bytes": 16,
+            "names": ["x", "y", "z"],
+        }
+    }
+    change(rng, document)
+    data = to_json(document)
+    return change_bytes(rng, data) if rng.random() < 0.3 else data
