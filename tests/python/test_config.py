@@ -292,6 +292,7 @@ def test_every_field_can_be_given_in_each_way():
         "placement": "first_fit",
         "poison": "1",
         "verify": "100",
+        "debug": "contents",
         "log": "job.log.xz",
         "log_steps": "3..5",
         "trace": "job.trace",
