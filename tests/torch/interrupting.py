@@ -23,7 +23,7 @@ Place = tuple[str, str, int]
 """File, function, and the offset of the instruction before which is raised."""
 
 
-_CHECKING = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+_CHECKING = ("RESUME", "CALL", "CALL_FUNCTION_EX")
 
 
 @functools.cache
@@ -35,6 +35,8 @@ def _offsets(code: CodeType) -> frozenset[int]:
         if after_call:
             found.add(instruction.offset)
         after_call = instruction.opname in _CHECKING
+        if instruction.opname == "JUMP_BACKWARD":
+            found.add(instruction.argval)
     return frozenset(found)
 
 
