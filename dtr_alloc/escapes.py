@@ -57,7 +57,7 @@ def install(runtime: Any) -> None:
         # As a kernel only: without autograd, autocast or modes, and not captured.
         with (
             torch._C._ExcludeDispatchKeyGuard(ABOVE_KERNELS),
-            torch._C.DisableTorchFunction(),  # type: ignore[attr-defined]
+            torch._C.DisableTorchFunction(),
         ):
             empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
             return _over_storage(empty, storage, 0, (storage.nbytes(),), (1,))

@@ -104,9 +104,11 @@ class Runtime:
             self.pools.set_budget(budget)
             self.configure(Config(**{**vars(config), "budget": budget}))
         except BaseException as error:
+            interrupt = self._interrupt_behind(error)
             self.configure(config)
             self.pools.set_budget_bytes(before)
-            self.raise_interrupt(error)
+            if interrupt is not None:
+                raise interrupt from None
             raise
 
     def engine_stats(self) -> dict[str, int]:
@@ -139,12 +141,13 @@ class Runtime:
         if self.log is not None:
             self.log.drain()
 
-    def raise_interrupt(self, error: BaseException) -> None:
-        """Raises what a Python heuristic was interrupted by, if the error came of that."""
+    def _interrupt_behind(self, error: BaseException) -> BaseException | None:
+        """What a Python heuristic was interrupted by, if an error came of that."""
         if isinstance(error, Exception) and self.scorer is not None:
             cause = self.scorer.take_failure()
             if cause is not None and not isinstance(cause, Exception):
-                raise cause
+                return cause
+        return None
 
     def start(self, config: Config, costs_file: costs.CostFile | None, light: bool) -> None:
         """Puts the allocator, the escapes and the recorder in place, in this order. Whatever is
@@ -512,7 +515,7 @@ def disable() -> None:
         _enabled().stop()
 
 
-class session(ContextDecorator):  # noqa: N801
+class session(ContextDecorator):
     """``enable`` on entry, ``disable`` on exit."""
 
     def __init__(self, budget: object = None, **settings: object) -> None:
@@ -530,7 +533,12 @@ class session(ContextDecorator):  # noqa: N801
             raise
 
     def __exit__(self, *_: object) -> None:
-        disable()
+        try:
+            disable()
+        except (KeyboardInterrupt, SystemExit):
+            if is_enabled():
+                disable()
+            raise
 
 
 def is_enabled() -> bool:

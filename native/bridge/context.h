@@ -19,8 +19,8 @@
 //   set_flush_denormal                                    control register         the thread's
 //   grad mode, autocast's dtype, excluded keys            surroundings.h           the thread's
 //
-// Autocast's cache is none of them: a replay runs below autocast, on tensors that it does not cache.
-// Environment variables are read once by PyTorch and cannot change.
+// Autocast's cache is none of them: a replay runs below autocast, on tensors that it does not
+// cache. Environment variables are read once by PyTorch and cannot change.
 //
 // All that at::Context has is kept, whatever is added to it. Its setters complain where old and new
 // settings are mixed, so its members are copied as they are.

@@ -23,19 +23,19 @@ namespace dtr_bridge {
 
 // The functions of Python's C API that are needed, as ctypes finds them.
 struct PythonApi {
-  int (*gil_is_held)() = nullptr;             // PyGILState_Check
-  void* (*release_gil)() = nullptr;           // PyEval_SaveThread
-  void (*take_gil)(void*) = nullptr;          // PyEval_RestoreThread
-  int (*ensure_gil)() = nullptr;              // PyGILState_Ensure
-  void (*restore_gil)(int) = nullptr;         // PyGILState_Release
-  int (*is_subtype)(void*, void*) = nullptr;  // PyType_IsSubtype
-  void* (*call)(void*, void*) = nullptr;      // PyObject_CallObject
-  void (*let_go)(void*) = nullptr;            // Py_DecRef
-  int (*read_bytes)(void*, char**, intptr_t*) = nullptr;        // PyBytes_AsStringAndSize
-  void (*fetch_error)(void**, void**, void**) = nullptr;        // PyErr_Fetch
-  void (*restore_error)(void*, void*, void*) = nullptr;         // PyErr_Restore
-  void* parameter_type = nullptr;  // torch.nn.Parameter
-  uint64_t type_offset = 0;        // of ob_type in every object
+  int (*gil_is_held)() = nullptr;                         // PyGILState_Check
+  void* (*release_gil)() = nullptr;                       // PyEval_SaveThread
+  void (*take_gil)(void*) = nullptr;                      // PyEval_RestoreThread
+  int (*ensure_gil)() = nullptr;                          // PyGILState_Ensure
+  void (*restore_gil)(int) = nullptr;                     // PyGILState_Release
+  int (*is_subtype)(void*, void*) = nullptr;              // PyType_IsSubtype
+  void* (*call)(void*, void*) = nullptr;                  // PyObject_CallObject
+  void (*let_go)(void*) = nullptr;                        // Py_DecRef
+  int (*read_bytes)(void*, char**, intptr_t*) = nullptr;  // PyBytes_AsStringAndSize
+  void (*fetch_error)(void**, void**, void**) = nullptr;  // PyErr_Fetch
+  void (*restore_error)(void*, void*, void*) = nullptr;   // PyErr_Restore
+  void* parameter_type = nullptr;                         // torch.nn.Parameter
+  uint64_t type_offset = 0;                               // of ob_type in every object
 };
 
 inline PythonApi python;
@@ -64,8 +64,8 @@ class HoldsGil {
   int state_;
 };
 
-// What Python raised on this thread and C++ carries on as an error of its own, until Python asks for
-// it (dtr_bridge_raise).
+// What Python raised on this thread and C++ carries on as an error of its own, until Python asks
+// for it (dtr_bridge_raise).
 class Raised {
  public:
   static Raised& of_thread() {

@@ -1,6 +1,6 @@
 // surroundings.h: what a kernel sees besides its arguments, kept with the first run of an operator
-// and put back when it runs again. Kernels call operators, which look at it in their turn. All of it
-// stands in one table in context.h.
+// and put back when it runs again. Kernels call operators, which look at it in their turn. All of
+// it stands in one table in context.h.
 #pragma once
 
 #include <c10/core/GradMode.h>

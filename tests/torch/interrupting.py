@@ -6,10 +6,12 @@ back, and when a call has returned. A *place* is one of these.
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,7 +25,23 @@ Place = tuple[str, str, int]
 """File, function, and the offset of the instruction before which is raised."""
 
 
-_CHECKING = ("RESUME", "CALL", "CALL_FUNCTION_EX")
+def interrupt() -> None:
+    """What Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def leave() -> None:
+    """What sys.exit() does, in a signal's handler."""
+    raise SystemExit(3)
+
+
+def set_async() -> None:
+    """What another thread does by the C API: CPython raises where it looks next."""
+    ident = ctypes.c_ulong(threading.get_ident())
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(KeyboardInterrupt))
+
+
+WAYS: tuple[Callable[[], None], ...] = (interrupt, leave, set_async)
 
 
 @functools.cache
@@ -34,7 +52,7 @@ def _offsets(code: CodeType) -> frozenset[int]:
     for instruction in dis.get_instructions(code):
         if after_call:
             found.add(instruction.offset)
-        after_call = instruction.opname in _CHECKING
+        after_call = instruction.opname in ("RESUME", "CALL", "CALL_FUNCTION_EX")
         if instruction.opname == "JUMP_BACKWARD":
             found.add(instruction.argval)
     return frozenset(found)
@@ -44,10 +62,9 @@ class Injector:
     """Follows this thread's calls of the package's functions.
 
     Args:
-        files: the modules that are followed, such as ``"recorder"``; none: all.
         target: the place to raise at; None: nothing is raised.
         occurrence: when the target is met for this time, from 1.
-        error: what is raised.
+        way: how it is raised.
 
     Attributes:
         met: how often each place was met.
@@ -56,24 +73,18 @@ class Injector:
 
     def __init__(
         self,
-        files: Iterable[str] = (),
         target: Place | None = None,
         occurrence: int = 1,
-        error: Callable[[], BaseException] = KeyboardInterrupt,
+        way: Callable[[], None] = interrupt,
     ) -> None:
-        self._files = {f"{PACKAGE}/{name}.py" for name in files}
         self._target = target
         self._left = occurrence
-        self._error = error
+        self._way = way
         self.met: dict[Place, int] = {}
         self.raised = False
 
-    def _follows(self, code: CodeType) -> bool:
-        name = code.co_filename
-        return name in self._files if self._files else name.startswith(PACKAGE)
-
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self.raised or not self._follows(frame.f_code):
+        if self.raised or not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -89,13 +100,16 @@ class Injector:
             if self._left == 0:
                 self.raised = True
                 sys.settrace(None)
-                raise self._error()
+                self._way()
         return self._step
 
     @contextmanager
     def following(self) -> Iterator[None]:
+        """While it lasts; what it raises ends here."""
         sys.settrace(self._enter)
         try:
             yield
+        except (KeyboardInterrupt, SystemExit):
+            assert self.raised
         finally:
             sys.settrace(None)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import dlpack
 
 import dtr_alloc
-from dtr_alloc import escapes, pools, runtime
+from dtr_alloc import escapes, pools
 from dtr_alloc.config import Config
 from dtr_alloc.core import check, ffi, lib
 
