@@ -241,7 +241,7 @@ class Runtime:
             )
 
     def _stop_recording(self) -> None:
-        if self.recording is None:
+        if self.config.trace is None:
             return
         from dtr_alloc.fragment import recording
 

@@ -113,8 +113,9 @@ class Recording:
             lib.dtr_pool_set_log(pool, ffi.NULL, 0)
 
     def stop(self) -> None:
-        """Writes the rest and ends the file. More calls do nothing."""
-        if self._ended.is_set():
+        """Writes the rest and ends the file. More calls do nothing, or what an interrupted one has
+        left to do."""
+        if self._mark.closed:
             return
         self._detach()
         self._ended.set()

@@ -194,15 +194,15 @@ def first(injector: Injector, _: Path) -> None:
 
 
 def again(injector: Injector, folder: Path) -> None:
-    """The next session, with a log and a file of costs."""
+    """The next session, with all that it can write."""
     enable()
     dtr_alloc.disable()
     with injector.following():
-        enable(log=folder / "log", costs=folder / "costs")
+        enable(log=folder / "log", costs=folder / "costs", trace=folder / "trace")
     if dtr_alloc.is_enabled():
         dtr_alloc.disable()
     assert_off()
-    enable(log=folder / "log", costs=folder / "costs")
+    enable(log=folder / "log", costs=folder / "costs", trace=folder / "trace")
 
 
 def off(injector: Injector, folder: Path) -> None:
