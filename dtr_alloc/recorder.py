@@ -143,7 +143,7 @@ class Recorder:
         self._thread = _Thread()
         self._rules_lock = threading.Lock()
         self._default_run: Callable[[threading.Thread], None] | None = None
-        self._library = _define(self)
+        _define(self)
         self.by_mode = not bridge.register_capture(device_type, by_mode=False)
         if self.by_mode:
             bridge.register_capture(device_type, by_mode=True)
@@ -310,7 +310,8 @@ class Recorder:
         rule = rule_for(_overload(name, overload))
         with self._rules_lock:
             self.rules.append(rule)
-            return rule.numbers(len(self.rules) - 1)
+            number = len(self.rules) - 1
+        return rule.numbers(number)
 
     def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
         """Runs a call again, with these tensors."""
@@ -353,9 +354,15 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _define(recorder: Recorder) -> torch.library.Library:
+_library: torch.library.Library | None = None
+
+
+def _define(recorder: Recorder) -> None:
     """The operators that the capture calls; native/bridge/capture.cpp implements others."""
-    library = torch.library.Library("dtr_alloc", "FRAGMENT")
+    global _library
+    if _library is not None:
+        _library._destroy()  # of a recorder whose making was interrupted
+    library = _library = torch.library.Library("dtr_alloc", "FRAGMENT")
 
     def implement(schema: str, function: Callable[..., Any]) -> None:
         library.define(schema)
@@ -369,7 +376,6 @@ def _define(recorder: Recorder) -> torch.library.Library:
     implement("fail(int status, str message) -> ()", fail)
     implement("explain(str message) -> ()", lambda message: recorder.explain(message))
     implement("drain_log() -> ()", lambda: recorder.drain_log())
-    return library
 
 
 def _let_higher_order_operators_pass() -> None:
