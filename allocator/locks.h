@@ -6,11 +6,12 @@
 // - kDriverTable: which libcuda is loaded, and who uses it
 // - an EventLog's: innermost, without a rank, as nothing is called under it
 //
-// All of them are held across fork() (at_fork.h), but for kDriverTable: CUDA does not work in a forked
-// child. A thread takes only locks of a higher rank than those it holds (of the same rank only around
-// fork, where all pools are held, and a SegmentedPool's segments under its own), and no callback
-// runs under any of them: dtr_room_fn is called with nothing held, because it frees blocks and may
-// take kEngine. Under kPool the driver is called (map, unmap, events); drivers call nobody back.
+// All of them are held across fork() (at_fork.h), but for kDriverTable: CUDA does not work in a
+// forked child. A thread takes only locks of a higher rank than those it holds (of the same rank
+// only around fork, where all pools are held, and a SegmentedPool's segments under its own), and no
+// callback runs under any of them: dtr_room_fn is called with nothing held, because it frees blocks
+// and may take kEngine. Under kPool the driver is called (map, unmap, events); drivers call nobody
+// back.
 #pragma once
 
 #include <linux/futex.h>

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,8 @@ def _load(path: str) -> ctypes.CDLL:
 
 _PYTHON_API = (
     *("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread"),
-    *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype"),
+    *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype", "PyObject_CallObject"),
+    *("Py_DecRef", "PyBytes_AsStringAndSize", "PyErr_Fetch", "PyErr_Restore"),
 )
 """What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
 
@@ -274,6 +275,9 @@ class Bridge:
         library.dtr_bridge_connect.restype = ctypes.c_void_p
         library.dtr_bridge_limit_repeats.argtypes = [ctypes.c_int64]
         library.dtr_bridge_dropped_calls.restype = ctypes.c_uint64
+        library.dtr_bridge_dropped_calls.argtypes = [
+            *(ctypes.c_uint64, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64),
+        ]
         if device == "cuda":
             library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
         functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_API]
@@ -285,8 +289,13 @@ class Bridge:
         library.dtr_bridge_meet_python(
             table, ctypes.c_void_p(id(torch.nn.Parameter)), ctypes.c_uint64(type_offset)
         )
+        # With the GIL held, and raising what it sets.
+        self.raise_kept = ctypes.PyDLL(str(self.path)).dtr_bridge_raise
+        self.raise_kept.argtypes = [ctypes.c_int64]
+        self.raise_kept.restype = None
         self._phases = (ctypes.c_int64 * len(PHASES))()
         self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
+        self._dropped_lock = threading.Lock()
 
     def connect(self, core_table: int) -> int:
         """Hands in the address of the core's table; returns that of the framework's."""
@@ -303,27 +312,6 @@ class Bridge:
         """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
         of the dispatch mode. False if PyTorch uses that key."""
         return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
-
-    def execute_calls_by(self, execute_call: Callable[[int], Sequence[int] | None]) -> None:
-        """Says what runs a call of the recorder's for the first time.
-
-        Args:
-            execute_call: returns the addresses of a call's results, which live until the next call
-                on this thread, with 0 for what is no tensor; or None if it raised.
-        """
-        results = threading.local()
-
-        @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64))
-        def execute(call: int, count: Any) -> int | None:
-            found = execute_call(call)
-            if found is None:
-                return None
-            count[0] = len(found)
-            results.addresses = (ctypes.c_int64 * max(len(found), 1))(*found)
-            return ctypes.addressof(results.addresses)
-
-        self._execute = execute
-        self._library.dtr_bridge_execute_calls_by(execute)
 
     def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
         """Has these operators, by name and overload, and no others go past the capture. Not while
@@ -375,12 +363,16 @@ class Bridge:
         """Has the rule of each operator asked for anew."""
         self._library.dtr_bridge_forget_rules()
 
-    def dropped_calls(self) -> list[int]:
-        """Numbers of calls of Python's that nothing needs any more, each once."""
-        dropped: list[int] = []
-        while taken := self._library.dtr_bridge_dropped_calls(self._dropped, _DROPPED_BATCH):
-            dropped += self._dropped[:taken]
-        return dropped
+    def forget_dropped(self, calls: dict[int, Any]) -> None:
+        """Removes the calls of Python's, by number, that nothing needs any more."""
+        with self._dropped_lock:
+            forget = 0
+            while taken := self._library.dtr_bridge_dropped_calls(
+                forget, self._dropped, _DROPPED_BATCH
+            ):
+                for number in self._dropped[:taken]:
+                    calls.pop(number, None)
+                forget = taken
 
     def install_cuda(self) -> None:
         """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""

@@ -44,21 +44,19 @@ _CALLED = re.compile(r"\btorch\.ops\.(\w+)\.")
 _KNOWN = NAMESPACES | {"inductor"}
 """Namespaces of operators that give the same again on the same arguments."""
 
+_IS_HOOKED = "dtr_alloc_is_hooked"
+
 _runtime: Any = None
-_is_hooked = False
 _said: set[str] = set()
 
 
 def start(runtime: Any) -> None:
     """Has the graphs recorded that inductor has compiled and will compile, until stop()."""
-    global _runtime, _is_hooked
+    global _runtime
     _runtime = runtime
-    if _is_hooked:
-        return
-    _is_hooked = True
     if (module := sys.modules.get(_MODULE)) is not None:
         _hook(module)
-    else:
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -75,13 +73,20 @@ def _current() -> Recorder | None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Hooks inductor when it is imported, which takes seconds, so most jobs never do it."""
 
+    _is_looking = False
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        if self._is_looking:
+            return None
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -96,6 +101,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _hook(module: ModuleType) -> None:
     kind: Any = module.CompiledFxGraph
     plain_call = kind.__call__
+    if hasattr(plain_call, _IS_HOOKED):
+        return
 
     @functools.wraps(plain_call)
     def recorded_call(graph: Any, inputs: Any) -> Any:
@@ -111,8 +118,7 @@ def _hook(module: ModuleType) -> None:
 
         def call(arguments: list[Any]) -> Any:
             # On CUDA it looks whether its inputs are aligned.
-            with addresses_not_kept(_runtime):
-                return plain_call(graph, arguments)
+            return addresses_not_kept(plain_call, graph, arguments)
 
         return recorder.run(
             call if "cuda" in graph.device_types else functools.partial(plain_call, graph),
@@ -122,6 +128,7 @@ def _hook(module: ModuleType) -> None:
             replayable=known.is_functional,
         )
 
+    setattr(recorded_call, _IS_HOOKED, True)
     kind.__call__ = recorded_call
 
 

@@ -19,16 +19,15 @@ is noticed on the CPU (native/contents.cpp).
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import torch
 from torch import Tensor, TypedStorage, UntypedStorage
 
-from dtr_alloc.core import ffi, lib
-from dtr_alloc.recorder import unseen
+from dtr_alloc.core import ffi
+from dtr_alloc.recorder import ABOVE_KERNELS
 
 TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
 TENSOR_SHARES = ("__dlpack__",)
@@ -41,7 +40,10 @@ STORAGE_WRITES = ("__setitem__", "_byteswap", "copy_", "fill_")
 _over_storage = torch._C.TensorBase.set_
 
 _undo: list[Callable[[], None]] = []
-_asked = threading.local()
+
+_pins: ContextVar[list[Any] | None] = ContextVar("pins", default=None)
+"""Who asks for an address inside of addresses_not_kept(): the tensors, and what pins them. A
+context is left by C code, so this cannot outlast it, whatever is raised."""
 
 
 def install(runtime: Any) -> None:
@@ -52,7 +54,11 @@ def install(runtime: Any) -> None:
         if storage.device.type != runtime.device_type or storage.nbytes() == 0:
             return None
         runtime.bring_back(ffi.cast("void *", storage._cdata))
-        with unseen():
+        # As a kernel only: without autograd, autocast or modes, and not captured.
+        with (
+            torch._C._ExcludeDispatchKeyGuard(ABOVE_KERNELS),
+            torch._C.DisableTorchFunction(),
+        ):
             empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
             return _over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
 
@@ -60,28 +66,26 @@ def install(runtime: Any) -> None:
         tensor = subject if isinstance(subject, Tensor) else whole(subject)
         if tensor is None:
             return
-        pinned = getattr(_asked, "pinned", None)
-        if pinned is None:
+        pins = _pins.get()
+        if pins is None:
             runtime.pin(tensor, escaped=True)
         else:
-            runtime.hold(tensor)
-            pinned.append(tensor)
+            pins.append((tensor, runtime.hold(tensor)))
 
     def shares(tensor: Any) -> None:
         if isinstance(tensor, Tensor):
             runtime.share(tensor)
 
-    def reading(subjects: tuple[Any, ...]) -> list[Tensor]:
+    def reading(subjects: tuple[Any, ...]) -> list[Any]:
         """Pins what will be read: printing, say, makes room for its own temporaries."""
-        pinned = []
+        pins = []
         for subject in subjects:
             if isinstance(subject, TypedStorage):
                 subject = subject._untyped_storage
             tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
             if isinstance(tensor, Tensor) and runtime.handle(tensor):
-                runtime.pin(tensor, escaped=False)
-                pinned.append(tensor)
-        return pinned
+                pins.append(runtime.pin_for_a_while(tensor))
+        return pins
 
     def guard_giver(owner: Any, name: str, gives_away: Any = gives_away) -> None:
         original = getattr(owner, name, None)
@@ -102,13 +106,13 @@ def install(runtime: Any) -> None:
 
         @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            pinned = reading(args)
+            pins = reading(args)
             try:
                 if writes and (written := whole(args[0])) is not None:
                     runtime.recorder.settle(written)
                 return original(*args, **kwargs)
             finally:
-                _unpin(runtime, pinned)
+                pins.clear()
 
         replace(owner, name, guarded)
 
@@ -144,46 +148,50 @@ def install(runtime: Any) -> None:
     @functools.wraps(save)
     def save_without_escapes(*args: Any, **kwargs: Any) -> Any:
         # It asks for addresses as keys, and reads.
-        with addresses_not_kept(runtime):
-            return save(*args, **kwargs)
+        return addresses_not_kept(save, *args, **kwargs)
 
     replace(torch, "save", save_without_escapes)
     replace(torch.serialization, "save", save_without_escapes)
 
 
-@contextmanager
-def addresses_not_kept(runtime: Any) -> Iterator[None]:
-    """Whoever asks for an address inside, on this thread, needs it no longer than inside."""
-    outer = getattr(_asked, "pinned", None)
-    _asked.pinned = []
+def addresses_not_kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function. Whoever asks for an address inside, on this thread, needs it no longer than
+    inside."""
+    pins: list[Any] = []
+
+    def call() -> Any:
+        _pins.set(pins)
+        return function(*args, **kwargs)
+
     try:
-        yield
+        return copy_context().run(call)
     finally:
-        pinned, _asked.pinned = _asked.pinned, outer
-        _unpin(runtime, pinned)
-
-
-def _unpin(runtime: Any, pinned: list[Tensor]) -> None:
-    for tensor in pinned:
-        lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
+        pins.clear()
 
 
 def uninstall() -> None:
-    """Puts back what install replaced."""
+    """Puts back what install replaced. Whoever is interrupted calls it again."""
     while _undo:
-        _undo.pop()()
+        _undo[-1]()
+        _undo.pop()
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
     """Puts a value in an attribute's place until uninstall()."""
     own = vars(owner).get(name)
+
+    def put_back() -> None:
+        if own is not None:
+            setattr(owner, name, own)
+        elif name in vars(owner):
+            delattr(owner, name)  # what came from a base class is found again
+
+    _undo.append(put_back)
     setattr(owner, name, value)
-    # What came from a base class is put back by removing ours.
-    _undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
 
 
 def _remove(owner: Any, name: str) -> None:
     own = vars(owner).get(name)
     if own is not None:
-        delattr(owner, name)
         _undo.append(lambda: setattr(owner, name, own))
+        delattr(owner, name)

@@ -27,7 +27,6 @@ that belong to an operator allocate inside it.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -65,9 +64,9 @@ class Log:
         self._steps = steps
         self._step = 1
         self._writer = oplog.Writer(path)
-        self._failure: OSError | None = None
+        self._failure: OSError | str | None = None
         self._lock = threading.RLock()
-        self._draining = False
+        self._hook: Any = None
         self._numbers = ffi.new("int64_t[]", 1 << 16)
         self.is_open = True
 
@@ -90,30 +89,41 @@ class Log:
             self._step += 1
             if (self._step in self._steps) != was_wanted:
                 self._set_mode()
-            self.drain()
+            self._drain()
             if self._steps.last is not None and self._step > self._steps.last:
                 self.close()
 
     def drain(self) -> None:
-        """Writes what has gathered. Does nothing if it is being done."""
-        if not self._lock.acquire(blocking=False):
+        """Writes what has gathered. Does nothing if it is being done: writing may run a finalizer
+        of the job, which may run operators."""
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            return
+        # Not by with, which waits. Whether it is held is asked, as an interrupt may have come
+        # before anything else knows.
+        try:
+            if lock.acquire(blocking=False):
+                self._drain()
+        finally:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
+
+    def _drain(self) -> None:
+        """With the lock held. The log ends where an interrupt comes while it is written, because
+        what was taken out is lost then: it could not be told which part of it was written."""
+        if not self.is_open:
             return
         try:
-            # Writing may run a finalizer of the job, which may run operators.
-            if not self.is_open or self._draining:
-                return
-            self._draining = True
-            try:
-                for instruction in self._instructions(self._take()):
-                    self._writer.write(instruction)
-                self._writer.flush()
-            except OSError as error:
-                self._failure = error
-                self._end()
-            finally:
-                self._draining = False
-        finally:
-            self._lock.release()
+            for instruction in self._instructions(self._take()):
+                self._writer.write(instruction)
+            self._writer.flush()
+        except OSError as error:
+            self._failure = error
+            self._end()
+        except BaseException as error:
+            self._failure = f"interrupted by {type(error).__name__} while it was written"
+            self._end()
+            raise
 
     def _take(self) -> list[int]:
         taken, self._numbers = _drain(lib.dtr_journal_drain, self._engine, self._numbers)
@@ -181,19 +191,21 @@ class Log:
         return self._rules[number].name if number >= 0 else _IMPLICIT_VIEW
 
     def _end(self) -> None:
-        self.is_open = False
         self._bridge.journal(False)
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
         try:
             self._writer.close()
         except OSError as error:
             self._failure = self._failure or error
-        os.close(self._in_use)
+        except ValueError:
+            pass  # it is closed already: an interrupt came in between the last time
+        self._in_use.close()
+        self.is_open = False
 
     def close(self) -> None:
         """Writes the rest and closes the file. More calls do nothing."""
         with self._lock:
-            self.drain()
+            self._drain()
             if self.is_open:
                 self._end()
             if self._failure is not None:
@@ -208,7 +220,8 @@ class Log:
         """The reverse of start(), and close()."""
         self.close()
         # Not when the last step ends: PyTorch is going through its hooks just then.
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
 
     def abandon(self) -> None:
         """In a forked child: the file is the parent's."""

@@ -65,10 +65,11 @@ class Kernels:
         # Graphs of the same code share a module.
         if _IS_OPEN in self._module:
             return
-        self._module[_IS_OPEN] = True
+        opened: dict[str, Any] = {_IS_OPEN: True}
         for name, written in (*self._written.items(), (_MAKES_BUFFERS, set())):
             function = self._module[name]
-            self._module[name] = _recorded(function, f"{self._graph}.{name}", written, current)
+            opened[name] = _recorded(function, f"{self._graph}.{name}", written, current)
+        self._module.update(opened)  # all or none, if this is interrupted
 
 
 def kernels_of(source: str, runner: Any, graph: str) -> Kernels | None:

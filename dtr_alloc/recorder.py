@@ -18,9 +18,9 @@ PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in
 from __future__ import annotations
 
 import functools
+import struct
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -37,19 +37,14 @@ from dtr_alloc.purity import OFTEN_PASSING, Rule, rule_for
 from dtr_alloc.threads import EachThread
 
 _KEY = torch._C._dispatch_key_parse("Fake")
+_INSIDE_KEY = torch._C._dispatch_key_parse("TESTING_ONLY_GenericWrapper")
 _SECOND_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode"))
 _NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
 _KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
     torch._C.DispatchKey.Python
 )
-_ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Runs operators as kernels only: not captured, without autograd, autocast or modes."""
-    with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C.DisableTorchFunction():
-        yield
+ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
+"""Excluded where operators run as kernels only."""
 
 
 class _Mark:
@@ -64,23 +59,42 @@ class _Mark:
 TENSOR = _Mark()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A function that runs as one operator.
 
     Attributes:
         function: takes a list of arguments, which it may empty.
         kept: the arguments, TENSOR for a tensor.
-        given: the arguments of its first run, until that begins.
-        returned: what its first run gave, until that has been fetched.
-        error: what its first run raised.
     """
 
     function: Callable[[list[Any]], Any]
     kept: list[Any]
-    given: list[Any]
-    returned: Any = None
-    error: BaseException | None = None
+
+
+class _FirstRun:
+    """The first run of a call. Called by the capture; nobody else has it but who waits for it.
+
+    Attributes:
+        begun: whether the capture has it, and says when its call is needed no more.
+        returned: what it gave.
+    """
+
+    __slots__ = ("_function", "_given", "begun", "returned")
+
+    def __init__(self, function: Callable[[list[Any]], Any], given: list[Any]) -> None:
+        self._function = function
+        self._given = given
+        self.begun = False
+        self.returned: Any = None
+
+    def __call__(self) -> bytes:
+        """The addresses of its results, 0 for what is no tensor."""
+        self.begun = True
+        given, self._given = self._given, []
+        self.returned = self._function(given)
+        parts = [0 if part is None else part._cdata for part in _parts(self.returned)]
+        return struct.pack(f"={len(parts)}q", *parts)
 
 
 class Door(TorchDispatchMode):
@@ -98,10 +112,9 @@ class Door(TorchDispatchMode):
 
 
 class _Thread(threading.local):
-    """What the recorder knows of a thread: the mode that it entered, and whether a call runs."""
+    """What the recorder knows of a thread: the mode that it entered."""
 
     door: Door | None = None
-    runs_call = False
 
 
 class Recorder:
@@ -130,8 +143,7 @@ class Recorder:
         self._thread = _Thread()
         self._rules_lock = threading.Lock()
         self._each_thread = EachThread(self._enter, self._leave)
-        self._library = _define(self)
-        bridge.execute_calls_by(self.execute_call)
+        _define(self)
         self.by_mode = not bridge.register_capture(device_type, by_mode=False)
         if self.by_mode:
             bridge.register_capture(device_type, by_mode=True)
@@ -199,7 +211,7 @@ class Recorder:
     def sees(self, arguments: Sequence[Any]) -> bool:
         """Whether operators on these arguments would come to the capture on this thread, as they
         are: not inside of another operator, and not on tensors with a dispatch of their own."""
-        if self._thread.runs_call or not (
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY) or not (
             self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
         ):
             return False
@@ -235,7 +247,7 @@ class Recorder:
             mutated: positions of tensors that it overwrites.
             replayable: False: its results are constants.
         """
-        self._forget_dropped()
+        self._bridge.forget_dropped(self._calls)
         number = next(self._numbers)
         kept = list(arguments)
         entries = []
@@ -244,20 +256,21 @@ class Recorder:
                 kept[position] = TENSOR
                 use = lib.DTR_USE_MUTATE if position in mutated else lib.DTR_USE_READ
                 entries.append(value._cdata | use)
-        call = self._calls[number] = _Call(function, kept, list(arguments))
+        first = _FirstRun(function, list(arguments))
         arguments.clear()
-        is_recorded = False
+        key = self._key_of(name)
         try:
-            is_recorded = self._run(_NO_KEYS, number, entries, self._key_of(name), replayable)
+            self._calls[number] = _Call(function, kept)
+            self._run(_NO_KEYS, number, id(first), entries, key, replayable)
         except BaseException:
-            if call.error is not None:
-                raise call.error from None
-            raise
-        finally:
-            if not is_recorded:
+            if not first.begun:
                 self._calls.pop(number, None)
-        returned, call.returned = call.returned, None
-        return returned
+            try:
+                self._bridge.raise_kept(number)
+            except BaseException as kept:
+                raise kept from None
+            raise
+        return first.returned
 
     def _key_of(self, name: str) -> int:
         key = self._keys.get(name)
@@ -266,10 +279,6 @@ class Recorder:
             self._bridge.name(unsigned, name)
             key = self._keys[name] = signed(unsigned)
         return key
-
-    def _forget_dropped(self) -> None:
-        for number in self._bridge.dropped_calls():
-            self._calls.pop(number, None)
 
     def forget_calls(self) -> None:
         """After the engine was reset: nothing is repeated any more."""
@@ -282,34 +291,15 @@ class Recorder:
         rule = rule_for(_overload(name, overload))
         with self._rules_lock:
             self.rules.append(rule)
-            return rule.numbers(len(self.rules) - 1)
-
-    def execute_call(self, number: int) -> list[int] | None:
-        """Runs a call for the first time; the addresses of its results, 0 for what is no tensor, or
-        None if it raised."""
-        call = self._calls[number]
-        arguments, call.given = call.given, []
-        try:
-            call.returned = self._within(call.function, arguments)
-            return [0 if part is None else part._cdata for part in _parts(call.returned)]
-        except BaseException as error:
-            call.error = error
-            return None
+            number = len(self.rules) - 1
+        return rule.numbers(number)
 
     def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
         """Runs a call again, with these tensors."""
         call = self._calls[number]
         rebuilt = iter(tensors)
         arguments = [next(rebuilt) if value is TENSOR else value for value in call.kept]
-        return _parts(self._within(call.function, arguments))
-
-    def _within(self, function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
-        # Operators inside come to the capture, for their draws.
-        outer, self._thread.runs_call = self._thread.runs_call, True
-        try:
-            return function(arguments)
-        finally:
-            self._thread.runs_call = outer
+        return _parts(call.function(arguments))
 
 
 @functools.cache
@@ -345,9 +335,15 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _define(recorder: Recorder) -> torch.library.Library:
+_library: torch.library.Library | None = None
+
+
+def _define(recorder: Recorder) -> None:
     """The operators that the capture calls; native/bridge/capture.cpp implements others."""
-    library = torch.library.Library("dtr_alloc", "FRAGMENT")
+    global _library
+    if _library is not None:
+        _library._destroy()  # of a recorder whose making was interrupted
+    library = _library = torch.library.Library("dtr_alloc", "FRAGMENT")
 
     def implement(schema: str, function: Callable[..., Any]) -> None:
         library.define(schema)
@@ -361,7 +357,6 @@ def _define(recorder: Recorder) -> torch.library.Library:
     implement("fail(int status, str message) -> ()", fail)
     implement("explain(str message) -> ()", lambda message: recorder.explain(message))
     implement("drain_log() -> ()", lambda: recorder.drain_log())
-    return library
 
 
 def _let_higher_order_operators_pass() -> None:

@@ -58,7 +58,6 @@ def install(device_type: str) -> None:
     global _installed
     if _installed:
         return
-    _installed = True
     kinds: set[Any] = {*torch._tensor_classes, Tensor, torch.nn.Parameter}
 
     def reduce(tensor: Tensor) -> Any:
@@ -83,3 +82,4 @@ def install(device_type: str) -> None:
     own: Any = torch._C
     if hasattr(own, "_cuda_changeCurrentAllocator"):
         own._cuda_changeCurrentAllocator = _refuse_other_allocator
+    _installed = True  # last: who is interrupted begins anew, and twice does no harm

@@ -11,8 +11,8 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable
+from contextlib import ContextDecorator, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,6 @@ _C10_CPU, _C10_CUDA = 0, 1
 
 _state = threading.RLock()
 _runtime: Runtime | None = None
-_active = False
 
 
 class Runtime:
@@ -55,7 +54,7 @@ class Runtime:
         self.config = config
         self.bridge = Bridge(device_type)
         self.pools = pools.of_process(device_type, config)
-        self.scorer = scorer_of(config)
+        self._scorers = [scorer_of(config)]
         self.engine = _create_engine(config, self.scorer)
         for index, pool in enumerate(self.pools.handles):
             place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
@@ -70,7 +69,9 @@ class Runtime:
         self.log: Log | None = None
         self.recording: Recording | None = None
         self.is_light = False
+        self.is_active = False
         self._step_hooks: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def begin_capture(self) -> None:
         """Until end_capture(), all that is live is resident and stays so. Raises
@@ -98,8 +99,17 @@ class Runtime:
 
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
-        self.pools.set_budget(budget)
-        self.configure(Config(**{**vars(self.config), "budget": budget}))
+        before, config = self.pools.budget_bytes(), self.config
+        try:
+            self.pools.set_budget(budget)
+            self.configure(Config(**{**vars(config), "budget": budget}))
+        except BaseException as error:
+            interrupt = self._interrupt_behind(error)
+            self.configure(config)
+            self.pools.set_budget_bytes(before)
+            if interrupt is not None:
+                raise interrupt from None
+            raise
 
     def engine_stats(self) -> dict[str, int]:
         stats = ffi.new("dtr_engine_stats *")
@@ -110,39 +120,81 @@ class Runtime:
         """Takes other settings; the budget is set apart."""
         scorer = scorer_of(config)
         options, _kept = _engine_options(config, scorer)
+        self._scorers.append(scorer)  # the engine calls the one before until it has this one
         check(lib.dtr_engine_configure(self.engine, options))
-        self.scorer, self.config = scorer, config
+        del self._scorers[:-1]
+        self.config = config
         self.bridge.score(scorer is not None)
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What calls the heuristic, if that is a Python callable."""
+        return self._scorers[-1]
 
     def _explain(self, message: str) -> None:
         if self.scorer is not None and (cause := self.scorer.take_failure()) is not None:
+            if not isinstance(cause, Exception):
+                raise cause  # Ctrl-C is no failure of the heuristic
             raise RuntimeError(message) from cause
 
     def _drain_log(self) -> None:
         if self.log is not None:
             self.log.drain()
 
-    def start(self, light: bool) -> None:
-        """Puts the allocator, the escapes and the recorder in place, in this order.
+    def _interrupt_behind(self, error: BaseException) -> BaseException | None:
+        """What a Python heuristic was interrupted by, if an error came of that."""
+        if isinstance(error, Exception) and self.scorer is not None:
+            cause = self.scorer.take_failure()
+            if cause is not None and not isinstance(cause, Exception):
+                return cause
+        return None
+
+    def start(self, config: Config, costs_file: costs.CostFile | None, light: bool) -> None:
+        """Puts the allocator, the escapes and the recorder in place, in this order. Whatever is
+        raised meanwhile, nothing is in place then.
 
         Args:
+            config: the settings from now on.
+            costs_file: what the session begins with; None: no costs are known.
             light: the allocator only, to record a trace.
         """
-        self.is_light = light
-        self.log = None
-        self._start_recording()
-        if light:
+        self._unwind()
+        budgets = self.pools.budget_bytes()
+        try:
+            self.configure(config)
+            self.set_budget(config.budget)
+            self.pools.reset_peak()
+            self._undo.append(self.write_costs)
+            self.use_costs(costs_file)
+            self.is_light = light
+            self.log = None
+            self._undo.append(self._stop_recording)
+            self._start_recording()
             self._install_allocator()
-            return
+            if not light:
+                self._start_recorder()
+            self.is_active = True
+        except BaseException:
+            self.is_active = False
+            self.cost_file = None
+            self._unwind()
+            self.pools.set_budget_bytes(budgets)
+            raise
+
+    def _start_recorder(self) -> None:
         if self.config.log is not None:
             self.log = _open_log(self, self.config)
-        self._install_allocator()
+        self._undo.append(escapes.uninstall)
         escapes.install(self)
         if self.device_type == "cuda":
             graphs.install(self)
         if self.log is not None:
+            self._undo.append(self.log.stop)
             self.log.start()
+        self._undo.append(self.recorder.forget_calls)
+        self._undo.append(self.recorder.stop)
         self.recorder.start(views=self.log is not None)
+        self._undo.append(compiled.stop)
         compiled.start(self)
 
     def _install_allocator(self) -> None:
@@ -150,7 +202,23 @@ class Runtime:
             self.bridge.install_cuda()
             refusals.install("cuda")
         else:
+            self._undo.append(lambda: self.bridge.install_cpu(False))
             self.bridge.install_cpu(True)
+
+    def _unwind(self) -> None:
+        """Undoes what start() did, the last first. A step may be undone twice, or without having
+        been done. An interrupt waits until all are; what a second one leaves, the next start()
+        undoes."""
+        try:
+            while self._undo:
+                self._undo[-1]()
+                self._undo.pop()
+        except BaseException:
+            while self._undo:
+                step = self._undo.pop()
+                with suppress(Exception):  # a step that fails has failed above
+                    step()
+            raise
 
     def _start_recording(self) -> None:
         if self.config.trace is None:
@@ -173,7 +241,7 @@ class Runtime:
             )
 
     def _stop_recording(self) -> None:
-        if self.recording is None:
+        if self.config.trace is None:
             return
         from dtr_alloc.fragment import recording
 
@@ -188,35 +256,30 @@ class Runtime:
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
         """
-        if self.is_light:
-            if self.device_type == "cpu":
-                self.bridge.install_cpu(False)
-            self._stop_recording()
-            return
-        if not self.recorder.can_stop():
+        if not self.is_light and not self.recorder.can_stop():
             raise StateError(
                 "disable: another dispatch mode was entered on this thread and not left, or "
                 "enable() was called on another thread"
             )
         budgets = self.pools.budget_bytes()
-        # The promise ends here: what was evicted needs its place again.
-        self.pools.set_budget(Budget())
         try:
-            self.recorder.bring_back_all()
-            check(lib.dtr_engine_reset(self.engine))
+            # The promise ends here: what was evicted needs its place again.
+            if not self.is_light:
+                self.pools.set_budget(Budget())
+                self.recorder.bring_back_all()
+                check(lib.dtr_engine_reset(self.engine))
+            self.is_active = False
+            self._unwind()
         except BaseException:
-            self.pools.set_budget_bytes(budgets)
+            if self.is_active:
+                try:
+                    self.pools.set_budget_bytes(budgets)
+                except torch.OutOfMemoryError:
+                    # An interrupt after the reset: nothing is known that could be evicted.
+                    self.is_active = False
+            if not self.is_active:
+                self._unwind()
             raise
-        if self.log is not None:
-            self.log.stop()
-        compiled.stop()
-        self.recorder.stop()
-        escapes.uninstall()
-        if self.device_type == "cpu":
-            self.bridge.install_cpu(False)
-        self.recorder.forget_calls()
-        self._stop_recording()
-        self.write_costs()
 
     def use_costs(self, file: costs.CostFile | None) -> None:
         """A session begins with the costs that its file says, or with none."""
@@ -228,14 +291,18 @@ class Runtime:
 
     def write_costs(self) -> None:
         """Writes the session's cost file, if it has one, for the only time."""
-        file, self.cost_file = self.cost_file, None
-        if file is not None:
-            file.try_to_write(self.engine)
+        if self.cost_file is not None:
+            self.cost_file.try_to_write(self.engine)
+            self.cost_file = None
 
     def stop_in_child(self) -> None:
         """After fork: the child allocates as without us, and records nothing. What was evicted
         stays so, and throws when it is read. CUDA does not work in a forked child, with us or
         without."""
+        self.is_active = False
+        self._undo.clear()
+        self.cost_file = None  # the parent writes it
+        escapes.uninstall()
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
         self.bridge.capture(False)
@@ -261,9 +328,17 @@ class Runtime:
         self.bring_back(handle)
         check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
 
-    def hold(self, tensor: Tensor) -> None:
-        """As pin(), unless nobody has recorded the tensor: then nothing evicts it."""
-        self.pin(tensor, escaped=-1)
+    def pin_for_a_while(self, tensor: Tensor, escaped: int = 0) -> Any:
+        """The same, while what is returned lives. It ends without Python, so nothing that is raised
+        leaves the pin behind."""
+        owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
+        self.bring_back(self.handle(tensor))
+        check(lib.dtr_pin_for(self.engine, self.address(tensor), escaped, owner))
+        return owner
+
+    def hold(self, tensor: Tensor) -> Any:
+        """As pin_for_a_while(), unless nobody has recorded the tensor: then nothing evicts it."""
+        return self.pin_for_a_while(tensor, escaped=-1)
 
     def share(self, tensor: Tensor) -> None:
         """The tensor's memory is given to others that may write to it. On the CPU their writes are
@@ -401,9 +476,9 @@ def _is_light(given: Iterable[str]) -> bool:
 
 
 def _enable(config: Config, light: bool) -> None:
-    global _runtime, _active
+    global _runtime
     with _state:
-        if _active:
+        if is_enabled():
             assert _runtime is not None
             raise StateError(
                 f"dtr_alloc is enabled already, with budget {_runtime.config.budget}; "
@@ -418,13 +493,7 @@ def _enable(config: Config, light: bool) -> None:
         if _runtime is None:
             _runtime = Runtime(config, device_type)
             atexit.register(_write_costs_at_exit)
-        else:
-            _runtime.configure(config)
-        _runtime.set_budget(config.budget)
-        _runtime.pools.reset_peak()
-        _runtime.use_costs(file)
-        _runtime.start(light)
-        _active = True
+        _runtime.start(config, file, light)
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)
@@ -432,7 +501,7 @@ def _enable(config: Config, light: bool) -> None:
 
 
 def _write_costs_at_exit() -> None:
-    if _active and _runtime is not None:
+    if _runtime is not None and _runtime.is_active:
         _runtime.write_costs()
 
 
@@ -445,29 +514,43 @@ def disable() -> None:
     Raises StateError if dtr_alloc is not enabled, and whatever a rematerialization raises; then
     everything is as it was.
     """
-    global _active
     with _state:
         _enabled().stop()
-        _active = False
 
 
-@contextmanager
-def session(budget: object = None, **settings: object) -> Iterator[None]:
+class session(ContextDecorator):
     """``enable`` on entry, ``disable`` on exit."""
-    enable(budget, **settings)
-    try:
-        yield
-    finally:
-        disable()
+
+    def __init__(self, budget: object = None, **settings: object) -> None:
+        self._budget = budget
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        was_enabled = is_enabled()
+        try:
+            enable(self._budget, **self._settings)
+        except BaseException:
+            # Nobody leaves what was not entered.
+            if not was_enabled and is_enabled():
+                disable()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            disable()
+        except (KeyboardInterrupt, SystemExit):
+            if is_enabled():
+                disable()
+            raise
 
 
 def is_enabled() -> bool:
     """Whether a budget is in force."""
-    return _active
+    return _runtime is not None and _runtime.is_active
 
 
 def _enabled() -> Runtime:
-    if not _active or _runtime is None:
+    if _runtime is None or not _runtime.is_active:
         raise StateError("dtr_alloc is not enabled")
     return _runtime
 
@@ -544,8 +627,7 @@ def run_as_operator(
         runtime = _runtime
 
         def of_list(values: list[Any]) -> Any:
-            with escapes.addresses_not_kept(runtime):
-                return function(*values)
+            return escapes.addresses_not_kept(function, *values)
 
         name = name or f"{function.__module__}.{function.__qualname__}"
         return runtime.recorder.run(of_list, list(arguments), name, mutated)
@@ -630,12 +712,9 @@ def _close_log() -> None:
 def _after_fork_in_child() -> None:
     # The locks of the core and the bridge are free (allocator/at_fork.h); that of this module may
     # be held by a thread that is not here.
-    global _active, _state
+    global _state
     _state = threading.RLock()
-    if _active and _runtime is not None:
-        _active = False
-        _runtime.cost_file = None  # the parent writes it
-        escapes.uninstall()
+    if _runtime is not None and _runtime.is_active:
         _runtime.stop_in_child()
 
 

@@ -26,7 +26,8 @@ class Scorer:
         self._score = heuristic.score
         self._name = heuristic.name
         self._failures = threading.local()
-        self.pointer = ffi.callback(_SIGNATURE, self._call, error=1)
+        # What comes from outside (Ctrl-C) may come before _call can catch anything, or after that.
+        self.pointer = ffi.callback(_SIGNATURE, self._call, error=1, onerror=self._interrupted)
 
     def _call(
         self, _: Any, candidates: Any, count: int, scores: Any, message: Any, capacity: int
@@ -61,6 +62,9 @@ class Scorer:
             ffi.memmove(message, encoded + b"\0", len(encoded) + 1)
             return 1
         return 0
+
+    def _interrupted(self, _: Any, error: BaseException, __: Any) -> None:
+        self._failures.error = error
 
     def take_failure(self) -> BaseException | None:
         """What the callable last raised on this thread; asked for again, None."""

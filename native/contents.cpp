@@ -1,8 +1,8 @@
 // contents.cpp: whether a content is still the one that the engine knows.
 //
 // Operators tell the engine what they overwrite. Others write past them: NumPy, kernels that get a
-// pointer, processes that share the memory. Where the host can read the memory, which is on the CPU,
-// every content has a checksum of its last known state, and is compared with it
+// pointer, processes that share the memory. Where the host can read the memory, which is on the
+// CPU, every content has a checksum of its last known state, and is compared with it
 //
 //  - when an op begins to use it: if it differs, the old content ends as if an op had overwritten
 //    it, and what is there now is a constant;

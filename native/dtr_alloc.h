@@ -724,6 +724,18 @@ int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, 
  * the engine has never seen stays so: an operator that runs may have made it. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
 int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
+
+/* A pin that ends with its owner: zeroed before the first use. So a caller whose language can be
+ * interrupted anywhere has the owner first, and what destroys it ends the pin. */
+typedef struct dtr_pin_owner {
+  dtr_engine* engine;
+  void* handle; /* NULL: it has none */
+} dtr_pin_owner;
+
+/* As dtr_pin(), for an owner that has no pin. It has none afterwards either, if no pin was needed:
+ * for memory that is not managed, or with escaped above 0. The storage may die before it. */
+int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, int32_t escaped, dtr_pin_owner* owner);
+void dtr_end_pin(dtr_pin_owner* owner);
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */
 void* dtr_handle_of(dtr_engine* engine, const void* tensor);
 /* dtr_tensor scalar type and device type of a tensor, for tables in Python. */

@@ -272,7 +272,10 @@ class Engine {
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
   bool hand_is_resident(void* handle);
-  void hand_pin(const void* tensor, int32_t escaped);
+  // The handle, if a pin was added. owned: it stays an address of this storage, also if that dies,
+  // until hand_end_pin().
+  void* hand_pin(const void* tensor, int32_t escaped, bool owned);
+  void hand_end_pin(void* handle);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
 

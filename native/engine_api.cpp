@@ -2,6 +2,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "engine.h"
 #include "error.h"
@@ -277,11 +278,24 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
 }
 
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped); });
+  return dtr::guard([&] { engine_of(engine)->hand_pin(tensor, escaped, false); });
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {
   return engine_of(engine)->hand_unpin(handle);
+}
+
+int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, int32_t escaped, dtr_pin_owner* owner) {
+  return dtr::guard([&] {
+    if (owner->handle) throw dtr::StateError("dtr_pin_for: the owner has a pin already");
+    owner->engine = engine;
+    owner->handle = engine_of(engine)->hand_pin(tensor, escaped, true);
+  });
+}
+
+void dtr_end_pin(dtr_pin_owner* owner) {
+  if (void* handle = std::exchange(owner->handle, nullptr))
+    engine_of(owner->engine)->hand_end_pin(handle);
 }
 
 void* dtr_handle_of(dtr_engine* engine, const void* tensor) {

@@ -110,8 +110,8 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   int32_t need = 0;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
-    need = begin_op(frame, tensors, flags, op_key, deferred);
     try {
+      need = begin_op(frame, tensors, flags, op_key, deferred);
       if (!(need & DTR_NEED_WORK)) about_to_run(frame);
     } catch (...) {
       abandon(frame, false, deferred);
@@ -151,9 +151,15 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   describe_inputs(frame);
   int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   bool covers = false;
-  for (Input& input : frame.inputs) {
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    Input& input = frame.inputs[i];
     const Use declared = input.use;
-    classify(frame, input, deferred);
+    try {
+      classify(frame, input, deferred);
+    } catch (...) {
+      while (i < frame.inputs.size()) frame.inputs[i++].storage = nullptr;  // not locked yet
+      throw;
+    }
     if (input.use == Use::by_value) {
       if (overwrites(declared)) frame.replayable = false;
       need |= DTR_HAS_FOREIGN;

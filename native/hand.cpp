@@ -26,14 +26,14 @@ bool Engine::hand_is_resident(void* handle) {
   return !storage || storage->state == State::resident;
 }
 
-void Engine::hand_pin(const void* tensor, int32_t escaped) {
+void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
-  if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
+  if (!desc.handle || !desc.data || !is_managed_device(desc)) return nullptr;
   Storage* storage = escaped < 0 ? by_handle_.find(desc.handle) : find_or_adopt(desc, deferred);
-  if (!storage) return;
+  if (!storage) return nullptr;
   if (escaped <= 0) {
     ++storage->pins;
   } else if (!storage->external) {
@@ -48,6 +48,14 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
     settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
   }
   maybe_remove(storage, deferred);
+  if (escaped > 0) return nullptr;
+  if (owned) framework_->retain_weak(desc.handle);
+  return desc.handle;
+}
+
+void Engine::hand_end_pin(void* handle) {
+  hand_unpin(handle);
+  framework_->release_weak(handle);
 }
 
 bool Engine::hand_unpin(void* handle) {

@@ -113,8 +113,9 @@ class Recording:
             lib.dtr_pool_set_log(pool, ffi.NULL, 0)
 
     def stop(self) -> None:
-        """Writes the rest and ends the file. More calls do nothing."""
-        if self._ended.is_set():
+        """Writes the rest and ends the file. More calls do nothing, or what an interrupted one has
+        left to do."""
+        if self._mark.closed:
             return
         self._detach()
         self._ended.set()
@@ -129,7 +130,7 @@ class Recording:
                 self._writer.abandon()
         except OSError as error:
             self._failure = error
-        os.close(self._mark)
+        self._mark.close()
         if self._failure is not None:
             text = f"cannot be written to its end: {self._failure}"
         elif lost:
@@ -151,7 +152,7 @@ class Recording:
         self._ended.set()
         self._detach()
         self._writer.abandon()
-        os.close(self._mark)
+        self._mark.close()
 
 
 def _meta(pools: Pools, mode: str) -> dict[str, Any]:
@@ -202,8 +203,12 @@ def start(
         except InUse as error:
             print(f"dtr_alloc: {error}", file=sys.stderr)
             return None
-        made.start()
         _current = made
+        try:
+            made.start()
+        except BaseException:
+            stop()
+            raise
         return made
 
 

@@ -26,13 +26,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <map>
 
 #include "repeat.h"
-
-namespace at {
-TORCH_API bool in_parallel_region();  // of ATen/Parallel.h, which brings OpenMP along
-}
 
 namespace dtr_bridge {
 namespace {
@@ -272,16 +269,19 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }
 
-// run(int call, int[] entries, int key, bool replayable) -> bool: an operator that Python
-// implements. entries: its tensors with their uses. It runs by a plain function, not by an
-// operator, so that it sees the modes that are entered; what it raises is Python's to keep. True if
-// its record needs the call.
+// run(int call, int first, int[] entries, int key, bool replayable) -> (): an operator that Python
+// implements. call: the number of what repeats it; it is dropped when nothing needs it, whatever is
+// thrown here. first: the address of the object that runs it now, and gives the addresses of its
+// result tensors, 0 for what is none. entries: its tensors with their uses. It runs by a plain
+// call, not by an operator, so that it sees the modes that are entered.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
   const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
   const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
-  const int64_t call = torch::jit::pop(*stack).toInt();
+  auto* first = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
+  Closure& closure = thread.empty_closure();
+  closure.keep(torch::jit::pop(*stack).toInt());
   uint32_t count = 0;
   Overwritten overwritten;
   for (const int64_t entry : entries) {
@@ -295,23 +295,21 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   const In in(Phase::capture);
   explained([&] {
     OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD : 0, key);
-    Closure& closure = thread.empty_closure();
-    closure.keep(call);
     closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
     Tape tape(closure.draws(), false);
-    const int64_t* results = nullptr;
-    uint64_t made = 0;
+    std::optional<std::vector<int64_t>> results;
     {
       const Taping taping(thread, tape);
       const In running(Phase::operators);
-      results = python.execute_call(call, &made);
+      results = call_object(first, closure.python());
     }
     TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
-    for (uint64_t i = 0; i < made; ++i) thread.put(static_cast<uint32_t>(i), results[i]);
-    torch::jit::push(*stack, op.end(static_cast<uint32_t>(made)));
+    const auto made = static_cast<uint32_t>(results->size());
+    for (uint32_t i = 0; i < made; ++i) thread.put(i, (*results)[i]);
+    op.end(made);
   });
 }
 
@@ -333,14 +331,14 @@ void register_operators() {
   add("dtr_alloc::materialize_all() -> ()",
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
-  add("dtr_alloc::run(int call, int[] entries, int key, bool replayable) -> bool",
+  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool replayable) -> ()",
       KernelFunction::makeFromBoxedFunction<&run>());
 }
 
 // ---- closures that are needed no more ----
 
 std::mutex dropped_mutex;
-std::vector<int64_t> dropped_calls;  // of Python
+std::deque<int64_t> dropped_calls;  // of Python
 
 // ---- fork ----
 
@@ -372,13 +370,9 @@ void after_fork_in_child() {
 
 }  // namespace
 
-void drop_closure(void* pointer) {
-  auto* closure = static_cast<Closure*>(pointer);
-  if (const int64_t call = closure->python()) {
-    const std::lock_guard<std::mutex> lock(dropped_mutex);
-    dropped_calls.push_back(call);
-  }
-  delete closure;
+void drop_call(int64_t call) {
+  const std::lock_guard<std::mutex> lock(dropped_mutex);
+  dropped_calls.push_back(call);
 }
 
 void meet_thread() {
@@ -389,6 +383,8 @@ void meet_thread() {
   is_met = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
+
+void drop_closure(void* pointer) { delete static_cast<Closure*>(pointer); }
 
 std::string largest_holders() {
   constexpr uint64_t kMost = 65536;
@@ -430,19 +426,21 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.ensure_gil);
   take(api.restore_gil);
   take(api.is_subtype);
-  static const int registered =
-      pthread_atfork(&dtr_bridge::before_fork, &dtr_bridge::after_fork,
-                     &dtr_bridge::after_fork_in_child);
+  static const int registered = pthread_atfork(&dtr_bridge::before_fork, &dtr_bridge::after_fork,
+                                               &dtr_bridge::after_fork_in_child);
   (void)registered;
+  take(api.call);
+  take(api.let_go);
+  take(api.read_bytes);
+  take(api.fetch_error);
+  take(api.restore_error);
   api.parameter_type = parameter_type;
   api.type_offset = type_offset;
 }
 
-// See PythonApi::execute_call.
-DTR_EXPORT void dtr_bridge_execute_calls_by(void* function) {
-  dtr_bridge::python.execute_call =
-      reinterpret_cast<decltype(dtr_bridge::python.execute_call)>(function);
-}
+// Sets the error of Python that a call (dtr_alloc::run) has just failed with on this thread, if it
+// has. With the GIL held.
+DTR_EXPORT void dtr_bridge_raise(int64_t call) { dtr_bridge::Raised::of_thread().restore(call); }
 
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
@@ -504,12 +502,14 @@ DTR_EXPORT void dtr_bridge_name(uint64_t key, const char* name) {
 }
 DTR_EXPORT void dtr_bridge_forget_rules() { dtr_bridge::Rules::instance().forget(); }
 
-// Writes up to capacity numbers of calls (dtr_alloc::run) that nothing needs any more.
-DTR_EXPORT uint64_t dtr_bridge_dropped_calls(int64_t* calls, uint64_t capacity) {
+// Forgets the first numbers of the last answer, and writes up to capacity numbers of calls
+// (dtr_alloc::run) that nothing needs any more. One thread at a time. So none is lost where the
+// caller is interrupted.
+DTR_EXPORT uint64_t dtr_bridge_dropped_calls(uint64_t forget, int64_t* calls, uint64_t capacity) {
   const std::lock_guard<std::mutex> lock(dtr_bridge::dropped_mutex);
-  std::vector<int64_t>& from = dtr_bridge::dropped_calls;
+  std::deque<int64_t>& from = dtr_bridge::dropped_calls;
+  from.erase(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(forget));
   const size_t count = std::min<size_t>(capacity, from.size());
-  std::copy(from.end() - static_cast<std::ptrdiff_t>(count), from.end(), calls);
-  from.resize(from.size() - count);
+  std::copy_n(from.begin(), count, calls);
   return count;
 }

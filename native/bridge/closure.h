@@ -31,11 +31,19 @@ void for_tensors(const c10::IValue& argument, Visit&& visit) {
   }
 }
 
+// Nothing needs a call of Python's any more (dtr_bridge_dropped_calls).
+void drop_call(int64_t call);
+
 class Closure {
  public:
+  Closure() = default;
+  Closure(const Closure&) = delete;
+  Closure& operator=(const Closure&) = delete;
+  ~Closure() { clear(); }
+
   void clear() {
     rule_ = nullptr;
-    python_ = 0;
+    if (python_) drop_call(std::exchange(python_, 0));
     arguments_.clear();
     by_value_.clear();
     draws_.clear();
@@ -49,7 +57,7 @@ class Closure {
       forget_tensors(arguments_[of.position], of.list == ListOf::tensors);
   }
 
-  // What Python keeps under a number.
+  // What Python keeps under a number, until the closure is emptied or goes.
   void keep(int64_t python) { python_ = python; }
 
   // The value of the index-th tensor, which is on a device that is not managed.

@@ -11,24 +11,31 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <array>
+#include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace dtr_bridge {
 
 // The functions of Python's C API that are needed, as ctypes finds them.
 struct PythonApi {
-  int (*gil_is_held)() = nullptr;             // PyGILState_Check
-  void* (*release_gil)() = nullptr;           // PyEval_SaveThread
-  void (*take_gil)(void*) = nullptr;          // PyEval_RestoreThread
-  int (*ensure_gil)() = nullptr;              // PyGILState_Ensure
-  void (*restore_gil)(int) = nullptr;         // PyGILState_Release
-  int (*is_subtype)(void*, void*) = nullptr;  // PyType_IsSubtype
-  // Runs a call of Python's (dtr_alloc/recorder.py) for the first time; the addresses of its result
-  // tensors, 0 for what is none, and how many. Null if it raised.
-  const int64_t* (*execute_call)(int64_t call, uint64_t* count) = nullptr;
-  void* parameter_type = nullptr;  // torch.nn.Parameter
-  uint64_t type_offset = 0;        // of ob_type in every object
+  int (*gil_is_held)() = nullptr;                         // PyGILState_Check
+  void* (*release_gil)() = nullptr;                       // PyEval_SaveThread
+  void (*take_gil)(void*) = nullptr;                      // PyEval_RestoreThread
+  int (*ensure_gil)() = nullptr;                          // PyGILState_Ensure
+  void (*restore_gil)(int) = nullptr;                     // PyGILState_Release
+  int (*is_subtype)(void*, void*) = nullptr;              // PyType_IsSubtype
+  void* (*call)(void*, void*) = nullptr;                  // PyObject_CallObject
+  void (*let_go)(void*) = nullptr;                        // Py_DecRef
+  int (*read_bytes)(void*, char**, intptr_t*) = nullptr;  // PyBytes_AsStringAndSize
+  void (*fetch_error)(void**, void**, void**) = nullptr;  // PyErr_Fetch
+  void (*restore_error)(void*, void*, void*) = nullptr;   // PyErr_Restore
+  void* parameter_type = nullptr;                         // torch.nn.Parameter
+  uint64_t type_offset = 0;                               // of ob_type in every object
 };
 
 inline PythonApi python;
@@ -57,9 +64,66 @@ class HoldsGil {
   int state_;
 };
 
+// What Python raised on this thread and C++ carries on as an error of its own, until Python asks
+// for it (dtr_bridge_raise).
+class Raised {
+ public:
+  static Raised& of_thread() {
+    thread_local Raised raised;
+    return raised;
+  }
+
+  // With the GIL held and an error set, which is none any more. call: what it is asked for by.
+  void fetch(int64_t call) {
+    drop();
+    call_ = call;
+    python.fetch_error(&parts_[0], &parts_[1], &parts_[2]);
+  }
+
+  // With the GIL held: sets the error of a call, if that was the last to raise.
+  void restore(int64_t call) {
+    if (!parts_[0] || call_ != call) return;
+    python.restore_error(parts_[0], parts_[1], parts_[2]);
+    parts_ = {};
+  }
+
+  // With the GIL held.
+  void drop() {
+    for (void*& part : parts_)
+      if (void* old = std::exchange(part, nullptr)) python.let_go(old);
+  }
+
+ private:
+  int64_t call_ = 0;
+  std::array<void*, 3> parts_{};  // type, value, traceback
+};
+
+// Calls a Python object without arguments; the numbers in the bytes that it returns, none if it
+// raised (see Raised; call is its number there). The caller has it kept alive.
+inline std::optional<std::vector<int64_t>> call_object(void* object, int64_t call) {
+  const HoldsGil gil;
+  Raised::of_thread().drop();
+  char* bytes = nullptr;
+  intptr_t size = 0;
+  void* returned = python.call(object, nullptr);
+  if (!returned || python.read_bytes(returned, &bytes, &size) != 0) {
+    Raised::of_thread().fetch(call);
+    if (returned) python.let_go(returned);
+    return std::nullopt;
+  }
+  std::vector<int64_t> numbers(static_cast<size_t>(size) / sizeof(int64_t));
+  std::memcpy(numbers.data(), bytes, numbers.size() * sizeof(int64_t));
+  python.let_go(returned);
+  return numbers;
+}
+
 // The key at which operators are captured; the last resort is for a torch that uses it itself.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 constexpr c10::DispatchKey kSecondKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+// Excluded while operators run inside of another one that they are a part of. Nothing else uses it,
+// so this says to Python where it is; and no exception can leave it so.
+constexpr c10::DispatchKey kInsideKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 // What is left to do for an operator once it was captured: choosing a backend, and kernels.
 inline const c10::DispatchKeySet kKernels =

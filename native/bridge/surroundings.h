@@ -1,10 +1,11 @@
 // surroundings.h: what a kernel sees besides its arguments, kept with the first run of an operator
-// and put back when it runs again. Kernels call operators, which look at it in their turn.
+// and put back when it runs again. Kernels call operators, which look at it in their turn. All of
+// it stands in one table in context.h.
 #pragma once
 
 #include <c10/core/GradMode.h>
 
-#include "python.h"
+#include "context.h"
 
 // Of ATen/autocast_mode.h, which takes seconds to compile.
 namespace at::autocast {
@@ -21,6 +22,7 @@ class Surroundings {
     keys_ = keys;
     excluded_ = c10::impl::tls_local_dispatch_key_set().excluded_;
     grad_ = c10::GradMode::is_enabled();
+    context_ = ContextState::now();
     device_ = device;
     if (has_autocast()) autocast_ = at::autocast::get_autocast_dtype(device);
   }
@@ -36,6 +38,7 @@ class Surroundings {
                     {c10::DispatchKey::BackendSelect, c10::DispatchKey::ADInplaceOrView}),
                 of.excluded_ | kNeverAgain),
           grad_(of.grad_),
+          context_(of.context_),
           device_(of.device_) {
       if (!of.has_autocast()) return;
       before_ = at::autocast::get_autocast_dtype(device_);
@@ -50,6 +53,7 @@ class Surroundings {
    private:
     c10::impl::ForceDispatchKeyGuard keys_;
     c10::AutoGradMode grad_;
+    ContextState::Restored context_;
     c10::DeviceType device_;
     std::optional<c10::ScalarType> before_;
   };
@@ -73,6 +77,7 @@ class Surroundings {
   c10::DispatchKeySet keys_;
   c10::DispatchKeySet excluded_;
   bool grad_ = true;  // oneDNN's RNN returns its workspace only in grad mode
+  const ContextState* context_ = nullptr;
   c10::DeviceType device_ = c10::kCPU;
   c10::ScalarType autocast_ = c10::kBFloat16;
 };

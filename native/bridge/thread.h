@@ -123,7 +123,8 @@ class Taping {
       : thread_(thread),
         outer_(thread.tape),
         before_(c10::impl::tls_local_dispatch_key_set()),
-        keys_(before_.included_ | settings.key(), before_.excluded_ - settings.key()) {
+        keys_(before_.included_ | settings.key(),
+              (before_.excluded_ - settings.key()) | c10::DispatchKeySet(kInsideKey)) {
     thread.tape = &tape;
   }
   Taping(const Taping&) = delete;

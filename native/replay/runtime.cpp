@@ -415,7 +415,7 @@ class RuntimeReplay final : private Watcher {
     for (Buffer* buffer : names_) {
       if (!buffer) continue;
       if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
-      engine_.hand_pin(buffer->tensor, false);
+      engine_.hand_pin(buffer->tensor, false, false);
     }
   }
 

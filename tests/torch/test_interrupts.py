@@ -1,0 +1,166 @@
+"""Ctrl-C, sys.exit() in a signal's handler and asynchronous exceptions, wherever they come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from interrupted_jobs import JOBS
+from interrupting import set_async
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.heuristics import Candidate, register
+
+HERE = Path(__file__).parent
+
+
+def interrupt_jobs(names: str, share: float, folder: Path) -> str:
+    line = [sys.executable, str(HERE / "interrupted_jobs.py"), names, str(share), str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_job_goes_on_after_interrupts_at_some_places(tmp_path: Path) -> None:
+    assert interrupt_jobs("off,step,by_hand", 0.02, tmp_path) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_goes_on_after_an_interrupt_at_any_place(name: str, tmp_path: Path) -> None:
+    assert interrupt_jobs(name, 1.0, tmp_path) == ""
+
+
+SIGNALED = """
+import _thread, random, sys, threading
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {here!r})
+import interrupted_jobs as jobs
+jobs._expected += jobs.trained()
+draw = random.Random(0)
+caught = 0
+
+def steps(job):
+    # Until an interrupt comes.
+    while True:
+        job.step()
+
+jobs.enable()
+checkpoint = jobs.Job().checkpoint()
+for turn in range({turns}):
+    job = jobs.Job()
+    try:
+        timer = threading.Timer(draw.random() * 0.05, _thread.interrupt_main)
+        timer.start()
+        steps(job)
+    except KeyboardInterrupt:
+        caught += 1
+    timer.join()
+    jobs.dtr_alloc.check_invariants()
+    job.load(checkpoint)
+    for _ in range(3):
+        job.step()
+    job.checkpoint()
+    jobs.assert_same(job.bits())
+    jobs.assert_no_lock_is_held()
+jobs.assert_on()
+jobs.dtr_alloc.disable()
+jobs.assert_off()
+print(caught)
+"""
+
+
+def signaled(turns: int) -> int:
+    code = SIGNALED.format(here=str(HERE), turns=turns)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return int(done.stdout)
+
+
+def test_a_job_goes_on_after_signals() -> None:
+    assert signaled(4) == 4
+
+
+@pytest.mark.long
+def test_a_job_goes_on_after_hundreds_of_signals() -> None:
+    assert signaled(500) == 500
+
+
+# ---- one fault each ----
+
+
+def test_an_interrupt_in_a_function_of_the_users_is_raised_as_it_is() -> None:
+    def interrupted(x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with checked_session():
+        x = torch.linspace(0, 1, 4096) * 3
+        with pytest.raises(KeyboardInterrupt):
+            dtr_alloc.run_as_operator(interrupted, x)
+        y = dtr_alloc.run_as_operator(lambda x: x + 1, x)
+        assert torch.equal(evicted(y), x + 1)
+
+
+def test_an_interrupt_in_a_heuristic_of_the_users_is_raised_as_it_is() -> None:
+    calls = 0
+
+    def score(of: Candidate) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return of.cost_ns
+
+    def fill() -> list[Tensor]:
+        return [torch.full((16384,), 1.5) * scale for scale in range(32)]
+
+    with dtr_alloc.session(2**20, device="cpu", heuristic=register("interrupted", score)):
+        with pytest.raises(KeyboardInterrupt):
+            fill()
+        dtr_alloc.check_invariants()
+        made = fill()
+        assert torch.equal(made[3], torch.full((16384,), 4.5))
+        calls = 4
+        with pytest.raises(KeyboardInterrupt):
+            dtr_alloc.set_budget(2**19)
+        assert dtr_alloc.stats()["budget_bytes"] == 2**20
+        dtr_alloc.set_budget(2**19)
+
+
+def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that() -> None:
+    """An operator of a library that PyTorch runs in Python may call run_as_operator()."""
+    with torch.library._scoped_library("dtr_alloc_test", "DEF") as library:
+        library.define("noisy(Tensor x, *, Generator? generator=None) -> Tensor")
+
+        def noisy(x: Tensor, *, generator: Any = None) -> Tensor:
+            result: Tensor = dtr_alloc.run_as_operator(lambda x: x + torch.rand_like(x), x)
+            return result
+
+        library.impl("noisy", noisy, "CompositeExplicitAutograd")
+        with checked_session():
+            x = torch.linspace(0, 1, 4096)
+            torch.ops.dtr_alloc_test.noisy(x)
+            assert torch.equal(evicted(x * 2), x + x)
+
+
+def test_a_session_that_another_thread_interrupts_ends() -> None:
+    """By the C API, as debuggers and notebooks do."""
+
+    def interrupted() -> None:
+        with checked_session():
+            set_async()
+            for _ in range(100):
+                threading.get_ident()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not dtr_alloc.is_enabled()

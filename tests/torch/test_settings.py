@@ -1,0 +1,221 @@
+"""What a job sets between an operator's first run and its replay is put back for the replay."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor
+
+import dtr_alloc
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting with two values."""
+
+    put: Callable[[Any], Any]
+    get: Callable[[], Any]
+    values: tuple[Any, Any]
+
+
+def attribute(owner: Any, name: str, *values: Any) -> Setting:
+    return Setting(lambda value: setattr(owner, name, value), lambda: getattr(owner, name), values)
+
+
+def flushes() -> bool:
+    """Whether denormal numbers become zero, as a kernel sees it."""
+    return bool((torch.full((1,), 1e-39, dtype=torch.float32) * 0.5)[0] == 0)
+
+
+backends = torch.backends
+SETTINGS = {
+    "default_dtype": Setting(
+        torch.set_default_dtype, torch.get_default_dtype, (torch.float32, torch.float64)
+    ),
+    "num_threads": Setting(torch.set_num_threads, torch.get_num_threads, (1, 2)),
+    "flush_denormal": Setting(torch.set_flush_denormal, flushes, (False, True)),
+    "float32_matmul_precision": Setting(
+        torch.set_float32_matmul_precision,
+        torch.get_float32_matmul_precision,
+        ("highest", "medium"),
+    ),
+    "deterministic": Setting(
+        torch.use_deterministic_algorithms,
+        torch.are_deterministic_algorithms_enabled,
+        (False, True),
+    ),
+    "fill": attribute(torch.utils.deterministic, "fill_uninitialized_memory", True, False),
+    "cudnn.enabled": Setting(
+        torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled, (True, False)
+    ),
+    "cudnn.benchmark": attribute(backends.cudnn, "benchmark", False, True),
+    "cudnn.deterministic": attribute(backends.cudnn, "deterministic", False, True),
+    "cudnn.allow_tf32": Setting(
+        torch._C._set_cudnn_allow_tf32, torch._C._get_cudnn_allow_tf32, (True, False)
+    ),
+    "cuda.matmul.allow_tf32": Setting(
+        torch._C._set_cublas_allow_tf32, torch._C._get_cublas_allow_tf32, (False, True)
+    ),
+    "mkldnn.matmul.fp32_precision": attribute(
+        backends.mkldnn.matmul, "fp32_precision", "none", "bf16"
+    ),
+    "fp16_reduction": attribute(
+        backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", True, False
+    ),
+    "mkldnn.enabled": Setting(
+        torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled, (True, False)
+    ),
+    "mkldnn.deterministic": attribute(backends.mkldnn, "deterministic", False, True),
+    "nnpack": Setting(torch._C._set_nnpack_enabled, torch._C._get_nnpack_enabled, (True, False)),
+    "flash_sdp": Setting(
+        backends.cuda.enable_flash_sdp, backends.cuda.flash_sdp_enabled, (True, False)
+    ),
+    "mem_efficient_sdp": Setting(
+        backends.cuda.enable_mem_efficient_sdp,
+        backends.cuda.mem_efficient_sdp_enabled,
+        (True, False),
+    ),
+    "math_sdp": Setting(
+        backends.cuda.enable_math_sdp, backends.cuda.math_sdp_enabled, (True, False)
+    ),
+    "cudnn_sdp": Setting(
+        backends.cuda.enable_cudnn_sdp, backends.cuda.cudnn_sdp_enabled, (True, False)
+    ),
+}
+
+
+@pytest.fixture
+def change() -> Iterator[Callable[[str, int], None]]:
+    """Gives a setting, by name, its first or second value; at the end it has its default again."""
+    changed: set[str] = set()
+
+    def change(name: str, value: int) -> None:
+        changed.add(name)
+        SETTINGS[name].put(SETTINGS[name].values[value])
+
+    yield change
+    for name in changed:
+        SETTINGS[name].put(SETTINGS[name].values[0])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_replay_sees_the_setting_of_its_first_run_and_the_job_its_own(
+    name: str, first: int, change: Callable[[str, int], None]
+) -> None:
+    setting = SETTINGS[name]
+    seen: list[Any] = []
+
+    def kernel(x: Tensor) -> Tensor:
+        seen.append(setting.get())
+        return x + 1
+
+    with checked_session():
+        x = torch.linspace(0, 1, 4096)
+        change(name, first)
+        y = dtr_alloc.run_as_operator(kernel, x)
+        change(name, 1 - first)
+        dtr_alloc.materialize(evicted(y))
+        assert setting.get() == setting.values[1 - first]
+        assert seen == [setting.values[first]] * 2
+
+
+def attend(x: Tensor) -> Tensor:
+    part = x.view(4, 8, 64, 64)
+    return torch.nn.functional.scaled_dot_product_attention(part, part, part)
+
+
+RESULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "full": ("default_dtype", lambda x: torch.full((4096,), 1 / 3)),
+    "arange": ("default_dtype", lambda x: torch.arange(0, 1, 1 / 4096)),
+    "int division": ("default_dtype", lambda x: torch.arange(4096) / 3),
+    "denormals": ("flush_denormal", lambda x: x * 1e-39),
+    "matmul": ("float32_matmul_precision", lambda x: x.view(1024, -1) @ x.view(-1, 1024)),
+    "matmul by bf16": (
+        "mkldnn.matmul.fp32_precision",
+        lambda x: x.view(1024, -1) @ x.view(-1, 1024),
+    ),
+    "convolution": (
+        "mkldnn.enabled",
+        lambda x: torch.conv2d(x.view(2, 16, 64, 64), x.view(16, 16, 32, 16)[:, :, :3, :3]),
+    ),
+    "sum": ("num_threads", lambda x: x.view(-1, 32).sum(0)),
+    "attention": ("flash_sdp", attend),
+    "scatter": (
+        "deterministic",
+        lambda x: torch.zeros(64).index_add(0, (x * 1000).long() % 64, x),
+    ),
+}
+"""Operators whose bits may depend on a setting, here or on another processor."""
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_results_have_their_bits_again_after_a_setting_has_changed(
+    name: str, first: int, change: Callable[[str, int], None]
+) -> None:
+    of, make = RESULTS[name]
+    data = torch.rand(131072)
+    with checked_session():
+        x = data.clone()
+        change(of, first)
+        expected = make(x).clone()
+        y = make(x)
+        assert torch.equal(y, expected)
+        change(of, 1 - first)
+        if dtr_alloc.evict(y):
+            dtr_alloc.materialize(y)
+        change(of, first)  # comparing is an operator, too
+        assert torch.equal(y, expected)
+
+
+def test_on_this_processor_some_bits_depend_on_them(change: Callable[[str, int], None]) -> None:
+    """So that the test before this one can fail."""
+    x = torch.rand(131072)
+    for name in ("full", "denormals"):
+        of, make = RESULTS[name]
+        results = []
+        for value in (1, 0):
+            change(of, value)
+            results.append(make(x))
+        assert results[0].dtype != results[1].dtype or not torch.equal(*results)
+
+
+def test_operators_of_other_threads_wait_while_a_replay_has_the_process_settings(
+    change: Callable[[str, int], None],
+) -> None:
+    """They run under the job's settings, whatever a replay needs meanwhile."""
+    inside, go_on = threading.Event(), threading.Event()
+    runs = 0
+
+    def kernel(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            inside.set()
+            go_on.wait(60)
+        return x + 1
+
+    made: list[Tensor] = []
+
+    def other() -> None:
+        inside.wait(60)
+        threading.Timer(0.2, go_on.set).start()
+        made.append(torch.full((4096,), 1 / 3))
+
+    with checked_session():
+        x = torch.linspace(0, 1, 4096)
+        change("default_dtype", 1)
+        y = dtr_alloc.run_as_operator(kernel, x)
+        change("default_dtype", 0)
+        thread = threading.Thread(target=other)
+        thread.start()
+        dtr_alloc.materialize(evicted(y))
+        thread.join()
+        assert made[0].dtype == torch.float32
