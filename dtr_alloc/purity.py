@@ -80,8 +80,8 @@ HIDDEN_STATE = dict.fromkeys(
 """Arguments that are updated in training mode and are then no input of the results."""
 
 UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
-"""Arguments that are read and written without a mark in the schema: oneDNN computes in the workspace
-that its forward gave."""
+"""Arguments that are read and written without a mark in the schema: oneDNN computes in the
+workspace that its forward gave."""
 
 
 _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
