@@ -144,7 +144,7 @@ int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 int32_t dtr_pool_destroy(dtr_pool* pool);
 
 /* Sets who is asked for room; NULL for nobody. Not while allocations run. */
-void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
+int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
  * on the host and 256 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
@@ -266,7 +266,7 @@ int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer);
 /* The work ends here, on the same stream. Timer 0 is allowed. */
 int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer);
 /* For a timer that was begun and will not be ended. Others are let be. */
-void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
+int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
 /* Writes up to capacity timers that ended and whose work is done, with what it took (-1: the
  * driver would not say). Each is written once. Never waits. Returns how many it wrote. */
 uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t capacity);
@@ -302,11 +302,11 @@ int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
 int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
 /* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
-void dtr_pool_hold(dtr_pool* pool);
-void dtr_pool_let_go(dtr_pool* pool);
+int32_t dtr_pool_hold(dtr_pool* pool);
+int32_t dtr_pool_let_go(dtr_pool* pool);
 
-void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
-void dtr_pool_reset_peak(dtr_pool* pool);
+int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
+int32_t dtr_pool_reset_peak(dtr_pool* pool);
 
 /* Writes up to capacity blocks in address order and the number there is to
  * *count: call again with more room if *count > capacity. */
@@ -366,7 +366,7 @@ typedef struct dtr_event_columns {
 
 int32_t dtr_event_log_create(dtr_event_log** out);
 /* No pool may write to it any more (dtr_pool_set_log). NULL is allowed. */
-void dtr_event_log_destroy(dtr_event_log* log);
+int32_t dtr_event_log_destroy(dtr_event_log* log);
 /* Moves up to capacity events out, oldest first, and returns how many: fewer than there are if
  * less than 4096 would fit. No pool waits for it. One thread at a time. */
 uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
@@ -379,10 +379,10 @@ uint64_t dtr_event_log_lost(const dtr_event_log* log);
  * thread. */
 int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device);
 /* Adds an event that the pool cannot know, if it has a log. Any thread. */
-void dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes);
+int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes);
 /* DTR_EVENT_MOVE_FROM and DTR_EVENT_MOVE_TO, one directly behind the other: after the content was
  * moved, and before its old block is freed. */
-void dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
+int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
 /* Which operator this thread runs from now on, for its events; 0: none. dtr_op_begin and dtr_op_end
  * say it by themselves. */
 void dtr_running_op(uint64_t op_key);
@@ -567,8 +567,8 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
 
 /* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
  * the child nobody else could let go of them. Between the two, no other call. */
-void dtr_engine_hold(dtr_engine* engine);
-void dtr_engine_let_go(dtr_engine* engine);
+int32_t dtr_engine_hold(dtr_engine* engine);
+int32_t dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
@@ -590,7 +590,7 @@ int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t
 /* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
-void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
 /* What a search for room in the pool would choose now, without evicting it: its score in
@@ -613,7 +613,7 @@ uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t 
 
 /* A frame belongs to one thread at a time. */
 int32_t dtr_frame_create(dtr_engine* engine, dtr_frame** out);
-void dtr_frame_destroy(dtr_frame* frame);
+int32_t dtr_frame_destroy(dtr_frame* frame);
 /* The numbers that dtr_op_begin and dtr_op_end read: at least capacity of them.
  * Valid until a larger capacity is asked for. */
 int64_t* dtr_frame_buffer(dtr_frame* frame, uint64_t capacity);
@@ -667,7 +667,7 @@ int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t c
 
 /* The op failed, or will not run: unlocks. started 1: it may have overwritten some of its
  * storages, which become constants of unknown content; 0: it was never called. */
-void dtr_op_abort(dtr_frame* frame, int32_t started);
+int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
 
 /* The next op to run again: its id, with the step described in dtr_frame_step; 0 if
  * the stack is empty; -status on failure (call dtr_remat_abort). The description:
@@ -689,7 +689,7 @@ int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results);
 
 /* Gives up the stack and unlocks what it locked. What a failed step may have
  * overwritten is dropped and can be computed again. */
-void dtr_remat_abort(dtr_frame* frame);
+int32_t dtr_remat_abort(dtr_frame* frame);
 
 /* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
  * to do, -status. The caller keeps the handle alive. */
@@ -758,14 +758,14 @@ enum {
 
 /* Set before the first op: what an op has not met since the journal is on has no name.
  * dtr_engine_reset turns it off. Any thread. */
-void dtr_journal_set(dtr_engine* engine, int32_t mode);
+int32_t dtr_journal_set(dtr_engine* engine, int32_t mode);
 /* The operator of the ops that begin on this frame from now on: a number of the caller's
  * choice, not below 0, which stands in the records (-1 there: a view nobody recorded). */
-void dtr_journal_name(dtr_frame* frame, int32_t name);
+int32_t dtr_journal_name(dtr_frame* frame, int32_t name);
 /* A view operator ran: buffer[0..tensors) are its arguments' tensors, then come its
  * results'. Only views of storages that have a name count. */
-void dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                      int64_t cost_ns);
+int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                         int64_t cost_ns);
 /* Moves all records out. Returns how many numbers they are: if that is more than capacity,
  * nothing was moved. Any thread. */
 uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
@@ -780,7 +780,7 @@ enum {
   DTR_DECISION_RAN_AGAIN = 3 /* an operator was run again */
 };
 /* Off at first; turning it off forgets what was not drained. Any thread. */
-void dtr_decisions_set(dtr_engine* engine, int32_t on);
+int32_t dtr_decisions_set(dtr_engine* engine, int32_t on);
 /* As dtr_journal_drain. */
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
@@ -825,7 +825,7 @@ int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_t device_in
 /* Gives the tensor's storage new memory of undefined content and lets the old go, past
  * the recorder (PyTorch: resize_ to nothing and back, set_data). */
 int32_t dtr_sim_replace_memory(dtr_sim_tensor* tensor, uint64_t stream);
-void dtr_sim_release_tensor(dtr_sim_tensor* tensor);
+int32_t dtr_sim_release_tensor(dtr_sim_tensor* tensor);
 
 /* The tensor's storage; valid while a tensor over it exists. */
 void* dtr_sim_handle(const dtr_sim_tensor* tensor);
@@ -963,8 +963,8 @@ int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* pr
                            uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
                            uint64_t operators, dtr_replay** out);
 
-void dtr_replay_destroy(dtr_replay* replay);
-void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+int32_t dtr_replay_destroy(dtr_replay* replay);
+int32_t dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
 /* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
  * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
  * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
@@ -996,8 +996,8 @@ typedef struct dtr_schedule_result {
  * failure. */
 int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* program,
                             uint64_t numbers, dtr_schedule** out);
-void dtr_schedule_destroy(dtr_schedule* schedule);
-void dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
+int32_t dtr_schedule_destroy(dtr_schedule* schedule);
+int32_t dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
 /* The list, as many pairs as the result says. Lives as long as the schedule. */
 const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule);
 
@@ -1014,10 +1014,10 @@ typedef struct dtr_fragment_events dtr_fragment_events;
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out);
-void dtr_fragment_unload(dtr_fragment_events* events);
+int32_t dtr_fragment_unload(dtr_fragment_events* events);
 /* No pointer may be NULL. */
-void dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps, uint64_t* allocations,
-                         uint64_t* peak_live_bytes);
+int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
+                            uint64_t* allocations, uint64_t* peak_live_bytes);
 
 enum {
   DTR_FRAGMENT_OURS = 0,         /* our pool over simulated memory */
@@ -1105,8 +1105,8 @@ typedef struct dtr_fragment_replay dtr_fragment_replay;
  * that are none. *out belongs to the caller; NULL on failure. Any thread. */
 int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
                          dtr_fragment_replay** out);
-void dtr_fragment_destroy(dtr_fragment_replay* replay);
-void dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
+int32_t dtr_fragment_destroy(dtr_fragment_replay* replay);
+int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
 /* These live as long as the replay. Samples ascend by row: about as many as asked for, evenly, and
  * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
  * order, `worst` when reserved - live was largest, else at the end. */
@@ -1158,9 +1158,9 @@ typedef struct dtr_fragment_walk dtr_fragment_walk;
 /* DTR_INVALID names the row: an end of what has not begun, a block that lies in another one. *out
  * belongs to the caller; NULL on failure. Any thread. */
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
-void dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
+int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
 /* Its columns live as long as the walk. */
-void dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
+int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
 /* The sizes of the holes after that row, ascending: goes through the rows again. They live until
  * the next call, or as long as the walk. */
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,

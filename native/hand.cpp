@@ -3,6 +3,7 @@
 
 #include "checksum.h"
 #include "engine.h"
+#include "errors.h"
 
 namespace dtr {
 
@@ -32,7 +33,15 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
-  if (!desc.handle || !desc.data || !is_managed_device(desc)) return;
+  if (!desc.handle || !is_managed_device(desc)) return;
+  if (!desc.data) {
+    const Storage* known = by_handle_.find(desc.handle);
+    if (known && known->state != State::resident)
+      throw StateError("storage " + std::to_string(known->id) + " (" +
+                       std::to_string(known->size_bytes) +
+                       " bytes) is evicted; allowed: to pin it once it is back (dtr_remat_want)");
+    return;
+  }
   Storage* storage = escaped < 0 ? by_handle_.find(desc.handle) : find_or_adopt(desc, deferred);
   if (!storage) return;
   if (escaped <= 0) {
