@@ -480,12 +480,16 @@ void Engine::record_stream(void* address, uint64_t stream) {
 }
 
 void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
-  if (!framework_) throw StateError("the engine is not connected to a framework");
+  check_connected();
   framework_->describe(tensor, out);
 }
 
-void Engine::check_tensor(const void* tensor) const {
+void Engine::check_connected() const {
   if (!framework_) throw StateError("the engine is not connected to a framework");
+}
+
+void Engine::check_tensor(const void* tensor) const {
+  check_connected();
   if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
     invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
             "the address of one, a multiple of 8");

@@ -274,6 +274,7 @@ class Engine {
   void hand_pin(const void* tensor, int32_t escaped);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
+  void check_connected() const;
   // Throws for what can be told to be no tensor of the connected framework.
   void check_tensor(const void* tensor) const;
 

@@ -83,11 +83,12 @@ int32_t status_on(dtr_frame* handle, Body&& body) {
   }));
 }
 
-// Tensors of a caller stand in numbers[first] and so on.
+// Tensors of a caller stand in numbers[first] and so on, each with what bits says beside it.
 void check_tensors(const dtr::Engine& engine, const std::vector<int64_t>& numbers, uint64_t first,
-                   uint64_t count, bool may_be_null) {
+                   uint64_t count, bool may_be_null, int64_t bits = 0) {
+  engine.check_connected();
   for (uint64_t i = first; i < first + count; ++i) {
-    const auto* tensor = reinterpret_cast<const void*>(numbers[i] & ~int64_t{7});
+    const auto* tensor = reinterpret_cast<const void*>(numbers[i] & ~bits);
     if (tensor || !may_be_null) engine.check_tensor(tensor);
   }
 }
@@ -149,6 +150,7 @@ void check(const dtr_engine_options& options) {
   invalid("dealloc", std::string("'") + options.dealloc + "'", allowed);
 }
 
+constexpr int64_t kUseBits = 7;
 constexpr int64_t kOpFlags = DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD;
 
 int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
@@ -335,7 +337,7 @@ int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_
     no_stack(of, "dtr_op_begin");
     check_sum("tensors", tensors, 0, of.buffer);
     require_between("flags", flags, 0, kOpFlags);
-    check_tensors(of.engine, of.buffer, 0, tensors, false);
+    check_tensors(of.engine, of.buffer, 0, tensors, false, kUseBits);
     const int32_t need = of.engine.op_begin(of, tensors, flags, op_key);
     of.ready = !(need & DTR_NEED_WORK);
     for (const dtr::Input& input : of.inputs) of.arguments.push_back(input.tensor);
