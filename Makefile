@@ -13,7 +13,7 @@ CXX ?= g++
 CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/* native/schedule/* native/fragment/*) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -21,6 +21,10 @@ demo: $(VENV)/core
 # Two files at a time, each in the order of its tests: they share what is dear to set up.
 test: $(VENV)/core
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# And what takes longer: sweeps, fuzzers, whole jobs.
+test-all: $(VENV)/core
+	$(PY) -m pytest -n 2 --dist loadfile -m "long or not long" $(PYTEST_ARGS)
 
 # What a reader would mention in review, without building or running anything.
 check: $(VENV)/packages

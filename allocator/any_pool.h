@@ -172,10 +172,6 @@ class AnyPool {
   void note(EventKind kind, uint64_t address, uint64_t size_bytes);
   void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
 
-  // Around fork: in the child nobody else could let go of the lock.
-  void hold() { mutex_.lock(); }
-  void let_go() { mutex_.unlock(); }
-
  protected:
   // What the callback answers; kNone if there is none. *idle_answers: how often in a row it gave
   // another answer and no block was freed; 0 before the first time.

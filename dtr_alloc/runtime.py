@@ -259,7 +259,12 @@ class Runtime:
         """Makes a tensor resident and keeps it so; escaped: as in dtr_pin()."""
         handle = self.handle(tensor)
         self.bring_back(handle)
-        check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
+        # Another thread may evict it in between.
+        while (status := lib.dtr_pin(self.engine, self.address(tensor), escaped)) and not (
+            lib.dtr_is_resident(self.engine, handle)
+        ):
+            self.bring_back(handle)
+        check(status)
 
     def hold(self, tensor: Tensor) -> None:
         """As pin(), unless nobody has recorded the tensor: then nothing evicts it."""
@@ -624,21 +629,8 @@ def _close_log() -> None:
         _runtime.log.close()
 
 
-def _before_fork() -> None:
-    # Held across the fork, so that the child's copies of the locks are not another thread's.
-    if _runtime is not None:
-        lib.dtr_engine_hold(_runtime.engine)
-
-
-def _after_fork_in_parent() -> None:
-    if _runtime is not None:
-        lib.dtr_engine_let_go(_runtime.engine)
-
-
 def _after_fork_in_child() -> None:
     global _active
-    if _runtime is not None:
-        lib.dtr_engine_let_go(_runtime.engine)
     if _active and _runtime is not None:
         _active = False
         _runtime.cost_file = None  # the parent writes it
@@ -646,10 +638,6 @@ def _after_fork_in_child() -> None:
         _runtime.stop_in_child()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _autoload.resume()

@@ -301,10 +301,6 @@ int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
  * unless told to (dtr_pool_order). 0 where there are no streams. Always the same. */
 int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
-/* As dtr_engine_hold and dtr_engine_let_go, for one pool. */
-int32_t dtr_pool_hold(dtr_pool* pool);
-int32_t dtr_pool_let_go(dtr_pool* pool);
-
 int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
 int32_t dtr_pool_reset_peak(dtr_pool* pool);
 
@@ -564,11 +560,6 @@ const void* dtr_engine_core(dtr_engine* engine);
  * (c10::DeviceType and index, -1 for the only one). The pool must outlive it. */
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool);
-
-/* Holds, and lets go of, the locks of the engine and its pools, around a fork(): in
- * the child nobody else could let go of them. Between the two, no other call. */
-int32_t dtr_engine_hold(dtr_engine* engine);
-int32_t dtr_engine_let_go(dtr_engine* engine);
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which

@@ -505,21 +505,6 @@ void Engine::evicted_died(Storage* storage) {
   maybe_remove(storage, deferred);
 }
 
-void Engine::hold() {
-  mutex_.lock();
-  for (size_t i = 0; i < devices_.size(); ++i)
-    if (const int32_t status = dtr_pool_hold(devices_[i]->pool)) {
-      while (i-- > 0) dtr_pool_let_go(devices_[i]->pool);
-      mutex_.unlock();
-      throw_status(status, last_error());
-    }
-}
-
-void Engine::let_go() {
-  for (const Device* device : devices_) dtr_pool_let_go(device->pool);
-  mutex_.unlock();
-}
-
 void Engine::reset() {
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);

@@ -226,8 +226,6 @@ class Engine {
   // Work on the stream uses the block.
   void record_stream(void* address, uint64_t stream);
   void evicted_died(Storage* storage);
-  void hold();
-  void let_go();
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
   void get_stats(dtr_engine_stats* out);

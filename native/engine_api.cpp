@@ -48,11 +48,10 @@ void check_sum(const char* what, uint64_t first, uint64_t second, const std::vec
             "0 to " + std::to_string(in.size()) + ", for which there is room");
 }
 
-// A frame in use by this call alone, and its engine not held around a fork by this thread.
+// A frame in use by this call alone.
 class Busy {
  public:
   explicit Busy(dtr_frame* handle) : frame_(of(handle)) {
-    of(frame_.owner);
     if (frame_.busy.exchange(true))
       throw StateError("the frame is in use by another call; allowed: one at a time");
   }
@@ -221,14 +220,6 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
     require_between("device_index", device_index, -1, INT8_MAX);
     to.add_pool(static_cast<uint8_t>(device_type), static_cast<int8_t>(device_index), pool);
   });
-}
-
-int32_t dtr_engine_hold(dtr_engine* engine) {
-  return guard([&] { dtr::hold(engine); });
-}
-
-int32_t dtr_engine_let_go(dtr_engine* engine) {
-  return guard([&] { dtr::let_go(engine); });
 }
 
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on) {

@@ -1,13 +1,10 @@
 #include "handles.h"
 
-#include <pthread.h>
-
 namespace dtr {
 
 namespace {
 
-constexpr uint64_t kClaimed = 2;  // a slot's object is being made or destroyed
-constexpr uint64_t kHeld = 1;     // beside the handle
+constexpr uint64_t kClaimed = 1;  // a slot's object is being made or destroyed
 
 struct Name {
   const char* type;
@@ -30,39 +27,26 @@ const Name& name_of(Kind kind) { return kNames[static_cast<size_t>(kind)]; }
 
 uint64_t serial_of(uint64_t handle) { return handle >> 20 & ((uint64_t{1} << 36) - 1); }
 
-uint64_t this_thread() { return static_cast<uint64_t>(::pthread_self()); }
-
 std::atomic<uint64_t> next_slot{0};
 
-[[noreturn]] void refuse(uint64_t handle, Kind kind) {
+}  // namespace
+
+HandleSlot handle_slots[kHandleSlots];
+
+void refuse_handle(uint64_t handle, Kind kind) {
   const Name& wanted = name_of(kind);
   std::string is = handle == 0 ? "NULL" : address_text(handle) + ", which is no handle";
   const uint64_t given = handle >> 56;
   if (given > 0 && given < kKinds && (handle & 15) == 0) {
     const HandleSlot& slot = slot_of(handle);
     const std::string type = kNames[given].type;
-    if ((slot.handle.load() & ~kHeld) == handle)
+    if (slot.handle.load() == handle)
       is = "a " + type;
     else if (serial_of(handle) > 0 && serial_of(handle) <= slot.serial)
       is = "a " + type + " that was destroyed";
   }
   throw InvalidArgument("the " + std::string(wanted.type) + " is " + is + "; allowed: one of " +
                         wanted.from + " that was not destroyed");
-}
-
-}  // namespace
-
-HandleSlot handle_slots[kHandleSlots];
-
-void* find_unusual(uint64_t handle, Kind kind) {
-  const HandleSlot& slot = slot_of(handle);
-  if (slot.handle.load(std::memory_order_acquire) != (handle | kHeld) || (handle & 15) != 0 ||
-      handle >> 56 != static_cast<uint64_t>(kind))
-    refuse(handle, kind);
-  if (slot.holder.load(std::memory_order_relaxed) == this_thread())
-    throw StateError("this thread holds the lock of the " + std::string(name_of(kind).type) +
-                     " around a fork; allowed until it lets go: nothing else");
-  return slot.object;
 }
 
 // From where the last one was found, so that a slot rests for as long as can be.
@@ -86,11 +70,7 @@ uint64_t give_handle(void* object, Kind kind) {
 void take_handle(uint64_t handle, Kind kind) {
   HandleSlot& slot = slot_of(handle);
   uint64_t expected = handle;
-  if (!slot.handle.compare_exchange_strong(expected, kClaimed)) {
-    if (expected == (handle | kHeld))
-      throw StateError("another thread holds the lock of the " + std::string(name_of(kind).type));
-    refuse(handle, kind);
-  }
+  if (!slot.handle.compare_exchange_strong(expected, kClaimed)) refuse_handle(handle, kind);
   if (const uint32_t users = slot.users.load()) {
     revive(handle);
     throw StateError("the " + std::string(name_of(kind).type) + " is in use by " +
@@ -102,23 +82,5 @@ void take_handle(uint64_t handle, Kind kind) {
 void revive(uint64_t handle) { slot_of(handle).handle.store(handle, std::memory_order_release); }
 
 void free_slot(uint64_t handle) { slot_of(handle).handle.store(0, std::memory_order_release); }
-
-void mark_held(uint64_t handle) {
-  HandleSlot& slot = slot_of(handle);
-  slot.holder.store(this_thread());
-  slot.handle.store(handle | kHeld, std::memory_order_release);
-}
-
-void unmark_held(uint64_t handle, Kind kind) {
-  HandleSlot& slot = slot_of(handle);
-  const uint64_t found = slot.handle.load();
-  if (found != (handle | kHeld) && found != handle) refuse(handle, kind);
-  if (handle >> 56 != static_cast<uint64_t>(kind)) refuse(handle, kind);
-  if (found == handle || slot.holder.load() != this_thread())
-    throw StateError("this thread does not hold the lock of the " +
-                     std::string(name_of(kind).type));
-  slot.holder.store(0);
-  slot.handle.store(handle, std::memory_order_release);
-}
 
 }  // namespace dtr

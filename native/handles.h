@@ -83,11 +83,10 @@ struct HandleOf<dtr_fragment_walk> : Handled<Kind::fragment_walk, fragment::Walk
 
 // Where a handle leads. All zero: free.
 struct HandleSlot {
-  std::atomic<uint64_t> handle{0};  // of the object; with kHeld, or kClaimed alone
+  std::atomic<uint64_t> handle{0};  // of the object; 1: it is being made or destroyed
   void* object = nullptr;
-  uint64_t serial = 0;              // of the slot's last object
-  std::atomic<uint64_t> holder{0};  // the thread that holds the object's lock around a fork
-  std::atomic<uint32_t> users{0};   // objects that need this one
+  uint64_t serial = 0;             // of the slot's last object
+  std::atomic<uint32_t> users{0};  // objects that need this one
 };
 
 constexpr uint64_t kHandleSlots = 1 << 16;
@@ -97,20 +96,19 @@ inline HandleSlot& slot_of(uint64_t handle) {
   return handle_slots[(handle >> 4) & (kHandleSlots - 1)];
 }
 
-// The object of a handle that its slot does not have as it is: one that is held by another thread.
-// Throws InvalidArgument or StateError for all others.
-void* find_unusual(uint64_t handle, Kind kind);
+// Throws InvalidArgument: the handle is none of an object of that kind.
+[[noreturn]] void refuse_handle(uint64_t handle, Kind kind);
 
-// The object behind a handle. Throws InvalidArgument if there is none of that kind, StateError
-// where this thread holds the object's lock around a fork.
+// The object behind a handle. Throws InvalidArgument if there is none of that kind.
 template <typename Handle>
 auto& of(Handle* handle) {
   using Of = HandleOf<std::remove_const_t<Handle>>;
   const auto number = reinterpret_cast<uint64_t>(handle);
   const HandleSlot& slot = slot_of(number);
-  const bool usual = slot.handle.load(std::memory_order_acquire) == number &&
-                     number >> 56 == static_cast<uint64_t>(Of::kind);
-  return *static_cast<typename Of::Object*>(usual ? slot.object : find_unusual(number, Of::kind));
+  if (slot.handle.load(std::memory_order_acquire) != number ||
+      number >> 56 != static_cast<uint64_t>(Of::kind))
+    refuse_handle(number, Of::kind);
+  return *static_cast<typename Of::Object*>(slot.object);
 }
 
 // A handle for an object; OutOfMemory if 65,536 objects have one.
@@ -171,26 +169,6 @@ void use(Handle* handle, bool alone = false) {
 template <typename Handle>
 void unuse(Handle* handle) {
   slot_of(reinterpret_cast<uint64_t>(handle)).users.fetch_sub(1);
-}
-
-// Around a fork: this thread has taken the object's lock, and lets go of it. In between, calls
-// that it makes with the handle are refused, for they would wait for ever.
-void mark_held(uint64_t handle);
-// StateError if this thread does not hold it.
-void unmark_held(uint64_t handle, Kind kind);
-
-template <typename Handle>
-void hold(Handle* handle) {
-  of(handle).hold();
-  mark_held(reinterpret_cast<uint64_t>(handle));
-}
-
-template <typename Handle>
-void let_go(Handle* handle) {
-  using Of = HandleOf<Handle>;
-  const auto number = reinterpret_cast<uint64_t>(handle);
-  unmark_held(number, Of::kind);
-  static_cast<typename Of::Object*>(slot_of(number).object)->let_go();
 }
 
 }  // namespace dtr

@@ -265,14 +265,6 @@ DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_hold(dtr_pool* pool) {
-  return guard([&] { dtr::hold(pool); });
-}
-
-DTR_EXPORT int32_t dtr_pool_let_go(dtr_pool* pool) {
-  return guard([&] { dtr::let_go(pool); });
-}
-
 DTR_EXPORT int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
   // The two structs are one list of fields, in the same order.
   static_assert(sizeof(dtr_pool_stats) == sizeof(dtr::PoolStats), "dtr_pool_stats and PoolStats");

@@ -355,12 +355,6 @@ dtr::SimulatedStorage& storage_of(const void* handle) {
   return *static_cast<dtr::SimulatedStorage*>(const_cast<void*>(handle));
 }
 
-// The framework may enter its engine: not while this thread holds that around a fork.
-dtr::SimulatedFramework& entering(dtr::SimulatedFramework& framework) {
-  of(framework.owner());
-  return framework;
-}
-
 void check_device(int32_t device_type, int32_t device_index) {
   require_between("device_type", device_type, 0, UINT8_MAX);
   require_between("device_index", device_index, -1, INT8_MAX);
@@ -428,9 +422,8 @@ DTR_EXPORT int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out) {
 DTR_EXPORT void dtr_sim_use_stream(uint64_t stream) { dtr::stream_in_use = stream; }
 
 DTR_EXPORT int32_t dtr_sim_destroy(dtr_sim* sim) {
-  return guard([&] {
-    dtr::destroy(sim, [](dtr::SimulatedFramework& closing) { entering(closing).close(); });
-  });
+  return guard(
+      [&] { dtr::destroy(sim, [](dtr::SimulatedFramework& closing) { closing.close(); }); });
 }
 
 DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_t device_index,
@@ -440,7 +433,7 @@ DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_
   return guard([&] {
     require(out, "out");
     *out = nullptr;
-    dtr::SimulatedFramework& in = entering(of(sim));
+    dtr::SimulatedFramework& in = of(sim);
     check_device(device_type, device_index);
     const uint64_t bytes = checked_bytes(ndim, sizes, scalar_type);
     const auto type = static_cast<uint8_t>(device_type);
@@ -484,7 +477,7 @@ DTR_EXPORT int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_
   return guard([&] {
     require(out, "out");
     *out = nullptr;
-    dtr::SimulatedFramework& in = entering(of(sim));
+    dtr::SimulatedFramework& in = of(sim);
     require(address, "address");
     check_device(device_type, device_index);
     const uint64_t bytes = checked_bytes(1, &elements, scalar_type);
@@ -499,7 +492,7 @@ DTR_EXPORT int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_
 DTR_EXPORT int32_t dtr_sim_replace_memory(dtr_sim_tensor* tensor, uint64_t stream) {
   return guard([&] {
     dtr::SimulatedStorage& storage = *tensor_of(tensor).storage;
-    dtr::SimulatedFramework& in = entering(*storage.framework);
+    dtr::SimulatedFramework& in = *storage.framework;
     void* address =
         in.allocate(storage.device_type, storage.device_index, storage.size_bytes, stream);
     in.let_go(storage);
@@ -513,7 +506,7 @@ DTR_EXPORT int32_t dtr_sim_release_tensor(dtr_sim_tensor* tensor) {
     dtr::SimulatedTensor& released = tensor_of(tensor);
     if (dtr::listed_as(tensor, true).ops > 0)
       throw dtr::StateError("the tensor is an argument of an op that has not ended");
-    entering(*released.storage->framework).release_tensor(&released);
+    released.storage->framework->release_tensor(&released);
   });
 }
 

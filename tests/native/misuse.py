@@ -142,9 +142,6 @@ class World:
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
-        self.freed: list[Any] = []
-        self.held: list[tuple[str, Any]] = []
-        self.engine_pools: set[int] = set()
         self.kept: list[Any] = []  # memory that objects look at
         self.foreign = ffi.new("char[]", 64 * KIB)
 
@@ -191,8 +188,7 @@ class World:
     def engine(self, **fields: Any) -> Any:
         engine = self.made("dtr_engine_create", "dtr_engine", self.engine_options(**fields))
         pool = self.pool()
-        if self.call("dtr_engine_add_pool", engine, 0, -1, pool) == lib.DTR_OK:
-            self.engine_pools.add(number_of(pool))
+        self.call("dtr_engine_add_pool", engine, 0, -1, pool)
         self.made("dtr_sim_create", "dtr_sim", engine)
         self.made("dtr_frame_create", "dtr_frame", engine)
         return engine
@@ -379,8 +375,6 @@ class World:
     # ---- checks ----
 
     def check(self) -> None:
-        if self.held:
-            return
         for kind, name in CHECKS.items():
             for handle in self.alive[kind]:
                 if getattr(lib, name)(handle) != lib.DTR_OK:
@@ -388,9 +382,6 @@ class World:
 
     def finish(self) -> None:
         """All that is left can be taken apart: nothing was lost, nothing locked for ever."""
-        while self.held:
-            kind, handle = self.held.pop()
-            self.done(f"{kind}_let_go", handle)
         for frame in self.alive["dtr_frame"]:
             self.done("dtr_remat_abort", frame)
             self.done("dtr_op_abort", frame, 0)
@@ -579,9 +570,6 @@ class Sequence:
                 self.random.choice(own)()
             else:
                 self.any_call(self.random.choice(frames if chance < 0.55 else uniform))
-            if world.held and self.random.random() < 0.4:
-                kind, handle = world.held.pop()
-                world.done(f"{kind}_let_go", handle)
             world.check()
             if len(world.alive["dtr_sim_tensor"]) > 40:
                 world.call_with(BY_NAME["dtr_sim_release_tensor"], [world.alive["dtr_sim_tensor"][0]])
@@ -660,11 +648,7 @@ class Sequence:
                 arguments[at] = self.wrong(function, kind, name, arguments[at])
         if function.name == "dtr_pool_create" and arguments[0]:
             self.any_pool(arguments[0])
-        holds = re.fullmatch(r"(dtr_(?:pool|engine))_(hold|let_go)", function.name)
         answer = world.call_with(function, arguments)
-        if holds and answer == lib.DTR_OK:
-            entry = (holds[1], arguments[0])
-            world.held.append(entry) if holds[2] == "hold" else world.held.remove(entry)
         self.note_memory(function.name, arguments, answer)
 
     def note_memory(self, name: str, arguments: list, answer: Any) -> None:
