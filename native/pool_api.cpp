@@ -31,6 +31,17 @@ using dtr::require;
 using dtr::require_array;
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
+
+// Memory that a copy reads or writes: in a block in use, for elsewhere nothing may be mapped.
+void require_in_block(dtr::AnyPool& pool, const char* name, const void* address, uint64_t bytes) {
+  if (bytes == 0) return;
+  const uint64_t at = number(address);
+  const uint64_t start = pool.contains(at) ? pool.block_start(at) : 0;
+  if (start != 0 && bytes <= pool.block_bytes(start) - (at - start)) return;
+  dtr::invalid(name, dtr::address_text(at) + " with " + dtr::size_text(bytes),
+               "a range in a block of this pool that is in use");
+}
+
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -225,9 +236,11 @@ DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uin
 DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
                                  uint64_t stream, uint64_t* timer) {
   return guard([&] {
+    dtr::AnyPool& in = of(pool);
+    require_in_block(in, "to", to, size_bytes);
+    require_in_block(in, "from", from, size_bytes);
     if (timer != nullptr) *timer = 0;
-    const uint64_t made =
-        of(pool).copy(number(to), number(from), size_bytes, stream, timer != nullptr);
+    const uint64_t made = in.copy(number(to), number(from), size_bytes, stream, timer != nullptr);
     if (timer != nullptr) *timer = made;
   });
 }
@@ -246,12 +259,18 @@ DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
 
 DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
                                      uint64_t size_bytes, uint64_t stream) {
-  return guard([&] { of(pool).copy_out(number(host), number(address), size_bytes, stream); });
+  return guard([&] {
+    require_in_block(of(pool), "address", address, size_bytes);
+    of(pool).copy_out(number(host), number(address), size_bytes, stream);
+  });
 }
 
 DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
                                     uint64_t size_bytes, uint64_t stream) {
-  return guard([&] { of(pool).copy_in(number(address), number(host), size_bytes, stream); });
+  return guard([&] {
+    require_in_block(of(pool), "address", address, size_bytes);
+    of(pool).copy_in(number(address), number(host), size_bytes, stream);
+  });
 }
 
 DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {

@@ -48,7 +48,8 @@ def declarations() -> tuple[list[Function], set[str]]:
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     opaque = set(re.findall(r"typedef struct (dtr_\w+) \1;", text))
     functions = []
-    for result, name, rest in re.findall(r"^(?!typedef)(\w[\w \*]*?)\b(dtr_\w+)\(([^()]*)\);", text, re.M):
+    pattern = r"^(?!typedef)(\w[\w \*]*?)\b(dtr_\w+)\(([^()]*)\);"
+    for result, name, rest in re.findall(pattern, text, re.MULTILINE):
         parameters = []
         for part in rest.split(","):
             if part.strip() in ("void", ""):
@@ -176,6 +177,8 @@ class World:
 
     def pool(self, driver: bytes = b"host", budget: int = 256 * KIB, **fields: Any) -> Any:
         options = ffi.new("dtr_pool_options *", {"budget_bytes": budget, **fields})
+        if driver == b"host":
+            options.reserve_bytes = 1 << 20  # checks look at all of it
         text = ffi.new("char[]", driver)
         options.driver = text
         return self.made("dtr_pool_create", "dtr_pool", options)
@@ -397,9 +400,13 @@ class World:
         for kind in ("dtr_sim", "dtr_engine", "dtr_pool", "dtr_event_log"):
             for handle in self.alive[kind]:
                 self.done(DESTROYERS[kind], handle)
-        for kind in OPAQUE - {"dtr_sim_tensor", "dtr_frame", "dtr_sim", "dtr_engine"} - {
-            *("dtr_pool", "dtr_event_log"),
-        }:
+        for kind in (
+            OPAQUE
+            - {"dtr_sim_tensor", "dtr_frame", "dtr_sim", "dtr_engine"}
+            - {
+                *("dtr_pool", "dtr_event_log"),
+            }
+        ):
             for handle in self.alive[kind]:
                 self.done(DESTROYERS[kind], handle)
 
@@ -479,6 +486,11 @@ def wrong_handles(world: World, kind: str) -> Iterator[tuple[str, Any]]:
         yield "wild", ffi.cast(f"{kind} *", number)
 
 
+def is_checked(function: Function, name: str) -> bool:
+    """Whether an address that is wild can be told from one that is not."""
+    return name not in ("framework", "context") and function.name != "dtr_sim_tensor_from"
+
+
 def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, list, bool]]:
     """What is wrong, the arguments, and whether the call must be refused."""
     for at, (kind, name) in enumerate(function.parameters):
@@ -502,13 +514,14 @@ def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, lis
             wanted = "dtr_sim_tensor" if name == "tensor" else "void"
             for what, handle in wrong_handles(world, "dtr_sim_tensor"):
                 if name == "tensor" or not what.startswith("destroyed"):
-                    yield f"{name}: {what}", put(ffi.cast("void *", handle)), wanted != "void" or (
-                        function.name.startswith("dtr_sim")
+                    yield (
+                        f"{name}: {what}",
+                        put(ffi.cast("void *", handle)),
+                        wanted != "void" or (function.name.startswith("dtr_sim")),
                     )
-        elif kind == "void*" and name not in ("framework", "context"):
-            if (function.name, name) != ("dtr_sim_tensor_from", "address"):
-                for number in WILD:
-                    yield f"{name}: wild", put(ffi.cast("void *", number)), False
+        elif kind == "void*" and is_checked(function, name):
+            for number in WILD:
+                yield f"{name}: wild", put(ffi.cast("void *", number)), False
         if stars == 1 and base.startswith("dtr_"):
             for field, its in ffi.typeof(base).fields:
                 if its.type.kind in ("pointer", "function") and name in ("options", "columns"):
@@ -572,7 +585,9 @@ class Sequence:
                 self.any_call(self.random.choice(frames if chance < 0.55 else uniform))
             world.check()
             if len(world.alive["dtr_sim_tensor"]) > 40:
-                world.call_with(BY_NAME["dtr_sim_release_tensor"], [world.alive["dtr_sim_tensor"][0]])
+                world.call_with(
+                    BY_NAME["dtr_sim_release_tensor"], [world.alive["dtr_sim_tensor"][0]]
+                )
         world.finish()
 
     # ---- calls that follow one another as they should ----
@@ -696,9 +711,8 @@ class Sequence:
             return rng.choice(
                 [ffi.NULL, ffi.cast("void *", rng.choice(WILD)), ffi.cast("void *", world.foreign)]
             )
-        if kind == "void*" and name not in ("framework", "context"):
-            if function.name != "dtr_sim_tensor_from":
-                return ffi.cast("void *", rng.choice([*WILD, number_of(good) + 64]))
+        if kind == "void*" and is_checked(function, name):
+            return ffi.cast("void *", rng.choice([*WILD, number_of(good) + 64]))
         return ffi.NULL
 
 
