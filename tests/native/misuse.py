@@ -140,6 +140,8 @@ class World:
     def __init__(self, log: int):
         self.log = log
         self.alive: dict[str, list[Any]] = defaultdict(list)
+        self.engines: dict[int, int] = {}
+        self.walked: list[Any] = []
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
@@ -166,8 +168,20 @@ class World:
             raise Misuse(f"{name} gave status {status} and {out[0]}")
         if status != lib.DTR_OK:
             return None
-        self.alive[kind].append(out[0])
+        self.keep(kind, out[0], arguments)
         return out[0]
+
+    def keep(self, kind: str, handle: Any, arguments: Any) -> None:
+        """What was made, and of which engine it is: that of the first argument."""
+        self.alive[kind].append(handle)
+        first = number_of(arguments[0]) if isinstance(arguments[0], ffi.CData) else 0
+        is_engine = any(number_of(engine) == first for engine in self.alive["dtr_engine"])
+        self.engines[number_of(handle)] = first if is_engine else self.engines.get(first, 0)
+
+    def of_engine(self, kind: str, of: Any) -> list[Any]:
+        """Those of the same engine as another object."""
+        engine = self.engines.get(number_of(of), 0)
+        return [h for h in self.alive[kind] if self.engines.get(number_of(h)) == engine]
 
     def died(self, kind: str, handle: Any) -> None:
         self.alive[kind].remove(handle)
@@ -232,7 +246,7 @@ class World:
             made.address = self.array("uint64_t", [4096, 8192, 4096, 8192])
             made.size_bytes = self.array("uint64_t", [64, 64, 0, 0])
             made.count = 4
-            self.walked = [made.kind, made.address, made.size_bytes]
+            self.walked += self.kept[-3:]  # they outlive the walk
         elif kind == "dtr_replay_options":
             self.fill_replay(made)
         elif kind == "dtr_runtime_options":
@@ -367,7 +381,7 @@ class World:
         for (kind, _), argument in zip(function.parameters, arguments, strict=True):
             base = kind.rstrip("*")
             if kind == base + "**" and base in OPAQUE and argument and argument[0]:
-                self.alive[base].append(argument[0])
+                self.keep(base, argument[0], arguments)
         if function.name in DESTROYS and answer == lib.DTR_OK and arguments[0]:
             kind = function.parameters[0].type.rstrip("*")
             if arguments[0] not in self.alive[kind]:
@@ -575,14 +589,15 @@ class Sequence:
         world = self.world
         world.fill()
         uniform = [f for f in FUNCTIONS if f.name not in ("dtr_cuda_map_times", "dtr_cuda_probe")]
-        own = [self.op_begin, self.op_end, self.commit, self.evict, self.new_tensor, self.allocate]
+        own = [*[self.op_begin] * 4, *[self.evict] * 5, *[self.commit] * 2]
+        own += [self.op_end, self.new_tensor, self.allocate]
         frames = [f for f in FUNCTIONS if f.name.startswith(("dtr_op_", "dtr_remat_"))]
         for _ in range(steps):
             chance = self.random.random()
-            if chance < 0.4:
+            if chance < 0.5:
                 self.random.choice(own)()
             else:
-                self.any_call(self.random.choice(frames if chance < 0.55 else uniform))
+                self.any_call(self.random.choice(frames if chance < 0.65 else uniform))
             world.check()
             if len(world.alive["dtr_sim_tensor"]) > 40:
                 world.call_with(
@@ -596,57 +611,84 @@ class Sequence:
         alive = self.world.alive[kind]
         return self.random.choice(alive) if alive else ffi.cast(f"{kind} *", 0)
 
-    def new_tensor(self) -> Any:
-        if self.world.alive["dtr_sim"]:
-            return self.world.tensor(self.one("dtr_sim"))
-        return None
+    def new_tensor(self, of: Any = None) -> Any:
+        """Of the same engine as another object, or of any."""
+        sims = self.world.of_engine("dtr_sim", of) if of else self.world.alive["dtr_sim"]
+        return self.world.tensor(self.random.choice(sims)) if sims else None
 
     def allocate(self) -> None:
         self.world.allocate(self.one("dtr_pool"))
 
     def numbers(self, frame: Any, function: str, count: int) -> None:
         numbers = self.world.call(function, frame, count)
-        if numbers:
-            for i in range(count):
-                numbers[i] = self.random.choice(
-                    [number_of(self.one("dtr_sim_tensor")) | self.random.randrange(8)] * 9
-                    + [self.random.choice([0, 8, number_of(self.world.foreign)])]
-                )
+        fitting = self.world.of_engine("dtr_sim_tensor", frame)
+        for i in range(count if numbers else 0):
+            if fitting and self.random.random() < 0.95:
+                use = self.random.choice([lib.DTR_USE_READ] * 3 + list(range(8)))
+                numbers[i] = number_of(self.random.choice(fitting)) | use
+            else:
+                other = number_of(self.one("dtr_sim_tensor"))
+                numbers[i] = self.random.choice([0, 8, other, number_of(self.world.foreign)])
 
     def op_begin(self) -> None:
         frame, count = self.one("dtr_frame"), self.random.randrange(4)
         self.numbers(frame, "dtr_frame_buffer", count)
-        self.world.call("dtr_op_begin", frame, count, self.random.randrange(4), 1)
+        flags = self.random.choice([lib.DTR_OP_REPLAYABLE] * 4 + [0, 2, 3])
+        need = self.world.call("dtr_op_begin", frame, count, flags, 1)
+        if need < 0 or self.random.random() < 0.3:
+            return
+        while need & lib.DTR_NEED_WORK and self.world.call("dtr_op_prepare", frame) > 0:
+            if not self.run_stack(frame):
+                return
+        self.op_end(frame)
 
-    def op_end(self) -> None:
-        frame = self.one("dtr_frame")
-        count = self.random.randrange(3)
+    def op_end(self, frame: Any = None) -> None:
+        if frame is None:
+            frame = self.one("dtr_frame")
+        count = self.random.choice([0, 1, 1, 1, 2])
         numbers = self.world.call("dtr_frame_buffer", frame, count)
-        for i in range(count):
-            tensor = self.new_tensor()
-            if numbers and tensor:
-                numbers[i] = number_of(tensor)
-        self.world.call("dtr_op_end", frame, count, self.random.randrange(2), 100)
+        for i in range(count if numbers else 0):
+            numbers[i] = number_of(self.new_tensor(frame) or ffi.NULL)
+        flags = self.random.choice([lib.DTR_OP_REPLAYABLE] * 4 + [0])
+        self.world.call("dtr_op_end", frame, count, flags, 100)
 
     def commit(self) -> None:
-        """A step that is wanted is run, in most cases as it should be."""
+        """What is wanted is run again, in most cases as it should be."""
         frame = self.one("dtr_frame")
-        if self.random.random() < 0.7:
+        if self.random.random() < 0.9:
             self.world.call("dtr_remat_want_any", frame)
-        if self.world.call("dtr_remat_next", frame) <= 0:
-            return
-        step = self.world.call("dtr_frame_step", frame, LENGTH)
+        self.run_stack(frame)
+
+    def run_stack(self, frame: Any) -> bool:
+        """Whether it is empty."""
+        for _ in range(20):
+            answer = self.world.call("dtr_remat_next", frame)
+            if answer <= 0:
+                return answer == 0
+            if not self.step(frame) or self.random.random() < 0.1:
+                return False
+        return False
+
+    def step(self, frame: Any) -> bool:
+        """Runs a step; its results are new tensors that are released at once."""
+        world = self.world
+        step = world.call("dtr_frame_step", frame, 4 * LENGTH)
         at = 1 + 2 * step[0]
         tensors = step[at]
-        for i in range(min(tensors, LENGTH // 2)):
-            step[i] = number_of(self.new_tensor() or ffi.NULL)
-        for i in range(tensors, min(tensors + 2, LENGTH)):
-            step[i] = number_of(self.new_tensor() or ffi.NULL)
-        self.world.call("dtr_remat_commit", frame, tensors, 2)
+        made = [self.new_tensor(frame) for _ in range(tensors + 3)]
+        for i, tensor in enumerate(made):
+            step[i] = number_of(tensor or ffi.NULL)
+        done = world.call("dtr_remat_commit", frame, tensors, 3) == 0
+        for tensor in made:
+            if tensor and self.random.random() < 0.95:
+                world.call_with(BY_NAME["dtr_sim_release_tensor"], [tensor])
+        return done
 
     def evict(self) -> None:
-        handle = self.world.call("dtr_sim_handle", self.one("dtr_sim_tensor"))
-        self.world.call("dtr_evict", self.one("dtr_engine"), handle)
+        tensor = self.one("dtr_sim_tensor")
+        handle = self.world.call("dtr_sim_handle", tensor)
+        engine = ffi.cast("dtr_engine *", self.world.engines.get(number_of(tensor), 0))
+        self.world.call("dtr_evict", engine, handle)
 
     # ---- any call ----
 
@@ -663,6 +705,12 @@ class Sequence:
                 arguments[at] = self.wrong(function, kind, name, arguments[at])
         if function.name == "dtr_pool_create" and arguments[0]:
             self.any_pool(arguments[0])
+        if function.name == "dtr_sim_replace_memory":
+            # The old content's record would be known to the op in flight alone, which the check of
+            # the invariants cannot see.
+            for frame in world.of_engine("dtr_frame", arguments[0]):
+                world.call("dtr_remat_abort", frame)
+                world.call("dtr_op_abort", frame, 0)
         answer = world.call_with(function, arguments)
         self.note_memory(function.name, arguments, answer)
 
@@ -743,7 +791,7 @@ def main(arguments: list[str]) -> None:
         return
     for seed in range(int(arguments[2]), int(arguments[3])):
         try:
-            Sequence(log, seed).run(200)
+            Sequence(log, seed).run(300)
         except Misuse as error:
             raise Misuse(f"seed {seed}: {error}") from None
 

@@ -5,7 +5,7 @@ To run it for longer, from the repository's root:
 
     python tests/native/misuse.py LOG sequences FIRST LAST
 
-with the first and the last seed, of which each takes about half a second; LOG is a file, whose last
+with the first seed and the one behind the last, ten or so a second; LOG is a file, whose last
 line is the call at which the process died. The same under sanitizers:
 
     make sanitize SANITIZED_TESTS=tests/native/test_misuse.py PYTEST_ARGS="-m 'long or not long'"
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
-from toy import REPLAYABLE, Toy, release
+from toy import REPLAYABLE, Toy, engine_options, release
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG = 900  # seconds: nobody waits that long for a call that returns
@@ -53,13 +53,13 @@ def test_every_wrong_pointer_of_every_function_is_refused(tmp_path):
 
 
 def test_random_sequences_keep_the_rules(tmp_path):
-    run(tmp_path, "sequences", 0, 8)
+    run(tmp_path, "sequences", 0, 40)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", [1000, 1030, 1060, 1090])
+@pytest.mark.parametrize("first", [1000, 1200, 1400, 1600])
 def test_more_random_sequences_keep_the_rules(tmp_path, first):
-    run(tmp_path, "sequences", first, first + 30)
+    run(tmp_path, "sequences", first, first + 200)
 
 
 def refused(status, error=WrongState, match=""):
@@ -160,3 +160,29 @@ class TestNumbers:
         sizes = ffi.new("int64_t[]", [1 << 62, 8])
         status = lib.dtr_sim_make_tensor(toy.sim, 0, -1, 0, 4, 2, sizes, ffi.NULL, out)
         refused(status, Invalid, "2\\^62")
+
+    def test_copies_that_leave_the_block(self):
+        """The addresses behind a block may have no memory."""
+        out = ffi.new("void **")
+        with NativePool(budget=1 << 20) as pool:
+            address = pool.allocate(4096)
+            check(lib.dtr_pool_host_allocate(pool.handle, 1 << 20, out))
+            block, host = ffi.cast("void *", address), out[0]
+            for call in (lib.dtr_pool_copy_out, lib.dtr_pool_copy_in):
+                pointers = (host, block) if call == lib.dtr_pool_copy_out else (block, host)
+                check(call(pool.handle, *pointers, 4096, 0))
+                refused(call(pool.handle, *pointers, 1 << 20, 0), Invalid, "block of this pool")
+            status = lib.dtr_pool_copy(pool.handle, block, block, 1 << 20, 0, ffi.NULL)
+            refused(status, Invalid, "block of this pool")
+            check(lib.dtr_pool_host_free(pool.handle, host))
+            pool.free(address)
+
+
+def test_an_op_of_an_engine_without_a_framework():
+    engine, frame = ffi.new("dtr_engine **"), ffi.new("dtr_frame **")
+    options = engine_options("lru")
+    check(lib.dtr_engine_create(options, engine))
+    check(lib.dtr_frame_create(engine[0], frame))
+    refused(lib.dtr_op_begin(frame[0], 0, 0, 1), match="not connected")
+    check(lib.dtr_frame_destroy(frame[0]))
+    check(lib.dtr_engine_destroy(engine[0]))
