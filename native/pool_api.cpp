@@ -33,13 +33,14 @@ using dtr::require_array;
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
 // Memory that a copy reads or writes: in a block in use, for elsewhere nothing may be mapped.
-void require_in_block(dtr::AnyPool& pool, const char* name, const void* address, uint64_t bytes) {
+void require_in_block(dtr::AnyPool& pool, const char* call, const void* address, uint64_t bytes) {
   if (bytes == 0) return;
   const uint64_t at = number(address);
   const uint64_t start = pool.contains(at) ? pool.block_start(at) : 0;
   if (start != 0 && bytes <= pool.block_bytes(start) - (at - start)) return;
-  dtr::invalid(name, dtr::address_text(at) + " with " + dtr::size_text(bytes),
-               "a range in a block of this pool that is in use");
+  throw dtr::InvalidArgument(std::string(call) + ": address " + dtr::address_text(at) + " with " +
+                             dtr::size_text(bytes) +
+                             " is not in this pool's blocks; allowed: a range in a block in use");
 }
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
@@ -237,8 +238,8 @@ DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uin
                                  uint64_t stream, uint64_t* timer) {
   return guard([&] {
     dtr::AnyPool& in = of(pool);
-    require_in_block(in, "to", to, size_bytes);
-    require_in_block(in, "from", from, size_bytes);
+    require_in_block(in, "copy", to, size_bytes);
+    require_in_block(in, "copy", from, size_bytes);
     if (timer != nullptr) *timer = 0;
     const uint64_t made = in.copy(number(to), number(from), size_bytes, stream, timer != nullptr);
     if (timer != nullptr) *timer = made;
@@ -260,7 +261,7 @@ DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
 DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
                                      uint64_t size_bytes, uint64_t stream) {
   return guard([&] {
-    require_in_block(of(pool), "address", address, size_bytes);
+    require_in_block(of(pool), "copy_out", address, size_bytes);
     of(pool).copy_out(number(host), number(address), size_bytes, stream);
   });
 }
@@ -268,7 +269,7 @@ DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* add
 DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
                                     uint64_t size_bytes, uint64_t stream) {
   return guard([&] {
-    require_in_block(of(pool), "address", address, size_bytes);
+    require_in_block(of(pool), "copy_in", address, size_bytes);
     of(pool).copy_in(number(address), number(host), size_bytes, stream);
   });
 }

@@ -171,9 +171,11 @@ class TestNumbers:
             for call in (lib.dtr_pool_copy_out, lib.dtr_pool_copy_in):
                 pointers = (host, block) if call == lib.dtr_pool_copy_out else (block, host)
                 check(call(pool.handle, *pointers, 4096, 0))
-                refused(call(pool.handle, *pointers, 1 << 20, 0), Invalid, "block of this pool")
+                refused(
+                    call(pool.handle, *pointers, 1 << 20, 0), Invalid, "a range in a block in use"
+                )
             status = lib.dtr_pool_copy(pool.handle, block, block, 1 << 20, 0, ffi.NULL)
-            refused(status, Invalid, "block of this pool")
+            refused(status, Invalid, "a range in a block in use")
             check(lib.dtr_pool_host_free(pool.handle, host))
             pool.free(address)
 
