@@ -62,8 +62,11 @@ class EventLog {
   // thread at a time.
   uint64_t drain(Event* events, uint64_t capacity);
   uint64_t lost() const;
+  // How many sources write to it.
+  uint32_t writers() const { return writers_.load(); }
 
  private:
+  friend class EventSource;
   struct Block {
     uint64_t count = 0;
     Event events[kBlockEvents];
@@ -78,14 +81,22 @@ class EventLog {
   std::unique_ptr<Block> spare_;
   int64_t begin_ns_ = 0;
   uint64_t lost_ = 0;
+  std::atomic<uint32_t> writers_{0};
 };
 
 // A pool's side: to which log its events go, if to any. Changed and used under the pool's lock.
 class EventSource {
  public:
+  EventSource() = default;
+  EventSource(const EventSource&) = delete;
+  EventSource& operator=(const EventSource&) = delete;
+  ~EventSource() { set(nullptr, 0); }
+
   bool is_on() const { return log_.load(std::memory_order_relaxed) != nullptr; }
   void set(EventLog* log, uint16_t device) {
-    log_.store(log, std::memory_order_relaxed);
+    if (log != nullptr) ++log->writers_;
+    EventLog* before = log_.exchange(log, std::memory_order_relaxed);
+    if (before != nullptr) --before->writers_;
     device_ = device;
   }
   void add(EventKind kind, uint64_t address, uint64_t size_bytes, uint64_t stream = 0) const {

@@ -111,6 +111,7 @@ class Pool final : public AnyPool {
   // first. arena as arena_allocate, 0 for none.
   uint64_t try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override {
+    if (size_bytes == 0) return 0;
     return try_once(size_bytes, stream, kNoArena, false);
   }
   uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,

@@ -40,7 +40,7 @@ Block* Pool::take_outside(Block* hole, uint64_t size, uint64_t begin, uint64_t e
 uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
                            bool packed) {
   Lock lock(mutex_);
-  if (slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
+  if (size_bytes == 0 || slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
   const uint64_t size = rounded_size(size_bytes);
   // As offsets, in whole grains.
   const uint64_t base = reservation_.base();

@@ -326,7 +326,12 @@ class Runtime:
         """Makes a tensor resident and keeps it so; escaped: as in dtr_pin()."""
         handle = self.handle(tensor)
         self.bring_back(handle)
-        check(lib.dtr_pin(self.engine, self.address(tensor), escaped))
+        # Another thread may evict it in between.
+        while (status := lib.dtr_pin(self.engine, self.address(tensor), escaped)) and not (
+            lib.dtr_is_resident(self.engine, handle)
+        ):
+            self.bring_back(handle)
+        check(status)
 
     def pin_for_a_while(self, tensor: Tensor, escaped: int = 0) -> Any:
         """The same, while what is returned lives. It ends without Python, so nothing that is raised

@@ -58,9 +58,9 @@ class EachThread:
     def _beginning_with_enter(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(begin)
         def begin_entered(function: Any, *rest: Any, **named: Any) -> Any:
-            return begin(
-                self._entered(function) if callable(function) else function, *rest, **named
-            )
+            if callable(function):
+                function = self._entered(function)
+            return begin(function, *rest, **named)
 
         return begin_entered
 

@@ -1,5 +1,6 @@
 // core_table.cpp: what a framework may ask of the core (bridge_table.h).
 #include "engine.h"
+#include "error.h"
 
 namespace dtr {
 
@@ -33,12 +34,102 @@ dtr_pool* pool_of(void* engine, uint8_t device_type, int8_t device_index) {
   return engine_of(engine)->pool_of(device_type, device_index);
 }
 
-int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure) {
-  return end_op(*reinterpret_cast<Frame*>(frame), results, flags, kMeasured, closure);
+// The bridge's frames are frames, not handles, and nothing of them is checked: these are the steps
+// of every operator.
+Frame& frame_of(dtr_frame* frame) { return *reinterpret_cast<Frame*>(frame); }
+
+int32_t frame_create(dtr_engine* engine, dtr_frame** out) {
+  return guard([&] { *out = reinterpret_cast<dtr_frame*>(new Frame(*engine_of(engine))); });
 }
 
-void* step_closure(dtr_frame* frame) {
-  return reinterpret_cast<const Frame*>(frame)->stack.back().op->closure;
+void frame_destroy(dtr_frame* frame) { delete &frame_of(frame); }
+
+int64_t* at_least(std::vector<int64_t>& numbers, uint64_t capacity) {
+  if (numbers.size() < capacity) numbers.resize(capacity);
+  return numbers.data();
+}
+
+int64_t* frame_buffer(dtr_frame* frame, uint64_t capacity) {
+  return at_least(frame_of(frame).buffer, capacity);
+}
+
+int64_t* frame_step(dtr_frame* frame, uint64_t capacity) {
+  return at_least(frame_of(frame).step, capacity);
+}
+
+int32_t frame_device(dtr_frame* frame) { return frame_of(frame).step_device; }
+
+// Runs body(engine, frame); its result, or -status with the message kept for last_error().
+template <typename Body>
+int64_t on(dtr_frame* frame, Body&& body) {
+  Frame& of = frame_of(frame);
+  const Bookkeeping time(of.engine);
+  return result_or_status([&] { return body(of.engine, of); });
+}
+
+int32_t op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
+  return static_cast<int32_t>(on(frame, [&](Engine& engine, Frame& of) {
+    return engine.op_begin(of, tensors, flags, op_key);
+  }));
+}
+
+int32_t op_prepare(dtr_frame* frame) {
+  return static_cast<int32_t>(
+      on(frame, [](Engine& engine, Frame& of) { return engine.op_prepare(of); }));
+}
+
+int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure) {
+  return on(frame, [&](Engine& engine, Frame& of) {
+    return engine.op_end(of, results, flags, kMeasured, closure);
+  });
+}
+
+void op_abort(dtr_frame* frame, int32_t started) {
+  Frame& of = frame_of(frame);
+  const Bookkeeping time(of.engine);
+  of.engine.op_abort(of, started != 0);
+}
+
+int64_t remat_next(dtr_frame* frame) {
+  return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
+}
+
+void* step_closure(dtr_frame* frame) { return frame_of(frame).stack.back().op->closure; }
+
+int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
+  return static_cast<int32_t>(on(frame, [&](Engine& engine, Frame& of) {
+    engine.remat_commit(of, tensors, results);
+    return 0;
+  }));
+}
+
+void remat_abort(dtr_frame* frame) {
+  Frame& of = frame_of(frame);
+  const Bookkeeping time(of.engine);
+  of.engine.remat_abort(of);
+}
+
+int32_t remat_want(dtr_frame* frame, void* handle) {
+  return static_cast<int32_t>(
+      on(frame, [&](Engine& engine, Frame& of) { return engine.remat_want(of, handle); }));
+}
+
+int32_t remat_want_any(dtr_frame* frame) {
+  return static_cast<int32_t>(
+      on(frame, [](Engine& engine, Frame& of) { return engine.remat_want_any(of); }));
+}
+
+uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
+                        uint64_t capacity) {
+  return engine_of(engine)->holders(op_keys, size_bytes, capacity);
+}
+
+void journal_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }
+
+void journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                  int64_t cost_ns) {
+  Frame& of = frame_of(frame);
+  of.engine.journal_view(of, tensors, results, name, cost_ns);
 }
 
 }  // namespace
@@ -52,8 +143,8 @@ dtr_core core_table(Engine* engine) {
   table.evicted_died = &evicted_died;
   table.record_stream = &record_stream;
   table.pool_of = &pool_of;
-  table.pool_get_stats = &dtr_pool_get_stats;
-  table.pool_reset_peak = &dtr_pool_reset_peak;
+  table.pool_get_stats = [](dtr_pool* pool, dtr_pool_stats* out) { dtr_pool_get_stats(pool, out); };
+  table.pool_reset_peak = [](dtr_pool* pool) { dtr_pool_reset_peak(pool); };
   table.pool_set_budget = &dtr_pool_set_budget;
   table.pool_trim = &dtr_pool_trim;
   table.pool_snapshot = &dtr_pool_snapshot;
@@ -63,24 +154,24 @@ dtr_core core_table(Engine* engine) {
   table.pool_arena_open = &dtr_pool_arena_open;
   table.pool_arena_close = &dtr_pool_arena_close;
   table.last_error = &dtr_last_error;
-  table.frame_create = &dtr_frame_create;
-  table.frame_destroy = &dtr_frame_destroy;
-  table.frame_buffer = &dtr_frame_buffer;
-  table.frame_step = &dtr_frame_step;
-  table.frame_device = &dtr_frame_device;
-  table.op_begin = &dtr_op_begin;
-  table.op_prepare = &dtr_op_prepare;
+  table.frame_create = &frame_create;
+  table.frame_destroy = &frame_destroy;
+  table.frame_buffer = &frame_buffer;
+  table.frame_step = &frame_step;
+  table.frame_device = &frame_device;
+  table.op_begin = &op_begin;
+  table.op_prepare = &op_prepare;
   table.op_end = &op_end;
-  table.op_abort = &dtr_op_abort;
-  table.remat_next = &dtr_remat_next;
+  table.op_abort = &op_abort;
+  table.remat_next = &remat_next;
   table.step_closure = &step_closure;
-  table.remat_commit = &dtr_remat_commit;
-  table.remat_abort = &dtr_remat_abort;
-  table.remat_want = &dtr_remat_want;
-  table.remat_want_any = &dtr_remat_want_any;
-  table.engine_holders = &dtr_engine_holders;
-  table.journal_name = &dtr_journal_name;
-  table.journal_view = &dtr_journal_view;
+  table.remat_commit = &remat_commit;
+  table.remat_abort = &remat_abort;
+  table.remat_want = &remat_want;
+  table.remat_want_any = &remat_want_any;
+  table.engine_holders = &engine_holders;
+  table.journal_name = &journal_name;
+  table.journal_view = &journal_view;
   return table;
 }
 

@@ -4,11 +4,22 @@
  * two CFFI marks is plain C declarations without preprocessor lines.
  *
  * Conventions
- *   - Every function and type begins with dtr_. Handles are opaque.
- *   - Units stand last in names: size_bytes, cost_ns. Addresses are void *.
- *   - A function that can fail returns a dtr_status (int32_t); DTR_OK is 0. The
- *     message of the last failure on the calling thread is dtr_last_error().
- *     A failed call leaves its objects as they were, unless it says otherwise.
+ *   - Every function and type begins with dtr_. Units stand last in names: size_bytes, cost_ns.
+ *   - The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, not addresses, and none is
+ *     given twice. The caller owns what a function writes to its last argument, and destroys it
+ *     once. A dtr_sim_tensor alone is an address, which another one may have later. The other
+ *     void * are addresses of memory, or objects of the framework.
+ *   - A function that can fail returns a dtr_status (int32_t), DTR_OK being 0, or, where its
+ * results are 0 and more, -status. One that returns something else answers NULL, 0 or (types of
+ * devices and scalars, frames' devices) -1 if the call is wrong. Either way dtr_last_error() gives
+ * the message of the last failure on the calling thread.
+ *   - Every function looks at its arguments before it does anything. It fails with DTR_INVALID if a
+ *     handle is NULL, was destroyed, or is of another kind or none; if a pointer is NULL that must
+ *     not be; and if a number is out of range. It fails with DTR_STATE if it is called out of
+ * order, or would destroy what something else still needs. "Fails iff" below names what else makes
+ * it fail. What it cannot tell: whether memory that a pointer leads to is there, and as long as the
+ * numbers beside it say; and whether another thread destroys an object that a call uses.
+ *   - A failed call leaves its objects as they were, unless it says otherwise.
  *   - "Any thread" means that the function takes the locks it needs
  *     (allocator/locks.h lists them). No function may be called while holding one.
  *   - No function takes the Python GIL, but for what a dtr_score_fn does. Callers that
@@ -141,11 +152,13 @@ typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stre
 /* Creates a pool; *out is NULL on failure. The caller owns it. Any thread. */
 int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 
-/* Unmaps everything and frees the pool. DTR_STATE while blocks are in use. */
+/* Unmaps everything and frees the pool. Fails iff blocks or host memory are in use, or an engine
+ * has the pool (DTR_STATE), or the driver does (DTR_DRIVER): then call it again. Any thread. */
 int32_t dtr_pool_destroy(dtr_pool* pool);
 
-/* Sets who is asked for room; NULL for nobody. Not while allocations run. */
-void dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
+/* Sets who is asked for room; NULL for nobody. Not while allocations run. An engine's pool asks
+ * its engine: leave that. */
+int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
 /* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
  * on the host and 256 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
@@ -158,7 +171,7 @@ int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, 
 int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t end,
                              void** out);
 
-/* 1 if the pool heeds the wish of a request of size_bytes. Any thread; no lock. */
+/* 1 if the pool heeds the wish of a request of size_bytes, else 0. Any thread; no lock. */
 int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes);
 
 /* The same as dtr_pool_allocate without asking for room and without waiting: *out is NULL and the
@@ -267,7 +280,7 @@ int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer);
 /* The work ends here, on the same stream. Timer 0 is allowed. */
 int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer);
 /* For a timer that was begun and will not be ended. Others are let be. */
-void dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
+int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer);
 /* Writes up to capacity timers that ended and whose work is done, with what it took (-1: the
  * driver would not say). Each is written once. Never waits. Returns how many it wrote. */
 uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t capacity);
@@ -281,7 +294,7 @@ int32_t dtr_pool_host_free(dtr_pool* pool, void* host);
 
 /* Copies a block's bytes in stream order. The caller does not wait: host, and on the way back
  * the block too, may be used by others only behind the stream. DTR_INVALID for a range that is
- * not in the pool, or not in one piece of its host memory. */
+ * not in a block in use, or not in one piece of its host memory. */
 int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address, uint64_t size_bytes,
                           uint64_t stream);
 int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64_t size_bytes,
@@ -291,7 +304,7 @@ int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64
  * order, behind all work that was recorded to use the first (dtr_pool_record_stream). The caller
  * does not wait, and orders what uses the second. Where memory has no contents nothing is done.
  * *timer is a timer of the copy, as dtr_pool_time_end leaves it; timer may be NULL. DTR_INVALID
- * for ranges that are not in the pool, DTR_STATE if a stream concerned is being captured. */
+ * for ranges that are not in blocks in use, DTR_STATE if a stream concerned is being captured. */
 int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
                       uint64_t stream, uint64_t* timer);
 
@@ -302,8 +315,9 @@ int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream);
  * unless told to (dtr_pool_order). 0 where there are no streams. Always the same. */
 int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
 
-void dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
-void dtr_pool_reset_peak(dtr_pool* pool);
+/* Neither fails otherwise. Any thread. */
+int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
+int32_t dtr_pool_reset_peak(dtr_pool* pool);
 
 /* Writes up to capacity blocks in address order and the number there is to
  * *count: call again with more room if *count > capacity. */
@@ -361,9 +375,10 @@ typedef struct dtr_event_columns {
   uint64_t* op; /* the op_key of the operator that ran on the thread, 0 if none did */
 } dtr_event_columns;
 
+/* The caller owns it. */
 int32_t dtr_event_log_create(dtr_event_log** out);
-/* No pool may write to it any more (dtr_pool_set_log). NULL is allowed. */
-void dtr_event_log_destroy(dtr_event_log* log);
+/* NULL is allowed. Fails iff a pool writes to it (dtr_pool_set_log). */
+int32_t dtr_event_log_destroy(dtr_event_log* log);
 /* Moves up to capacity events out, oldest first, and returns how many: fewer than there are if
  * less than 4096 would fit. No pool waits for it. One thread at a time. */
 uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
@@ -371,15 +386,14 @@ uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* column
 /* How many events came when 2^22 were waiting: from the first one on, all are lost. */
 uint64_t dtr_event_log_lost(const dtr_event_log* log);
 
-/* From now on the pool's events go to the log, which must outlive that, as those of a device with
- * this number; first, what is there: the budget, memory, blocks in use. NULL: to no log. Any
- * thread. */
+/* From now on the pool's events go to the log, as those of a device with this number; first, what
+ * is there: the budget, memory, blocks in use. NULL: to no log. Any thread. */
 int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device);
-/* Adds an event that the pool cannot know, if it has a log. Any thread. */
-void dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes);
+/* Adds an event (DTR_EVENT_...) that the pool cannot know, if it has a log. Any thread. */
+int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes);
 /* DTR_EVENT_MOVE_FROM and DTR_EVENT_MOVE_TO, one directly behind the other: after the content was
  * moved, and before its old block is freed. */
-void dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
+int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
 /* Which operator this thread runs from now on, for its events; 0: none. dtr_op_begin and dtr_op_end
  * say it by themselves. */
 void dtr_running_op(uint64_t op_key);
@@ -556,19 +570,22 @@ typedef struct dtr_cost {
   uint64_t readings;  /* from how many */
 } dtr_cost;
 
+/* The caller owns it. Fails iff an option is out of its range. */
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
-/* DTR_STATE while records exist; see dtr_engine_reset. */
+/* Fails iff records exist (dtr_engine_reset), or frames or a simulated framework of it do. */
 int32_t dtr_engine_destroy(dtr_engine* engine);
-/* Takes new options; the records stay. */
+/* Takes new options; the records stay. Fails as dtr_engine_create. Any thread. */
 int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options);
 
-/* Connects a framework: a const dtr_framework * of bridge_table.h. Once. */
+/* Connects a framework: a const dtr_framework * of bridge_table.h, which outlives the engine. Fails
+ * iff another one is connected, or it speaks another version of the table. */
 int32_t dtr_engine_connect(dtr_engine* engine, const void* framework);
 /* The core's table for that framework: a const dtr_core *. Lives with the engine. */
 const void* dtr_engine_core(dtr_engine* engine);
 
 /* Makes the engine the one who gives room in pool, for tensors of this device
- * (c10::DeviceType and index, -1 for the only one). The pool must outlive it. */
+ * (c10::DeviceType and index, -1 for the only one). The pool cannot be destroyed before the engine.
+ * Fails iff the device has a pool already, or the pool an engine. Before the first op. */
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool);
 
@@ -592,7 +609,8 @@ int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t
 /* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
-void dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out); /* Any thread. */
+/* DTR_OK, or DTR_STATE and a message that names the broken rule (native/records.h). Any thread. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
 /* What a search for room in the pool would choose now, without evicting it: its score in
@@ -613,10 +631,12 @@ uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* siz
  * it wrote; call until it returns 0. Any thread. */
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
 
-/* A frame belongs to one thread at a time. */
+/* A frame belongs to one thread at a time: a call with a frame that another call uses fails with
+ * DTR_STATE. The caller owns it. */
 int32_t dtr_frame_create(dtr_engine* engine, dtr_frame** out);
-void dtr_frame_destroy(dtr_frame* frame);
-/* The numbers that dtr_op_begin and dtr_op_end read: at least capacity of them.
+/* Fails iff its op has not ended, or its stack is not empty. */
+int32_t dtr_frame_destroy(dtr_frame* frame);
+/* The numbers that dtr_op_begin and dtr_op_end read: at least capacity (up to 2^24) of them.
  * Valid until a larger capacity is asked for. */
 int64_t* dtr_frame_buffer(dtr_frame* frame, uint64_t capacity);
 /* The numbers that dtr_remat_next writes and dtr_remat_commit reads. Valid until a
@@ -650,32 +670,38 @@ enum {
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their
  * storages, stamps their access time. op_key says which operator it is, the same number
- * in every process. Returns DTR_NEED bits, or -status on failure (then nothing is locked).
- * The tensors must live until dtr_op_end or _abort. */
+ * in every process. Returns DTR_NEED bits, or -status on failure (then nothing is locked). Fails
+ * iff the frame's last op has not ended or its stack is not empty, the buffer has fewer numbers, no
+ * framework is connected, or an entry is told to be no tensor of it (the simulated framework tells;
+ * of others only what is no address). The tensors must live until dtr_op_end or _abort. */
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
 
 /* Puts on the frame's stack what must be rematerialized before the op may run:
  * evicted inputs; then what depends on a constant that it overwrites; then what
  * depends on history that is too old. Returns 1 if there is something (run the
- * stack with dtr_remat_next and call again), 0 if the op may run, -status. */
+ * stack with dtr_remat_next and call again), 0 if the op may run, -status. Fails iff no op was
+ * begun, or the stack is not empty. */
 int32_t dtr_op_prepare(dtr_frame* frame);
 
 /* Ends an op whose result tensors stand in buffer[0..results): records them,
  * unlocks the inputs. Returns the id of the op record that needs a closure, 0 if
  * none does, -status on failure. flags: 0, or 0 without DTR_OP_REPLAYABLE given at
  * the beginning takes that back. cost_ns: what the op cost; negative: as measured by the
- * clock, averaged over the calls of its signature. The engine's clock moves on by it. */
+ * clock, averaged over the calls of its signature; at most 2^40. The engine's clock moves on by it.
+ * Fails iff no op was begun, it is not prepared, the stack is not empty, or as dtr_op_begin for the
+ * results; then the op has not ended. */
 int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns);
 
 /* The op failed, or will not run: unlocks. started 1: it may have overwritten some of its
- * storages, which become constants of unknown content; 0: it was never called. */
-void dtr_op_abort(dtr_frame* frame, int32_t started);
+ * storages, which become constants of unknown content; 0: it was never called. Without an op it
+ * does nothing. */
+int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
 
 /* The next op to run again: its id, with the step described in dtr_frame_step; 0 if
- * the stack is empty; -status on failure (call dtr_remat_abort). The description:
- *   edges, then per edge:   handle, copy (1: run on a copy of this storage)
- *   tensors, then each:     use, edge (-1: none), scalar type, flags, offset, ndim,
- *                           sizes[ndim], strides[ndim]
+ * the stack is empty; -status on failure (call dtr_remat_abort). Fails iff the last step was
+ * neither committed nor aborted, memory is short, or what is to be computed from is lost. The
+ * description: edges, then per edge:   handle, copy (1: run on a copy of this storage) tensors,
+ * then each:     use, edge (-1: none), scalar type, flags, offset, ndim, sizes[ndim], strides[ndim]
  * where use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value; a
  * tensor without an edge is made afresh from its shape. */
 int64_t dtr_remat_next(dtr_frame* frame);
@@ -686,24 +712,26 @@ int32_t dtr_frame_device(dtr_frame* frame);
 
 /* The step's closure ran: step[0..tensors) are its arguments' tensors as rebuilt
  * (0 for those by value), then come its result tensors. Their memory moves into the
- * storages that were evicted. Returns -status on failure. */
+ * storages that were evicted. Returns -status on failure; then call dtr_remat_abort. Fails iff no
+ * step is in progress, the step has fewer numbers, or the tensors are not what the first run gave.
+ */
 int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results);
 
 /* Gives up the stack and unlocks what it locked. What a failed step may have
  * overwritten is dropped and can be computed again. */
-void dtr_remat_abort(dtr_frame* frame);
+int32_t dtr_remat_abort(dtr_frame* frame);
 
 /* Puts one storage (a handle) on the stack: 1 if it is evicted, 0 if there is nothing
- * to do, -status. The caller keeps the handle alive. */
+ * to do, -status. The caller keeps the handle alive. Fails iff a step is in progress. */
 int32_t dtr_remat_want(dtr_frame* frame, void* handle);
-/* Puts some live evicted storage on the stack: 1, or 0 if there is none. Between a 1 and
- * the 0, or dtr_remat_abort, nothing live is evicted. */
+/* Puts some live evicted storage on the stack: 1, or 0 if there is none, or -status. Fails iff the
+ * stack is not empty. Between a 1 and the 0, or dtr_remat_abort, nothing live is evicted. */
 int32_t dtr_remat_want_any(dtr_frame* frame);
 
 /* By hand, on a live handle. The storage of a handle that the engine has never
  * seen counts as a resident constant. */
 int32_t dtr_evict(dtr_engine* engine, void* handle);       /* 1 done, 0 not possible, -status */
-int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1 or 0 */
+int32_t dtr_is_resident(dtr_engine* engine, void* handle); /* 1, 0, or -status */
 /* Moves a handle's content to another address of its pool, outside of [avoid_begin, avoid_end)
  * (both NULL: to any other): 1 done, 0 if it may not be moved or there is no place, -status if the
  * copy fails; then it is where it was. Whatever the option moving says. Addresses that were given
@@ -721,9 +749,10 @@ int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, 
  * given away; the storage becomes a constant for good and is watched for changes, if it is
  * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
  * what is computed from it from now on is not computed again. -1: as 0, but a handle that
- * the engine has never seen stays so: an operator that runs may have made it. */
+ * the engine has never seen stays so: an operator that runs may have made it. Fails iff the tensor
+ * is evicted: bring it back first. What is not ours to manage is left as it is. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
-int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
+int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, 0 if it was not pinned, or -status */
 
 /* A pin that ends with its owner: zeroed before the first use. So a caller whose language can be
  * interrupted anywhere has the owner first, and what destroys it ends the pin. */
@@ -733,12 +762,14 @@ typedef struct dtr_pin_owner {
 } dtr_pin_owner;
 
 /* As dtr_pin(), for an owner that has no pin. It has none afterwards either, if no pin was needed:
- * for memory that is not managed, or with escaped above 0. The storage may die before it. */
+ * for memory that is not managed, or with escaped above 0. The storage may die before it. Fails iff
+ * dtr_pin() does, or the owner has a pin. */
 int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, int32_t escaped, dtr_pin_owner* owner);
-void dtr_end_pin(dtr_pin_owner* owner);
+/* Fails iff the owner has a pin of an engine that was destroyed. */
+int32_t dtr_end_pin(dtr_pin_owner* owner);
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */
 void* dtr_handle_of(dtr_engine* engine, const void* tensor);
-/* dtr_tensor scalar type and device type of a tensor, for tables in Python. */
+/* The scalar type and device type of a tensor, for tables in Python. */
 int32_t dtr_scalar_type_of(dtr_engine* engine, const void* tensor);
 int32_t dtr_device_type_of(dtr_engine* engine, const void* tensor);
 
@@ -773,14 +804,14 @@ enum {
 
 /* Set before the first op: what an op has not met since the journal is on has no name.
  * dtr_engine_reset turns it off. Any thread. */
-void dtr_journal_set(dtr_engine* engine, int32_t mode);
+int32_t dtr_journal_set(dtr_engine* engine, int32_t mode);
 /* The operator of the ops that begin on this frame from now on: a number of the caller's
  * choice, not below 0, which stands in the records (-1 there: a view nobody recorded). */
-void dtr_journal_name(dtr_frame* frame, int32_t name);
+int32_t dtr_journal_name(dtr_frame* frame, int32_t name);
 /* A view operator ran: buffer[0..tensors) are its arguments' tensors, then come its
  * results'. Only views of storages that have a name count. */
-void dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                      int64_t cost_ns);
+int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                         int64_t cost_ns);
 /* Moves all records out. Returns how many numbers they are: if that is more than capacity,
  * nothing was moved. Any thread. */
 uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
@@ -795,7 +826,7 @@ enum {
   DTR_DECISION_RAN_AGAIN = 3 /* an operator was run again */
 };
 /* Off at first; turning it off forgets what was not drained. Any thread. */
-void dtr_decisions_set(dtr_engine* engine, int32_t on);
+int32_t dtr_decisions_set(dtr_engine* engine, int32_t on);
 /* As dtr_journal_drain. */
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
@@ -834,13 +865,14 @@ int32_t dtr_sim_make_view(const dtr_sim_tensor* base, int32_t ndim, const int64_
 /* The same over a handle, of a step of a rematerialization. DTR_STATE if it is dead. */
 int32_t dtr_sim_tensor_over(void* handle, int32_t scalar_type, int32_t ndim, const int64_t* sizes,
                             const int64_t* strides, int64_t offset, dtr_sim_tensor** out);
-/* A tensor over memory of the caller, which must outlive the storage. */
+/* A tensor over memory of the caller, which must outlive the storage. Any device. */
 int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_t device_index, void* address,
                             int32_t scalar_type, int64_t elements, dtr_sim_tensor** out);
 /* Gives the tensor's storage new memory of undefined content and lets the old go, past
  * the recorder (PyTorch: resize_ to nothing and back, set_data). */
 int32_t dtr_sim_replace_memory(dtr_sim_tensor* tensor, uint64_t stream);
-void dtr_sim_release_tensor(dtr_sim_tensor* tensor);
+/* Fails iff the tensor is an argument of an op that has not ended. */
+int32_t dtr_sim_release_tensor(dtr_sim_tensor* tensor);
 
 /* The tensor's storage; valid while a tensor over it exists. */
 void* dtr_sim_handle(const dtr_sim_tensor* tensor);
@@ -978,8 +1010,9 @@ int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* pr
                            uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
                            uint64_t operators, dtr_replay** out);
 
-void dtr_replay_destroy(dtr_replay* replay);
-void dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+/* Of these none fails otherwise. */
+int32_t dtr_replay_destroy(dtr_replay* replay);
+int32_t dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
 /* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
  * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
  * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
@@ -1011,8 +1044,9 @@ typedef struct dtr_schedule_result {
  * failure. */
 int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* program,
                             uint64_t numbers, dtr_schedule** out);
-void dtr_schedule_destroy(dtr_schedule* schedule);
-void dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
+/* Of these none fails otherwise. */
+int32_t dtr_schedule_destroy(dtr_schedule* schedule);
+int32_t dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
 /* The list, as many pairs as the result says. Lives as long as the schedule. */
 const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule);
 
@@ -1029,10 +1063,9 @@ typedef struct dtr_fragment_events dtr_fragment_events;
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out);
-void dtr_fragment_unload(dtr_fragment_events* events);
-/* No pointer may be NULL. */
-void dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps, uint64_t* allocations,
-                         uint64_t* peak_live_bytes);
+int32_t dtr_fragment_unload(dtr_fragment_events* events);
+int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
+                            uint64_t* allocations, uint64_t* peak_live_bytes);
 
 enum {
   DTR_FRAGMENT_OURS = 0,         /* our pool over simulated memory */
@@ -1120,8 +1153,9 @@ typedef struct dtr_fragment_replay dtr_fragment_replay;
  * that are none. *out belongs to the caller; NULL on failure. Any thread. */
 int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
                          dtr_fragment_replay** out);
-void dtr_fragment_destroy(dtr_fragment_replay* replay);
-void dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
+/* Of these none fails otherwise. */
+int32_t dtr_fragment_destroy(dtr_fragment_replay* replay);
+int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
 /* These live as long as the replay. Samples ascend by row: about as many as asked for, evenly, and
  * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
  * order, `worst` when reserved - live was largest, else at the end. */
@@ -1173,9 +1207,9 @@ typedef struct dtr_fragment_walk dtr_fragment_walk;
 /* DTR_INVALID names the row: an end of what has not begun, a block that lies in another one. *out
  * belongs to the caller; NULL on failure. Any thread. */
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
-void dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
+int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
 /* Its columns live as long as the walk. */
-void dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
+int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
 /* The sizes of the holes after that row, ascending: goes through the rows again. They live until
  * the next call, or as long as the walk. */
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,

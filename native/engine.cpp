@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "error.h"
+#include "handles.h"
+#include "simulated_framework.h"
 
 namespace dtr {
 
@@ -78,6 +80,7 @@ Engine::~Engine() {
   }
   for (Device* device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
+    unuse(device->pool);
     delete device;
   }
 }
@@ -114,6 +117,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   if (pool_of(device_type, device_index))
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
+  use(pool, true);
   auto* device = new Device{device_type,
                             device_index,
                             pool,
@@ -475,8 +479,20 @@ void Engine::record_stream(void* address, uint64_t stream) {
 }
 
 void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
-  if (!framework_) throw StateError("the engine is not connected to a framework");
+  check_connected();
   framework_->describe(tensor, out);
+}
+
+void Engine::check_connected() const {
+  if (!framework_) throw StateError("the engine is not connected to a framework");
+}
+
+void Engine::check_tensor(const void* tensor) const {
+  check_connected();
+  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
+    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
+            "the address of one, a multiple of 8");
+  check_simulated(*this, framework_, tensor);
 }
 
 void Engine::evicted_died(Storage* storage) {
@@ -540,6 +556,10 @@ void Engine::get_stats(dtr_engine_stats* out) {
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
   std::lock_guard<EngineMutex> lock(mutex_);
   costs_.clear();
+  if (count > CostTable::kMost) {
+    const std::string most = std::to_string(CostTable::kMost);
+    throw InvalidArgument("costs[" + most + "] is one too many; allowed: " + most);
+  }
   for (uint64_t i = 0; i < count; ++i) {
     const dtr_cost& cost = costs[i];
     const auto refuse = [&](const std::string& what) {
@@ -551,10 +571,8 @@ void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
       refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
              std::to_string(CostTable::kMostNs));
     if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
-      refuse(costs_.size() >= CostTable::kMost
-                 ? " is one too many; allowed: " + std::to_string(CostTable::kMost)
-                 : ".signature is " + std::to_string(cost.signature) +
-                       ", which stands there already; allowed: each once");
+      refuse(".signature is " + std::to_string(cost.signature) +
+             ", which stands there already; allowed: each once");
   }
 }
 

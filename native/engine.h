@@ -278,6 +278,9 @@ class Engine {
   void hand_end_pin(void* handle);
   bool hand_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
+  void check_connected() const;
+  // Throws for what can be told to be no tensor of the connected framework.
+  void check_tensor(const void* tensor) const;
 
   // ---- moving.cpp ----
   bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
@@ -671,9 +674,6 @@ int64_t& room_ns_of_thread();
 
 // What a framework is told of the engine (core_table.cpp).
 dtr_core core_table(Engine* engine);
-
-// dtr_op_end, with a closure for the record (bridge_table.h) or null.
-int64_t end_op(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns, void* closure);
 
 // What a storage was computed from, and what was computed from it, where that is recorded.
 template <typename F>

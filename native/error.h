@@ -39,7 +39,42 @@ int32_t guard(Body&& body) noexcept {
   } catch (const std::exception& error) {  // StateError, and what nobody foresaw
     set_last_error(error.what());
     return DTR_STATE;
+  } catch (...) {
+    set_last_error("a callback threw what is no std::exception");
+    return DTR_STATE;
   }
+}
+
+// For functions that return a value: what body() returns, or, with its message kept, neutral.
+template <typename T, typename Body>
+T answer(T neutral, Body&& body) noexcept {
+  guard([&] { neutral = body(); });
+  return neutral;
+}
+
+// For those whose results are 0 and more: what body() returns, or -status.
+template <typename Body>
+int64_t result_or_status(Body&& body) noexcept {
+  int64_t result = 0;
+  const int32_t status = guard([&] { result = body(); });
+  return status == DTR_OK ? result : -status;
+}
+
+// Throw InvalidArgument for an argument that is not what it must be.
+[[noreturn]] inline void invalid(const std::string& name, const std::string& value,
+                                 const std::string& allowed) {
+  throw InvalidArgument(name + " is " + value + "; allowed: " + allowed);
+}
+inline void require(const void* argument, const char* name) {
+  if (!argument) invalid(name, "NULL", "a valid pointer");
+}
+// An array of so many may be NULL only if there are none.
+inline void require_array(const void* array, uint64_t count, const char* name) {
+  if (count > 0) require(array, name);
+}
+inline void require_between(const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most)
+    invalid(name, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
 }
 
 // The reverse: the exception that a status other than DTR_OK stands for.

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "engine.h"
+#include "errors.h"
 
 namespace dtr {
 
@@ -31,7 +32,15 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
-  if (!desc.handle || !desc.data || !is_managed_device(desc)) return nullptr;
+  if (!desc.handle || !is_managed_device(desc)) return nullptr;
+  if (!desc.data) {
+    const Storage* known = by_handle_.find(desc.handle);
+    if (known && known->state != State::resident)
+      throw StateError("storage " + std::to_string(known->id) + " (" +
+                       std::to_string(known->size_bytes) +
+                       " bytes) is evicted; allowed: to pin it once it is back (dtr_remat_want)");
+    return nullptr;
+  }
   Storage* storage = escaped < 0 ? by_handle_.find(desc.handle) : find_or_adopt(desc, deferred);
   if (!storage) return nullptr;
   if (escaped <= 0) {

@@ -215,6 +215,8 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
         output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
     if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
       throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
+    if (output.mutation && at >= tensors)
+      throw StateError("op " + std::to_string(op->id) + " had more arguments the first time");
     const auto* tensor = reinterpret_cast<const void*>(frame.step[at]);
     if (!tensor)
       throw StateError("op " + std::to_string(op->id) + " gave no result " +

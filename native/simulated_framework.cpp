@@ -5,9 +5,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "engine.h"
 #include "error.h"
+#include "handles.h"
 
 namespace dtr {
 
@@ -18,6 +20,38 @@ namespace {
 // pool's lock-free range check.
 std::mutex registry_mutex;
 std::vector<SimulatedFramework*> registry;
+
+// The tensors and storages of checked frameworks. A leaf lock, too.
+struct Listed {
+  bool is_tensor;
+  const Engine* engine;
+  int32_t ops;  // that use the tensor
+};
+std::mutex listed_mutex;
+std::unordered_map<const void*, Listed> listed;
+
+void list(const void* object, bool is_tensor, const Engine& engine) {
+  std::lock_guard<std::mutex> lock(listed_mutex);
+  listed[object] = {is_tensor, &engine, 0};
+}
+
+void unlist(const void* object) {
+  std::lock_guard<std::mutex> lock(listed_mutex);
+  listed.erase(object);
+}
+
+// What the address is, if it is what is wanted. Throws InvalidArgument otherwise.
+Listed listed_as(const void* object, bool is_tensor) {
+  const char* wanted = is_tensor ? "a tensor of a simulated framework that was not released"
+                                 : "the handle of a storage that a tensor or step refers to";
+  const char* name = is_tensor ? "the tensor" : "the handle";
+  if (!object) invalid(name, "NULL", wanted);
+  std::lock_guard<std::mutex> lock(listed_mutex);
+  const auto found = listed.find(object);
+  if (found == listed.end() || found->second.is_tensor != is_tensor)
+    invalid(name, address_text(reinterpret_cast<uint64_t>(object)), wanted);
+  return found->second;
+}
 
 SimulatedStorage& storage_of(void* handle) { return *static_cast<SimulatedStorage*>(handle); }
 
@@ -89,9 +123,8 @@ void retain_weak(void* handle) { storage_of(handle).weak.fetch_add(1); }
 void release_weak(void* handle) {
   SimulatedStorage& storage = storage_of(handle);
   if (storage.weak.fetch_sub(1) != 1) return;
-  SimulatedFramework* framework = storage.framework;
+  storage.framework->storage_is_gone(&storage);
   delete &storage;
-  framework->storage_is_gone();
 }
 
 int32_t retain_strong(void* handle) {
@@ -177,14 +210,15 @@ const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
 
 }  // namespace
 
-SimulatedFramework::SimulatedFramework(dtr_engine* engine)
-    : engine_(engine), core_(static_cast<const dtr_core*>(dtr_engine_core(engine))) {
+SimulatedFramework::SimulatedFramework(dtr_engine* engine, bool checked)
+    : owner_(engine), engine_(of(engine)), core_(engine_.core()), checked_(checked) {
   std::lock_guard<std::mutex> lock(registry_mutex);
   for (const SimulatedFramework* other : registry)
-    if (other->engine_ == engine)
+    if (&other->engine_ == &engine_)
       throw StateError("the engine is connected to a simulated framework already");
-  reinterpret_cast<Engine*>(engine)->connect(&table);
+  engine_.connect(&table);
   registry.push_back(this);
+  use(owner_);
 }
 
 void SimulatedFramework::close() {
@@ -196,16 +230,22 @@ void SimulatedFramework::close() {
 SimulatedFramework::~SimulatedFramework() {
   std::lock_guard<std::mutex> lock(registry_mutex);
   registry.erase(std::find(registry.begin(), registry.end(), this));
+  unuse(owner_);
+}
+
+void SimulatedFramework::storage_is_gone(const SimulatedStorage* storage) {
+  if (checked_) unlist(storage);
+  objects_.fetch_sub(1);
 }
 
 bool SimulatedFramework::has(const void* address, uint8_t device_type, int8_t device_index) const {
-  dtr_pool* pool = reinterpret_cast<Engine*>(engine_)->pool_of(device_type, device_index);
+  dtr_pool* pool = engine_.pool_of(device_type, device_index);
   return pool && dtr_pool_contains(pool, address);
 }
 
 void* SimulatedFramework::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
                                    uint64_t stream) {
-  if (!reinterpret_cast<Engine*>(engine_)->pool_of(device_type, device_index))
+  if (!engine_.pool_of(device_type, device_index))
     throw InvalidArgument("device_type " + std::to_string(device_type) + ", device_index " +
                           std::to_string(device_index) +
                           " has no pool; allowed: a device given to dtr_engine_add_pool");
@@ -227,6 +267,7 @@ SimulatedStorage* SimulatedFramework::make_storage(Memory memory, void* pointer,
   storage->size_bytes = size_bytes;
   storage->device_type = device_type;
   storage->device_index = device_index;
+  if (checked_) list(storage, false, engine_);
   objects_.fetch_add(1);
   return storage;
 }
@@ -245,6 +286,7 @@ SimulatedTensor* SimulatedFramework::make_tensor(SimulatedStorage* storage, int3
   tensor->offset = offset;
   tensor->scalar_type = scalar_type;
   tensor->storage = storage;
+  if (checked_) list(tensor.get(), true, engine_);
   objects_.fetch_add(1);
   return tensor.release();
 }
@@ -257,6 +299,7 @@ SimulatedTensor* SimulatedFramework::tensor_over(SimulatedStorage* storage) {
 
 void SimulatedFramework::release_tensor(SimulatedTensor* tensor) {
   SimulatedStorage* storage = tensor->storage;
+  if (checked_) unlist(tensor);
   delete tensor;
   release_strong(storage);
   objects_.fetch_sub(1);
@@ -272,37 +315,71 @@ void SimulatedFramework::let_go(SimulatedStorage& storage) {
   if (memory == Memory::evicted) core_->evicted_died(core_->engine, pointer);
 }
 
+void check_simulated(const Engine& engine, const dtr_framework* framework, const void* tensor) {
+  if (framework != &table) return;
+  if (listed_as(tensor, true).engine != &engine)
+    throw InvalidArgument("the tensor is one of another engine; allowed: of this one");
+}
+
+void in_use(const std::vector<const void*>& tensors, int32_t change) {
+  std::lock_guard<std::mutex> lock(listed_mutex);
+  for (const void* tensor : tensors) {
+    const auto found = listed.find(tensor);
+    if (found != listed.end()) found->second.ops += change;
+  }
+}
+
 }  // namespace dtr
 
 // ---- the C interface ----
 
 namespace {
 
-dtr::SimulatedFramework& sim_of(dtr_sim* sim) {
-  return *reinterpret_cast<dtr::SimulatedFramework*>(sim);
-}
+using dtr::answer;
+using dtr::guard;
+using dtr::invalid;
+using dtr::of;
+using dtr::require;
+using dtr::require_between;
+
+constexpr int32_t kMostDims = 64;
+constexpr uint64_t kMostBytes = uint64_t{1} << 62;
 
 dtr::SimulatedTensor& tensor_of(const dtr_sim_tensor* tensor) {
+  dtr::listed_as(tensor, true);
   return *const_cast<dtr::SimulatedTensor*>(reinterpret_cast<const dtr::SimulatedTensor*>(tensor));
 }
 
-void require(const void* argument, const char* name) {
-  if (!argument)
-    throw dtr::InvalidArgument(std::string(name) + " is NULL; allowed: a valid pointer");
+dtr::SimulatedStorage& storage_of(const void* handle) {
+  dtr::listed_as(handle, false);
+  return *static_cast<dtr::SimulatedStorage*>(const_cast<void*>(handle));
+}
+
+void check_device(int32_t device_type, int32_t device_index) {
+  require_between("device_type", device_type, 0, UINT8_MAX);
+  require_between("device_index", device_index, -1, INT8_MAX);
 }
 
 uint64_t checked_elements(int32_t ndim, const int64_t* sizes) {
-  if (ndim < 0)
-    throw dtr::InvalidArgument("ndim is " + std::to_string(ndim) + "; allowed: 0 and more");
+  require_between("ndim", ndim, 0, kMostDims);
   if (ndim > 0) require(sizes, "sizes");
   uint64_t elements = 1;
   for (int32_t d = 0; d < ndim; ++d) {
     if (sizes[d] < 0)
       throw dtr::InvalidArgument("sizes[" + std::to_string(d) + "] is " + std::to_string(sizes[d]) +
                                  "; allowed: 0 and more");
-    elements *= static_cast<uint64_t>(sizes[d]);
+    if (__builtin_mul_overflow(elements, static_cast<uint64_t>(sizes[d]), &elements) ||
+        elements > kMostBytes)
+      invalid("sizes", "more than 2^62 elements", "fewer");
   }
   return elements;
+}
+
+uint64_t checked_bytes(int32_t ndim, const int64_t* sizes, int32_t scalar_type) {
+  const uint64_t elements = checked_elements(ndim, sizes);
+  const uint64_t item = dtr::checked_item_bytes(scalar_type);
+  if (elements > kMostBytes / item) invalid("sizes", "more than 2^62 bytes", "fewer");
+  return elements * item;
 }
 
 // The tensor's last element lies in its storage.
@@ -314,10 +391,11 @@ void check_geometry(const dtr::SimulatedStorage& storage, int32_t scalar_type, i
   int64_t last = offset;
   bool allowed = offset >= 0;
   for (int32_t d = 0; d < ndim; ++d) {
-    allowed &= strides[d] >= 0;
-    last += (sizes[d] - 1) * strides[d];
+    int64_t reach = 0;
+    allowed &= strides[d] >= 0 && !__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) &&
+               !__builtin_add_overflow(last, reach, &last);
   }
-  if (!allowed || (elements > 0 && (static_cast<uint64_t>(last) + 1) * item > storage.size_bytes))
+  if (!allowed || (elements > 0 && static_cast<uint64_t>(last) >= storage.size_bytes / item))
     throw dtr::InvalidArgument("offset, sizes and strides reach element " + std::to_string(last) +
                                " of " + std::to_string(item) + " bytes; allowed: inside the " +
                                std::to_string(storage.size_bytes) + " bytes of the storage");
@@ -334,32 +412,30 @@ dtr_sim_tensor* over(dtr::SimulatedStorage& storage, int32_t scalar_type, int32_
 }  // namespace
 
 DTR_EXPORT int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out) {
-  return dtr::guard([&] {
+  return guard([&] {
     require(out, "out");
     *out = nullptr;
-    require(engine, "engine");
-    *out = reinterpret_cast<dtr_sim*>(new dtr::SimulatedFramework(engine));
+    *out = dtr::make_handle<dtr_sim>(std::make_unique<dtr::SimulatedFramework>(engine, true));
   });
 }
 
 DTR_EXPORT void dtr_sim_use_stream(uint64_t stream) { dtr::stream_in_use = stream; }
 
 DTR_EXPORT int32_t dtr_sim_destroy(dtr_sim* sim) {
-  return dtr::guard([&] {
-    require(sim, "sim");
-    sim_of(sim).close();
-    delete &sim_of(sim);
-  });
+  return guard(
+      [&] { dtr::destroy(sim, [](dtr::SimulatedFramework& closing) { closing.close(); }); });
 }
 
 DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_t device_index,
                                        uint64_t stream, int32_t scalar_type, int32_t ndim,
                                        const int64_t* sizes, const int64_t* strides,
                                        dtr_sim_tensor** out) {
-  return dtr::guard([&] {
+  return guard([&] {
     require(out, "out");
     *out = nullptr;
-    const uint64_t bytes = checked_elements(ndim, sizes) * dtr::checked_item_bytes(scalar_type);
+    dtr::SimulatedFramework& in = of(sim);
+    check_device(device_type, device_index);
+    const uint64_t bytes = checked_bytes(ndim, sizes, scalar_type);
     const auto type = static_cast<uint8_t>(device_type);
     const auto index = static_cast<int8_t>(device_index);
     if (strides) {
@@ -367,77 +443,85 @@ DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_
       shape.size_bytes = bytes;
       check_geometry(shape, scalar_type, ndim, sizes, strides, 0);
     }
-    void* address = sim_of(sim).allocate(type, index, bytes, stream);
-    dtr::SimulatedStorage* storage = sim_of(sim).make_storage(
+    void* address = in.allocate(type, index, bytes, stream);
+    dtr::SimulatedStorage* storage = in.make_storage(
         address ? dtr::Memory::core : dtr::Memory::none, address, bytes, type, index);
     *out = reinterpret_cast<dtr_sim_tensor*>(
-        sim_of(sim).make_tensor(storage, scalar_type, ndim, sizes, strides, 0));
+        in.make_tensor(storage, scalar_type, ndim, sizes, strides, 0));
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_make_view(const dtr_sim_tensor* base, int32_t ndim, const int64_t* sizes,
                                      const int64_t* strides, int64_t offset, dtr_sim_tensor** out) {
-  return dtr::guard([&] {
+  return guard([&] {
     require(out, "out");
     *out = nullptr;
-    require(base, "base");
-    *out =
-        over(*tensor_of(base).storage, tensor_of(base).scalar_type, ndim, sizes, strides, offset);
+    const dtr::SimulatedTensor& from = tensor_of(base);
+    *out = over(*from.storage, from.scalar_type, ndim, sizes, strides, offset);
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_tensor_over(void* handle, int32_t scalar_type, int32_t ndim,
                                        const int64_t* sizes, const int64_t* strides, int64_t offset,
                                        dtr_sim_tensor** out) {
-  return dtr::guard([&] {
+  return guard([&] {
     require(out, "out");
     *out = nullptr;
-    require(handle, "handle");
-    *out = over(dtr::storage_of(handle), scalar_type, ndim, sizes, strides, offset);
+    *out = over(storage_of(handle), scalar_type, ndim, sizes, strides, offset);
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_t device_index,
                                        void* address, int32_t scalar_type, int64_t elements,
                                        dtr_sim_tensor** out) {
-  return dtr::guard([&] {
+  return guard([&] {
     require(out, "out");
     *out = nullptr;
+    dtr::SimulatedFramework& in = of(sim);
     require(address, "address");
-    const uint64_t bytes = checked_elements(1, &elements) * dtr::checked_item_bytes(scalar_type);
-    dtr::SimulatedStorage* storage = sim_of(sim).make_storage(dtr::Memory::foreign, address, bytes,
-                                                              static_cast<uint8_t>(device_type),
-                                                              static_cast<int8_t>(device_index));
+    check_device(device_type, device_index);
+    const uint64_t bytes = checked_bytes(1, &elements, scalar_type);
+    dtr::SimulatedStorage* storage =
+        in.make_storage(dtr::Memory::foreign, address, bytes, static_cast<uint8_t>(device_type),
+                        static_cast<int8_t>(device_index));
     *out = reinterpret_cast<dtr_sim_tensor*>(
-        sim_of(sim).make_tensor(storage, scalar_type, 1, &elements, nullptr, 0));
+        in.make_tensor(storage, scalar_type, 1, &elements, nullptr, 0));
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_replace_memory(dtr_sim_tensor* tensor, uint64_t stream) {
-  return dtr::guard([&] {
-    require(tensor, "tensor");
+  return guard([&] {
     dtr::SimulatedStorage& storage = *tensor_of(tensor).storage;
-    void* address = storage.framework->allocate(storage.device_type, storage.device_index,
-                                                storage.size_bytes, stream);
-    storage.framework->let_go(storage);
+    dtr::SimulatedFramework& in = *storage.framework;
+    void* address =
+        in.allocate(storage.device_type, storage.device_index, storage.size_bytes, stream);
+    in.let_go(storage);
     storage.memory = address ? dtr::Memory::core : dtr::Memory::none;
     storage.pointer = address;
   });
 }
 
-DTR_EXPORT void dtr_sim_release_tensor(dtr_sim_tensor* tensor) {
-  dtr::SimulatedTensor& of = tensor_of(tensor);
-  of.storage->framework->release_tensor(&of);
+DTR_EXPORT int32_t dtr_sim_release_tensor(dtr_sim_tensor* tensor) {
+  return guard([&] {
+    dtr::SimulatedTensor& released = tensor_of(tensor);
+    if (dtr::listed_as(tensor, true).ops > 0)
+      throw dtr::StateError("the tensor is an argument of an op that has not ended");
+    released.storage->framework->release_tensor(&released);
+  });
 }
 
-DTR_EXPORT void* dtr_sim_handle(const dtr_sim_tensor* tensor) { return tensor_of(tensor).storage; }
+DTR_EXPORT void* dtr_sim_handle(const dtr_sim_tensor* tensor) {
+  return answer(static_cast<void*>(nullptr), [&]() -> void* { return tensor_of(tensor).storage; });
+}
 
 DTR_EXPORT void* dtr_sim_data(const dtr_sim_tensor* tensor) {
-  const dtr::SimulatedTensor& of = tensor_of(tensor);
-  auto* start = static_cast<char*>(dtr::address_of(*of.storage));
-  return start ? start + of.offset * dtr::item_bytes_of(of.scalar_type) : nullptr;
+  return answer(static_cast<void*>(nullptr), [&]() -> void* {
+    const dtr::SimulatedTensor& at = tensor_of(tensor);
+    auto* start = static_cast<char*>(dtr::address_of(*at.storage));
+    return start ? start + at.offset * dtr::item_bytes_of(at.scalar_type) : nullptr;
+  });
 }
 
 DTR_EXPORT uint64_t dtr_sim_storage_bytes(const void* handle) {
-  return dtr::storage_of(handle).size_bytes;
+  return answer(uint64_t{0}, [&] { return storage_of(handle).size_bytes; });
 }

@@ -21,6 +21,7 @@
 
 namespace dtr {
 
+class Engine;
 class SimulatedFramework;
 
 // Whose memory a storage holds, and so who is told when it dies.
@@ -54,7 +55,9 @@ struct SimulatedTensor {
 // the rest is the caller's to order. Its memory is the engine's core's.
 class SimulatedFramework {
  public:
-  explicit SimulatedFramework(dtr_engine* engine);
+  // checked: its objects come from the C interface, whose callers may err. They are listed then, so
+  // that an address is told to be one without a look at it.
+  SimulatedFramework(dtr_engine* engine, bool checked);
   // StateError while objects exist: their deleters would find neither us nor the core.
   void close();
   ~SimulatedFramework();
@@ -72,14 +75,24 @@ class SimulatedFramework {
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream);
   // Gives the storage's memory back to whom it belongs, and leaves it empty.
   void let_go(SimulatedStorage& storage);
-  void storage_is_gone() { objects_.fetch_sub(1); }
+  // Its object is freed.
+  void storage_is_gone(const SimulatedStorage* storage);
   // Whether the block at address is of the core that this framework is connected to.
   bool has(const void* address, uint8_t device_type, int8_t device_index) const;
 
  private:
-  dtr_engine* engine_;
+  dtr_engine* owner_;
+  Engine& engine_;
   const dtr_core* core_;
+  const bool checked_;
   std::atomic<uint64_t> objects_{0};  // tensors, and storages whose object is not freed yet
 };
+
+// For callers of the C interface. Throws InvalidArgument if the framework is a simulated one and
+// the address is not that of a tensor of this engine's.
+void check_simulated(const Engine& engine, const dtr_framework* framework, const void* tensor);
+
+// One more op uses these tensors, or one less (-1): they may not be released meanwhile.
+void in_use(const std::vector<const void*>& tensors, int32_t change);
 
 }  // namespace dtr

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "error.h"
+#include "handles.h"
 #include "replay_events.h"
 #include "walk.h"
 
@@ -12,14 +13,22 @@ using dtr::fragment::Walk;
 
 namespace {
 
-template <typename T>
-const T* first_of(const std::vector<T>& values, uint64_t* count) {
-  *count = values.size();
-  return values.data();
-}
+using dtr::guard;
+using dtr::of;
+using dtr::require;
+using dtr::require_array;
 
-const ReplayOutcome& outcome(const dtr_fragment_replay* replay) {
-  return *reinterpret_cast<const ReplayOutcome*>(replay);
+// An array of a replay; NULL if the call was wrong.
+template <typename Choose>
+auto array_of(const dtr_fragment_replay* replay, uint64_t* count, Choose&& choose) {
+  decltype(choose(of(replay)).data()) found = nullptr;
+  return dtr::answer(found, [&] {
+    require(count, "count");
+    *count = 0;
+    const auto& values = choose(of(replay));
+    *count = values.size();
+    return values.data();
+  });
 }
 
 }  // namespace
@@ -29,75 +38,112 @@ extern "C" {
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out) {
-  *out = nullptr;
-  return dtr::guard([&] {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    require_array(kind, count, "kind");
+    require_array(address, count, "address");
+    require_array(size_bytes, count, "size_bytes");
+    require_array(stream, count, "stream");
+    require_array(device, count, "device");
     const Columns columns{kind, address, size_bytes, stream, device, count};
-    *out = reinterpret_cast<dtr_fragment_events*>(new Events(columns, which));
+    *out = dtr::make_handle<dtr_fragment_events>(std::make_unique<Events>(columns, which));
   });
 }
 
-void dtr_fragment_unload(dtr_fragment_events* events) { delete reinterpret_cast<Events*>(events); }
+int32_t dtr_fragment_unload(dtr_fragment_events* events) {
+  return guard([&] { dtr::destroy(events); });
+}
 
-void dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps, uint64_t* allocations,
-                         uint64_t* peak_live_bytes) {
-  const auto& of = *reinterpret_cast<const Events*>(events);
-  *steps = of.steps().size();
-  *allocations = of.allocations().size();
-  *peak_live_bytes = of.peak_live_bytes();
+int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
+                            uint64_t* allocations, uint64_t* peak_live_bytes) {
+  return guard([&] {
+    const Events& from = of(events);
+    require(steps, "steps");
+    require(allocations, "allocations");
+    require(peak_live_bytes, "peak_live_bytes");
+    *steps = from.steps().size();
+    *allocations = from.allocations().size();
+    *peak_live_bytes = from.peak_live_bytes();
+  });
 }
 
 int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
                          dtr_fragment_replay** out) {
-  *out = nullptr;
-  return dtr::guard([&] {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(options, "options");
+    require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
     auto done = std::make_unique<ReplayOutcome>();
-    dtr::fragment::replay_events(*reinterpret_cast<const Events*>(events), *options, *done);
-    *out = reinterpret_cast<dtr_fragment_replay*>(done.release());
+    dtr::fragment::replay_events(of(events), *options, *done);
+    *out = dtr::make_handle<dtr_fragment_replay>(std::move(done));
   });
 }
 
-void dtr_fragment_destroy(dtr_fragment_replay* replay) {
-  delete reinterpret_cast<ReplayOutcome*>(replay);
+int32_t dtr_fragment_destroy(dtr_fragment_replay* replay) {
+  return guard([&] { dtr::destroy(replay); });
 }
 
-void dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out) {
-  *out = outcome(replay).result;
+int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out) {
+  return guard([&] {
+    require(out, "out");
+    *out = of(replay).result;
+  });
 }
 
 const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_replay* replay,
                                                 uint64_t* count) {
-  return first_of(outcome(replay).samples, count);
+  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.samples; });
 }
 
 const uint64_t* dtr_fragment_places(const dtr_fragment_replay* replay, uint64_t* count) {
-  return first_of(outcome(replay).places, count);
+  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.places; });
 }
 
 const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay, int32_t worst,
                                               uint64_t* count) {
-  return first_of(worst ? outcome(replay).worst : outcome(replay).last, count);
+  return array_of(replay, count,
+                  [&](const ReplayOutcome& in) -> auto& { return worst ? in.worst : in.last; });
 }
 
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
                                                   uint64_t* count) {
-  return first_of(outcome(replay).segments, count);
+  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.segments; });
 }
 
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {
-  *out = nullptr;
-  return dtr::guard([&] { *out = reinterpret_cast<dtr_fragment_walk*>(new Walk(*options)); });
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(options, "options");
+    require_array(options->kind, options->count, "kind");
+    require_array(options->address, options->count, "address");
+    require_array(options->size_bytes, options->count, "size_bytes");
+    *out = dtr::make_handle<dtr_fragment_walk>(std::make_unique<Walk>(*options));
+  });
 }
 
-void dtr_fragment_walk_destroy(dtr_fragment_walk* walk) { delete reinterpret_cast<Walk*>(walk); }
+int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk) {
+  return guard([&] { dtr::destroy(walk); });
+}
 
-void dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out) {
-  *out = reinterpret_cast<const Walk*>(walk)->heap();
+int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out) {
+  return guard([&] {
+    require(out, "out");
+    *out = of(walk).heap();
+  });
 }
 
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
                                 uint64_t* count) {
-  return dtr::guard(
-      [&] { *sizes = first_of(reinterpret_cast<Walk*>(walk)->holes_at(row), count); });
+  return guard([&] {
+    require(sizes, "sizes");
+    require(count, "count");
+    const std::vector<uint64_t>& holes = of(walk).holes_at(row);
+    *sizes = holes.data();
+    *count = holes.size();
+  });
 }
 
 }  // extern "C"

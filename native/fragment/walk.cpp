@@ -221,7 +221,7 @@ void Walk::find_blocks() {
 
 const std::vector<uint64_t>& Walk::holes_at(uint64_t row) {
   Follower follower(*this);
-  follower.run(std::min(row + 1, options_.count), [](uint64_t) {});
+  follower.run(row < options_.count ? row + 1 : options_.count, [](uint64_t) {});
   return holes_ = follower.holes.sizes();
 }
 

@@ -10,6 +10,7 @@
 #include "engine.h"
 #include "error.h"
 #include "fragmentation.h"
+#include "handles.h"
 #include "move_price.h"
 #include "program.h"
 #include "simulated_framework.h"
@@ -149,7 +150,8 @@ struct World {
       settings.move_bytes_per_s = options.move_bytes_per_s;
       settings.dealloc = kDeallocNames[options.replay.dealloc];
       raise(dtr_engine_create(&settings, &engine));
-      raise(dtr_sim_create(engine, &sim));
+      // Its tensors are ours alone.
+      sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
       raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
     } catch (...) {
       close();
@@ -207,8 +209,8 @@ class RuntimeReplay final : private Watcher {
         program_(program),
         out_(out),
         world_(options, checked.bytes),
-        engine_(*reinterpret_cast<Engine*>(world_.engine)),
-        framework_(*reinterpret_cast<SimulatedFramework*>(world_.sim)),
+        engine_(of(world_.engine)),
+        framework_(of(world_.sim)),
         frame_(engine_),
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),

@@ -4,28 +4,31 @@
 
 #include "dtr_alloc.h"
 #include "error.h"
+#include "handles.h"
 #include "search.h"
 
-namespace {
+namespace dtr {
 
-// Behind the opaque dtr_schedule.
 struct Schedule {
   dtr_schedule_result result{};
   std::vector<int64_t> evictions;
 };
 
-}  // namespace
+}  // namespace dtr
 
 extern "C" {
 
 int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* program,
                             uint64_t numbers, dtr_schedule** out) {
-  *out = nullptr;
   return dtr::guard([&] {
     using namespace dtr::schedule;
+    dtr::require(out, "out");
+    *out = nullptr;
+    dtr::require(options, "options");
+    dtr::require_array(program, numbers, "program");
     const Plan plan(program, numbers);
     Search search(plan, options->budget_bytes, options->seed);
-    auto schedule = std::make_unique<Schedule>();
+    auto schedule = std::make_unique<dtr::Schedule>();
     search.sweep();
     schedule->result.swept_cost = search.best().remat_cost;
     schedule->result.steps = search.walk(options->steps, options->seconds);
@@ -40,18 +43,24 @@ int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* pr
         schedule->evictions.push_back(plan.storages[eviction.storage].root);
       }
     }
-    *out = reinterpret_cast<dtr_schedule*>(schedule.release());
+    *out = dtr::make_handle<dtr_schedule>(std::move(schedule));
   });
 }
 
-void dtr_schedule_destroy(dtr_schedule* schedule) { delete reinterpret_cast<Schedule*>(schedule); }
+int32_t dtr_schedule_destroy(dtr_schedule* schedule) {
+  return dtr::guard([&] { dtr::destroy(schedule); });
+}
 
-void dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out) {
-  *out = reinterpret_cast<const Schedule*>(schedule)->result;
+int32_t dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out) {
+  return dtr::guard([&] {
+    dtr::require(out, "out");
+    *out = dtr::of(schedule).result;
+  });
 }
 
 const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule) {
-  return reinterpret_cast<const Schedule*>(schedule)->evictions.data();
+  return dtr::answer(static_cast<const int64_t*>(nullptr),
+                     [&] { return dtr::of(schedule).evictions.data(); });
 }
 
 }  // extern "C"

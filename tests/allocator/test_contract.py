@@ -44,6 +44,11 @@ def test_nothing_is_allocated_for_zero_bytes(make_pool):
     """A request of no bytes gives NULL, and NULL can be freed."""
     with make_pool() as pool:
         assert pool.allocate(0) == 0
+        out = ffi.new("void **")
+        check(lib.dtr_pool_try_allocate(pool.handle, 0, 0, out))
+        assert out[0] == ffi.NULL
+        check(lib.dtr_pool_try_outside(pool.handle, 0, 0, ffi.NULL, ffi.NULL, 0, out))
+        assert out[0] == ffi.NULL
         pool.free(0)
         assert pool.stats().live_blocks == 0
 

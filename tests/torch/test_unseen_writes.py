@@ -69,7 +69,8 @@ def test_what_was_computed_from_a_result_keeps_its_bits(writer: Writer):
             evicted(tensor)
             dtr_alloc.materialize(tensor)
         assert (before == 2).all()
-        assert torch.equal(after, held * 2) and not torch.equal(after, before)
+        assert torch.equal(after, held * 2)
+        assert not torch.equal(after, before)
         # What was written cannot be computed again, so it stays.
         dtr_alloc.evict(buffer)
         assert torch.equal(buffer, held)

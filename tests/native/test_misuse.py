@@ -1,0 +1,190 @@
+"""The C interface under misuse: each call that can be told to be wrong is refused, none crashes or
+hangs, and afterwards the rules hold (misuse.py, which runs in processes of its own).
+
+To run it for longer, from the repository's root:
+
+    python tests/native/misuse.py LOG sequences FIRST LAST
+
+with the first seed and the one behind the last, ten or so a second; LOG is a file, whose last
+line is the call at which the process died. The same under sanitizers:
+
+    make sanitize SANITIZED_TESTS=tests/native/test_misuse.py PYTEST_ARGS="-m 'long or not long'"
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
+from toy import REPLAYABLE, Toy, engine_options, release
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HANG = 900  # seconds: nobody waits that long for a call that returns
+
+
+def run(tmp_path, *arguments):
+    """Runs misuse.py; what it printed. Fails with the last call if it died."""
+    log = tmp_path / "calls"
+    command = [sys.executable, "-X", "faulthandler", ROOT / "tests/native/misuse.py", log]
+    paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            [*map(str, command), *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        why = f"exit status {done.returncode}\n{done.stderr[-3000:]}"
+    except subprocess.TimeoutExpired:
+        why = f"a call has not returned for {HANG} s"
+    else:
+        if done.returncode == 0:
+            return done.stdout
+    last = log.read_text().splitlines()[-10:] if log.exists() else []
+    pytest.fail("the last calls were\n" + "\n".join(last) + f"\n{why}")
+
+
+def test_every_wrong_pointer_of_every_function_is_refused(tmp_path):
+    """NULL, destroyed, of another kind, of another engine, made up: each in each parameter."""
+    assert int(run(tmp_path, "arguments").split()[0]) > 2000
+
+
+def test_random_sequences_keep_the_rules(tmp_path):
+    run(tmp_path, "sequences", 0, 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [1000, 1200, 1400, 1600])
+def test_more_random_sequences_keep_the_rules(tmp_path, first):
+    run(tmp_path, "sequences", first, first + 200)
+
+
+def refused(status, error=WrongState, match=""):
+    with pytest.raises(error, match=match):
+        check(abs(status))
+
+
+class TestHandles:
+    def test_a_destroyed_handle_is_refused_though_another_object_was_made_since(self):
+        with NativePool() as one:
+            old = one.handle
+        with NativePool() as other:
+            refused(lib.dtr_pool_destroy(old), Invalid, "dtr_pool that was destroyed")
+            check(lib.dtr_pool_check_invariants(other.handle))
+
+    def test_what_is_in_use_is_not_destroyed(self, make_toy):
+        toy = make_toy()
+        frame = toy.frame
+        refused(lib.dtr_pool_destroy(toy.pool.handle), match="in use by 1 others")
+        refused(lib.dtr_engine_destroy(toy.engine), match="in use by 2 others")
+        assert frame
+
+    def test_a_log_that_a_pool_writes_to_is_not_destroyed(self):
+        log = ffi.new("dtr_event_log **")
+        check(lib.dtr_event_log_create(log))
+        with NativePool() as pool:
+            check(lib.dtr_pool_set_log(pool.handle, log[0], 0))
+            refused(lib.dtr_event_log_destroy(log[0]), match="written to by 1 pools")
+        check(lib.dtr_event_log_destroy(log[0]))
+
+    def test_a_pool_serves_one_engine(self, make_toy):
+        toy, other = make_toy(), make_toy()
+        refused(lib.dtr_engine_add_pool(other.engine, 3, 0, toy.pool.handle), match="in use")
+
+
+class TestOrder:
+    """Calls out of order."""
+
+    def test_an_op_that_needs_work_ends_after_it_only(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(512)
+        y = toy.one("f", x)
+        assert toy.evict(y)
+        frame = toy.frame
+        lib.dtr_frame_buffer(frame, 1)[0] = y.number
+        assert lib.dtr_op_begin(frame, 1, REPLAYABLE, 1) & lib.DTR_NEED_WORK
+        refused(lib.dtr_op_end(frame, 0, 0, 1), match="call dtr_op_prepare")
+        refused(lib.dtr_frame_destroy(frame), match="has not ended")
+        refused(lib.dtr_sim_release_tensor(y.pointer), match="argument of an op")
+        check(lib.dtr_op_abort(frame, 0))
+        release(y, x)
+
+    def test_a_step_is_committed_before_the_next(self, make_toy):
+        """dtr_remat_next told of the same step for ever."""
+        toy = make_toy()
+        x = toy.unseen(512)
+        y = toy.one("f", x)
+        assert toy.evict(y)
+        frame = toy.frame
+        assert lib.dtr_remat_want_any(frame) == 1
+        refused(lib.dtr_remat_want_any(frame), match="stack is not empty")
+        assert lib.dtr_remat_next(frame) > 0
+        refused(lib.dtr_remat_next(frame), match="a step is in progress")
+        refused(lib.dtr_remat_want(frame, y.handle), match="a step is in progress")
+        check(lib.dtr_remat_abort(frame))
+        release(y, x)
+
+    def test_an_evicted_tensor_is_not_pinned_in_silence(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(512)
+        y = toy.one("f", x)
+        assert toy.evict(y)
+        refused(lib.dtr_pin(toy.engine, y.pointer, 0), match="is evicted")
+        toy.materialize(y)
+        toy.pin(y)
+        assert not toy.evict(y)
+        assert toy.unpin(y)
+        release(y, x)
+
+
+class TestNumbers:
+    def test_more_tensors_than_the_buffer_has_room_for(self, make_toy):
+        toy = make_toy()
+        lib.dtr_frame_buffer(toy.frame, 4)
+        refused(lib.dtr_op_begin(toy.frame, 5, 0, 1), Invalid, "tensors is 5; allowed: 0 to 4")
+        assert lib.dtr_frame_buffer(toy.frame, 1 << 60) == ffi.NULL
+
+    def test_tensors_of_another_engine(self, make_toy):
+        toy, other = make_toy(), make_toy(kind=Toy)
+        x = other.unseen(512)
+        lib.dtr_frame_buffer(toy.frame, 1)[0] = x.number
+        refused(lib.dtr_op_begin(toy.frame, 1, 0, 1), Invalid, "of another engine")
+        release(x)
+
+    def test_sizes_that_overflow(self, make_toy):
+        toy = make_toy()
+        out = ffi.new("dtr_sim_tensor **")
+        sizes = ffi.new("int64_t[]", [1 << 62, 8])
+        status = lib.dtr_sim_make_tensor(toy.sim, 0, -1, 0, 4, 2, sizes, ffi.NULL, out)
+        refused(status, Invalid, "2\\^62")
+
+    def test_copies_that_leave_the_block(self):
+        """The addresses behind a block may have no memory."""
+        out = ffi.new("void **")
+        with NativePool(budget=1 << 20) as pool:
+            address = pool.allocate(4096)
+            check(lib.dtr_pool_host_allocate(pool.handle, 1 << 20, out))
+            block, host = ffi.cast("void *", address), out[0]
+            for call in (lib.dtr_pool_copy_out, lib.dtr_pool_copy_in):
+                pointers = (host, block) if call == lib.dtr_pool_copy_out else (block, host)
+                check(call(pool.handle, *pointers, 4096, 0))
+                refused(
+                    call(pool.handle, *pointers, 1 << 20, 0), Invalid, "a range in a block in use"
+                )
+            status = lib.dtr_pool_copy(pool.handle, block, block, 1 << 20, 0, ffi.NULL)
+            refused(status, Invalid, "a range in a block in use")
+            check(lib.dtr_pool_host_free(pool.handle, host))
+            pool.free(address)
+
+
+def test_an_op_of_an_engine_without_a_framework():
+    engine, frame = ffi.new("dtr_engine **"), ffi.new("dtr_frame **")
+    options = engine_options("lru")
+    check(lib.dtr_engine_create(options, engine))
+    check(lib.dtr_frame_create(engine[0], frame))
+    refused(lib.dtr_op_begin(frame[0], 0, 0, 1), match="not connected")
+    check(lib.dtr_frame_destroy(frame[0]))
+    check(lib.dtr_engine_destroy(engine[0]))
