@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, TypedStorage, UntypedStorage
 
-from dtr_alloc.core import ffi, lib
+from dtr_alloc.core import ffi
 from dtr_alloc.recorder import unseen
 
 TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
@@ -61,17 +61,18 @@ def install(runtime: Any) -> None:
         if tensor is None:
             return
         pinned = getattr(_asked, "pinned", None)
+        if not runtime.handle(tensor):
+            return
         if pinned is None:
-            runtime.pin(tensor, escaped=True)
+            runtime.give_away(tensor)
         else:
-            runtime.hold(tensor)
-            pinned.append(tensor)
+            pinned.append(runtime.pin(tensor))
 
     def shares(tensor: Any) -> None:
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor) and runtime.handle(tensor):
             runtime.share(tensor)
 
-    def reading(subjects: tuple[Any, ...]) -> list[Tensor]:
+    def reading(subjects: tuple[Any, ...]) -> list[UntypedStorage]:
         """Pins what will be read: printing, say, makes room for its own temporaries."""
         pinned = []
         for subject in subjects:
@@ -79,8 +80,7 @@ def install(runtime: Any) -> None:
                 subject = subject._untyped_storage
             tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
             if isinstance(tensor, Tensor) and runtime.handle(tensor):
-                runtime.pin(tensor, escaped=False)
-                pinned.append(tensor)
+                pinned.append(runtime.pin(tensor))
         return pinned
 
     def guard_giver(owner: Any, name: str, gives_away: Any = gives_away) -> None:
@@ -158,9 +158,9 @@ def addresses_not_kept(runtime: Any) -> Iterator[None]:
         _unpin(runtime, pinned)
 
 
-def _unpin(runtime: Any, pinned: list[Tensor]) -> None:
-    for tensor in pinned:
-        lib.dtr_unpin(runtime.engine, runtime.handle(tensor))
+def _unpin(runtime: Any, pinned: list[UntypedStorage]) -> None:
+    for storage in pinned:
+        runtime.unpin(storage)
 
 
 def uninstall() -> None:

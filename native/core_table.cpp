@@ -78,6 +78,8 @@ dtr_core core_table(Engine* engine) {
   table.remat_abort = &dtr_remat_abort;
   table.remat_want = &dtr_remat_want;
   table.remat_want_any = &dtr_remat_want_any;
+  table.pin = &dtr_pin;
+  table.unpin = &dtr_unpin;
   table.engine_holders = &dtr_engine_holders;
   table.journal_name = &dtr_journal_name;
   table.journal_view = &dtr_journal_view;

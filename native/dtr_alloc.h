@@ -714,13 +714,14 @@ int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_b
  * NULL): how many. */
 int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
                              uint64_t* moved);
-/* One more pin: never evicted until unpinned as often. escaped 1: the address was
- * given away; the storage becomes a constant for good and is watched for changes, if it is
- * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
- * what is computed from it from now on is not computed again. -1: as 0, but a handle that
- * the engine has never seen stays so: an operator that runs may have made it. */
+/* escaped 0: one more pin of the tensor's handle, whatever its memory is and will be: not evicted
+ * until unpinned as often. What is evicted already stays so until it is materialized. escaped 1:
+ * no pin, but the address was given away: the storage becomes a constant for good and is watched
+ * for changes, if it is on the CPU. 2: to others that may write to it (DLPack); where changes
+ * cannot be watched, what is computed from it from now on is not computed again. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
-int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, or 0 if it was not pinned */
+/* 1, or 0 if it was not pinned. A handle that is gone has no pins. */
+int32_t dtr_unpin(dtr_engine* engine, void* handle);
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */
 void* dtr_handle_of(dtr_engine* engine, const void* tensor);
 /* dtr_tensor scalar type and device type of a tensor, for tables in Python. */

@@ -307,6 +307,8 @@ class Engine {
   void maybe_remove(Storage* storage, Deferred& deferred);
   void remove(Storage* storage, Deferred& deferred);
   void lose_handle(Storage* storage, Deferred& deferred);
+  void forget_pins(void* handle, Deferred& deferred);
+  void forget_dead_pins(Deferred& deferred);
   void become_evicted(Storage* storage);
   void become_resident(Storage* storage, void* address);
   void leave_neighborhoods(Storage* storage);
@@ -571,6 +573,9 @@ class Engine {
 
   PointerMap<Storage> by_handle_;
   PointerMap<Storage> by_address_;
+  // How often each handle is pinned, which is held weakly for that time (R15).
+  std::unordered_map<const void*, uint32_t> pins_;
+  size_t look_for_dead_pins_ = 64;  // once there are so many
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are
