@@ -185,6 +185,7 @@ struct Frame {
   bool inputs_held = false;             // the locks of `inputs` are holds (R11)
   bool requested = false;               // the op's request has begun
   bool step_open = false;
+  bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
@@ -400,6 +401,7 @@ class Engine {
   void release_ghosts(Deferred& deferred);
 
   // settle.cpp
+  void settle_sources(Frame& frame, Deferred& deferred);
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
   bool history_outweighs(Storage* storage, uint64_t* counted);

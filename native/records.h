@@ -132,6 +132,7 @@ struct alignas(64) Storage {
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
+  bool is_source = false;           // a rematerialization under way has used it (settle.cpp)
   bool prefetched = false;          // came back from host memory, and was not used since
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // journal.h, J2; 0: the journal has not met it
