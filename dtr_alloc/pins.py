@@ -18,10 +18,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from dtr_alloc.core import StateError, ffi, lib
 from dtr_alloc.escapes import replace
 
+_BY_ROWS = ("crow_indices", "col_indices", "values")
+_BY_COLUMNS = ("ccol_indices", "row_indices", "values")
 _COMPONENTS = {
     torch.sparse_coo: ("_indices", "_values"),
-    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
-    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+    torch.sparse_csr: _BY_ROWS,
+    torch.sparse_bsr: _BY_ROWS,
+    torch.sparse_csc: _BY_COLUMNS,
+    torch.sparse_bsc: _BY_COLUMNS,
 }
 
 
@@ -55,7 +59,7 @@ class Pins:
     def install(self) -> None:
         """Has pins follow their tensors, until escapes.uninstall()."""
         self._asked.clear()
-        data = torch._C.TensorBase.data
+        data: Any = torch._C.TensorBase.data
         replace(Tensor, "set_", self._followed(Tensor.set_))
         replace(
             Tensor,
@@ -94,9 +98,9 @@ class Pins:
         asked = self._asked.pop(part, [])
         found = self._runtime.unpin(storage)
         # It may have got other memory where nobody looked (torch.ops.aten.set_).
-        at = next((i for i, ref in enumerate(asked) if (ref.cdata == storage._cdata) == found), None)
-        if at is not None:
-            ref = asked.pop(at)
+        ref = next((ref for ref in asked if (ref.cdata == storage._cdata) == found), None)
+        if ref is not None:
+            asked.remove(ref)
             if not found:
                 lib.dtr_unpin(self._runtime.engine, ffi.cast("void *", ref.cdata))
                 found = True

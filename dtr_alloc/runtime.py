@@ -259,7 +259,7 @@ class Runtime:
             self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
     def pin(self, tensor: Tensor) -> UntypedStorage:
-        """Makes a tensor resident and keeps it so until unpin() of its storage, which it returns."""
+        """Makes a tensor resident until unpin() of its storage, which it returns."""
         storage = tensor.untyped_storage()
         check(lib.dtr_pin(self.engine, self.address(tensor), 0))
         try:
@@ -597,8 +597,8 @@ def compact() -> int:
 
 
 def is_resident(tensor: Tensor) -> bool:
-    """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all that
-    it is made of."""
+    """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all
+    that it is made of."""
     runtime = _enabled()
     handles = [runtime.handle(part) for part in parts(tensor)]
     return all(lib.dtr_is_resident(runtime.engine, handle) for handle in handles if handle)

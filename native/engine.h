@@ -577,7 +577,7 @@ class Engine {
   PointerMap<Storage> by_address_;
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;  // once there are so many
+  size_t look_for_dead_pins_ = 64;        // once there are so many
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are

@@ -34,8 +34,8 @@ void Engine::hand_pin(const void* tensor, int32_t escaped) {
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle) return;
   if (escaped == 0) {
-    // Whoever made it, and whatever its content will be: an op that runs may have made it, or memory
-    // of others may give way to ours.
+    // Whoever made it, and whatever its content will be: an op that runs may have made it, or
+    // memory of others may give way to ours.
     if (pins_.size() >= look_for_dead_pins_) forget_dead_pins(deferred);
     uint32_t& pins = pins_[desc.handle];
     if (pins++ == 0) framework_->retain_weak(desc.handle);

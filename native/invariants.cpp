@@ -68,8 +68,7 @@ void Engine::check_invariants() {
             storage->id);
     if (swapped) {
       host_bytes += storage->size_bytes;
-      require(storage->managed && !storage->external &&
-                  storage->size_bytes <= storage->host->bytes,
+      require(storage->managed && !storage->external && storage->size_bytes <= storage->host->bytes,
               "R14: it may not be swapped out", storage->id);
       require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
               storage->id);

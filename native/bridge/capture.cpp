@@ -358,11 +358,11 @@ void watch_composites() {
     if (!dispatcher.findSchema({of.name, of.overload})) continue;
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-      registered->push_back(dispatcher.registerImpl(
-          {of.name, of.overload}, key,
-          of.whole ? KernelFunction::makeFromBoxedFunction<&run_whole>()
-                   : KernelFunction::makeFromBoxedFunction<&run_pinned>(),
-          std::nullopt, nullptr, "dtr_alloc"));
+      registered->push_back(
+          dispatcher.registerImpl({of.name, of.overload}, key,
+                                  of.whole ? KernelFunction::makeFromBoxedFunction<&run_whole>()
+                                           : KernelFunction::makeFromBoxedFunction<&run_pinned>(),
+                                  std::nullopt, nullptr, "dtr_alloc"));
   }
 }
 

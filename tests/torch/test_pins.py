@@ -152,6 +152,5 @@ def test_pins_end_with_the_session() -> None:
     with checked_session():
         x = made(2.0)
         dtr_alloc.pin(x)
-    with checked_session():
-        with pytest.raises(dtr_alloc.StateError, match="not pinned"):
-            dtr_alloc.unpin(x)
+    with checked_session(), pytest.raises(dtr_alloc.StateError, match="not pinned"):
+        dtr_alloc.unpin(x)
