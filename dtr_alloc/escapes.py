@@ -66,14 +66,16 @@ def install(runtime: Any) -> None:
         tensor = subject if isinstance(subject, Tensor) else whole(subject)
         if tensor is None:
             return
+        if not runtime.handle(tensor):
+            return
         pins = _pins.get()
         if pins is None:
-            runtime.pin(tensor, escaped=True)
+            runtime.give_away(tensor)
         else:
-            pins.append((tensor, runtime.hold(tensor)))
+            pins.append((tensor, runtime.pin_for_a_while(tensor)))
 
     def shares(tensor: Any) -> None:
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor) and runtime.handle(tensor):
             runtime.share(tensor)
 
     def reading(subjects: tuple[Any, ...]) -> list[Any]:

@@ -16,7 +16,7 @@ from contextlib import ContextDecorator, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import _autoload, compiled, costs, escapes, graphs, pools, refusals, report
@@ -31,6 +31,7 @@ from dtr_alloc.config import (
     load_config,
 )
 from dtr_alloc.core import DriverError, StateError, check, ffi, field_names, lib, record
+from dtr_alloc.pins import Pins, parts
 from dtr_alloc.recorder import Recorder
 from dtr_alloc.scorer import Scorer
 
@@ -63,6 +64,7 @@ class Runtime:
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.cost_file: costs.CostFile | None = None
         self.recorder = Recorder(self.bridge, device_type)
+        self.pins = Pins(self)
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)
@@ -186,6 +188,7 @@ class Runtime:
             self.log = _open_log(self, self.config)
         self._undo.append(escapes.uninstall)
         escapes.install(self)
+        self.pins.install()
         if self.device_type == "cuda":
             graphs.install(self)
         if self.log is not None:
@@ -322,33 +325,40 @@ class Runtime:
         if handle and not lib.dtr_is_resident(self.engine, handle):
             self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
-    def pin(self, tensor: Tensor, escaped: int) -> None:
-        """Makes a tensor resident and keeps it so; escaped: as in dtr_pin()."""
-        handle = self.handle(tensor)
-        self.bring_back(handle)
-        # Another thread may evict it in between.
-        while (status := lib.dtr_pin(self.engine, self.address(tensor), escaped)) and not (
-            lib.dtr_is_resident(self.engine, handle)
-        ):
-            self.bring_back(handle)
-        check(status)
+    def pin(self, tensor: Tensor) -> UntypedStorage:
+        """Makes a tensor resident until unpin() of its storage, which it returns."""
+        storage = tensor.untyped_storage()
+        check(lib.dtr_pin(self.engine, self.address(tensor), 0))
+        try:
+            # Only now: from here on nobody evicts it.
+            self.bring_back(ffi.cast("void *", storage._cdata))
+        except BaseException:
+            self.unpin(storage)
+            raise
+        return storage
 
-    def pin_for_a_while(self, tensor: Tensor, escaped: int = 0) -> Any:
-        """The same, while what is returned lives. It ends without Python, so nothing that is raised
-        leaves the pin behind."""
+    def unpin(self, storage: UntypedStorage) -> bool:
+        """Takes one pin() back; False if there is none."""
+        return lib.dtr_unpin(self.engine, ffi.cast("void *", storage._cdata)) > 0
+
+    def pin_for_a_while(self, tensor: Tensor) -> Any:
+        """Keeps a tensor resident while what is returned lives. That ends without Python: nothing
+        that is raised leaves the pin behind."""
         owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
+        check(lib.dtr_pin_for(self.engine, self.address(tensor), owner))
         self.bring_back(self.handle(tensor))
-        check(lib.dtr_pin_for(self.engine, self.address(tensor), escaped, owner))
         return owner
 
-    def hold(self, tensor: Tensor) -> Any:
-        """As pin_for_a_while(), unless nobody has recorded the tensor: then nothing evicts it."""
-        return self.pin_for_a_while(tensor, escaped=-1)
+    def give_away(self, tensor: Tensor) -> None:
+        """The address of the tensor's memory is given to others, who may keep it."""
+        owner = self.pin_for_a_while(tensor)
+        check(lib.dtr_pin(self.engine, self.address(tensor), 1))
+        del owner
 
     def share(self, tensor: Tensor) -> None:
         """The tensor's memory is given to others that may write to it. On the CPU their writes are
         noticed; elsewhere nothing must depend on the content that they may overwrite."""
-        self.pin(tensor, escaped=True)
+        self.give_away(tensor)
         if self.notices_writes or not self.handle(tensor):
             return
         self.recorder.settle(tensor)
@@ -670,43 +680,46 @@ def compact() -> int:
 
 
 def is_resident(tensor: Tensor) -> bool:
-    """Whether the content of the tensor's storage is in memory."""
+    """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all
+    that it is made of."""
     runtime = _enabled()
-    handle = runtime.handle(tensor)
-    return not handle or bool(lib.dtr_is_resident(runtime.engine, handle))
+    handles = [runtime.handle(part) for part in parts(tensor)]
+    return all(lib.dtr_is_resident(runtime.engine, handle) for handle in handles if handle)
 
 
 def evict(tensor: Tensor) -> bool:
     """Evicts the tensor's storage now, the way that is cheaper. False if it cannot be: it is a
     constant (and not to be swapped to host memory), pinned, in use by an operator, evicted already,
-    or not managed. Raises DriverError if its copy to host memory fails."""
+    or not managed. Of a sparse tensor, True if any of what it is made of was evicted. Raises
+    DriverError if its copy to host memory fails."""
     runtime = _enabled()
-    handle = runtime.handle(tensor)
-    if not handle:
-        return False
-    done = lib.dtr_evict(runtime.engine, handle)
-    if done < 0:
-        check(-done)
-    return bool(done)
+    evicted = False
+    for part in parts(tensor):
+        if handle := runtime.handle(part):
+            done = lib.dtr_evict(runtime.engine, handle)
+            if done < 0:
+                check(-done)
+            evicted |= bool(done)
+    return evicted
 
 
 def materialize(tensor: Tensor) -> None:
     """Makes the tensor's storage resident. It may be evicted again later; see pin()."""
     runtime = _enabled()
-    runtime.bring_back(runtime.handle(tensor))
+    for part in parts(tensor):
+        runtime.bring_back(runtime.handle(part))
 
 
 def pin(tensor: Tensor) -> None:
-    """Makes the tensor resident and keeps it so until unpin(), which must be called as often."""
-    _enabled().pin(tensor, escaped=False)
+    """Makes the tensor resident and keeps it so until unpin(), which must be called as often, with
+    the tensor or an alias of it. If the tensor is given other memory (set_(), .data), that is
+    pinned, and the old one no more."""
+    _enabled().pins.pin(tensor)
 
 
 def unpin(tensor: Tensor) -> None:
     """Takes one pin() back. Raises StateError if the tensor is not pinned."""
-    runtime = _enabled()
-    handle = runtime.handle(tensor)
-    if not handle or not lib.dtr_unpin(runtime.engine, handle):
-        raise StateError("unpin: the tensor's storage is not pinned")
+    _enabled().pins.unpin(tensor)
 
 
 def _close_log() -> None:

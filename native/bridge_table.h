@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 4
+#define DTR_BRIDGE_ABI_VERSION 5
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -143,6 +143,8 @@ typedef struct dtr_core {
   void (*remat_abort)(dtr_frame* frame);
   int32_t (*remat_want)(dtr_frame* frame, void* handle);
   int32_t (*remat_want_any)(dtr_frame* frame);
+  int32_t (*pin)(dtr_engine* engine, const void* tensor, int32_t escaped);
+  int32_t (*unpin)(dtr_engine* engine, void* handle);
   uint64_t (*engine_holders)(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                              uint64_t capacity);
   void (*journal_name)(dtr_frame* frame, int32_t name);

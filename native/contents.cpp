@@ -56,7 +56,6 @@ Storage* Engine::content_changed(Storage* old, Deferred& deferred) {
   desc.device_index = old->device_index;
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
-  fresh->pins = old->pins;
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;

@@ -119,6 +119,15 @@ int32_t remat_want_any(dtr_frame* frame) {
       on(frame, [](Engine& engine, Frame& of) { return engine.remat_want_any(of); }));
 }
 
+int32_t pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
+  return guard([&] { engine_of(engine)->hand_pin(tensor, escaped, false); });
+}
+
+int32_t unpin(dtr_engine* engine, void* handle) {
+  return static_cast<int32_t>(
+      result_or_status([&] { return engine_of(engine)->hand_unpin(handle); }));
+}
+
 uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                         uint64_t capacity) {
   return engine_of(engine)->holders(op_keys, size_bytes, capacity);
@@ -169,6 +178,8 @@ dtr_core core_table(Engine* engine) {
   table.remat_abort = &remat_abort;
   table.remat_want = &remat_want;
   table.remat_want_any = &remat_want_any;
+  table.pin = &pin;
+  table.unpin = &unpin;
   table.engine_holders = &engine_holders;
   table.journal_name = &journal_name;
   table.journal_view = &journal_view;

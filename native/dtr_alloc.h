@@ -745,14 +745,14 @@ int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_b
  * NULL): how many. */
 int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
                              uint64_t* moved);
-/* One more pin: never evicted until unpinned as often. escaped 1: the address was
- * given away; the storage becomes a constant for good and is watched for changes, if it is
- * on the CPU. 2: to others that may write to it (DLPack); where changes cannot be watched,
- * what is computed from it from now on is not computed again. -1: as 0, but a handle that
- * the engine has never seen stays so: an operator that runs may have made it. Fails iff the tensor
- * is evicted: bring it back first. What is not ours to manage is left as it is. */
+/* escaped 0: one more pin of the tensor's handle, whatever its memory is and will be: not evicted
+ * until unpinned as often. What is evicted already stays so until it is materialized. escaped 1:
+ * no pin, but the address was given away: the storage becomes a constant for good and is watched
+ * for changes, if it is on the CPU. 2: to others that may write to it (DLPack); where changes
+ * cannot be watched, what is computed from it from now on is not computed again. */
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
-int32_t dtr_unpin(dtr_engine* engine, void* handle); /* 1, 0 if it was not pinned, or -status */
+/* 1, 0 if it was not pinned, or -status. A handle that is gone has no pins. */
+int32_t dtr_unpin(dtr_engine* engine, void* handle);
 
 /* A pin that ends with its owner: zeroed before the first use. So a caller whose language can be
  * interrupted anywhere has the owner first, and what destroys it ends the pin. */
@@ -761,10 +761,9 @@ typedef struct dtr_pin_owner {
   void* handle; /* NULL: it has none */
 } dtr_pin_owner;
 
-/* As dtr_pin(), for an owner that has no pin. It has none afterwards either, if no pin was needed:
- * for memory that is not managed, or with escaped above 0. The storage may die before it. Fails iff
- * dtr_pin() does, or the owner has a pin. */
-int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, int32_t escaped, dtr_pin_owner* owner);
+/* One more pin, for an owner that has none. The storage may die before it. Fails iff the owner has
+ * a pin. */
+int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner);
 /* Fails iff the owner has a pin of an engine that was destroyed. */
 int32_t dtr_end_pin(dtr_pin_owner* owner);
 /* The storage of a tensor (a handle), or NULL if it has none of ours to manage. */

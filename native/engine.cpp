@@ -195,6 +195,9 @@ Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
   storage->handle = desc.handle;
   storage->managed = managed;
   storage->last_access_ns = clock_ns_;
+  if (managed && !pins_.empty())
+    if (const auto found = pins_.find(desc.handle); found != pins_.end())
+      storage->pins = found->second;
   ++stats_.live_storages;
   return storage;
 }
@@ -245,12 +248,14 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
 void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
   by_handle_.erase(storage->handle);
+  if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
+    forget_pins(storage->handle, deferred);
   if (journal_.on() && storage->live) journal_.released(storage);
   if (storage->live)
     deferred.release_weak(storage->handle);
   else
     deferred.release_strong(storage->handle);
-  storage->pins = 0;  // nobody is left to take them back
+  storage->pins = 0;
   storage->handle = nullptr;
   storage->live = false;
   if (storage->candidate >= 0) reweigh(storage);
@@ -540,6 +545,8 @@ void Engine::reset() {
     --stats_.live_storages;
     storages_.put(storage);
   }
+  for (const auto& [handle, pins] : pins_) deferred.release_weak(const_cast<void*>(handle));
+  pins_.clear();
   release_host_memory(true, deferred);
 }
 

@@ -188,6 +188,7 @@ struct Frame {
   bool inputs_held = false;             // the locks of `inputs` are holds (R11)
   bool requested = false;               // the op's request has begun
   bool step_open = false;
+  bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;
   int64_t step_begin_ns = 0;
   int64_t room_ns_at_step = 0;
@@ -314,6 +315,8 @@ class Engine {
   void maybe_remove(Storage* storage, Deferred& deferred);
   void remove(Storage* storage, Deferred& deferred);
   void lose_handle(Storage* storage, Deferred& deferred);
+  void forget_pins(void* handle, Deferred& deferred);
+  void forget_dead_pins(Deferred& deferred);
   void become_evicted(Storage* storage);
   void become_resident(Storage* storage, void* address);
   void leave_neighborhoods(Storage* storage);
@@ -418,6 +421,7 @@ class Engine {
   void release_ghosts(Deferred& deferred);
 
   // settle.cpp
+  void settle_sources(Frame& frame, Deferred& deferred);
   bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred);
   bool history_outweighs(Storage* storage, uint64_t* counted);
@@ -592,6 +596,9 @@ class Engine {
 
   PointerMap<Storage> by_handle_;
   PointerMap<Storage> by_address_;
+  // How often each handle is pinned, which is held weakly for that time (R15).
+  std::unordered_map<const void*, uint32_t> pins_;
+  size_t look_for_dead_pins_ = 64;        // once there are so many
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are

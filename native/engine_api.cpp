@@ -163,7 +163,7 @@ int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
 
 void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, bool owned) {
   dtr::Engine& in = of(engine);
-  require_between("escaped", escaped, -1, 2);
+  require_between("escaped", escaped, 0, 2);
   in.check_tensor(tensor);
   return in.hand_pin(tensor, escaped, owned);
 }
@@ -518,11 +518,11 @@ int32_t dtr_unpin(dtr_engine* engine, void* handle) {
   }));
 }
 
-int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, int32_t escaped, dtr_pin_owner* owner) {
+int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner) {
   return guard([&] {
     require(owner, "owner");
     if (owner->handle) throw dtr::StateError("dtr_pin_for: the owner has a pin already");
-    owner->handle = pin(engine, tensor, escaped, true);
+    owner->handle = pin(engine, tensor, 0, true);
     owner->engine = engine;
   });
 }

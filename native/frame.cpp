@@ -383,7 +383,6 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
   framework_->describe(input.tensor, &desc);
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = old->live;
-  fresh->pins = old->pins;
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;

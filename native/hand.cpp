@@ -32,20 +32,22 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
-  if (!desc.handle || !is_managed_device(desc)) return nullptr;
-  if (!desc.data) {
-    const Storage* known = by_handle_.find(desc.handle);
-    if (known && known->state != State::resident)
-      throw StateError("storage " + std::to_string(known->id) + " (" +
-                       std::to_string(known->size_bytes) +
-                       " bytes) is evicted; allowed: to pin it once it is back (dtr_remat_want)");
-    return nullptr;
+  if (!desc.handle) return nullptr;
+  if (escaped == 0) {
+    // Whoever made it, and whatever its content will be: an op that runs may have made it, or
+    // memory of others may give way to ours.
+    if (pins_.size() >= look_for_dead_pins_) forget_dead_pins(deferred);
+    uint32_t& pins = pins_[desc.handle];
+    if (pins++ == 0) framework_->retain_weak(desc.handle);
+    if (Storage* storage = by_handle_.find(desc.handle); storage && storage->managed)
+      storage->pins = pins;
+    if (owned) framework_->retain_weak(desc.handle);
+    return desc.handle;
   }
-  Storage* storage = escaped < 0 ? by_handle_.find(desc.handle) : find_or_adopt(desc, deferred);
+  if (!desc.data || !is_managed_device(desc)) return nullptr;
+  Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return nullptr;
-  if (escaped <= 0) {
-    ++storage->pins;
-  } else if (!storage->external) {
+  if (!storage->external) {
     forget_parent(storage, deferred);
     storage->external = true;
     storage->constant_for_good = true;
@@ -57,9 +59,7 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
     settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
   }
   maybe_remove(storage, deferred);
-  if (escaped > 0) return nullptr;
-  if (owned) framework_->retain_weak(desc.handle);
-  return desc.handle;
+  return nullptr;
 }
 
 void Engine::hand_end_pin(void* handle) {
@@ -68,11 +68,32 @@ void Engine::hand_end_pin(void* handle) {
 }
 
 bool Engine::hand_unpin(void* handle) {
+  Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  Storage* storage = by_handle_.find(handle);
-  if (!storage || storage->pins == 0) return false;
-  if (--storage->pins == 0) unpark(storage);
+  const auto found = pins_.find(handle);
+  if (found == pins_.end()) return false;
+  const uint32_t pins = --found->second;
+  if (Storage* storage = by_handle_.find(handle); storage && storage->managed) {
+    storage->pins = pins;
+    if (pins == 0) unpark(storage);
+  }
+  if (pins == 0) forget_pins(handle, deferred);
   return true;
+}
+
+void Engine::forget_pins(void* handle, Deferred& deferred) {
+  if (pins_.erase(handle)) deferred.release_weak(handle);
+}
+
+// Of those whose death nobody tells: the engine has no record of them.
+void Engine::forget_dead_pins(Deferred& deferred) {
+  for (auto at = pins_.begin(); at != pins_.end();) {
+    void* handle = const_cast<void*>(at->first);
+    const bool dead = framework_->strong_count(handle) == 0;
+    if (dead) deferred.release_weak(handle);
+    at = dead ? pins_.erase(at) : std::next(at);
+  }
+  look_for_dead_pins_ = std::max<size_t>(64, 2 * pins_.size());
 }
 
 }  // namespace dtr

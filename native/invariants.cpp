@@ -68,8 +68,7 @@ void Engine::check_invariants() {
             storage->id);
     if (swapped) {
       host_bytes += storage->size_bytes;
-      require(storage->managed && !storage->external && storage->pins == 0 &&
-                  storage->size_bytes <= storage->host->bytes,
+      require(storage->managed && !storage->external && storage->size_bytes <= storage->host->bytes,
               "R14: it may not be swapped out", storage->id);
       require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
               storage->id);
@@ -118,7 +117,9 @@ void Engine::check_invariants() {
       require(storage->queued || keeps_from_banishing(storage),
               "R9: nothing keeps it from being banished", storage->id);
     }
-    require(storage->live || storage->pins == 0, "R5: pinned, and dead", storage->id);
+    const auto pinned = pins_.find(storage->handle);
+    require(storage->pins == (storage->live && pinned != pins_.end() ? pinned->second : 0),
+            "R15: it has other pins than its handle", storage->id);
     require(storage->holds <= storage->locks, "R11: more holds than locks", storage->id);
     check_asking(storage);
     if (resident && storage->managed)

@@ -32,7 +32,10 @@
 //  R13 What streams wait for: O1 and O2 of order.cpp.
 //  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
 //      there. To all others it is as good as resident: it counts for nobody's costs, and is no
-//      history to be recomputed. It is managed, not external and not pinned. (swap.cpp)
+//      history to be recomputed. It is managed and not external. (swap.cpp)
+//  R15 Pins are of a handle, whatever content it has or whether the engine has met it; a live
+//      managed storage has as many as its handle. What is pinned is not evicted; what was evicted
+//      already comes back by whoever pinned it. (hand.cpp)
 #pragma once
 
 #include <cstddef>
@@ -129,6 +132,7 @@ struct alignas(64) Storage {
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
+  bool is_source = false;           // a rematerialization under way has used it (settle.cpp)
   bool prefetched = false;          // came back from host memory, and was not used since
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // journal.h, J2; 0: the journal has not met it

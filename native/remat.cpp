@@ -110,6 +110,8 @@ void Engine::describe_step(Frame& frame, Op* op) {
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
     order_use(input);
+    if (input->kept >= 0 && (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy))
+      input->is_source = frame.used_sources = true;
     if (!input->handle) {
       input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
                                        input->device_index);
@@ -294,6 +296,7 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
   if (step.target->state == State::recomputing) step.target->state = State::evicted;
   if (step.target->state == State::resident && step.forget) forget_parent(step.target, deferred);
   unlock(step.target, deferred);
+  if (frame.stack.empty()) settle_sources(frame, deferred);
 }
 
 void Engine::remat_abort(Frame& frame) {

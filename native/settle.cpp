@@ -52,6 +52,24 @@ bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most
   return true;
 }
 
+// A rematerialization is done. Dead constants that it began with were kept because what is computed
+// from them was evicted: where that is back, and takes no more memory than the constant, it becomes
+// one in its place. Else an optimizer's state that is evicted between its steps would keep the
+// gradient of each step, and free nothing.
+void Engine::settle_sources(Frame& frame, Deferred& deferred) {
+  if (!frame.used_sources) return;
+  frame.used_sources = false;
+  for (size_t i = kept_constants_.size(); i-- > 0;) {
+    if (i >= kept_constants_.size()) continue;  // settling one may take others along
+    Storage* source = kept_constants_[i];
+    if (!source->is_source) continue;
+    source->is_source = false;
+    ++source->locks;
+    settle(source, nullptr, source->size_bytes, deferred);
+    unlock(source, deferred);
+  }
+}
+
 // Whether the dead records that the storage's history consists of take more memory than
 // the storage itself. Then it had better be a constant: a running average would keep
 // its whole past, and free a few bytes when evicted. *counted: the dead records met.

@@ -20,6 +20,8 @@
 //   c10/core/DispatchKeySet.h         a key set made with FULL_AFTER holds the keys below a key
 #define AT_PER_OPERATOR_HEADERS
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <pthread.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
@@ -60,6 +62,32 @@ int64_t entry_of(const c10::TensorImpl* tensor, uint8_t use) {
 // the core reads them once more when it has ended.
 using Overwritten = c10::SmallVector<c10::IValue, 4>;
 
+// Puts what a sparse tensor is made of, too: the core knows nothing else of it.
+void put_components(Thread& thread, const at::Tensor& tensor, uint8_t use, uint32_t* count,
+                    Overwritten* overwritten) {
+  const auto put = [&](const at::Tensor& part) {
+    // A kernel may as well give it other tensors as write to these.
+    if (use != DTR_USE_READ) overwritten->push_back(part);
+    thread.put((*count)++, entry_of(part.unsafeGetTensorImpl(),
+                                    use == DTR_USE_READ ? DTR_USE_READ : DTR_USE_MUTATE));
+  };
+  if (auto* coo = dynamic_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())) {
+    put(coo->indices());
+    put(coo->values());
+  } else if (auto* of = dynamic_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl())) {
+    put(of->compressed_indices());
+    put(of->plain_indices());
+    put(of->values());
+  }
+}
+
+void put_tensor(Thread& thread, const at::Tensor& tensor, uint8_t use, uint32_t* count,
+                Overwritten* overwritten) {
+  thread.put((*count)++, entry_of(tensor.unsafeGetTensorImpl(), use));
+  if (C10_UNLIKELY(tensor.layout() != c10::kStrided))
+    put_components(thread, tensor, use, count, overwritten);
+}
+
 uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* arguments,
                        Overwritten* overwritten) {
   uint32_t count = 0;
@@ -68,7 +96,7 @@ uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* argu
     if (of.hidden && (rule.training < 0 || arguments[rule.training].toBool()))
       use = DTR_USE_SCRATCH;
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-      thread.put(count++, entry_of(tensor.unsafeGetTensorImpl(), use));
+      put_tensor(thread, tensor, use, &count, overwritten);
     });
     if (use != DTR_USE_READ) overwritten->push_back(arguments[of.position]);
   }
@@ -245,6 +273,101 @@ void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c1
   capture(op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSecondKey), stack);
 }
 
+// ---- composite operators whose kernels use a tensor's memory themselves ----
+
+// They run above the capture, which sees only what they call. (tests/torch/test_composites.py)
+struct Composite {
+  const char* name;
+  const char* overload;
+  bool whole;  // counts as one operator: it may write, and has no gradient; else it reads integers
+};
+constexpr Composite kComposites[] = {
+    {"aten::tensor_split", "tensor_indices_or_sections", false},
+    {"aten::ctc_loss", "Tensor", false},
+    {"aten::_pad_packed_sequence", "", false},
+    {"aten::lstm", "data", false},
+    {"aten::gru", "data", false},
+    {"aten::rnn_tanh", "data", false},
+    {"aten::rnn_relu", "data", false},
+    {"aten::_sobol_engine_draw", "", true},
+    {"aten::_sobol_engine_ff_", "", true},
+    {"aten::_sobol_engine_scramble_", "", true},
+    {"aten::_sobol_engine_initialize_state_", "", true},
+    {"aten::_saturate_weight_to_fp16", "", true},
+    {"aten::_rowwise_prune", "", true},
+};
+
+// The composite kernel is that of every backend.
+constexpr c10::DispatchKeySet kCompositeKernel(c10::DispatchKey::CPU);
+
+bool is_outermost() {
+  return settings.capturing.load(std::memory_order_relaxed) &&
+         !c10::impl::tls_is_dispatch_key_excluded(settings.by_mode ? kSecondKey : kKey);
+}
+
+// Keeps tensors resident.
+class Pinned {
+ public:
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  ~Pinned() {
+    for (const c10::Storage& storage : storages_)
+      core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
+  }
+
+  void add(const at::Tensor& tensor) {
+    const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 0);
+    if (status != DTR_OK) fail_with_last_error(status);
+    storages_.push_back(tensor.storage());
+    Repeater(Thread::current()).bring_back(storages_.back().unsafeGetStorageImpl());
+  }
+
+ private:
+  c10::SmallVector<c10::Storage, 2> storages_;
+};
+
+void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* stack) {
+  Pinned pinned;
+  const size_t arguments = op.schema().arguments().size();
+  if (is_outermost())
+    for (size_t i = stack->size() - arguments; i < stack->size(); ++i) {
+      const c10::IValue& value = (*stack)[i];
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
+          !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+          c10::isIntegralType(tensor.scalar_type(), false))
+        pinned.add(tensor);
+    }
+  op.redispatchBoxed(kCompositeKernel, stack);
+}
+
+void run_whole(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* stack) {
+  if (is_outermost())
+    capture(op, kCompositeKernel, stack);
+  else
+    op.redispatchBoxed(kCompositeKernel, stack);
+}
+
+// Where what they use can be evicted: on the CPU.
+void watch_composites() {
+  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
+  if (!registered->empty() || settings.device.load() != c10::kCPU) return;
+  using c10::KernelFunction;
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const Composite& of : kComposites) {
+    if (!dispatcher.findSchema({of.name, of.overload})) continue;
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
+      registered->push_back(
+          dispatcher.registerImpl({of.name, of.overload}, key,
+                                  of.whole ? KernelFunction::makeFromBoxedFunction<&run_whole>()
+                                           : KernelFunction::makeFromBoxedFunction<&run_pinned>(),
+                                  std::nullopt, nullptr, "dtr_alloc"));
+  }
+}
+
 // ---- operators that Python calls (dtr_alloc/recorder.py) ----
 
 // materialize(int handle) -> (): makes a storage resident.
@@ -285,12 +408,11 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   uint32_t count = 0;
   Overwritten overwritten;
   for (const int64_t entry : entries) {
-    auto* tensor = reinterpret_cast<c10::TensorImpl*>(entry & ~int64_t{7});
+    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+        reinterpret_cast<c10::TensorImpl*>(entry & ~int64_t{7})));
     const auto use = static_cast<uint8_t>(entry & 3);
-    thread.put(count++, entry_of(tensor, use));
-    if (use != DTR_USE_READ)
-      overwritten.emplace_back(
-          at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor)));
+    put_tensor(thread, tensor, use, &count, &overwritten);
+    if (use != DTR_USE_READ) overwritten.emplace_back(tensor);
   }
   const In in(Phase::capture);
   explained([&] {
@@ -461,6 +583,7 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
             "dtr_alloc"));
   }
   settings.by_mode = by_mode != 0;
+  dtr_bridge::watch_composites();
   return 1;
 }
 

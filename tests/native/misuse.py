@@ -145,6 +145,7 @@ class World:
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
+        self.owners: list[Any] = []  # of pins
         self.kept: list[Any] = []  # memory that objects look at
         self.foreign = ffi.new("char[]", 64 * KIB)
 
@@ -405,6 +406,8 @@ class World:
         for kind in ("dtr_sim_tensor", "dtr_frame"):
             for handle in reversed(self.alive[kind]):
                 self.done(DESTROYERS[kind], handle)
+        for owner in self.owners:
+            self.done("dtr_end_pin", owner)
         for engine in self.alive["dtr_engine"]:
             self.done("dtr_engine_reset", engine)
         for pool, address in self.blocks:
@@ -712,6 +715,8 @@ class Sequence:
                 world.call("dtr_remat_abort", frame)
                 world.call("dtr_op_abort", frame, 0)
         answer = world.call_with(function, arguments)
+        if function.name == "dtr_pin_for" and answer == lib.DTR_OK:
+            world.owners.append(arguments[-1])
         self.note_memory(function.name, arguments, answer)
 
     def note_memory(self, name: str, arguments: list, answer: Any) -> None:

@@ -342,7 +342,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             seed = self.parameter().to_bytes(8, "little")
             self.toy.write(whole, seed)
             tensor.store.expected[:] = seed * self.toy.count(whole)
-            tensor.store.pins, tensor.store.escaped = 0, False
+            tensor.store.escaped = False
             tensor.store.given_away = False
             whole.release()
 

@@ -514,6 +514,8 @@ class Toy:
         for frame in self._frames:
             lib.dtr_frame_destroy(frame)
         self._frames.clear()
+        assert self.stats().live_storages == 0
+        self.reset()  # pins of what it never met
         check(lib.dtr_sim_destroy(self.sim))
         check(lib.dtr_engine_destroy(self.engine))
 

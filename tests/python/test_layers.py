@@ -18,6 +18,7 @@ TORCH_HEADERS = re.compile(r"(torch|ATen|c10|caffe2)/")
 CUDA_HEADERS = re.compile(r"cuda|cu(blas|dnn|fft|rand|solver|sparse)|nvrtc|nccl|driver_types")
 MAY_IMPORT_TORCH = {
     *("recorder", "compiled", "kernels", "bridge", "runtime", "escapes", "purity", "journal"),
+    "pins",
     *("refusals", "graphs"),
 }
 """Modules of dtr_alloc that cannot be used without torch, and so may import it at their top."""

@@ -1,0 +1,156 @@
+"""Pins by hand stay with the tensor that they were asked for with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor
+
+import dtr_alloc
+
+SIZE = 256
+
+
+def made(factor: float) -> Tensor:
+    return torch.arange(SIZE) * factor
+
+
+def by_set(x: Tensor, y: Tensor) -> None:
+    x.set_(y)
+
+
+def by_set_of_storage(x: Tensor, y: Tensor) -> None:
+    x.set_(y.untyped_storage(), 0, y.shape)
+
+
+def by_data(x: Tensor, y: Tensor) -> None:
+    x.data = y
+
+
+@pytest.mark.parametrize("give", [by_set, by_set_of_storage, by_data])
+def test_a_pin_follows_its_tensor_to_other_memory(give: Callable[[Tensor, Tensor], None]) -> None:
+    """The pin was lost, or stayed with the old memory for good."""
+    with checked_session():
+        x, y = made(2.0), made(3.0)
+        old = x.view(SIZE)
+        dtr_alloc.pin(x)
+        dtr_alloc.pin(x)
+        give(x, y)
+        dtr_alloc.check_invariants()
+        evicted(old)
+        for _ in range(2):
+            assert not dtr_alloc.evict(y)
+            dtr_alloc.unpin(x)
+        evicted(x)
+        with pytest.raises(dtr_alloc.StateError, match="not pinned"):
+            dtr_alloc.unpin(x)
+        assert torch.equal(y, made(3.0))
+        assert torch.equal(old, made(2.0))
+
+
+def test_pins_of_aliases_stay_with_the_old_memory() -> None:
+    with checked_session():
+        x, y = made(2.0), made(3.0)
+        alias = x.view(SIZE)
+        dtr_alloc.pin(x)
+        dtr_alloc.pin(alias)
+        x.set_(y)
+        assert not dtr_alloc.evict(alias)
+        dtr_alloc.unpin(alias)
+        evicted(alias)
+        assert not dtr_alloc.evict(x)
+        dtr_alloc.unpin(x)
+        evicted(x)
+
+
+def test_a_pin_that_an_alias_took_back_does_not_follow() -> None:
+    with checked_session():
+        x, y = made(2.0), made(3.0)
+        dtr_alloc.pin(x)
+        dtr_alloc.unpin(x.view(SIZE))
+        x.set_(y)
+        evicted(x)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_pin_survives_a_storage_that_is_resized() -> None:
+    """A result that did not fit gave the storage other memory, which was evicted though pinned."""
+    with checked_session():
+        x = made(2.0)
+        dtr_alloc.pin(x)
+        torch.add(made(1.0), torch.zeros(2, SIZE), out=x)
+        assert not dtr_alloc.evict(x)
+        dtr_alloc.check_invariants()
+        dtr_alloc.unpin(x)
+        evicted(x)
+
+
+def test_a_pin_taken_back_where_nobody_saw_that_the_tensor_got_other_memory() -> None:
+    with checked_session():
+        x, y = made(2.0), made(3.0)
+        old = x.view(SIZE)
+        dtr_alloc.pin(x)
+        torch.ops.aten.set_.source_Tensor(x, y)
+        dtr_alloc.unpin(x)
+        evicted(old)
+        evicted(y)
+
+
+def outside() -> Tensor:
+    return torch.from_numpy(np.ones(SIZE))
+
+
+UNMANAGED: dict[str, Callable[[], Tensor]] = {
+    "from numpy": outside,
+    "empty": lambda: torch.empty(0),
+    "meta": lambda: torch.empty(SIZE, device="meta"),
+    "shared": lambda: torch.ones(SIZE).share_memory_(),
+    "mkldnn": lambda: torch.ones(SIZE).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("name", UNMANAGED)
+def test_what_was_pinned_can_be_unpinned(name: str) -> None:
+    """unpin() said that it is not pinned."""
+    with checked_session():
+        x = UNMANAGED[name]()
+        dtr_alloc.pin(x)
+        dtr_alloc.check_invariants()
+        dtr_alloc.unpin(x)
+        del x  # mkldnn frees by the allocator of the day
+
+
+def test_memory_made_before_the_session_is_pinned_within_the_rules() -> None:
+    """Its record was pinned and dead, against R5, while something depended on it."""
+    x = made(2.0)
+    with checked_session():
+        y = x * 2
+        dtr_alloc.pin(x)
+        dtr_alloc.check_invariants()
+        evicted(y)
+        dtr_alloc.check_invariants()
+        dtr_alloc.unpin(x)
+        assert torch.equal(y, made(4.0))
+
+
+def test_pins_of_what_died_are_forgotten() -> None:
+    with checked_session():
+        for _ in range(1000):
+            dtr_alloc.pin(made(2.0))
+            dtr_alloc.pin(outside())
+        x = made(2.0)
+        with pytest.raises(dtr_alloc.StateError, match="not pinned"):
+            dtr_alloc.unpin(x)
+        evicted(x)
+
+
+def test_pins_end_with_the_session() -> None:
+    with checked_session():
+        x = made(2.0)
+        dtr_alloc.pin(x)
+    with checked_session(), pytest.raises(dtr_alloc.StateError, match="not pinned"):
+        dtr_alloc.unpin(x)
