@@ -612,6 +612,14 @@ def time_bookkeeping(on: bool) -> None:
     check(lib.dtr_engine_configure(runtime.engine, options))
 
 
+def trust_contents() -> None:
+    """Compares no contents (native/contents.cpp) until the session ends: to measure the cost."""
+    runtime = _enabled()
+    options, _kept = _engine_options(runtime.config, runtime.scorer)
+    options.contents = lib.DTR_CONTENTS_TRUSTED
+    check(lib.dtr_engine_configure(runtime.engine, options))
+
+
 def limit_rematerializations(most: int | None) -> None:
     """Lets so many operators run again from now on; the next one raises StateError, and so does
     whatever needs its result. For jobs that would rather fail than thrash. None: any number."""

@@ -37,7 +37,7 @@ inline uint64_t checksum(const void* data, uint64_t size_bytes) {
 // Of the first word, the last one, and some between; of all, if there are no more.
 inline uint64_t sampled_checksum(const void* data, uint64_t size_bytes) {
   constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
-  constexpr uint64_t kWords = 4;
+  constexpr uint64_t kWords = 8;
   if (size_bytes < kWords * 8) return checksum(data, size_bytes);
   const auto* bytes = static_cast<const unsigned char*>(data);
   const uint64_t stride = (size_bytes - 8) / (kWords - 1);
