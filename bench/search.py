@@ -168,6 +168,7 @@ class SimulatedJob:
             tensors = step[1 + 2 * step[0]]
             made = self.tensor(self.closures[op_id])
             step = lib.dtr_frame_step(self.frame, tensors + 1)
+            step[0:tensors] = [0] * tensors  # no argument was overwritten
             step[tensors] = int(ffi.cast("intptr_t", made))
             status = lib.dtr_remat_commit(self.frame, tensors, 1)
             lib.dtr_sim_release_tensor(made)

@@ -570,6 +570,10 @@ def arguments_of_all(log: int) -> int:
             os.write(log, f"{what}: ".encode())
             answer = world.call_with(function, arguments)
             calls += 1
+            if what.endswith("destroyed") and any(
+                a in world.alive["dtr_sim_tensor"] for a in arguments
+            ):
+                continue  # a simulated tensor is its address, which another one has by now
             if must and not was_refused(function, answer, mark):
                 raise Misuse(f"{function.name} took {what}: {answer}")
             world.check()

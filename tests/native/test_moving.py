@@ -62,9 +62,10 @@ class TestWhatMoves:
         """Constants that are kept, and ghosts, with and without a handle."""
         toy = make_toy()
         source = toy.unseen(WORDS)
-        x = toy.one("x", source, words=WORDS)
-        y = toy.one("y", x, words=WORDS)
-        z = toy.one("z", y, words=WORDS)
+        # Larger, so that they do not become constants for it when they are back.
+        x = toy.one("x", source, words=2 * WORDS)
+        y = toy.one("y", x, words=2 * WORDS)
+        z = toy.one("z", y, words=2 * WORDS)
         for tensor in (z, y, x):
             assert toy.evict(tensor)
         release(source, x, y)  # the source is kept for the others

@@ -54,8 +54,12 @@ SETTINGS = {
     "cudnn.enabled": Setting(
         torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled, (True, False)
     ),
-    "cudnn.benchmark": attribute(backends.cudnn, "benchmark", False, True),
-    "cudnn.deterministic": attribute(backends.cudnn, "deterministic", False, True),
+    "cudnn.benchmark": Setting(
+        torch._C._set_cudnn_benchmark, torch._C._get_cudnn_benchmark, (False, True)
+    ),
+    "cudnn.deterministic": Setting(
+        torch._C._set_cudnn_deterministic, torch._C._get_cudnn_deterministic, (False, True)
+    ),
     "cudnn.allow_tf32": Setting(
         torch._C._set_cudnn_allow_tf32, torch._C._get_cudnn_allow_tf32, (True, False)
     ),
@@ -71,7 +75,9 @@ SETTINGS = {
     "mkldnn.enabled": Setting(
         torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled, (True, False)
     ),
-    "mkldnn.deterministic": attribute(backends.mkldnn, "deterministic", False, True),
+    "mkldnn.deterministic": Setting(
+        torch._C._set_mkldnn_deterministic, torch._C._get_mkldnn_deterministic, (False, True)
+    ),
     "nnpack": Setting(torch._C._set_nnpack_enabled, torch._C._get_nnpack_enabled, (True, False)),
     "flash_sdp": Setting(
         backends.cuda.enable_flash_sdp, backends.cuda.flash_sdp_enabled, (True, False)
