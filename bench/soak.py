@@ -58,6 +58,16 @@ class Raised(Exception):
     """What a user's function raises here."""
 
 
+def shortage(error: RuntimeError) -> str | None:
+    """What there was too little of, as it is counted; None: it is another error."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "driver_refused_memory" if "mmap of" in text else "out_of_memory"
+    if isinstance(error, measure.Thrashing) or "limit_rematerializations()" in text:
+        return "gave_up"
+    return "driver_refused_file" if "mkostemp in" in text else None
+
+
 @functools.cache
 def expected(name: str, scale: float, seed: int, steps: int) -> tuple[str, measure.Profile]:
     """The digest of a job's state without a session, and its memory without a budget."""
@@ -111,19 +121,14 @@ class Round:
                     if between is not None:
                         between()
                 return job.state()
-        except torch.OutOfMemoryError as error:
-            counts["out_of_memory"] += 1
-            counts["driver_refused_memory"] += "mmap of" in str(error)
-        except measure.Thrashing:
-            counts["gave_up"] += 1
-        except RuntimeError as error:  # a DriverError of an allocation, in PyTorch's words
-            if "failed: " not in str(error) or "mkostemp" not in str(error):
-                raise
-            counts["driver_refused_file"] += 1
         except (Raised, KeyboardInterrupt):
             if job is not None:
                 job.drop_gradients()
             raise
+        except RuntimeError as error:
+            if (kind := shortage(error)) is None:
+                raise
+            counts[kind] += 1
         if job is not None:
             job.drop_gradients()
         measure.forget_broken_backward()
@@ -308,8 +313,10 @@ def thread_beside() -> Iterator[None]:
                 if not torch.equal(x.grad, known):
                     errors.append("a thread beside has other bits")
                 counts["steps_beside"] += 1
-            except torch.OutOfMemoryError:
-                counts["out_of_memory_beside"] += 1
+            except RuntimeError as error:
+                if shortage(error) is None:
+                    errors.append(traceback.format_exc())
+                counts["shortages_beside"] += 1
             except BaseException:
                 errors.append(traceback.format_exc())
 
