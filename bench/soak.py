@@ -236,9 +236,9 @@ class Round:
             ]
         )
         timer = threading.Timer(self.draw.random() * 0.3, way)
-        timer.start()
         until = time.monotonic() + 60
         try:
+            timer.start()
             while time.monotonic() < until:
                 work()
         except KeyboardInterrupt:
