@@ -147,8 +147,11 @@ bench: $(VENV)/core
 	$(PY) -m bench.overhead --json -
 	$(PY) -m bench.smallest_budget
 
+# Random jobs, budgets and troubles for so long, then many steps of one job.
+MINUTES ?= 60
 soak: $(VENV)/core
-	$(PY) -m bench.soak
+	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
+	$(PY) -m bench.long_run
 
 clean:
 	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

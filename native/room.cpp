@@ -407,6 +407,10 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
         break;
       }
       ++waiting.next;
+      if (!storage->live && !storage->children) {
+        unlock(storage, deferred);  // it was dropped meanwhile: the record goes, and its memory
+        continue;
+      }
       --storage->locks;
       unpark(storage);  // a search of another thread may have met it locked
       if (is_free_to_go(storage, moment) && evict(storage, deferred, lock))

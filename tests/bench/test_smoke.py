@@ -57,8 +57,18 @@ def test_mapping() -> None:
 
 
 def test_soak() -> None:
+    """A few rounds: each job ends with its bits, whatever came before."""
+    document = run("bench.soak")
+    assert document.keys() >= ENVIRONMENT | {"counts", "resident_set_bytes", "seconds"}
+    assert document["failures"] == []
+    counts = document["counts"]
+    assert counts["compared"] == counts["rounds"] > 0
+    assert counts["differences"] == 0
+
+
+def test_long_run() -> None:
     """A few hundred steps; what is watched is reported per window."""
-    document = run("bench.soak", "--device", "cpu")
+    document = run("bench.long_run", "--device", "cpu")
     assert document.keys() >= ENVIRONMENT | {"results", "growth", "budget_bytes"}
     assert document["growth"].keys() == {"live_records", "resident_set_bytes", "step_seconds"}
     assert len(document["results"]) == 20

@@ -229,6 +229,43 @@ def test_a_content_that_moves_is_waited_for(make_toy):
     release(*sources, *results)
 
 
+@pytest.mark.parametrize("_", range(20))
+def test_a_victim_that_is_dropped_while_another_is_copied_goes_with_its_record(make_toy, _):
+    """Several make room at once. Its dependent, too, is dropped by the other thread."""
+    toy = make_toy(pages=24, dealloc="ignore", room=WINDOW, **swapping())
+    sources = [constant(toy, seed=i) for i in range(8)]
+    over = threading.Event()
+    failures = []
+
+    def make_room():
+        try:
+            for i in range(600):
+                toy.one("large", words=12 * WORDS, parameter=i).release()
+                toy.one("small", sources[i % 8], words=8).release()
+        except BaseException as error:
+            failures.append(error)
+        over.set()
+
+    def drop():
+        try:
+            while not over.is_set():
+                kept = [toy.one("f", source, words=WORDS) for source in sources[:6]]
+                dependents = [toy.one("g", tensor, words=8) for tensor in kept]
+                release(*kept, *dependents)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for work in (make_room, drop)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert toy.stats().swaps > 0
+    toy.verify()
+    release(*sources)
+
+
 def resident_bytes():
     with open("/proc/self/smaps_rollup") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness import MIB, one_thread  # noqa: F401
 
-from bench.soak import growth, soak
+from bench.long_run import growth, soak
 
 STEPS = 2_000
 
