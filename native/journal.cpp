@@ -394,7 +394,7 @@ void Engine::journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred) 
   for (const Input& input : frame.inputs) {
     OpenLog::Argument argument;
     Storage* storage = input.storage;
-    if (storage && input.use == Use::write_only && storage->managed && !journal_.knows(storage)) {
+    if (storage && is_whole(input) && storage->managed && !journal_.knows(storage)) {
       argument.made_here = true;
     } else if (storage && input.use != Use::scratch) {
       journal_meet(storage, input.desc, deferred);
@@ -432,7 +432,7 @@ int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns) {
                         std::none_of(overwritten.begin(), overwritten.end(), [&](const Input* o) {
                           return o->desc.handle == input.desc.handle;
                         });
-    arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
+    arguments.push_back({log.arguments[i].name, writes, !is_whole(input)});
     if (writes) overwritten.push_back(&input);
   }
   results.insert(results.end(), log.results.begin(), log.results.end());
