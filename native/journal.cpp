@@ -432,7 +432,7 @@ int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns) {
                         std::none_of(overwritten.begin(), overwritten.end(), [&](const Input* o) {
                           return o->desc.handle == input.desc.handle;
                         });
-    arguments.push_back({log.arguments[i].name, writes, !is_whole(input)});
+    arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
     if (writes) overwritten.push_back(&input);
   }
   results.insert(results.end(), log.results.begin(), log.results.end());
