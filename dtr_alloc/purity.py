@@ -34,8 +34,8 @@ UNINITIALIZED = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized"),
     *("new_empty", "new_empty_strided"),
 }
-"""Results are whatever was in memory: constants until they are overwritten, which the engine adopts
-when it first meets them. Of their arguments they read shapes alone."""
+"""Results are whatever was in memory: constants, which the engine adopts when it first meets them,
+until they are overwritten, at once or in parts. Of their arguments they read shapes alone."""
 
 OFTEN_PASSING = {
     *("_reshape_alias", "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh"),
@@ -79,6 +79,12 @@ HIDDEN_STATE = dict.fromkeys(
 )
 """Arguments that are updated in training mode and are then no input of the results."""
 
+NOISE = {"rrelu_with_noise", "rrelu_with_noise_"}
+"""Write their argument ``noise`` in training mode, every element, and do not touch it otherwise."""
+
+COPIES = {"copy_"}
+"""All they do is to copy their second tensor to their first, element by element."""
+
 UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
 """Arguments that are read and written without a mark in the schema: oneDNN computes in the
 workspace that its forward gave."""
@@ -99,14 +105,14 @@ class TensorArgument:
     Attributes:
         position: in the schema.
         kind: 0, one tensor; 1, a list of tensors; 2, a list of tensors and None.
-        use: READ, MUTATE, WRITE_ONLY.
-        hidden: SCRATCH in training mode.
+        use: READ, MUTATE, WRITE_ONLY, SCRATCH.
+        in_training: the same, in training mode.
     """
 
     position: int
     kind: int
     use: int
-    hidden: bool
+    in_training: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class Rule:
         key: what the engine knows the operator by; see dtr_alloc/costs.py.
         passes: needs no data and changes none: nobody records it.
         replayable: running it again on the same inputs gives the same bits.
+        copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
             the seed of the forward as an argument.)
         generator: position of the generator that it can be given.
@@ -131,6 +138,7 @@ class Rule:
     key: int
     passes: bool
     replayable: bool
+    copies: bool
     random: bool
     generator: int = -1
     device: int = -1
@@ -144,10 +152,10 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        flags = [int(self.passes), int(self.replayable), int(self.random)]
+        flags = [int(flag) for flag in (self.passes, self.replayable, self.copies, self.random)]
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
-            value for of in self.tensors for value in (of.position, of.kind, of.use, int(of.hidden))
+            value for of in self.tensors for value in (of.position, of.kind, of.use, of.in_training)
         ]
         return [signed(self.key), number, *flags, *positions, *tensors]
 
@@ -183,7 +191,9 @@ def rule_for(func: OpOverload) -> Rule:
         )
         and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     )
-    hidden = HIDDEN_STATE.get(name, ()) if known else ()
+    in_training = dict.fromkeys(HIDDEN_STATE.get(name, ()) if known else (), SCRATCH)
+    if known and name in NOISE:
+        uses["noise"], in_training["noise"] = SCRATCH, WRITE_ONLY
     kinds = {argument.name: str(argument.type) for argument in schema.arguments}
     positions = {name: position for position, name in enumerate(kinds)}
     generator = next((positions[name] for name, kind in kinds.items() if "Generator" in kind), -1)
@@ -208,16 +218,20 @@ def rule_for(func: OpOverload) -> Rule:
             and not anything
             and (bool(uses) or any("Tensor" in str(value.type) for value in schema.returns))
         ),
+        copies=known and name in COPIES,
         random=generator >= 0
         or (torch.Tag.nondeterministic_seeded in func.tags and not name.endswith("_backward")),
         generator=generator,
         device=position("device"),
         dropout=position("dropout_p") if known else -1,
         # _batch_norm_with_update has no such argument: it always trains.
-        training=position("training", "train") if hidden else -1,
+        training=position("training", "train") if in_training else -1,
         tensors=tuple(
             TensorArgument(
-                positions[name], _LISTS.get(kind, 0), uses.get(name, READ), name in hidden
+                positions[name],
+                _LISTS.get(kind, 0),
+                uses.get(name, READ),
+                in_training.get(name, uses.get(name, READ)),
             )
             for name, kind in kinds.items()
             if "Tensor" in kind or kind in _ANYTHING

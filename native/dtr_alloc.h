@@ -656,8 +656,10 @@ enum {
 /* Flags of an op. */
 enum {
   DTR_OP_REPLAYABLE = 1, /* running it again on the same inputs gives the same bits */
-  DTR_OP_KEEPS_OLD = 2   /* what it overwrites and cannot be computed again is kept in a copy, if it
+  DTR_OP_KEEPS_OLD = 2,  /* what it overwrites and cannot be computed again is kept in a copy, if it
                             is small: the op gives more than what it overwrites */
+  DTR_OP_COPIES = 4      /* all it does is to copy its second tensor to its first, element by
+                            element */
 };
 
 /* What dtr_op_begin answers: 0 means run the op at once. */
@@ -703,7 +705,8 @@ int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
  * description: edges, then per edge:   handle, copy (1: run on a copy of this storage) tensors,
  * then each:     use, edge (-1: none), scalar type, flags, offset, ndim, sizes[ndim], strides[ndim]
  * where use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value; a
- * tensor without an edge is made afresh from its shape. */
+ * tensor without an edge is made afresh from its shape. An edge below -1 is a number of bytes,
+ * negated: the tensor is a part, at its offset, of as much memory, made afresh. */
 int64_t dtr_remat_next(dtr_frame* frame);
 
 /* The device index of what the step that was described last makes, -1 for the only one:

@@ -258,6 +258,10 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   storage->pins = 0;
   storage->handle = nullptr;
   storage->live = false;
+  if (storage->unwritten) {
+    forget_unwritten(storage);  // nobody will read it
+    update_candidate(storage);
+  }
   if (storage->candidate >= 0) reweigh(storage);
   if (storage->asks) update_asking(storage, false);
   toll_changed(storage, false);
@@ -283,7 +287,7 @@ void Engine::unlink(Edge& edge) {
 
 void Engine::update_candidate(Storage* storage) {
   const bool wanted = storage->state == State::resident && storage->managed &&
-                      (storage->parent || is_swappable(storage));  // R6
+                      !storage->unwritten && (storage->parent || is_swappable(storage));  // R6
   if (wanted == is_candidate(storage)) return;
   Device& device = device_of(storage);
   if (wanted) {
@@ -318,6 +322,7 @@ void Engine::become_evicted(Storage* storage) {
   storage->address = nullptr;
   storage->state = State::evicted;
   storage->prefetched = false;
+  forget_unwritten(storage);
   update_candidate(storage);
   if (storage->lost) return;
   ++stats_.evicted_storages;
@@ -342,6 +347,7 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
   if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
+  forget_unwritten(storage);
   op->outputs[storage->output].storage = nullptr;
   --op->recorded_outputs;
   if (op->recorded_outputs == 0)
@@ -637,7 +643,7 @@ void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting
   std::lock_guard<EngineMutex> lock(mutex_);
   *constant = *running = *waiting = 0;
   by_address_.for_each([&](const void*, const Storage* storage) {
-    if (!storage->parent)
+    if (!storage->parent || storage->unwritten)
       *constant += storage->size_bytes;
     else if (storage->locks > storage->holds)
       *running += storage->size_bytes;
@@ -664,7 +670,8 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
-      else if (!storage->parent && !(is_swappable(storage) && host_.has_room(storage->size_bytes)))
+      else if (storage->unwritten || (!storage->parent && !(is_swappable(storage) &&
+                                                            host_.has_room(storage->size_bytes))))
         constants += storage->size_bytes;
       else if (storage->pins > 0 || is_frozen(storage))
         pinned += storage->size_bytes;

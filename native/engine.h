@@ -57,6 +57,7 @@
 #include "score.h"
 #include "scratch.h"
 #include "timing.h"
+#include "unwritten.h"
 #include "window.h"
 
 namespace dtr {
@@ -130,10 +131,15 @@ struct Input {
   bool opaque = false;
   bool constant = false;   // the recorder says: a parameter
   bool shared = false;     // another argument has the same storage
+  bool part = false;       // overwrites a part of its storage, and all of that
+  bool begins = false;     // it is the first part: the old content is no input (R16)
   void* copy = nullptr;    // what it held before the op overwrites it (DTR_OP_KEEPS_OLD)
   uint32_t geometry = 0;   // first of its sizes and strides in Frame::geometry
   dtr_tensor_desc desc{};  // as it was before the op ran
 };
+
+// Whether the content after the op has nothing of the content before it.
+inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
 
 // A lock of a step on one of its inputs.
 struct StepInput {
@@ -162,6 +168,7 @@ struct Frame {
   bool open = false;
   bool replayable = false;
   bool keeps_old = false;   // DTR_OP_KEEPS_OLD
+  bool copies = false;      // DTR_OP_COPIES
   bool overwrites = false;  // some of its inputs
   bool loses = false;       // some that it also reads, and that cannot be computed again
   uint64_t op_key = 0;
@@ -358,7 +365,11 @@ class Engine {
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
-  void new_version(Input& input, Op* op, int32_t position, Deferred& deferred);
+  bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
+  bool write_part(Frame& frame, const Input& input, Unwritten* unwritten);
+  bool reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const;
+  void forget_unwritten(Storage* storage);
+  void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
   int32_t begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
@@ -598,7 +609,8 @@ class Engine {
   PointerMap<Storage> by_address_;
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;        // once there are so many
+  size_t look_for_dead_pins_ = 64;                           // once there are so many
+  std::unordered_map<const Storage*, Unwritten> unwritten_;  // R16
   std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are

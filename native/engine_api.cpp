@@ -152,7 +152,7 @@ void check(const dtr_engine_options& options) {
 }
 
 constexpr int64_t kUseBits = 7;
-constexpr int64_t kOpFlags = DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD;
+constexpr int64_t kOpFlags = DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD | DTR_OP_COPIES;
 
 int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
   if (capacity > kMostNumbers)

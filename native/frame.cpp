@@ -79,6 +79,8 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     storage = content_changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
   if (storage->prefetched) note_return(storage, frame);
+  if (storage->unwritten && reads_unwritten(frame, input, storage))
+    forget_parent(storage, deferred);
   if (input.constant) {
     storage->constant_for_good = true;
     if (has_content(storage)) forget_parent(storage, deferred);
@@ -146,6 +148,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.open = true;
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
+  frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
   frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
@@ -193,7 +196,7 @@ void Engine::describe_inputs(Frame& frame) {
     input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
-    input.opaque = input.shared = false;
+    input.opaque = input.shared = input.part = input.begins = false;
     input.copy = nullptr;
     if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
     dtr_tensor_desc& desc = input.desc;
@@ -226,7 +229,11 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
     Storage* storage = input.storage;
     if (!storage || !overwrites(input.use)) continue;
     // What is also read, or not covered, is an input after all.
-    if (input.use == Use::write_only && (input.shared || !input.desc.full)) input.use = Use::mutate;
+    if (input.use == Use::write_only && (input.shared || !input.desc.full)) {
+      input.part = !input.desc.full;
+      input.begins = input.part && !input.shared && may_begin(storage, input.desc);
+      if (!input.begins) input.use = Use::mutate;
+    }
     if (input.use == Use::scratch && input.shared) frame.replayable = false;
     if (input.use == Use::mutate && !storage->parent) {
       if (frame.keeps_old) input.copy = copy_of(storage);
@@ -312,6 +319,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
     spec.geometry = input.geometry;
     if (input.storage && (input.use == Use::read || input.use == Use::mutate))
       spec.edge = edge_of(input.storage);
+    if (input.begins) spec.part_of = input.storage->size_bytes;
     op->tensors.push_back(spec);
   }
   // Linked only now: the vector no longer grows.
@@ -357,15 +365,52 @@ void Engine::keep_in_copy(Input& input) {
   keep_constant(old);
 }
 
-// Whether a tensor that covered its storage when the op began does so after it.
+// Whether a tensor that covered its storage, or a part of it, when the op began does so after it.
 bool Engine::still_covers(const Input& input) const {
+  const dtr_tensor_desc& desc = input.desc;
   dtr_tensor_desc now;
   framework_->describe(input.tensor, &now);
-  return now.full || now.handle != input.desc.handle;
+  if (now.handle != desc.handle) return true;
+  if (!input.part) return now.full;
+  return now.offset == desc.offset && now.ndim == desc.ndim &&
+         std::equal(now.sizes, now.sizes + now.ndim, desc.sizes) &&
+         std::equal(now.strides, now.strides + now.ndim, desc.strides);
+}
+
+// Whether the buffer of a constant, of which the op will overwrite a part, may be filled so (R16).
+bool Engine::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
+  return !storage->parent && storage->managed && !storage->constant_for_good &&
+         storage->size_bytes > kTinyBytes && Unwritten().begin(part);
+}
+
+// Whether an op may read what was not written of a content.
+bool Engine::reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const {
+  if (input.use == Use::write_only) return false;
+  // An op that copies one part to another: write_part() sees to it.
+  if (frame.copies && &input == &frame.inputs[1] && frame.inputs[0].storage == storage)
+    return false;
+  return input.use == Use::scratch || !unwritten_.at(storage).has(input.desc);
+}
+
+// Accounts for a part that the op has overwritten, of a version that ends; false: what is not
+// written cannot be told.
+bool Engine::write_part(Frame& frame, const Input& input, Unwritten* unwritten) {
+  if (input.begins) return unwritten->begin(input.desc);
+  *unwritten = std::move(unwritten_.at(input.storage));
+  if (frame.copies && input.shared)
+    return input.part && unwritten->copy(input.desc, frame.inputs[1].desc);
+  return !input.part || unwritten->write(input.desc);
+}
+
+// Ends the account: all is written, or what is not is nobody's any more.
+void Engine::forget_unwritten(Storage* storage) {
+  if (!storage->unwritten) return;
+  storage->unwritten = false;
+  unwritten_.erase(storage);
 }
 
 // Ends the version that the op overwrote and begins the next (R1).
-void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& deferred) {
+void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred) {
   Storage* old = input.storage;
   // Another argument is the same storage and was dealt with; or the op gave the buffer other
   // memory (out=), so that freed() ended the old version, and what is there now is a result.
@@ -373,8 +418,11 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
     if (input.copy) deferred.free_block(*old, std::exchange(input.copy, nullptr));
     return;
   }
+  Unwritten unwritten;
+  const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
   const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
-                        old->size_bytes <= kTinyBytes;
+                        old->size_bytes <= kTinyBytes ||
+                        (in_parts && !write_part(frame, input, &unwritten));
   if (constant && !old->parent && !input.copy) {
     note_content(old);
     return;  // it was settled before the op ran: the record may serve the new content
@@ -395,6 +443,10 @@ void Engine::new_version(Input& input, Op* op, int32_t position, Deferred& defer
     fresh->output = static_cast<uint32_t>(op->outputs.size());
     op->outputs.push_back({fresh, position, true});
     ++op->recorded_outputs;
+    if (!unwritten.empty()) {
+      fresh->unwritten = true;
+      unwritten_.emplace(fresh, std::move(unwritten));
+    }
   }
   old->handle = nullptr;
   old->live = false;
@@ -464,8 +516,11 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
       --input.storage->overwriters;
       overwritten |= input.use != Use::scratch;
       // Made smaller within its storage (out=), it left a part of that as it was.
-      if (input.use == Use::write_only && input.storage->handle && !still_covers(input))
+      if ((input.use == Use::write_only || input.part) && input.storage->handle &&
+          !still_covers(input)) {
         input.use = Use::mutate;
+        input.begins = input.part = false;
+      }
       // What it reads and overwrites must exist again at a replay.
       if (input.use == Use::mutate && !input.storage->parent) replayable = false;
     }
@@ -480,7 +535,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   for (size_t i = 0; frame.overwrites && i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+      new_version(frame, input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
@@ -552,7 +607,7 @@ void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
     // is not resident cannot have been touched.
     if (started && input.storage && overwrites(input.use) &&
         input.storage->state == State::resident)
-      new_version(input, nullptr, static_cast<int32_t>(i), deferred);
+      new_version(frame, input, nullptr, static_cast<int32_t>(i), deferred);
   }
   if (frame.log.open) journal_unhold(frame);
   for (const Input& input : frame.inputs)

@@ -55,7 +55,8 @@ void Engine::check_invariants() {
   if (storages.size() != stats_.live_storages)
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
-  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0, host_bytes = 0;
+  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0, host_bytes = 0,
+           unwritten = 0;
   std::unordered_map<const ComponentNode*, int64_t> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
@@ -93,8 +94,8 @@ void Engine::check_invariants() {
               "R5: the handle's address is another", storage->id);
     require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
             storage->id);
-    const bool candidate =
-        resident && storage->managed && (storage->parent || is_swappable(storage));
+    const bool candidate = resident && storage->managed && !storage->unwritten &&
+                           (storage->parent || is_swappable(storage));
     require(candidate == is_candidate(storage), "R6: candidate or not", storage->id);
     if (candidate) {
       ++candidates;
@@ -116,6 +117,13 @@ void Engine::check_invariants() {
       require(!storage->live, "R9: a live storage is to be banished", storage->id);
       require(storage->queued || keeps_from_banishing(storage),
               "R9: nothing keeps it from being banished", storage->id);
+    }
+    require(storage->unwritten == (unwritten_.count(storage) > 0), "R16: its account is elsewhere",
+            storage->id);
+    if (storage->unwritten) {
+      ++unwritten;
+      require(resident && storage->live && storage->managed && storage->parent,
+              "R16: an unwritten content is no version of a live storage", storage->id);
     }
     const auto pinned = pins_.find(storage->handle);
     require(storage->pins == (storage->live && pinned != pins_.end() ? pinned->second : 0),
@@ -140,6 +148,9 @@ void Engine::check_invariants() {
   if (to_banish != to_banish_)
     throw StateError("R9: " + std::to_string(to_banish) +
                      " storages are to be banished, counted are " + std::to_string(to_banish_));
+  if (unwritten != unwritten_.size())
+    throw StateError("R16: there are " + std::to_string(unwritten_.size()) + " accounts of " +
+                     std::to_string(unwritten) + " unwritten storages");
   uint64_t listed = 0;
   for (const Device* device : devices_) listed += device->candidates.size() + device->young.size();
   if (candidates != listed) throw StateError("R6: the list of candidates is too long");

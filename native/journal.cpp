@@ -394,7 +394,7 @@ void Engine::journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred) 
   for (const Input& input : frame.inputs) {
     OpenLog::Argument argument;
     Storage* storage = input.storage;
-    if (storage && input.use == Use::write_only && storage->managed && !journal_.knows(storage)) {
+    if (storage && is_whole(input) && storage->managed && !journal_.knows(storage)) {
       argument.made_here = true;
     } else if (storage && input.use != Use::scratch) {
       journal_meet(storage, input.desc, deferred);

@@ -15,9 +15,9 @@
 //      and resident (a ghost, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
 //      bare address. Such constants, and no others, stand in the list of those kept.
-//  R6  Candidates for eviction are exactly the resident storages whose memory is ours and
-//      that have a parent or, while swapping is on, could be swapped out. Locked and pinned
-//      ones stay in the list and are passed over, because locks come and go with every op.
+//  R6  Candidates for eviction are exactly the resident storages whose memory is ours, all of it
+//      written (R16), that have a parent or, while swapping is on, could be swapped out. Locked and
+//      pinned ones stay in the list and are passed over, because locks come and go with every op.
 //  R7  locks > 0 keeps a record until unlocked; locks > holds its memory, too, while resident.
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
 //      about to go for good. So whoever makes a constant of it settles it first.
@@ -36,6 +36,9 @@
 //  R15 Pins are of a handle, whatever content it has or whether the engine has met it; a live
 //      managed storage has as many as its handle. What is pinned is not evicted; what was evicted
 //      already comes back by whoever pinned it. (hand.cpp)
+//  R16 A content is unwritten while a part of its buffer was written by no op, what that part holds
+//      being nobody's: it has a parent, but is no candidate, as a replay gives that part another
+//      content. What reads of it what was not written makes it a constant. (frame.cpp)
 #pragma once
 
 #include <cstddef>
@@ -129,6 +132,7 @@ struct alignas(64) Storage {
   uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
   uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
   uint32_t output = 0;  // index in its parent's outputs
+  bool unwritten = false;           // R16
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
@@ -170,6 +174,7 @@ struct TensorSpec {
   int32_t ndim = 0;
   uint32_t geometry = 0;  // first of 2 * ndim numbers (sizes, strides) in Op::geometry
   int64_t offset = 0;
+  uint64_t part_of = 0;  // bytes: it is a part of as much new memory (R16); 0: it is all of its own
 };
 
 struct Output {

@@ -134,7 +134,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
   put(static_cast<int64_t>(op->tensors.size()));
   for (const TensorSpec& spec : op->tensors) {
     put(static_cast<int64_t>(spec.use));
-    put(spec.edge);
+    put(spec.part_of ? -static_cast<int64_t>(spec.part_of) : spec.edge);
     put(spec.scalar_type);
     put(spec.flags);
     put(spec.offset);

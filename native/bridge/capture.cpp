@@ -93,8 +93,8 @@ uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* argu
   uint32_t count = 0;
   for (const TensorArgument& of : rule.tensors) {
     uint8_t use = of.use;
-    if (of.hidden && (rule.training < 0 || arguments[rule.training].toBool()))
-      use = DTR_USE_SCRATCH;
+    if (of.in_training != use && (rule.training < 0 || arguments[rule.training].toBool()))
+      use = of.in_training;
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
       put_tensor(thread, tensor, use, &count, overwritten);
     });
@@ -192,7 +192,8 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
   const bool replayable = rule.replayable && settings.frozen == 0;
-  OpenOp op(thread, tensors, replayable ? DTR_OP_REPLAYABLE : 0, rule.key);
+  OpenOp op(thread, tensors,
+            (replayable ? DTR_OP_REPLAYABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0), rule.key);
   Closure& closure = thread.empty_closure();
   const bool keeps = replayable && !op.needs(DTR_NO_CLOSURE);
   if (keeps) {

@@ -180,7 +180,11 @@ class Repeater {
       const c10::IntArrayRef sizes(at, dims), strides(at + dims, dims);
       at += 2 * dims;
       if (use == StepUse::by_value) continue;
-      if (edge < 0) {
+      if (edge < -1) {
+        const auto whole =
+            at::empty_strided({-edge}, {1}, c10::TensorOptions(home).dtype(c10::kByte));
+        tensor = over(whole.storage(), type, sizes, strides, offset);
+      } else if (edge < 0) {
         // Overwritten or empty: only its shape counts.
         tensor = at::empty_strided(sizes, strides, c10::TensorOptions(home).dtype(type));
       } else {

@@ -19,7 +19,7 @@ struct TensorArgument {
   uint32_t position = 0;
   ListOf list = ListOf::none;
   uint8_t use = DTR_USE_READ;
-  bool hidden = false;  // in training mode: DTR_USE_SCRATCH
+  uint8_t in_training = DTR_USE_READ;  // the use in training mode
 };
 
 struct Rule {
@@ -28,6 +28,7 @@ struct Rule {
   int32_t number = 0;   // its place in Python's list of rules; the journal's name
   bool passes = false;  // needs no data and changes none: nobody records it
   bool replayable = false;
+  bool copies = false;     // copies its second tensor to its first
   bool random = false;     // draws from a generator
   int32_t generator = -1;  // position of the generator it can be given; -1: none such
   int32_t device = -1;     // position of the device
@@ -143,6 +144,7 @@ class Rules {
     rule.number = static_cast<int32_t>(next());
     rule.passes = next();
     rule.replayable = next();
+    rule.copies = next();
     rule.random = next();
     for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})
       *position = static_cast<int32_t>(next());
@@ -151,7 +153,7 @@ class Rules {
       tensor.position = static_cast<uint32_t>(next());
       tensor.list = static_cast<ListOf>(next());
       tensor.use = static_cast<uint8_t>(next());
-      tensor.hidden = next();
+      tensor.in_training = static_cast<uint8_t>(next());
       rule.tensors.push_back(tensor);
     }
     return rule;

@@ -693,6 +693,53 @@ class TestMutation:
         assert toy.content(x) == x.expected()
         x.release()
 
+    def test_an_overwrite_of_a_constant_in_parts_makes_it_recomputable(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.unseen(WORDS)
+        left, right = toy.view(y, 0, WORDS // 2), toy.view(y, WORDS // 2, WORDS // 2)
+        toy.run("copy_", (right, WRITE_ONLY), x)
+        toy.verify()
+        assert not toy.evict(y)
+        other = toy.one("f", right)  # which is written
+        toy.run("fill_", (left, WRITE_ONLY))
+        toy.verify()
+        assert toy.evict(y)
+        assert toy.evict(other)
+        assert toy.content(other) == other.expected()
+        assert toy.replays == ["copy_", "f"]
+        assert toy.content(y) == y.expected()
+        assert toy.replays[2:] in (["fill_"], ["copy_", "fill_"])
+        release(x, y, left, right, other)
+
+    def test_what_was_read_before_it_was_written_is_kept(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        left, right = toy.view(x, 0, WORDS // 2), toy.view(x, WORDS // 2, WORDS // 2)
+        toy.run("fill_", (left, WRITE_ONLY))
+        y = toy.one("f", x)
+        assert toy.stats().live_ops == 1
+        toy.run("fill_", (right, WRITE_ONLY))
+        assert not toy.evict(x)
+        assert not toy.evict(y)
+        assert y.is_right()
+        release(x, left, right, y)
+
+    def test_a_copy_of_what_was_not_written_is_not_written(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        quarters = [toy.view(x, WORDS // 4 * i, WORDS // 4) for i in range(4)]
+        first, second, third, last = quarters
+        toy.run("fill_", (first, WRITE_ONLY))
+        toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
+        toy.run("copy_", (third, WRITE_ONLY), first, copies=True)
+        toy.run("fill_", (last, WRITE_ONLY))
+        toy.verify()
+        assert not toy.evict(x)
+        toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
+        assert toy.evict(x)
+        release(x, *quarters)
+
     def test_an_overwrite_of_a_part_keeps_the_rest(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)

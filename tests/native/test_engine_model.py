@@ -4,6 +4,7 @@ The model is what a framework without eviction would hold: the tensors that live
 contents. Hypothesis prints a failing run as a list of rule calls; keep it as a named test below.
 """
 
+import itertools
 import sys
 from contextlib import contextmanager
 
@@ -170,6 +171,28 @@ class EngineAgainstModel(RuleBasedStateMachine):
         arguments = [(self.pick(tensor), WRITE_ONLY)]
         arguments += [self.pick(i) for i in inputs]
         self.call("fill", arguments, [], True)
+
+    @precondition(lambda self: self.tensors)
+    @rule(
+        index=INDEX,
+        inputs=st.lists(INDEX, min_size=1, max_size=4),
+        uses=st.lists(st.sampled_from([WRITE_ONLY] * 4 + [MUTATE]), min_size=4, max_size=4),
+        backward=st.booleans(),
+    )
+    def fill_in_parts(self, index, inputs, uses, backward):
+        """All of a storage, one part after the other."""
+        base = self.pick(index)
+        grains = base.store.words // self.grain
+        ends = [grains * i // len(inputs) for i in range(len(inputs) + 1)]
+        parts = [(a, b) for a, b in itertools.pairwise(ends) if a < b]
+        for (start, end), i, use in zip(
+            parts[:: -1 if backward else 1], inputs, uses, strict=False
+        ):
+            part = self.toy.view(base, start * self.grain, (end - start) * self.grain)
+            try:
+                self.call("fill part", [(part, use), self.pick(i)], [], True)
+            finally:
+                part.release()
 
     @precondition(lambda self: self.tensors)
     @rule(hidden=INDEX, inputs=st.lists(INDEX, min_size=1, max_size=2), size=SIZE)

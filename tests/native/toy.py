@@ -236,6 +236,7 @@ class Toy:
         parameter: Any = None,
         replayable: bool = True,
         keeps_old: bool = False,
+        copies: bool = False,
         fails: Callable[[Operator], None] = never,
     ) -> list[Tensor]:
         """Runs one operator; an argument is a tensor that is read, or a tensor and its use.
@@ -252,6 +253,7 @@ class Toy:
             buffer[i] = tensor.number | use
         flags = REPLAYABLE if replayable else 0
         flags |= lib.DTR_OP_KEEPS_OLD if keeps_old else 0
+        flags |= lib.DTR_OP_COPIES if copies else 0
         need = lib.dtr_op_begin(frame, len(pairs), flags, op_key(name))
         if need < 0:
             check(-need)
@@ -417,7 +419,10 @@ class Toy:
         for use, edge, scalar_type, _, offset, ndim, shape in descriptions:
             assert use in (READ, MUTATE, WRITE_ONLY, SCRATCH, EMPTY)
             assert (scalar_type, ndim) == (INT64, 1)
-            if edge < 0:
+            if edge < -1:
+                mine.append(self._new(-edge // WORD, None))
+                tensor = self._over(mine[-1].handle, offset, shape[0])
+            elif edge < 0:
                 tensor = self._new(shape[0], None)
             else:
                 tensor = self._over(storages[edge].handle, offset, shape[0])

@@ -1,0 +1,245 @@
+"""A buffer that began as uninitialized memory can be evicted once operators have written all of
+it, in parts too; before that, it is kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor
+
+import dtr_alloc
+
+
+def source(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, int(torch.Size(shape).numel())).reshape(shape) * 1
+
+
+def dirty(*shape: int) -> Tensor:
+    """Uninitialized memory that holds something."""
+    torch.full(shape, 7.0).mul(3)
+    return torch.empty(*shape)
+
+
+def rows() -> Tensor:
+    buffer = dirty(8, 32)
+    for i in (3, 1, 0, 2, 7, 6, 5, 4):
+        buffer[i] = source(32) + i
+    return buffer
+
+
+def columns() -> Tensor:
+    buffer = dirty(16, 32)
+    for i in range(0, 32, 8):
+        buffer[:, i : i + 8].copy_(source(16, 8) * i)
+    return buffer
+
+
+def ranges() -> Tensor:
+    buffer = dirty(300)
+    buffer[:100].fill_(1)
+    buffer[50:200].copy_(source(150))
+    buffer[200:].uniform_(generator=torch.Generator().manual_seed(1))
+    return buffer
+
+
+def every_second() -> Tensor:
+    buffer = dirty(32, 8)
+    for start in (0, 1):
+        for i in range(start, 32, 2):
+            buffer[i].fill_(i)
+    return buffer
+
+
+def results() -> Tensor:
+    buffer = dirty(4, 64)
+    torch.add(source(2, 64), 1, out=buffer[:2])
+    torch.mul(source(2, 64), 3, out=buffer[2:])
+    return buffer
+
+
+def flat() -> Tensor:
+    buffer = dirty(8, 16)
+    buffer[:4].copy_(source(4, 16))
+    buffer.view(-1)[64:].copy_(source(64))
+    return buffer
+
+
+def a_written_part_is_read() -> Tensor:
+    buffer = dirty(4, 64)
+    buffer[0] = source(64)
+    for i in range(1, 4):
+        buffer[i] = buffer[i - 1] * 2 + buffer[:i].sum(0)
+    return buffer
+
+
+def a_written_part_is_changed() -> Tensor:
+    buffer = dirty(2, 64)
+    buffer[0] = source(64)
+    buffer[0].add_(1)
+    buffer[1] = source(64)
+    return buffer
+
+
+def circular(dimensions: int) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        padding = (2, 1, 1, 3, 1, 2)[: 2 * dimensions]
+        return F.pad(source(3, 2, *(4, 5, 6)[:dimensions]), padding, mode="circular")
+
+    return run
+
+
+def rrelu() -> Tensor:
+    torch.manual_seed(0)
+    return F.rrelu(source(256), training=True)
+
+
+FILLED = {
+    "rows": rows,
+    "columns": columns,
+    "ranges": ranges,
+    "every_second": every_second,
+    "results": results,
+    "flat": flat,
+    "a_written_part_is_read": a_written_part_is_read,
+    "a_written_part_is_changed": a_written_part_is_changed,
+    "circular_1": circular(1),
+    "circular_2": circular(2),
+    "circular_3": circular(3),
+    "rrelu": rrelu,
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_what_is_written_in_full_is_evicted_and_comes_back(name: str) -> None:
+    expected = FILLED[name]()
+    with checked_session():
+        tensor = evicted(FILLED[name]())
+        dtr_alloc.materialize(tensor)
+        assert torch.equal(tensor, expected)
+        again = evicted(tensor * 2)
+        assert torch.equal(again, expected * 2)
+
+
+def test_the_noise_of_rrelu_is_evicted_and_comes_back() -> None:
+    def train() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        noise = torch.empty(256)
+        return torch.ops.aten.rrelu_with_noise(source(256), noise, 0.1, 0.3, True), noise
+
+    expected = train()
+    with checked_session():
+        for got, right in zip(map(evicted, train()), expected, strict=True):
+            assert torch.equal(got, right)
+
+
+def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation() -> None:
+    with checked_session():
+        noise = source(256)
+        result = torch.ops.aten.rrelu_with_noise(source(256), noise, 0.1, 0.3, False)
+        assert not dtr_alloc.evict(noise)
+        assert torch.equal(evicted(result), F.leaky_relu(source(256), 0.2))
+        assert torch.equal(noise, source(256))
+
+
+def test_circular_padding_trains_with_the_same_bits() -> None:
+    def gradient(evict: Callable[[Tensor], Tensor]) -> Tensor:
+        x = source(2, 3, 8, 8).requires_grad_()
+        padded = F.pad(x.sin(), (1, 2, 2, 1), mode="circular")
+        evict(padded)
+        (padded * padded).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    expected = gradient(lambda padded: padded)
+    with checked_session():
+        assert torch.equal(gradient(evicted), expected)
+
+
+def leaves_a_gap(buffer: Tensor) -> None:
+    buffer[5:].fill_(1)
+
+
+def reads_before(buffer: Tensor) -> None:
+    buffer[:4].fill_(1)
+    buffer[3:5] * 2
+    buffer[4:].fill_(2)
+
+
+def changes_before(buffer: Tensor) -> None:
+    buffer[:4].fill_(1)
+    buffer[4:].mul_(0)
+
+
+def copies_what_was_not_written(buffer: Tensor) -> None:
+    buffer[:4].fill_(1)
+    buffer[0].copy_(buffer[7])
+    buffer[4:].fill_(1)
+
+
+KEPT = [
+    leaves_a_gap,
+    reads_before,
+    changes_before,
+    copies_what_was_not_written,
+]
+
+
+@pytest.mark.parametrize("fill", KEPT)
+def test_what_was_not_written_in_full_is_kept(fill: Callable[[Tensor], None]) -> None:
+    with checked_session():
+        buffer = dirty(8, 16)
+        fill(buffer)
+        assert not dtr_alloc.evict(buffer)
+        held = buffer.clone()
+        assert torch.equal(evicted(buffer * 2), held * 2)
+
+
+def test_what_is_filled_in_many_parts_is_kept_and_leaves_no_records() -> None:
+    with checked_session():
+        buffer = dirty(1000, 16)
+        before = dtr_alloc.stats()["live_ops"]
+        for i in range(1000):
+            buffer[i].fill_(i)
+        assert dtr_alloc.stats()["live_ops"] - before <= 64
+        assert torch.equal(buffer[:, 3], torch.arange(1000.0))
+
+
+def test_a_part_that_a_pointer_filled_stays() -> None:
+    from torch._C import _data_address
+
+    with checked_session():
+        buffer = dirty(1000)
+        buffer[:400].copy_(source(400))
+        address = getattr(_data_address, "__wrapped__", _data_address)(buffer)
+        (ctypes.c_float * 200).from_address(address + 4 * 400)[:] = [5.0] * 200
+        buffer[600:].copy_(source(400))
+        assert not dtr_alloc.evict(buffer)
+        assert (buffer[400:600] == 5).all()
+        assert torch.equal(buffer[:400], source(400))
+
+
+def test_one_that_was_pinned_or_given_away_is_kept() -> None:
+    with checked_session():
+        buffer = dirty(8, 16)
+        buffer[:4].fill_(1)
+        array = buffer.numpy()
+        buffer[4:].fill_(2)
+        assert not dtr_alloc.evict(buffer)
+        assert (array[4:] == 2).all()
+
+
+def test_what_it_was_filled_from_may_die() -> None:
+    """What nothing can compute again ends the account, as it ends that of every result."""
+    with checked_session():
+        constant = torch.from_numpy(source(64).numpy().copy())
+        buffer = dirty(2, 64)
+        for i in range(2):
+            kept = constant + i
+            buffer[i].copy_(kept)
+            del kept
+        assert torch.equal(evicted(buffer), torch.stack([constant, constant + 1]))
