@@ -333,6 +333,13 @@ void Engine::check_windows(Device& device, const Moment& moment) {
       same = few_[i].first == best[i].first && few_[i].members == best[i].members &&
              few_[i].price == best[i].price;
     if (same) continue;
+    // Another thread may have taken or freed a block meanwhile: then nothing can be said.
+    const auto is_same_block = [](const dtr_run_block& a, const dtr_run_block& b) {
+      return a.address == b.address && a.size_bytes == b.size_bytes && a.state == b.state;
+    };
+    if (run_of(device, nullptr, blocks) != count ||
+        !std::equal(all.begin(), all.end(), run_.begin(), is_same_block))
+      return;
     throw StateError("W5: for " + std::to_string(size_bytes) + " bytes the search found " +
                      std::to_string(few_.size()) + " windows, the best of price " +
                      std::to_string(few_.size() ? few_[0].price : 0) + ", where " +
