@@ -14,6 +14,8 @@
 #include <new>
 #include <utility>
 
+#include "at_fork.h"
+
 #ifndef MAP_FIXED_NOREPLACE  // Linux 4.17
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -99,7 +101,8 @@ class Gap {
     if (half != 0) free_.emplace(first, half);
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // a leaf
+  HeldAcrossFork held_across_fork_ = HeldAcrossFork::leaf(mutex_);
   bool found_ = false;
   std::map<uint64_t, uint64_t> free_;  // sizes by beginning
 };

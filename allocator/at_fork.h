@@ -10,8 +10,7 @@
 namespace dtr {
 
 // Has a mutex held across fork() as long as this exists; the mutex must exist longer. Mutexes are
-// taken in the order of their ranks (kNone last, for leaves), and of one rank in that of their
-// registration.
+// taken in the order of their ranks, leaves last, and of one rank in that of their registration.
 class HeldAcrossFork {
  public:
   template <LockRank rank>

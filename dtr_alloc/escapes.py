@@ -64,9 +64,7 @@ def install(runtime: Any) -> None:
 
     def gives_away(subject: Any) -> None:
         tensor = subject if isinstance(subject, Tensor) else whole(subject)
-        if tensor is None:
-            return
-        if not runtime.handle(tensor):
+        if tensor is None or not runtime.handle(tensor):
             return
         pins = _pins.get()
         if pins is None:

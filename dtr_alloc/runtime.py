@@ -359,10 +359,9 @@ class Runtime:
         """The tensor's memory is given to others that may write to it. On the CPU their writes are
         noticed; elsewhere nothing must depend on the content that they may overwrite."""
         self.give_away(tensor)
-        if self.notices_writes or not self.handle(tensor):
-            return
-        self.recorder.settle(tensor)
-        check(lib.dtr_pin(self.engine, self.address(tensor), 2))
+        if not self.notices_writes:
+            self.recorder.settle(tensor)
+            check(lib.dtr_pin(self.engine, self.address(tensor), 2))
 
 
 def scorer_of(config: Config) -> Scorer | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.models.resnet import shortcut
+
 
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions with batch norm and a shortcut, of (batch, channels, h, w)."""
@@ -17,11 +19,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)

@@ -9,6 +9,13 @@ from torch.nn import functional as F
 from bench.models.job import Job
 
 
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """What is added to a block's result: its input, projected where the shapes differ."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with batch norm and a shortcut; x is (batch, channels, h, w)."""
 
@@ -18,11 +25,7 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)

@@ -67,6 +67,14 @@ def refused(status, error=WrongState, match=""):
         check(abs(status))
 
 
+def evicted_result(toy):
+    """A constant, and what was computed from it and is evicted."""
+    x = toy.unseen(512)
+    y = toy.one("f", x)
+    assert toy.evict(y)
+    return x, y
+
+
 class TestHandles:
     def test_a_destroyed_handle_is_refused_though_another_object_was_made_since(self):
         with NativePool() as one:
@@ -100,9 +108,7 @@ class TestOrder:
 
     def test_an_op_that_needs_work_ends_after_it_only(self, make_toy):
         toy = make_toy()
-        x = toy.unseen(512)
-        y = toy.one("f", x)
-        assert toy.evict(y)
+        x, y = evicted_result(toy)
         frame = toy.frame
         lib.dtr_frame_buffer(frame, 1)[0] = y.number
         assert lib.dtr_op_begin(frame, 1, REPLAYABLE, 1) & lib.DTR_NEED_WORK
@@ -115,9 +121,7 @@ class TestOrder:
     def test_a_step_is_committed_before_the_next(self, make_toy):
         """dtr_remat_next told of the same step for ever."""
         toy = make_toy()
-        x = toy.unseen(512)
-        y = toy.one("f", x)
-        assert toy.evict(y)
+        x, y = evicted_result(toy)
         frame = toy.frame
         assert lib.dtr_remat_want_any(frame) == 1
         refused(lib.dtr_remat_want_any(frame), match="stack is not empty")
@@ -129,9 +133,7 @@ class TestOrder:
 
     def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(self, make_toy):
         toy = make_toy()
-        x = toy.unseen(512)
-        y = toy.one("f", x)
-        assert toy.evict(y)
+        x, y = evicted_result(toy)
         check(lib.dtr_pin(toy.engine, y.pointer, 0))
         assert not toy.resident(y)
         toy.materialize(y)
