@@ -44,6 +44,16 @@ Deferred::~Deferred() {
   for (const Action& action : more_) perform(action);
 }
 
+void Deferred::free_blocks() {
+  const auto free_if_block = [&](Action& action) {
+    if (action.kind != Kind::block) return;
+    perform(action);
+    action.kind = Kind::done;
+  };
+  for (size_t i = 0; i < count_; ++i) free_if_block(few_[i]);
+  for (Action& action : more_) free_if_block(action);
+}
+
 void Deferred::perform(const Action& action) const {
   switch (action.kind) {
     case Kind::strong:
@@ -60,6 +70,8 @@ void Deferred::perform(const Action& action) const {
       break;
     case Kind::block:
       dtr_pool_free(engine_.pool_of(action.device_type, action.device_index), action.what);
+      break;
+    case Kind::done:
       break;
   }
 }

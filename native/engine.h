@@ -97,9 +97,11 @@ class Deferred {
   void drop_closure(void* closure) { add({Kind::closure, 0, 0, closure}); }
   // Before the rest, because it may add to it.
   void banish_queued() { banish_ = true; }
+  // At once: no code of others runs for that. The mutex is free by then.
+  void free_blocks();
 
  private:
-  enum class Kind : uint8_t { strong, weak, host, closure, block };
+  enum class Kind : uint8_t { strong, weak, host, closure, block, done };
   struct Action {
     Kind kind;
     uint8_t device_type;  // of a block
@@ -365,6 +367,7 @@ class Engine {
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
+  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc);
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
   bool write_part(Frame& frame, const Input& input, Unwritten* unwritten);
   bool reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const;
@@ -462,6 +465,7 @@ class Engine {
     double smallest_bytes;
     uint64_t most_free;  // Candidates::search()
   };
+  class Evicting;
   bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, Deferred& deferred);
   Storage* evict_victims(const Moment& moment, Deferred& deferred,
@@ -652,7 +656,8 @@ class Engine {
   bool heeds_ends_ = false;  // a pool does; set before anything runs
 
   HostMemory host_;
-  std::condition_variable_any moved_;                 // a copy has ended
+  std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
+  uint32_t evicting_ = 0;                             // threads whose victims are not yet free
   std::unordered_map<uint64_t, Storage*> swapped_;    // by id
   std::unordered_map<uint64_t, uint64_t> followers_;  // ids: what came back after what
   uint64_t last_return_ = 0;                          // the id of what came back last

@@ -409,6 +409,20 @@ void Engine::forget_unwritten(Storage* storage) {
   unwritten_.erase(storage);
 }
 
+// The record of the content that the old one's buffer holds from now on; the old one has none (R1).
+Storage* Engine::hand_over(Storage* old, const dtr_tensor_desc& desc) {
+  Storage* fresh = new_storage(desc, old->managed);
+  fresh->live = std::exchange(old->live, false);
+  fresh->log_number = old->log_number;
+  fresh->log_version = old->log_version;
+  fresh->used_on = old->used_on;
+  by_handle_.insert(desc.handle, fresh);
+  if (fresh->managed) by_address_.insert(desc.data, fresh);
+  old->handle = nullptr;
+  old->pins = 0;
+  return fresh;
+}
+
 // Ends the version that the op overwrote and begins the next (R1).
 void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred) {
   Storage* old = input.storage;
@@ -429,14 +443,8 @@ void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, D
   }
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
-  Storage* fresh = new_storage(desc, old->managed);
-  fresh->live = old->live;
-  fresh->log_number = old->log_number;
-  fresh->log_version = old->log_version;
-  fresh->used_on = old->used_on;
+  Storage* fresh = hand_over(old, desc);
   note_content(fresh);
-  by_handle_.insert(desc.handle, fresh);
-  by_address_.insert(desc.data, fresh);
   if (!constant) {
     fresh->parent = op;
     fresh->chain = op->chain;
@@ -448,9 +456,6 @@ void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, D
       unwritten_.emplace(fresh, std::move(unwritten));
     }
   }
-  old->handle = nullptr;
-  old->live = false;
-  old->pins = 0;
   if (input.copy) {
     keep_in_copy(input);
   } else {

@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "engine.h"
-#include "errors.h"
 
 namespace dtr {
 

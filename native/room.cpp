@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <unordered_map>
+#include <utility>
 
 #include "engine.h"
 #include "error.h"
@@ -32,6 +33,39 @@ class Spent {
 };
 
 }  // namespace
+
+// From the first victim until the memory of all is free, which happens without the mutex. Another
+// thread that finds nothing to evict meanwhile waits, instead of failing. Nothing that may wait for
+// that thread happens in between: no request for room, no code of others.
+class Engine::Evicting {
+ public:
+  Evicting(Engine& engine, Deferred& deferred) : engine_(engine), deferred_(deferred) {}
+  Evicting(const Evicting&) = delete;
+  Evicting& operator=(const Evicting&) = delete;
+  // Without the mutex.
+  ~Evicting() {
+    if (!begun_) return;
+    deferred_.free_blocks();
+    std::lock_guard<EngineMutex> lock(engine_.mutex_);
+    end();
+  }
+
+  // Under the mutex.
+  void begin() {
+    if (!std::exchange(begun_, true)) ++engine_.evicting_;
+  }
+  // Under the mutex; nothing was evicted.
+  void end() {
+    if (!std::exchange(begun_, false)) return;
+    --engine_.evicting_;
+    engine_.moved_.notify_all();
+  }
+
+ private:
+  Engine& engine_;
+  Deferred& deferred_;
+  bool begun_ = false;
+};
 
 Engine::Moment Engine::moment_of(Device& device) {
   grow_up(device);
@@ -431,6 +465,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   // The bytes are there, but not in one piece.
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
   Deferred deferred(*this);
+  Evicting evicting(*this, deferred);
   std::unique_lock<EngineMutex> lock(mutex_);
   // Locked, so that the next search passes over them.
   struct Refused {
@@ -460,6 +495,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
         if (victims_.empty()) break;
       }
       size_t evicted = 0;
+      evicting.begin();
       eviction_cause_ = Journal::Cause::room;
       Storage* failed = evict_victims(moment, deferred, lock, &evicted);
       eviction_cause_ = Journal::Cause::gone;
@@ -467,10 +503,15 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       if (is_window) stats_.window_evictions += evicted;
       if (fragmented) stats_.contiguity_evictions += evicted;
       if (!freed) {
+        evicting.end();
         ++failed->locks;
         refused.storages.push_back(failed);
       }
     }
+  }
+  if (!freed && evicting_ > 0) {
+    moved_.wait(lock);
+    return DTR_ROOM_IS_FREED;
   }
   for (size_t i = kept_constants_.size(); !freed && i-- > 0;) {
     Storage* constant = kept_constants_[i];
@@ -485,9 +526,11 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
             empty_chunk(device, size_bytes, deferred);
   }
   if (!freed) {
+    evicting.begin();
     eviction_cause_ = Journal::Cause::room;
     freed = yield_held(device, deferred, lock);
     eviction_cause_ = Journal::Cause::gone;
+    if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;
 }

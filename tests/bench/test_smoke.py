@@ -45,7 +45,10 @@ def test_job_sweep() -> None:
 
 
 def test_mapping() -> None:
-    """One job in every way; a step maps no more under a budget than without."""
+    """One job in every way; a step maps memory where an allocation took it from elsewhere, only.
+
+    Whether that or a move is cheaper is measured: on a busy machine either may be chosen.
+    """
     document = run("bench.mapping")
     assert document.keys() >= ENVIRONMENT | {"results", "processor", "steps", "settings"}
     rows = {row["way"]: row for row in document["results"]}
@@ -53,7 +56,8 @@ def test_mapping() -> None:
     assert {row["outcome"] for row in rows.values()} == {"trains"}
     assert "evictions" not in rows["plain"]
     assert rows["mapped"]["evictions"] > rows["unlimited"]["evictions"] == 0
-    assert rows["mapped"]["mapped_chunks"] == rows["unlimited"]["mapped_chunks"] == 0
+    assert rows["unlimited"]["mapped_chunks"] == rows["fixed"]["mapped_chunks"] == 0
+    assert (rows["mapped"]["mapped_chunks"] > 0) == (rows["mapped"]["remaps"] > 0)
 
 
 def test_soak() -> None:
