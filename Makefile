@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 CXX ?= g++
-CORE := $(wildcard allocator/*.cpp allocator/*.h native/*.cpp native/*.h native/replay/* native/schedule/* native/fragment/*) native/build_core.py
+CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.cpp' -o -name '*.h' \) -print) native/build_core.py
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test test-all fuzz check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
@@ -114,7 +114,7 @@ cuda-emulated: $(VENV)/core
 
 $(CUDA_CHECK)/core.so: $(CORE)
 	mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative $(filter %.cpp,$^) -o $@ -ldl -lpthread
+	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative -Inative/include $(filter %.cpp,$^) -o $@ -ldl -lpthread
 
 $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)

@@ -1,4 +1,4 @@
-// The four ways in which the core fails; native/error.h turns them into status codes.
+// The four ways in which the core fails; native/base/error.h turns them into status codes.
 #pragma once
 
 #include <cstdint>

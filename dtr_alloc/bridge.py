@@ -53,7 +53,8 @@ def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[st
     import torch
 
     home = Path(torch.__file__).parent
-    include = [_source_folder(), home / "include", home / "include/torch/csrc/api/include"]
+    include = [_source_folder() / "include", home / "include"]
+    include += [home / "include/torch/csrc/api/include"]
     libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     if device == "cuda":
         include += _cuda_headers()
@@ -111,9 +112,8 @@ def library_name(device: str) -> str:
     key.update(
         f"{torch.__version__} {compiler()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
     )
-    headers = [_source_folder() / name for name in ("bridge_table.h", "dtr_alloc.h")]
-    headers += sorted((_source_folder() / "bridge").glob("*.h"))
-    for path in [*_sources(device), *headers]:
+    headers = [*_source_folder().glob("include/*.h"), *_source_folder().glob("bridge/*.h")]
+    for path in [*_sources(device), *sorted(headers)]:
         key.update(path.read_bytes())
     return f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
 

@@ -1,6 +1,6 @@
 """Costs of operators in a file, so that two runs make the same decisions.
 
-The engine learns what calls of each signature cost (native/costs.h). With a cost file, signatures
+The engine learns what calls of each signature cost (policy/costs.h). With a cost file, signatures
 that it lists keep the cost that stands there, whatever the clock says: a deterministic job is then
 evicted in the same way each time. Signatures that it does not list are measured, and are in it
 the next time. The file is JSON:
@@ -30,7 +30,7 @@ FORMAT = "dtr_alloc costs"
 VERSION = 1
 MOST_ENTRIES = 65536
 MOST_COST_NS = 2**40
-"""As many and as much as the engine keeps (native/costs.h)."""
+"""As many and as much as the engine keeps (native/policy/costs.h)."""
 
 MOST_BYTES = 1 << 25
 """Of a file: 512 for each entry."""

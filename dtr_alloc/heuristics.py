@@ -7,7 +7,7 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
   its evicted neighborhood e*, exact), ``ancestors`` (its own and that of the evicted storages that
   it would have to be recomputed from), ``component`` (its own and that of the evicted components
   next to it: union-find with the paper's splitting approximation), ``marginal`` (what evicting it
-  adds to the recomputing that is ahead anyway: native/score.h), ``local`` (its own), ``none``;
+  adds to the recomputing that is ahead anyway: policy/score.h), ``local`` (its own), ``none``;
 * ``n``, how often it was recomputed before, and ``r`` the factor for each time;
 * ``m``, what evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on both
   sides, as in MegEngine), ``none``;
@@ -16,7 +16,7 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
 How room is made with a score is the other half of a published policy, ``room``:
 
 * ``single``: the storage of the least score, one after the other until the request fits;
-* ``window``: the cheapest run of neighbors whose eviction makes a place (native/window.h);
+* ``window``: the cheapest run of neighbors whose eviction makes a place (native/policy/window.h);
 * ``auto``: the way that costs less (docs/policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts

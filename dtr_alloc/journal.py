@@ -1,6 +1,6 @@
 """Writes the op log of a running job: from the engine's journal to a file.
 
-The engine keeps the journal (native/journal.h); here operators get their names, steps are counted,
+The engine keeps the journal (oplog/journal.h); here operators get their names, steps are counted,
 and now and then what has gathered is taken out and written as instructions (dtr_alloc/oplog.py).
 
 What a log of ours says, beyond the format's manual:
@@ -130,7 +130,7 @@ class Log:
         return taken
 
     def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
-        """The lines that a drained journal means (layout: native/dtr_alloc.h)."""
+        """The lines that a drained journal means (layout: native/include/dtr_alloc.h)."""
         at = 0
 
         def take(count: int) -> list[int]:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from dtr_alloc.costs import operator_key, signed
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
-"""How an operator uses a tensor argument; the numbers of native/dtr_alloc.h (DTR_USE_...)."""
+"""How an operator uses a tensor argument; the numbers of dtr_alloc.h (DTR_USE_...)."""
 
 NAMESPACES = {"aten", "mkldnn", "prims"}
 """Namespaces whose operators' schemas tell the whole truth."""

@@ -612,7 +612,7 @@ def time_bookkeeping(on: bool) -> None:
 
 
 def trust_contents() -> None:
-    """Compares no contents (native/contents.cpp) until the session ends: to measure the cost."""
+    """Compares no contents (graph/contents.cpp) until the session ends: to measure the cost."""
     runtime = _enabled()
     options, _kept = _engine_options(runtime.config, runtime.scorer)
     options.contents = lib.DTR_CONTENTS_TRUSTED

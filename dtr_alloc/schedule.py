@@ -2,7 +2,7 @@
 
 A schedule says for one log and budget which storages are evicted for room, and when. All else of
 a run follows from the log, so that a schedule determines it: simrd's semantics
-(native/replay/simrd.h), where what is needed again is computed when it is needed.
+(native/simulate/simrd.h), where what is needed again is computed when it is needed.
 
 ``search`` looks for a schedule that costs little. It is never worse than a preset: their runs are
 schedules too. What it finds has no bound, but no online policy knows as much.

@@ -4,8 +4,8 @@
 semantics:
 
 * ``simrd``: the published simulator of the DTR paper, decision for decision
-  (native/replay/simrd.h);
-* ``runtime``: the engine that trains, on tensors without contents (native/replay/runtime.h).
+  (native/simulate/simrd.h);
+* ``runtime``: the engine that trains, on tensors without contents (native/simulate/runtime.h).
   Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
   (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
   chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
@@ -112,7 +112,7 @@ SIMRD_NAMES = _simrd_names()
 class Run:
     """What came of one replay. Counters are those of the moment it ended, however it ended.
 
-    The fields are those of dtr_replay_result in native/dtr_alloc.h, the status by its name.
+    The fields are those of dtr_replay_result in native/include/dtr_alloc.h, the status by its name.
     """
 
     status: str
@@ -153,7 +153,7 @@ class Run:
     decisions_sha256: str
     """The first 16 digits of the SHA-256 of the decisions."""
     decisions: str | None = field(default=None, repr=False)
-    """One a line, as dtr_replay_decisions in native/dtr_alloc.h says; if asked for."""
+    """One a line, as dtr_replay_decisions in native/include/dtr_alloc.h says; if asked for."""
 
     @property
     def total_cost(self) -> int:
@@ -203,7 +203,7 @@ def replay(
         min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
         history_ops: as the setting ``history``, in runtime semantics.
         ghosts: what becomes of dead storages that were brought back; one of GHOSTS, in runtime
-            semantics only (DTR_GHOSTS_... in native/dtr_alloc.h).
+            semantics only (DTR_GHOSTS_... in native/include/dtr_alloc.h).
         waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
         room: as the setting ``room``, in runtime semantics.
         placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is dear to compute

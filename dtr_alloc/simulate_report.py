@@ -28,7 +28,7 @@ def slowdown(row: Row) -> float:
 
 def lost(row: Row) -> float:
     """The share of the budget that was lost to fragmentation at a forced eviction, in the mean
-    (native/replay/fragmentation.h)."""
+    (native/simulate/fragmentation.h)."""
     times = row["forced_times"] * row["budget_bytes"]
     return row["lost_bytes"] / times if times else 0.0
 

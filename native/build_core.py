@@ -14,7 +14,9 @@ from pathlib import Path
 from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = ROOT / "native" / "dtr_alloc.h"
+HEADER = ROOT / "native" / "include" / "dtr_alloc.h"
+BRIDGE = ROOT / "native" / "bridge"  # compiled on the user's machine (dtr_alloc/bridge.py)
+INCLUDE = [str(ROOT / folder) for folder in ("native", "native/include", "allocator")]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
@@ -25,9 +27,8 @@ def declarations(header: str) -> str:
 
 def sources() -> list[str]:
     """Paths of the core's C++ files, relative to the root as setuptools wants them."""
-    folders = ("allocator", "native", "native/replay", "native/schedule", "native/fragment")
-    files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.cpp"))]
-    return [str(path.relative_to(ROOT)) for path in files]
+    files = [path for folder in ("allocator", "native") for path in (ROOT / folder).rglob("*.cpp")]
+    return sorted(str(path.relative_to(ROOT)) for path in files if BRIDGE not in path.parents)
 
 
 def compile_args() -> list[str]:
@@ -54,7 +55,7 @@ ffibuilder.set_source(
     "dtr_alloc._core",
     '#include "dtr_alloc.h"\n',
     sources=sources(),
-    include_dirs=[str(ROOT / "native"), str(ROOT / "allocator")],
+    include_dirs=INCLUDE,
     source_extension=".cpp",
     extra_compile_args=compile_args(),
     extra_link_args=link_args(),

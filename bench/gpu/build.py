@@ -70,8 +70,7 @@ def build_core(tree: Path, cxx: str, pool: ThreadPoolExecutor) -> None:
     objects.mkdir(parents=True, exist_ok=True)
     generated = objects / "_core.cpp"
     build_core.ffibuilder.emit_c_code(str(generated))
-    folders = (ROOT / "native", ROOT / "allocator", Path(sysconfig.get_path("include")))
-    include = [f"-I{folder}" for folder in folders]
+    include = [f"-I{path}" for path in (*build_core.INCLUDE, sysconfig.get_path("include"))]
     headers = [path for name in ("native", "allocator") for path in (ROOT / name).rglob("*.h")]
     newest = max(path.stat().st_mtime for path in headers)
     compiled: list[Future[None]] = []

@@ -22,7 +22,7 @@ driver, and *lost* = reserved - live: rounding inside of blocks, and *free* byte
   nor by mapping nor by moving. Its own block does not count, nor what was evicted for it, which was
   in use. Whole free chunks of memory that is mapped by chunks do not count either, as they are
   mapped wherever they are needed. On average and at most over these times.
-  (native/replay/fragmentation.h measures the same where op logs are replayed.)
+  (native/simulate/fragmentation.h measures the same where op logs are replayed.)
 - *smallest budget*: the least with which a model replays the trace without an out-of-memory error
   (dtr_alloc.fragment.replay); the trace itself has none. It cannot be less than peak live.
 - *time per operation*: nanoseconds that the replay of one allocation or free takes on this machine.

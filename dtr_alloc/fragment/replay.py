@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "paging": (lib.DTR_FRAGMENT_PAGING, {"page_bytes": 2 * MIB}),
     "exact": (lib.DTR_FRAGMENT_EXACT, {}),
 }
-"""The models by name: their number in native/dtr_alloc.h and what they set of its options."""
+"""The models by name: their number in dtr_alloc.h and what they set of its options."""
 
 OPTIONS: dict[int, frozenset[str]] = {
     lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes", "placement"}),
@@ -279,7 +279,7 @@ def replay(
         device: whose allocations; None: of the only device that has any.
         placements: whether to keep the address of each allocation.
         samples: about how many rows the series has.
-        options: of the model, see OPTIONS and dtr_fragment_options in native/dtr_alloc.h.
+        options: of the model, see OPTIONS and dtr_fragment_options in native/include/dtr_alloc.h.
 
     Running out of memory is an outcome. Raises ValueError for a model or an option that is none,
     and for a trace that makes no sense: the message names the event.

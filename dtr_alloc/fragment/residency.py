@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dtr_alloc.fragment.trace import Trace
 
 ALLOCATED, REMATERIALIZED, MOVED_IN = range(3)
-"""How a block began: DTR_BEGAN_... of native/dtr_alloc.h."""
+"""How a block began: DTR_BEGAN_... of native/include/dtr_alloc.h."""
 FREED, EVICTED, MOVED_OUT, STAYED = range(4)
 """How a block ended: DTR_ENDED_... STAYED: the trace ends first."""
 

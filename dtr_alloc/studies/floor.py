@@ -7,9 +7,9 @@ that trains (runtime semantics, counted bytes), in three variants of it:
 * ``holds``: as the engine was before: what waits for a rematerialization keeps its memory, and
   the score of every ghost counts a hundredth;
 * ``ghosts``: ghosts that nothing asks for are evicted first, the others are scored as the living
-  (native/ghosts.cpp); waiting holds;
+  (native/graph/ghosts.cpp); waiting holds;
 * ``yields``: the default: the same, and what waits yields where an allocation would fail, and is
-  brought back in the order of need (native/waiting.cpp).
+  brought back in the order of need (native/run/waiting.cpp).
 
 A run that spends more than ``MOST`` times the log's compute counts as failed ("thrash"), like one
 that is out of memory ("oom").

@@ -13,7 +13,7 @@ are of a GPU, their costs are taken as nanoseconds and a copy on the device as M
 the jobs of ours, whose costs are measured on the CPU, the CPU's copy is measured, too. A move costs
 5 microseconds besides.
 
-What is lost at an eviction, and when an eviction is scattered, says native/replay/fragmentation.h.
+What is lost at an eviction, and when an eviction is scattered, says simulate/fragmentation.h.
 """
 
 from __future__ import annotations

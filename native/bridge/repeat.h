@@ -1,4 +1,4 @@
-// repeat.h: running operators again, to bring evicted content back (native/remat.cpp says which).
+// repeat.h: running operators again, to bring evicted content back (which: run/remat.cpp).
 //
 // A replay sees nothing of what surrounds it, but what the kernel saw in its first run
 // (surroundings.h).
@@ -155,7 +155,7 @@ class Repeater {
          (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " + message);
   }
 
-  // The argument tensors of a step, from its description (layout: native/dtr_alloc.h). Undefined
+  // The argument tensors of a step, from its description (layout: dtr_alloc.h). Undefined
   // where the closure has the value.
   std::vector<at::Tensor> rebuild() {
     const int64_t* at = core->frame_step(frame_, 0);

@@ -1,8 +1,8 @@
 // fragment_api.cpp: the C functions of the replay of allocation traces.
 #include <memory>
 
-#include "error.h"
-#include "handles.h"
+#include "base/error.h"
+#include "base/handles.h"
 #include "replay_events.h"
 #include "walk.h"
 

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "ranges.h"
+#include "base/ranges.h"
 
 namespace dtr::fragment {
 

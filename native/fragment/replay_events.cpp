@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "clock.h"
+#include "base/clock.h"
 
 namespace dtr::fragment {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "errors.h"
-#include "replay/program.h"
+#include "simulate/program.h"
 
 namespace dtr::schedule {
 

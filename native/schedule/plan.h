@@ -2,7 +2,7 @@
 //
 // Tensors, storages and ops are numbered as simrd numbers them: in the order of creation. Which of
 // them there are, who refers to them and when, does not depend on what is evicted, so all of it is
-// gathered once. The semantics are those of simrd with eager eviction (replay/simrd.h).
+// gathered once. The semantics are those of simrd with eager eviction (simulate/simrd.h).
 #pragma once
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "dtr_alloc.h"
-#include "error.h"
-#include "handles.h"
+#include "base/error.h"
+#include "base/handles.h"
 #include "search.h"
 
 namespace dtr {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <iterator>
 
-#include "clock.h"
+#include "base/clock.h"
 
 namespace dtr::schedule {
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def compile_cpp(sources, output: Path, *flags: str) -> Path:
     command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    command += [f"-I{ROOT / 'allocator'}", *map(str, sources), "-o", str(output), *flags]
+    command += [f"-I{ROOT / folder}" for folder in ("native", "native/include", "allocator")]
+    command += [*map(str, sources), "-o", str(output), *flags]
     subprocess.run(command, check=True)
     return output
 

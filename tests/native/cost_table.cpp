@@ -1,11 +1,11 @@
-// Commands on stdin to a CostTable (native/costs.h), one answer a line:
+// Commands on stdin to a CostTable (native/policy/costs.h), one answer a line:
 //   add SIGNATURE NS, again SIGNATURE NS, fix SIGNATURE NS READINGS,
 //   estimate SIGNATURE BYTES DEVICE, readings SIGNATURE, fill FIRST COUNT NS, size, clear
 #include <cstdint>
 #include <iostream>
 #include <string>
 
-#include "costs.h"
+#include "policy/costs.h"
 
 int main() {
   dtr::CostTable table;

@@ -1,4 +1,4 @@
-// Candidates::search (native/candidates.h) against trying all: random candidates that come, go, are
+// Candidates::search (native/policy/candidates.h) against trying all: random candidates that come, go, are
 // used, get dearer and cheaper, one by one and many at once, in steps of a few ns and long ones.
 // Exits with 1 where another than the least exact score was found, or a rule of the columns is
 // broken.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from dtr_alloc._core import ffi, lib
 
-HEADER = Path(__file__).resolve().parent.parent.parent / "native" / "dtr_alloc.h"
+HEADER = Path(__file__).resolve().parents[2] / "native/include/dtr_alloc.h"
 KIB = 1 << 10
 LENGTH = 64  # of every array
 WORDS = 64  # of every tensor

@@ -1,11 +1,11 @@
-// raise_above (native/power.h) against std::pow: every mantissa, several exponents and
+// raise_above (native/policy/power.h) against std::pow: every mantissa, several exponents and
 // powers of two. Prints the worst ratios; exits with 1 if a promise is broken.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
 
-#include "power.h"
+#include "policy/power.h"
 
 int main() {
   double lowest = 10, highest = 0;

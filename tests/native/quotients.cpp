@@ -1,9 +1,9 @@
-// Pairs a, b on stdin (b as its high and low 64 bits); their quotients (native/replay/quotient.h)
+// Pairs a, b on stdin (b as its high and low 64 bits); their quotients (native/simulate/quotient.h)
 // as hexadecimal floats, one a line.
 #include <cinttypes>
 #include <cstdio>
 
-#include "replay/quotient.h"
+#include "simulate/quotient.h"
 
 int main() {
   int64_t a;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <random>
 
-#include "candidates.h"
+#include "policy/candidates.h"
 
 constexpr uint64_t kGrain = 256;
 

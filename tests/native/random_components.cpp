@@ -1,4 +1,4 @@
-// Random evictions and returns on native/component.h against sets that are joined by hand.
+// Random evictions and returns on native/graph/component.h against sets that are joined by hand.
 //
 // usage: random_components SEED STEPS. Prints "ok NODES MERGES" or the first difference.
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "component.h"
+#include "graph/component.h"
 
 using dtr::ComponentNode;
 using dtr::Components;

@@ -1,7 +1,7 @@
 """What the engine chooses to evict, under every heuristic. Needs the native build.
 
 check_invariants() compares, in every step, each cached sum with a fresh walk and each bound with
-the score, and in every fourth the search with brute force (native/invariants.cpp).
+the score, and in every fourth the search with brute force (native/run/invariants.cpp).
 """
 
 import itertools
@@ -28,8 +28,9 @@ HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics
 def check_random_candidates(name, folder):
     """Runs a program of this folder that compares searches of the columns with trying all."""
     sources = [ROOT / f"tests/native/{name}.cpp"]
-    sources += [ROOT / f"native/{part}.cpp" for part in ("candidates", "run_floors", "least_of")]
-    program = compile_cpp(sources, folder / name, f"-I{ROOT / 'native'}", "-O2")
+    parts = ("candidates", "run_floors", "least_of")
+    sources += [ROOT / f"native/policy/{part}.cpp" for part in parts]
+    program = compile_cpp(sources, folder / name, "-O2")
     result = subprocess.run([str(program)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
@@ -215,7 +216,7 @@ class TestExactness:
     def test_the_power_of_the_prefilter_is_never_too_small(self, tmp_path):
         """Every mantissa against std::pow."""
         source = ROOT / "tests/native/power_bound.cpp"
-        program = compile_cpp([source], tmp_path / "power_bound", f"-I{ROOT / 'native'}", "-O2")
+        program = compile_cpp([source], tmp_path / "power_bound", "-O2")
         result = subprocess.run([str(program)], capture_output=True, text=True)
         assert result.returncode == 0, result.stdout
 

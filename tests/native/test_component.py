@@ -1,4 +1,4 @@
-"""Evicted components (native/component.h) against brute force. Needs g++."""
+"""Evicted components (native/graph/component.h) against brute force. Needs g++."""
 
 import subprocess
 
@@ -11,7 +11,7 @@ def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("component") / "random_components"
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
     source = ROOT / "tests/native/random_components.cpp"
-    return compile_cpp([source], path, f"-I{ROOT / 'native'}", *sanitizers)
+    return compile_cpp([source], path, *sanitizers)
 
 
 @pytest.mark.parametrize("seed", range(5))

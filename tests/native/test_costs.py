@@ -1,4 +1,4 @@
-"""Costs per signature (native/costs.h) and the engine's clock. Needs g++ and the core."""
+"""Costs per signature (native/policy/costs.h) and the engine's clock. Needs g++ and the core."""
 
 import subprocess
 
@@ -15,9 +15,9 @@ CPU, CUDA = 0, 1
 def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("costs") / "cost_table"
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
-    sources = [ROOT / "tests/native/cost_table.cpp", ROOT / "native/costs.cpp"]
-    includes = [f"-I{ROOT / 'native'}", f"-I{ROOT / 'allocator'}"]
-    return compile_cpp(sources, path, *includes, *sanitizers)
+    sources = [ROOT / "tests/native/cost_table.cpp", ROOT / "native/policy/costs.cpp"]
+
+    return compile_cpp(sources, path, *sanitizers)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The marginal cost (native/score.h) chooses as its rule says, in both semantics of the replay."""
+"""The marginal cost (policy/score.h) chooses as its rule says, in both semantics of the replay."""
 
 import pytest
 

@@ -285,7 +285,7 @@ divisors = st.one_of(st.integers(1, 2**53), st.integers(2**53, 2**66), st.intege
 @pytest.fixture(scope="module")
 def quotients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("quotients") / "quotients"
-    return compile_cpp([ROOT / "tests/native/quotients.cpp"], path, f"-I{ROOT / 'native'}")
+    return compile_cpp([ROOT / "tests/native/quotients.cpp"], path)
 
 
 @settings(max_examples=30)

@@ -1,4 +1,4 @@
-// Candidates::search_windows (native/candidate_windows.h) against trying all: random candidates
+// Candidates::search_windows (native/policy/candidate_windows.h) against trying all: random candidates
 // that come, go, are used, get dearer and cheaper, and requests of all sizes. The few runs of the
 // least exact prices must be offered, or others as cheap. Exits with 1 where they are not, or if
 // most prices were asked for.

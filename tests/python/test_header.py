@@ -38,25 +38,25 @@ def core():
 
 
 def test_every_declaration_stands_between_the_marks():
-    header = (ROOT / "native" / "dtr_alloc.h").read_text()
+    header = (ROOT / "native/include/dtr_alloc.h").read_text()
     assert functions(header) == functions(build_core().declarations(header))
     assert "dtr_abi_version" in functions(header)
 
 
 def test_what_cffi_reads_has_no_preprocessor_lines():
-    header = (ROOT / "native" / "dtr_alloc.h").read_text()
+    header = (ROOT / "native/include/dtr_alloc.h").read_text()
     assert not re.findall(r"^\s*#", build_core().declarations(header), re.MULTILINE)
 
 
 def test_every_function_has_the_prefix():
-    header = without_comments((ROOT / "native" / "dtr_alloc.h").read_text())
+    header = without_comments((ROOT / "native/include/dtr_alloc.h").read_text())
     declared = re.findall(r"^(?!typedef)\w[\w\s*]*?\b(\w+)\s*\([^;{}]*\)\s*;", header, re.MULTILINE)
     assert declared
     assert all(name.startswith("dtr_") for name in declared)
 
 
 def test_the_core_has_the_functions_of_the_header_and_no_others(core):
-    header = (ROOT / "native" / "dtr_alloc.h").read_text()
+    header = (ROOT / "native/include/dtr_alloc.h").read_text()
     built = {name for name in dir(core.lib) if callable(getattr(core.lib, name))}
     assert built == functions(header)
 

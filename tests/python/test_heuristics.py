@@ -104,13 +104,13 @@ def test_a_part_that_does_not_exist_is_refused(parts):
     ("prefix", "names"), [("COST", COSTS), ("SIZE", SIZES), ("SELECT", SELECTIONS)]
 )
 def test_the_header_numbers_the_parts_in_the_same_order(prefix, names):
-    header = (ROOT / "native/dtr_alloc.h").read_text()
+    header = (ROOT / "native/include/dtr_alloc.h").read_text()
     numbered = dict(re.findall(rf"\bDTR_{prefix}_(\w+) = (\d+)", header))
     assert sorted(map(int, numbered.values())) == list(range(len(names)))
 
 
 def test_numbers_are_the_fields_of_the_struct_in_order():
-    header = (ROOT / "native/dtr_alloc.h").read_text()
+    header = (ROOT / "native/include/dtr_alloc.h").read_text()
     struct = re.search(r"typedef struct dtr_heuristic \{(.*?)\} dtr_heuristic;", header, re.S)
     fields = re.findall(r"(\w+);", re.sub(r"/\*.*?\*/", "", struct[1], flags=re.S))
     assert fields == ["select", "cost", "size", "staleness_exponent", "recompute_factor", "seed"]

@@ -1,0 +1,429 @@
+// The pool's part of the C interface: arguments are translated, nothing is decided here.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_driver.h"
+#include "cuda_map_times.h"
+#include "dtr_alloc.h"
+#include "base/error.h"
+#include "event_log.h"
+#include "base/handles.h"
+#include "make_pool.h"
+
+namespace dtr {
+
+struct DrainedLog {
+  EventLog log;
+  std::vector<Event> drained = std::vector<Event>(EventLog::kBlockEvents);
+};
+
+}  // namespace dtr
+
+namespace {
+
+using dtr::answer;
+using dtr::guard;
+using dtr::of;
+using dtr::require;
+using dtr::require_array;
+
+uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
+
+// Memory that a copy reads or writes: in a block in use, for elsewhere nothing may be mapped.
+void require_in_block(dtr::AnyPool& pool, const char* call, const void* address, uint64_t bytes) {
+  if (bytes == 0) return;
+  const uint64_t at = number(address);
+  const uint64_t start = pool.contains(at) ? pool.block_start(at) : 0;
+  if (start != 0 && bytes <= pool.block_bytes(start) - (at - start)) return;
+  throw dtr::InvalidArgument(std::string(call) + ": address " + dtr::address_text(at) + " with " +
+                             dtr::size_text(bytes) +
+                             " is not in this pool's blocks; allowed: a range in a block in use");
+}
+
+void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
+
+DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
+
+DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(options, "options");
+    require(options->driver, "driver");
+    *out = dtr::make_handle<dtr_pool>(
+        dtr::make_pool({options->driver, options->device, options->budget_bytes,
+                        options->reserve_bytes, options->chunk_bytes, options->small_bytes,
+                        options->keep_bytes, options->poison, options->fixed, options->placement}));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_destroy(dtr_pool* pool) {
+  return guard([&] { dtr::destroy(pool, [](dtr::AnyPool& closing) { closing.close(); }); });
+}
+
+DTR_EXPORT int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context) {
+  return guard([&] { of(pool).set_room(room, context); });
+}
+
+DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                     void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(of(pool).allocate(size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                        int32_t end, void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    dtr::require_between("end", end, DTR_END_ANY, DTR_END_HIGH);
+    *out = pointer(of(pool).allocate_at(size_bytes, stream, static_cast<dtr::End>(end)));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes) {
+  return answer(0, [&] { return of(pool).heeds_ends(size_bytes) ? 1 : 0; });
+}
+
+DTR_EXPORT int32_t dtr_pool_free(dtr_pool* pool, void* address) {
+  return guard([&] { of(pool).free(number(address)); });
+}
+
+DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream) {
+  return guard([&] { of(pool).record_stream(number(address), stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
+  return guard([&] {
+    require(arena, "arena");
+    *arena = 0;
+    *arena = of(pool).arena_open();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                           uint64_t stream, void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(of(pool).arena_allocate(arena, size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
+  return guard([&] { of(pool).arena_close(arena); });
+}
+
+DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
+  return guard([&] { of(pool).set_budget(budget_bytes); });
+}
+
+DTR_EXPORT int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {
+  return guard([&] {
+    uint64_t returned = of(pool).trim();
+    if (returned_bytes != nullptr) *returned_bytes = returned;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address) {
+  return answer(uint64_t{0}, [&] {
+    dtr::AnyPool& in = of(pool);
+    return in.contains(number(address)) ? in.block_bytes(number(address)) : 0;
+  });
+}
+
+DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
+  return answer(static_cast<void*>(nullptr), [&] {
+    dtr::AnyPool& in = of(pool);
+    return in.contains(number(address)) ? pointer(in.block_start(number(address))) : nullptr;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
+  return answer(uint64_t{0}, [&] {
+    dtr::AnyPool& in = of(pool);
+    return in.contains(number(address)) ? in.free_beside(number(address)) : 0;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) {
+  return answer(uint64_t{0}, [&] { return of(pool).unused_bytes(); });
+}
+
+DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
+  return guard([&] {
+    require(out, "out");
+    static_assert(sizeof(dtr_pool_room) == sizeof(dtr::RoomInfo), "dtr_pool_room and RoomInfo");
+    const dtr::RoomInfo info = of(pool).room_info(size_bytes);
+    std::memcpy(out, &info, sizeof *out);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks,
+                                uint64_t capacity, uint64_t* count) {
+  return guard([&] {
+    require(count, "count");
+    *count = 0;
+    require_array(blocks, capacity, "blocks");
+    static_assert(sizeof(dtr_run_block) == sizeof(dtr::RunBlock), "dtr_run_block and RunBlock");
+    *count = of(pool).run(number(address), reinterpret_cast<dtr::RunBlock*>(blocks), capacity);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
+  return answer(0, [&] { return of(pool).contains(number(address)) ? 1 : 0; });
+}
+
+DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
+  return guard([&] { of(pool).order(stream, after); });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
+  return guard([&] {
+    require(timer, "timer");
+    *timer = 0;
+    *timer = of(pool).time_begin(stream);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
+  return guard([&] { of(pool).time_end(timer); });
+}
+
+DTR_EXPORT int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) {
+  return guard([&] { of(pool).time_drop(timer); });
+}
+
+DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns,
+                                   uint64_t capacity) {
+  return answer(uint64_t{0}, [&] {
+    dtr::AnyPool& in = of(pool);
+    require_array(timers, capacity, "timers");
+    require_array(ns, capacity, "ns");
+    return in.times(timers, ns, capacity);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                         void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(of(pool).try_allocate(size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                        const void* begin, const void* end, int32_t packed,
+                                        void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out =
+        pointer(of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
+                                 uint64_t stream, uint64_t* timer) {
+  return guard([&] {
+    dtr::AnyPool& in = of(pool);
+    require_in_block(in, "copy", to, size_bytes);
+    require_in_block(in, "copy", from, size_bytes);
+    if (timer != nullptr) *timer = 0;
+    const uint64_t made = in.copy(number(to), number(from), size_bytes, stream, timer != nullptr);
+    if (timer != nullptr) *timer = made;
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(of(pool).host_allocate(size_bytes));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
+  return guard([&] { of(pool).host_free(number(host)); });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
+                                     uint64_t size_bytes, uint64_t stream) {
+  return guard([&] {
+    require_in_block(of(pool), "copy_out", address, size_bytes);
+    of(pool).copy_out(number(host), number(address), size_bytes, stream);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
+                                    uint64_t size_bytes, uint64_t stream) {
+  return guard([&] {
+    require_in_block(of(pool), "copy_in", address, size_bytes);
+    of(pool).copy_in(number(address), number(host), size_bytes, stream);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
+  return guard([&] { of(pool).synchronize(stream); });
+}
+
+DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
+  return guard([&] {
+    require(stream, "stream");
+    *stream = of(pool).side_stream();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
+  // The two structs are one list of fields, in the same order.
+  static_assert(sizeof(dtr_pool_stats) == sizeof(dtr::PoolStats), "dtr_pool_stats and PoolStats");
+  return guard([&] {
+    require(out, "out");
+    const dtr::PoolStats stats = of(pool).stats();
+    std::memcpy(out, &stats, sizeof *out);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_reset_peak(dtr_pool* pool) {
+  return guard([&] { of(pool).reset_peak(); });
+}
+
+DTR_EXPORT int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity,
+                                     uint64_t* count) {
+  return guard([&] {
+    require(count, "count");
+    require_array(blocks, capacity, "blocks");
+    std::vector<dtr::BlockInfo> all = of(pool).snapshot();
+    for (uint64_t i = 0; i < all.size() && i < capacity; ++i) {
+      const dtr::BlockInfo& from = all[i];
+      int32_t state = from.state == dtr::BlockState::kFree    ? 0
+                      : from.state == dtr::BlockState::kInUse ? 1
+                                                              : 2;
+      blocks[i] = {from.address, from.size_bytes, from.requested_bytes,
+                   from.stream,  state,           from.is_small ? 1 : 0};
+    }
+    *count = all.size();
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_check_invariants(dtr_pool* pool) {
+  return guard([&] {
+    std::string broken = of(pool).check_invariants();
+    if (!broken.empty()) throw dtr::StateError(broken);
+  });
+}
+
+DTR_EXPORT int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count) {
+  return guard([&] {
+    int32_t count = dtr::cuda_probe(library_path);
+    if (device_count != nullptr) *device_count = count;
+  });
+}
+
+DTR_EXPORT int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t rounds,
+                                      int64_t* create_ns, int64_t* map_ns, int64_t* access_ns,
+                                      int64_t* unmap_ns, int64_t* release_ns) {
+  return guard([&] {
+    require(create_ns, "create_ns");
+    require(map_ns, "map_ns");
+    require(access_ns, "access_ns");
+    require(unmap_ns, "unmap_ns");
+    require(release_ns, "release_ns");
+    const dtr::CudaMapTimes times = dtr::cuda_map_times(device, chunk_bytes, rounds);
+    *create_ns = times.create_ns;
+    *map_ns = times.map_ns;
+    *access_ns = times.access_ns;
+    *unmap_ns = times.unmap_ns;
+    *release_ns = times.release_ns;
+  });
+}
+
+DTR_EXPORT int32_t dtr_cuda_set_library(const char* library_path) {
+  return guard([&] { dtr::cuda_set_library(library_path); });
+}
+
+DTR_EXPORT int32_t dtr_event_log_create(dtr_event_log** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = dtr::make_handle<dtr_event_log>(std::make_unique<dtr::DrainedLog>());
+  });
+}
+
+DTR_EXPORT int32_t dtr_event_log_destroy(dtr_event_log* log) {
+  if (log == nullptr) return DTR_OK;
+  return guard([&] {
+    dtr::destroy(log, [](const dtr::DrainedLog& closing) {
+      if (const uint32_t writers = closing.log.writers())
+        throw dtr::StateError("the log is written to by " + std::to_string(writers) +
+                              " pools; take it from them first (dtr_pool_set_log)");
+    });
+  });
+}
+
+DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
+                                        uint64_t capacity) {
+  return answer(uint64_t{0}, [&] {
+    dtr::DrainedLog& from = of(log);
+    require(columns, "columns");
+    require_array(columns->kind, capacity, "columns.kind");
+    require_array(columns->time_ns, capacity, "columns.time_ns");
+    require_array(columns->address, capacity, "columns.address");
+    require_array(columns->size_bytes, capacity, "columns.size_bytes");
+    require_array(columns->stream, capacity, "columns.stream");
+    require_array(columns->device, capacity, "columns.device");
+    require_array(columns->op, capacity, "columns.op");
+    std::vector<dtr::Event>& events = from.drained;
+    uint64_t done = 0;
+    while (capacity - done >= events.size()) {
+      const uint64_t count = from.log.drain(events.data(), events.size());
+      if (count == 0) break;
+      for (uint64_t i = 0; i < count; ++i, ++done) {
+        const dtr::Event& event = events[i];
+        columns->kind[done] = static_cast<uint8_t>(event.kind);
+        columns->time_ns[done] = event.time_ns;
+        columns->address[done] = event.address;
+        columns->size_bytes[done] = event.size_bytes;
+        columns->stream[done] = event.stream;
+        columns->device[done] = event.device;
+        columns->op[done] = event.op;
+      }
+    }
+    return done;
+  });
+}
+
+DTR_EXPORT uint64_t dtr_event_log_lost(const dtr_event_log* log) {
+  return answer(uint64_t{0}, [&] { return of(log).log.lost(); });
+}
+
+DTR_EXPORT int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device) {
+  return guard([&] { of(pool).set_log(log == nullptr ? nullptr : &of(log).log, device); });
+}
+
+DTR_EXPORT int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address,
+                                 uint64_t size_bytes) {
+  return guard([&] {
+    dtr::AnyPool& at = of(pool);
+    dtr::require_between("kind", kind, 0, DTR_EVENT_KINDS - 1);
+    at.note(static_cast<dtr::EventKind>(kind), number(address), size_bytes);
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to,
+                                      uint64_t size_bytes) {
+  return guard([&] { of(pool).note_move(number(from), number(to), size_bytes); });
+}
+
+DTR_EXPORT void dtr_running_op(uint64_t op_key) { dtr::running_op_of_thread() = op_key; }

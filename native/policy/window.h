@@ -1,0 +1,82 @@
+// window.h: runs of neighbors whose eviction makes a place for a request in one piece.
+//
+// Coop (Zhang et al., NeurIPS 2023): what a request needs is not bytes but a place, so evict what
+// stands side by side. Rules:
+//
+//   W1  A window is a run of blocks in the order of addresses, each free or the block of a
+//       candidate that may be evicted, of these one at least. Free bytes cost nothing, so it goes
+//       on over all that is free on both sides. What is locked, pinned, frozen or too small, what
+//       no candidate owns, and what is free but not for everybody ends it.
+//   W2  It suffices if it is as large as the request.
+//   W3  Only minimal windows count: for a first member the shortest run that suffices.
+//   W4  The price of a window is the sum of its members': the score without the size, as the
+//       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
+//       compared by their joint price, in which nothing that members would be recomputed
+//       through counts twice: it counts where its factor is largest. A member that may be moved
+//       (moving.cpp) counts with what that costs, where it is less. Under DTR_ROOM_AUTO
+//       it is divided by the bytes of the window, if the score has a size: what is beyond the
+//       request serves the next one. But no window counts for more than kMostTimes the request.
+//   W5  What is found is what trying all would find; checked by check_invariants().
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "graph/records.h"
+
+namespace dtr {
+
+struct Window {
+  Storage* first = nullptr;  // member
+  size_t members = 0;
+  double price = 0;
+  uint64_t bytes = 0;  // of its blocks, the free ones among them
+
+  static constexpr double kMostTimes = 2;
+  // W4: what the few are compared by, given their joint price.
+  double rate(double joint, uint64_t size_bytes) const {
+    return joint /
+           std::min(static_cast<double>(bytes), kMostTimes * static_cast<double>(size_bytes));
+  }
+};
+
+// The best so far (W4).
+class FewWindows {
+ public:
+  static constexpr size_t kFew = 4;
+
+  void clear() {
+    count_ = 0;
+    limit_ = std::numeric_limits<double>::infinity();
+  }
+  size_t size() const { return count_; }
+  const Window& operator[](size_t index) const { return windows_[index]; }
+  // A price above it is of no interest.
+  const double& limit() const { return limit_; }
+
+  void offer(const Window& window) {
+    for (size_t i = 0; i < count_; ++i)
+      if (windows_[i].first == window.first) return;
+    const auto before = [](const Window& a, const Window& b) {
+      return a.price != b.price ? a.price < b.price : a.first->address < b.first->address;
+    };
+    if (count_ == kFew) {
+      if (!before(window, windows_[kFew - 1])) return;
+      --count_;
+    }
+    size_t at = count_++;
+    for (; at > 0 && before(window, windows_[at - 1]); --at) windows_[at] = windows_[at - 1];
+    windows_[at] = window;
+    if (count_ == kFew) limit_ = windows_[kFew - 1].price;
+  }
+
+ private:
+  std::array<Window, kFew> windows_;
+  size_t count_ = 0;
+  double limit_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace dtr

@@ -1,0 +1,360 @@
+// holes.cpp: making place for a request by moving what lies in the way (moving.cpp: what may move,
+// how, and its price).
+//
+// Unless room is made by single evictions only, what was chosen for eviction is compared with
+// moves: a hole is made by moves alone, which may take constants out of the way; or members of a
+// window are moved that cost less to copy than to make anew, beside evictions. And before memory is
+// remapped a hole is made by moves, if they cost less.
+//
+// The last resort before what only waits is evicted, or a request fails, is the same at any price;
+// where memory is mapped by chunks, one is emptied into the gaps between other blocks, to be mapped
+// to where the request is.
+//
+// All that looks at all blocks, which takes longer than a search. So more must be at stake than
+// some looks take, and twice as much after each that was in vain.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "run/engine.h"
+#include "base/error.h"
+#include "base/ranges.h"
+
+namespace dtr {
+
+namespace {
+
+// Of the runs that would make a hole, or of the chunks, how many of the cheapest are looked at
+// closely.
+constexpr size_t kMostLooks = 16;
+
+uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
+const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
+
+// All blocks of a pool, by address.
+std::vector<dtr_block> blocks_of(dtr_pool* pool) {
+  std::vector<dtr_block> blocks;
+  uint64_t count = 0;
+  check_status(dtr_pool_snapshot(pool, nullptr, 0, &count));
+  do {
+    blocks.resize(count + count / 8 + 8);
+    check_status(dtr_pool_snapshot(pool, blocks.data(), blocks.size(), &count));
+  } while (count > blocks.size());
+  blocks.resize(count);
+  return blocks;
+}
+
+// A stretch of neighboring blocks that are free or can be moved.
+struct Run {
+  double cost_ns;
+  size_t first, last;   // of the blocks
+  uint64_t begin, end;  // what shall be one hole: the request's size
+};
+
+// A chunk that blocks touch.
+struct Touched {
+  uint64_t number;
+  double cost_ns;      // of moving them away; infinity if one cannot be
+  size_t first, last;  // of the blocks
+};
+
+// Times a look at the whole heap until the scope ends, or end().
+class Look {
+ public:
+  // is_fixed: the price of a move is given, so no clock may decide.
+  Look(double& ns, uint64_t& total_ns, bool is_fixed)
+      : ns_(ns), total_ns_(total_ns), is_fixed_(is_fixed), begin_ns_(now_ns()) {}
+  Look(const Look&) = delete;
+  Look& operator=(const Look&) = delete;
+  ~Look() { end(); }
+  void end() {
+    if (over_) return;
+    over_ = true;
+    const int64_t spent = now_ns() - begin_ns_;
+    if (!is_fixed_) ns_ = static_cast<double>(spent);
+    total_ns_ += static_cast<uint64_t>(spent);
+  }
+
+ private:
+  double& ns_;
+  uint64_t& total_ns_;
+  bool is_fixed_;
+  int64_t begin_ns_;
+  bool over_ = false;
+};
+
+// Whether blocks of these sizes find places in the holes, the largest first.
+bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
+  std::sort(sizes.rbegin(), sizes.rend());
+  for (const uint64_t size : sizes) {
+    const auto hole = holes.lower_bound(size);
+    if (hole == holes.end()) return false;
+    const uint64_t rest = *hole - size;
+    holes.erase(hole);
+    if (rest > 0) holes.insert(rest);
+  }
+  return true;
+}
+
+}  // namespace
+
+uint64_t Engine::compact(dtr_pool* pool) {
+  Deferred deferred(*this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  device_with(pool);
+  const std::vector<dtr_block> blocks = blocks_of(pool);
+  const uint64_t before = stats_.moved_bytes;
+  for (size_t i = blocks.size(); i-- > 0;) {
+    if (blocks[i].state != 1 || blocks[i].is_small) continue;
+    Storage* storage = by_address_.find(pointer(blocks[i].address));
+    if (storage) relocate(storage, storage->address, pointer(UINT64_MAX), false, deferred);
+  }
+  return stats_.moved_bytes - before;
+}
+
+// What evicting it loses, where nothing is known of when it is needed again.
+double Engine::loss_ns(Storage* storage) {
+  return is_idle(storage) ? 0
+                          : with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+}
+
+// Whether copies are weighed against evictions.
+bool Engine::moves_aside() const {
+  return options_.moving && options_.room != DTR_ROOM_SINGLE && frozen_ == 0;
+}
+
+void Engine::find_largest_hole(const Device& device) {
+  largest_hole_ = 0;
+  if (!moves_aside()) return;
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(device.pool, &stats);
+  largest_hole_ = stats.largest_free_bytes;
+}
+
+// What it costs to have a window's member out of the way: giving it up for cost_ns, or, if a hole
+// is as large, a copy. (Others may be first at the hole, or it may be the window's own.)
+double Engine::at_most_move(Storage* storage, double cost_ns) {
+  if (storage->size_bytes > largest_hole_ || !is_movable(storage)) return cost_ns;
+  return std::min(cost_ns, move_ns(storage));
+}
+
+// Makes a hole by moves that cost less than what is at stake, if that is worth a look.
+bool Engine::open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns,
+                               Deferred& deferred) {
+  constexpr double kLooks = 4;
+  constexpr uint32_t kMostDoublings = 6;
+  const double doublings = std::min(device.looks_in_vain, kMostDoublings);
+  if (!moves_aside() || stake_ns <= kLooks * std::exp2(doublings) * device.hole_search_ns)
+    return false;
+  const bool made = open_hole(device, size_bytes, stake_ns, deferred);
+  device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
+  return made;
+}
+
+// Before victims_ are evicted for a request: if a place for it can be made by moves alone that cost
+// less than they would, it is (true, and no victims are left). Else, of a window's members, those
+// that are cheaper to move go elsewhere; true if any did.
+bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
+                          Deferred& deferred) {
+  if (!moves_aside() || !device.one_range) return false;
+  double evicting_ns = 0;
+  for (Storage* storage : victims_) {
+    const double loss = loss_ns(storage);
+    evicting_ns += is_window ? std::min(loss, move_ns(storage)) : loss;
+  }
+  if (fragmented && open_hole_instead(device, size_bytes, evicting_ns, deferred)) {
+    victims_.clear();
+    return true;
+  }
+  if (!is_window) return false;
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const Storage* storage : victims_) {
+    const uint64_t address = number(storage->address);
+    begin = std::min(begin, address);
+    end = std::max(end, address + storage->size_bytes);
+  }
+  // With the free bytes at both ends, which the window may need.
+  for (size_t blocks = 2 * victims_.size() + 2, count = blocks; count == blocks; blocks *= 2) {
+    count = run_of(device, pointer(begin), blocks);
+    size_t i = 0;
+    while (i < count && run_[i].address < end) ++i;
+    while (i < count && (run_[i].state == 0 || run_[i].state == 3)) {
+      end = run_[i].address + run_[i].size_bytes;
+      ++i;
+    }
+    if (count > 0) begin = std::min(begin, run_[0].address);
+    if (i < count) break;
+  }
+  const auto first_kept =
+      std::stable_partition(victims_.begin(), victims_.end(), [&](Storage* storage) {
+        return move_ns(storage) < loss_ns(storage) &&
+               relocate(storage, pointer(begin), pointer(end), false, deferred);
+      });
+  const bool moved = first_kept != victims_.begin();
+  victims_.erase(victims_.begin(), first_kept);
+  return moved;
+}
+
+// Moves what lies in the cheapest stretch that is large enough to places outside of it, if that
+// costs less than most_ns: infinity is the last resort before what only waits is evicted, or the
+// request fails. True if something was moved and the stretch is free now. (If one is free already,
+// more holes would not help.)
+bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
+  Look look(device.hole_search_ns, stats_.search_ns, device.move_price.is_fixed());
+  const std::vector<dtr_block> blocks = blocks_of(device.pool);
+  std::vector<Storage*> in_way(blocks.size(), nullptr);
+  std::vector<double> cost(blocks.size(), 0);
+  std::vector<bool> ends(blocks.size(), false);  // a run
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const dtr_block& block = blocks[i];
+    if (block.state == 1 && !block.is_small) in_way[i] = by_address_.find(pointer(block.address));
+    if (block.state == 1) ends[i] = !in_way[i] || !is_movable(in_way[i]);
+    if (block.is_small) ends[i] = true;
+    if (in_way[i] && !ends[i]) cost[i] = move_ns(in_way[i]);
+  }
+  // Two pointers: for each last block the latest first one that makes the run large enough.
+  std::vector<Run> runs;
+  uint64_t bytes = 0;
+  double total = 0;
+  for (size_t first = 0, last = 0; last < blocks.size(); ++last) {
+    const bool gap =
+        last > 0 && blocks[last - 1].address + blocks[last - 1].size_bytes != blocks[last].address;
+    if (gap || ends[last]) {
+      first = ends[last] ? last + 1 : last;
+      bytes = 0;
+      total = 0;
+      if (ends[last]) continue;
+    }
+    bytes += blocks[last].size_bytes;
+    total += cost[last];
+    while (bytes - blocks[first].size_bytes >= size_bytes) {
+      bytes -= blocks[first].size_bytes;
+      total -= cost[first++];
+    }
+    if (bytes < size_bytes) continue;
+    const uint64_t begin = blocks[first].address;
+    const uint64_t end = blocks[last].address + blocks[last].size_bytes;
+    // What is left over stays a part of the hole at one end, and may take what moves.
+    runs.push_back({total, first, last, begin, begin + size_bytes});
+    if (end - begin > size_bytes) runs.push_back({total, first, last, end - size_bytes, end});
+  }
+  const size_t most = std::min(runs.size(), kMostLooks);
+  std::partial_sort(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(most), runs.end(),
+                    [](const Run& a, const Run& b) { return a.cost_ns < b.cost_ns; });
+  for (size_t r = 0; r < most; ++r) {
+    const Run& run = runs[r];
+    if (run.cost_ns >= most_ns) return false;
+    std::vector<size_t> moving;
+    std::multiset<uint64_t> holes;
+    for (size_t i = run.first; i <= run.last; ++i)
+      if (in_way[i] && blocks[i].address < run.end &&
+          blocks[i].address + blocks[i].size_bytes > run.begin)
+        moving.push_back(i);
+    if (moving.empty()) return false;
+    for (const dtr_block& block : blocks) {
+      if (block.state != 0 || block.is_small) continue;
+      const uint64_t end = block.address + block.size_bytes;
+      if (block.address >= run.end || end <= run.begin) {
+        holes.insert(block.size_bytes);
+      } else {
+        if (block.address < run.begin) holes.insert(run.begin - block.address);
+        if (end > run.end) holes.insert(end - run.end);
+      }
+    }
+    std::vector<uint64_t> sizes;
+    for (const size_t i : moving) sizes.push_back(blocks[i].size_bytes);
+    if (!fit(std::move(sizes), std::move(holes))) continue;
+    look.end();
+    std::sort(moving.begin(), moving.end(),
+              [&](size_t a, size_t b) { return blocks[a].size_bytes > blocks[b].size_bytes; });
+    bool moved = true;
+    for (size_t i = 0; moved && i < moving.size(); ++i)
+      moved = relocate(in_way[moving[i]], pointer(run.begin), pointer(run.end), false, deferred);
+    return moved;
+  }
+  return false;
+}
+
+// Moves all that touches some chunk into gaps in chunks that are touched anyway, if as many chunks
+// as are lacking can be emptied. True if the chunk is empty now: then there is one that is lacking
+// less.
+bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred) {
+  dtr_pool_room room{};
+  dtr_pool_get_room(device.pool, size_bytes, &room);
+  const uint64_t chunk = room.chunk_bytes;
+  if (chunk == 0 || !room.in_one_piece || room.lacking_chunks == 0) return false;
+  Look look(device.hole_search_ns, stats_.search_ns, device.move_price.is_fixed());
+  const std::vector<dtr_block> blocks = blocks_of(device.pool);
+  const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
+  std::vector<Storage*> owners(blocks.size(), nullptr);
+  std::vector<Touched> touched;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const dtr_block& block = blocks[i];
+    if (block.state == 0) continue;
+    // No gap is as large as two chunks.
+    if (block.state == 1 && !block.is_small && block.size_bytes < 2 * chunk)
+      owners[i] = by_address_.find(pointer(block.address));
+    double cost = std::numeric_limits<double>::infinity();
+    if (owners[i] && is_movable(owners[i])) cost = move_ns(owners[i]);
+    const uint64_t last = number_of(block.address + block.size_bytes - 1);
+    for (uint64_t at = number_of(block.address); at <= last; ++at) {
+      if (touched.empty() || touched.back().number != at) touched.push_back({at, 0, i, i});
+      touched.back().cost_ns += cost;
+      touched.back().last = i;
+      // What is inside of a block that stays is nobody else's.
+      if (std::isinf(cost) && at < last) at = std::max(at, last - 1);
+    }
+  }
+  const auto is_touched = [&](uint64_t at) {
+    const auto found =
+        std::lower_bound(touched.begin(), touched.end(), at,
+                         [](const Touched& one, uint64_t wanted) { return one.number < wanted; });
+    return found != touched.end() && found->number == at;
+  };
+  std::vector<Range> gaps;
+  for (const dtr_block& block : blocks) {
+    if (block.state != 0 || block.is_small) continue;
+    const uint64_t end = block.address + block.size_bytes;
+    const uint64_t first = number_of(block.address), last = number_of(end - 1);
+    const bool low = is_touched(first), high = is_touched(last);
+    if (low && high && last - first <= 1) {
+      gaps.push_back({block.address, end});
+      continue;
+    }
+    if (low) gaps.push_back({block.address, std::min(end, room.base + (first + 1) * chunk)});
+    if (high && last > first) gaps.push_back({room.base + last * chunk, end});
+  }
+  std::vector<Touched> cheapest;
+  for (const Touched& one : touched)
+    if (!std::isinf(one.cost_ns)) cheapest.push_back(one);
+  if (cheapest.size() < room.lacking_chunks) return false;
+  std::sort(cheapest.begin(), cheapest.end(),
+            [](const Touched& a, const Touched& b) { return a.cost_ns < b.cost_ns; });
+  for (size_t look_at = 0; look_at < std::min(cheapest.size(), kMostLooks); ++look_at) {
+    const Touched& one = cheapest[look_at];
+    const uint64_t begin = room.base + one.number * chunk, end = begin + chunk;
+    std::vector<Storage*> moving;
+    std::vector<uint64_t> sizes;
+    for (size_t i = one.first; i <= one.last; ++i) {
+      if (!owners[i]) continue;
+      moving.push_back(owners[i]);
+      sizes.push_back(blocks[i].size_bytes);
+    }
+    std::multiset<uint64_t> holes;
+    for (const Range& gap : gaps) {
+      if (gap.begin < begin) holes.insert(std::min(gap.end, begin) - gap.begin);
+      if (gap.end > end) holes.insert(gap.end - std::max(gap.begin, end));
+    }
+    if (!fit(std::move(sizes), std::move(holes))) continue;
+    look.end();
+    std::sort(moving.begin(), moving.end(),
+              [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
+    for (Storage* storage : moving)
+      if (!relocate(storage, pointer(begin), pointer(end), true, deferred)) return false;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace dtr

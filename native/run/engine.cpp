@@ -1,0 +1,712 @@
+// engine.cpp: life and death of records.
+#include "engine.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "toy/simulated_framework.h"
+
+namespace dtr {
+
+int64_t& room_ns_of_thread() {
+  thread_local int64_t spent = 0;
+  return spent;
+}
+
+namespace {
+
+bool& is_keeping_books() {
+  thread_local bool is = false;
+  return is;
+}
+
+}  // namespace
+
+Bookkeeping::Bookkeeping(Engine& engine) {
+  if (!engine.times_bookkeeping_.load(std::memory_order_relaxed) || is_keeping_books()) return;
+  is_keeping_books() = true;
+  engine_ = &engine;
+  waited_ns_ = waited_ns_of_thread();
+  begin_ns_ = now_ns();
+}
+
+Bookkeeping::~Bookkeeping() {
+  if (!engine_) return;
+  engine_->bookkeeping_ns_ += now_ns() - begin_ns_ - (waited_ns_of_thread() - waited_ns_);
+  is_keeping_books() = false;
+}
+
+Deferred::~Deferred() {
+  if (banish_) engine_.banish_queued(*this);
+  // Deleters may enter the engine and fill a Deferred of their own, never this one.
+  for (size_t i = 0; i < count_; ++i) perform(few_[i]);
+  for (const Action& action : more_) perform(action);
+}
+
+void Deferred::free_blocks() {
+  const auto free_if_block = [&](Action& action) {
+    if (action.kind != Kind::block) return;
+    perform(action);
+    action.kind = Kind::done;
+  };
+  for (size_t i = 0; i < count_; ++i) free_if_block(few_[i]);
+  for (Action& action : more_) free_if_block(action);
+}
+
+void Deferred::perform(const Action& action) const {
+  switch (action.kind) {
+    case Kind::strong:
+      engine_.framework_->release_strong(action.what);
+      break;
+    case Kind::weak:
+      engine_.framework_->release_weak(action.what);
+      break;
+    case Kind::host:
+      give_back(static_cast<HostCopy*>(action.what));
+      break;
+    case Kind::closure:
+      engine_.framework_->drop_closure(action.what);
+      break;
+    case Kind::block:
+      dtr_pool_free(engine_.pool_of(action.device_type, action.device_index), action.what);
+      break;
+    case Kind::done:
+      break;
+  }
+}
+
+Engine::Engine(const dtr_engine_options& options)
+    : options_(options),
+      needs_(Needs::of(options.heuristic, options.room)),
+      random_(options.heuristic.seed) {
+  dealloc_from_name(options.dealloc, &dealloc_);
+  host_.set_cap(options.swap_bytes);
+  core_ = core_table(this);
+}
+
+Engine::~Engine() {
+  {
+    Deferred deferred(*this);
+    release_host_memory(true, deferred);
+  }
+  for (Device* device : devices_) {
+    dtr_pool_set_room(device->pool, nullptr, nullptr);
+    unuse(device->pool);
+    delete device;
+  }
+}
+
+void Engine::configure(const dtr_engine_options& options) {
+  Deferred deferred(*this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const bool reseed = options.heuristic.select != options_.heuristic.select ||
+                      options.heuristic.seed != options_.heuristic.seed;
+  const bool notes_contents = options.contents != options_.contents;
+  options_ = options;
+  if (notes_contents) note_contents();
+  dealloc_from_name(options.dealloc, &dealloc_);
+  times_bookkeeping_ = options.time_bookkeeping != 0;
+  needs_ = Needs::of(options.heuristic, options.room);
+  if (reseed) random_ = Random(options.heuristic.seed);
+  rebuild_neighborhoods();
+  configure_swap(deferred);
+  configure_moving();
+  reset_all_bounds();
+}
+
+void Engine::connect(const dtr_framework* framework) {
+  if (framework_ && framework_ != framework)
+    throw StateError("the engine is connected to another framework already");
+  if (framework->abi_version != DTR_BRIDGE_ABI_VERSION)
+    throw InvalidArgument("the bridge speaks version " + std::to_string(framework->abi_version) +
+                          " of the table; this core speaks " +
+                          std::to_string(DTR_BRIDGE_ABI_VERSION));
+  framework_ = framework;
+}
+
+void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) {
+  if (pool_of(device_type, device_index))
+    throw StateError("device type " + std::to_string(device_type) + ", index " +
+                     std::to_string(device_index) + " has a pool already");
+  use(pool, true);
+  auto* device = new Device{device_type,
+                            device_index,
+                            pool,
+                            this,
+                            {},
+                            {},
+                            0,
+                            {},
+                            false,
+                            bandwidth_of(options_.swap_out_bytes_per_s, device_type),
+                            bandwidth_of(options_.swap_in_bytes_per_s, device_type),
+                            MovePrice(options_.move_bytes_per_s, device_type == 0)};
+  dtr_pool_room room{};
+  dtr_pool_get_room(pool, 1, &room);
+  device->one_range = room.chunk_bytes != 0;
+  heeds_ends_ |= dtr_pool_heeds_ends(pool, UINT64_MAX) != 0;
+  devices_.push_back(device);
+  reset_all_bounds();
+  dtr_pool_set_room(
+      pool,
+      [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
+        auto* of = static_cast<Device*>(context);
+        const Bookkeeping time(*of->engine);
+        of->engine->tell_of_room(size_bytes);
+        return of->engine->make_room(*of, size_bytes);
+      },
+      device);
+}
+
+Engine::Device& Engine::device_of(const Storage* storage) const {
+  for (Device* device : devices_)
+    if (device->type == storage->device_type && device->index == storage->device_index)
+      return *device;
+  throw StateError("storage " + std::to_string(storage->id) + " is on a device without a pool");
+}
+
+dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
+  for (const Device* device : devices_)
+    if (device->type == device_type && device->index == device_index) return device->pool;
+  return nullptr;
+}
+
+void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                       uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
+  thread_local std::string text;
+  void* address = nullptr;
+  dtr_pool* pool = pool_of(device_type, device_index);
+  if (arena)
+    *status = dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address);
+  else if (heeds_ends_ && dtr_pool_heeds_ends(pool, size_bytes))
+    *status = dtr_pool_allocate_at(pool, size_bytes, stream, end_for(device_with(pool), size_bytes),
+                                   &address);
+  else
+    *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
+  if (*status == DTR_OK) {
+    if (journal_.on() && !arena) journal_allocated(address, size_bytes);
+    return address;
+  }
+  text = dtr_last_error();
+  if (*status == DTR_OUT_OF_MEMORY) out_of_memory_text(&text, size_bytes, pool);
+  *message = text.c_str();
+  return nullptr;
+}
+
+// ---- records ----
+
+Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
+  Storage* storage = storages_.get();
+  *storage = Storage{};
+  storage->id = next_storage_id_++;
+  storage->size_bytes = desc.storage_bytes;
+  storage->device_type = desc.device_type;
+  storage->device_index = desc.device_index;
+  storage->address = desc.data;
+  storage->handle = desc.handle;
+  storage->managed = managed;
+  storage->last_access_ns = clock_ns_;
+  if (managed && !pins_.empty())
+    if (const auto found = pins_.find(desc.handle); found != pins_.end())
+      storage->pins = found->second;
+  ++stats_.live_storages;
+  return storage;
+}
+
+// The record of a tensor's storage. One never seen before becomes a constant: it
+// was made where the recorder did not look. Null if it cannot be tracked now.
+Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) {
+  Storage* storage = by_handle_.find(desc.handle);
+  if (storage && storage->address != desc.data) {
+    content_replaced(storage, deferred);
+    storage = nullptr;
+  }
+  if (storage) return storage;
+  const bool managed = desc.owned != 0;
+  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
+  // record lives only while something depends on it, and holds the storage strongly for that time.
+  if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
+  storage = new_storage(desc, managed);
+  by_handle_.insert(desc.handle, storage);
+  if (managed) {
+    storage->live = true;
+    framework_->retain_weak(desc.handle);
+    by_address_.insert(desc.data, storage);
+    if (is_swapping()) update_candidate(storage);
+  } else {
+    storage->external = true;
+    storage->constant_for_good = true;
+    if (desc.device_type != 0) storage->captured = true;  // F2
+  }
+  note_content(storage);
+  return storage;
+}
+
+// The handle lives on but holds other memory (resize_, set_data): the content that
+// the record speaks of is gone.
+void Engine::content_replaced(Storage* storage, Deferred& deferred) {
+  lose_handle(storage, deferred);
+  if (storage->state == State::resident) {
+    if (storage->managed) by_address_.erase(storage->address);
+    if (!storage->parent) storage->lost = true;
+    become_evicted(storage);
+  }
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
+  maybe_remove(storage, deferred);
+}
+
+// The framework no longer refers to the storage.
+void Engine::lose_handle(Storage* storage, Deferred& deferred) {
+  if (!storage->handle) return;
+  by_handle_.erase(storage->handle);
+  if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
+    forget_pins(storage->handle, deferred);
+  if (journal_.on() && storage->live) journal_.released(storage);
+  if (storage->live)
+    deferred.release_weak(storage->handle);
+  else
+    deferred.release_strong(storage->handle);
+  storage->pins = 0;
+  storage->handle = nullptr;
+  storage->live = false;
+  if (storage->unwritten) {
+    forget_unwritten(storage);  // nobody will read it
+    update_candidate(storage);
+  }
+  if (storage->candidate >= 0) reweigh(storage);
+  if (storage->asks) update_asking(storage, false);
+  toll_changed(storage, false);
+}
+
+void Engine::link(Edge& edge, Op* op, Storage* input) {
+  edge.op = op;
+  edge.input = input;
+  edge.previous = nullptr;
+  edge.next = input->children;
+  if (input->children) input->children->previous = &edge;
+  input->children = &edge;
+}
+
+void Engine::unlink(Edge& edge) {
+  if (edge.previous)
+    edge.previous->next = edge.next;
+  else
+    edge.input->children = edge.next;
+  if (edge.next) edge.next->previous = edge.previous;
+  edge = Edge{};
+}
+
+void Engine::update_candidate(Storage* storage) {
+  const bool wanted = storage->state == State::resident && storage->managed &&
+                      !storage->unwritten && (storage->parent || is_swappable(storage));  // R6
+  if (wanted == is_candidate(storage)) return;
+  Device& device = device_of(storage);
+  if (wanted) {
+    storage->candidate = -2 - static_cast<int64_t>(device.young.size());
+    device.young.push_back(storage);
+  } else if (storage->candidate >= 0) {
+    device.candidates.remove(storage);
+  } else {
+    Storage* last = device.young.back();
+    last->candidate = storage->candidate;
+    device.young[static_cast<size_t>(-2 - storage->candidate)] = last;
+    device.young.pop_back();
+    storage->candidate = kNoCandidate;
+  }
+}
+
+// Most results die before memory is short. So candidates come into the columns, and their costs are
+// looked at, only when somebody searches.
+void Engine::grow_up(Device& device) {
+  for (Storage* storage : device.young) {
+    storage->candidate = kNoCandidate;
+    device.candidates.add(storage);
+    storage->ancestors_known = storage->descendants_known = false;
+    reset_bounds(device, storage);
+  }
+  device.young.clear();
+}
+
+// The content is gone: from here on the storage counts for the costs of its neighbors.
+void Engine::become_evicted(Storage* storage) {
+  if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
+  storage->address = nullptr;
+  storage->state = State::evicted;
+  storage->prefetched = false;
+  forget_unwritten(storage);
+  update_candidate(storage);
+  if (storage->lost) return;
+  ++stats_.evicted_storages;
+  join_neighborhoods(storage);
+  update_asking(storage, false);
+}
+
+void Engine::become_resident(Storage* storage, void* address) {
+  leave_neighborhoods(storage);
+  storage->address = address;
+  storage->state = State::resident;
+  storage->last_access_ns = clock_ns_;
+  update_candidate(storage);
+  update_asking(storage, false);
+}
+
+// Cuts the storage from its parent; an op without recorded outputs goes (R3).
+void Engine::drop_output(Storage* storage, Deferred& deferred) {
+  Op* op = storage->parent;
+  if (!op) return;
+  forget_expected(storage, deferred);
+  if (storage->asks) update_asking(storage, true);
+  leave_neighborhoods(storage);
+  storage->parent = nullptr;
+  forget_unwritten(storage);
+  op->outputs[storage->output].storage = nullptr;
+  --op->recorded_outputs;
+  if (op->recorded_outputs == 0)
+    discard_op(op, deferred);
+  else
+    reconsider_inputs(op, deferred);
+}
+
+void Engine::discard_op(Op* op, Deferred& deferred) {
+  if (op->older)
+    op->older->newer = op->newer;
+  else
+    oldest_op_ = op->newer;
+  if (op->newer)
+    op->newer->older = op->older;
+  else
+    newest_op_ = op->older;
+  for (Edge& edge : op->edges) {
+    Storage* input = edge.input;
+    unlink(edge);
+    reconsider(input, deferred);
+    maybe_remove(input, deferred);
+  }
+  if (op->closure)
+    deferred.drop_closure(op->closure);
+  else if (op->id)
+    dropped_ops_.push_back(static_cast<int64_t>(op->id));
+  --stats_.live_ops;
+  ops_.put(op);
+}
+
+// A resident storage becomes a constant.
+void Engine::forget_parent(Storage* storage, Deferred& deferred) {
+  if (!storage->parent) return;
+  drop_output(storage, deferred);
+  update_candidate(storage);
+  if (storage->candidate >= 0) {
+    // It goes on as a constant: what was known of its cost is of another kind.
+    storage->ancestors_known = storage->descendants_known = false;
+    reset_bounds(device_of(storage), storage);
+  }
+  if (!storage->live && storage->managed && storage->state == State::resident)
+    keep_constant(storage);
+  ++stats_.settled;
+}
+
+void Engine::maybe_remove(Storage* storage, Deferred& deferred) {
+  if (storage->live || storage->children || storage->locks > 0 || storage->state == State::freed)
+    return;
+  remove(storage, deferred);
+}
+
+// Removing one record may make others removable, thousands deep: a worklist, no
+// recursion. The outermost call empties it.
+void Engine::remove(Storage* first, Deferred& deferred) {
+  removal_.push_back(first);
+  if (removing_) return;
+  removing_ = true;
+  while (!removal_.empty()) {
+    Storage* storage = removal_.back();
+    removal_.pop_back();
+    // It may stand in the list twice, or have been needed again in between.
+    if (storage->state == State::freed || storage->live || storage->children || storage->locks > 0)
+      continue;
+    const bool resident = storage->state == State::resident;
+    void* address = storage->address;
+    if (resident && storage->managed) by_address_.erase(address);
+    let_go_of_constant(storage);
+    if (storage->host) drop_host_copy(storage);
+    forget_expected(storage, deferred);
+    storage->state = State::freed;
+    storage->address = nullptr;
+    if (storage->to_banish) forget_banishing(storage);
+    update_candidate(storage);
+    if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
+    if (storage->handle)
+      lose_handle(storage, deferred);  // the strong reference's deleter frees the block
+    else if (resident && storage->managed)
+      deferred.free_block(*storage, address);
+    drop_output(storage, deferred);
+    --stats_.live_storages;
+    graveyard_.push_back(storage);
+  }
+  removing_ = false;
+  // Only now: a record may stand in the worklist more than once.
+  for (Storage* storage : graveyard_) storages_.put(storage);
+  graveyard_.clear();
+}
+
+void Engine::unlock(Storage* storage, Deferred& deferred) {
+  if (--storage->locks > 0) return;
+  unpark(storage);
+  reconsider(storage, deferred);
+  if (storage->parent) reconsider_inputs(storage->parent, deferred);
+  maybe_remove(storage, deferred);
+}
+
+// ---- what the framework tells ----
+
+void Engine::freed(void* address) {
+  if (!address) return;
+  if (journal_.on()) journal_freed(address);
+  Deferred deferred(*this);
+  bool give_back = true;
+  dtr_pool* pool = nullptr;
+  for (const Device* device : devices_)
+    if (dtr_pool_contains(device->pool, address)) pool = device->pool;
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    Storage* storage = by_address_.find(address);
+    if (storage) {
+      lose_handle(storage, deferred);
+      give_back = !keeps_memory_of_dead(storage, deferred);
+      if (give_back) {
+        by_address_.erase(address);
+        if (storage->state == State::resident) {
+          if (watcher_) watcher_->died(storage->id);
+          if (!storage->parent) storage->lost = true;
+          if (storage->children || storage->locks > 0) {
+            become_evicted(storage);
+          } else {
+            // Nothing will ask for it again: no detour through an evicted component.
+            if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
+            storage->address = nullptr;
+            storage->state = State::evicted;
+            update_candidate(storage);
+          }
+        }
+        maybe_remove(storage, deferred);
+      }
+    }
+  }
+  if (give_back) dtr_pool_free(pool, address);
+}
+
+void Engine::record_stream(void* address, uint64_t stream) {
+  for (const Device* device : devices_)
+    if (dtr_pool_contains(device->pool, address))
+      dtr_pool_record_stream(device->pool, address, stream);
+}
+
+void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
+  check_connected();
+  framework_->describe(tensor, out);
+}
+
+void Engine::check_connected() const {
+  if (!framework_) throw StateError("the engine is not connected to a framework");
+}
+
+void Engine::check_tensor(const void* tensor) const {
+  check_connected();
+  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
+    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
+            "the address of one, a multiple of 8");
+  check_simulated(*this, framework_, tensor);
+}
+
+void Engine::evicted_died(Storage* storage) {
+  Deferred deferred(*this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  lose_handle(storage, deferred);
+  if (storage->state == State::swapped) swapped_died(storage, deferred);
+  if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
+  maybe_remove(storage, deferred);
+}
+
+void Engine::reset() {
+  Deferred deferred(*this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  std::vector<Storage*> all;
+  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  for (const Storage* storage : all)
+    if (storage->live && storage->state != State::resident)
+      throw StateError("storage " + std::to_string(storage->id) + " (" +
+                       std::to_string(storage->size_bytes) + " bytes) is evicted");
+  for (const Storage* storage : all)
+    if (storage->locks > 0)
+      throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
+  journal_.reset();  // that records vanish is nothing that the job does
+  journal_sweep(deferred);
+  // Without parents nothing depends on anything, so all that is dead vanishes, and
+  // the living need no record.
+  while (newest_op_) {
+    Op* op = newest_op_;
+    for (size_t i = 0; op == newest_op_ && i < op->outputs.size(); ++i) {
+      Storage* storage = op->outputs[i].storage;
+      if (!storage) continue;
+      drop_output(storage, deferred);
+      update_candidate(storage);
+      if (!storage->live) maybe_remove(storage, deferred);
+    }
+  }
+  all.clear();
+  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  for (Storage* storage : all) {
+    if (storage->managed) by_address_.erase(storage->address);
+    lose_handle(storage, deferred);
+    storage->state = State::freed;
+    update_candidate(storage);
+    --stats_.live_storages;
+    storages_.put(storage);
+  }
+  for (const auto& [handle, pins] : pins_) deferred.release_weak(const_cast<void*>(handle));
+  pins_.clear();
+  release_host_memory(true, deferred);
+}
+
+// ---- counters ----
+
+void Engine::get_stats(dtr_engine_stats* out) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  *out = stats_;
+  out->clock_ns = static_cast<uint64_t>(clock_ns_);
+  out->storage_accesses += components_.visited();
+  out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_ns_.load());
+}
+
+void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  costs_.clear();
+  if (count > CostTable::kMost) {
+    const std::string most = std::to_string(CostTable::kMost);
+    throw InvalidArgument("costs[" + most + "] is one too many; allowed: " + most);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    const dtr_cost& cost = costs[i];
+    const auto refuse = [&](const std::string& what) {
+      costs_.clear();
+      throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
+    };
+    if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
+    if (cost.cost_ns < 1 || cost.cost_ns > CostTable::kMostNs)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
+             std::to_string(CostTable::kMostNs));
+    if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
+      refuse(".signature is " + std::to_string(cost.signature) +
+             ", which stands there already; allowed: each once");
+  }
+}
+
+uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  uint64_t count = 0;
+  costs_.for_each([&](const CostTable::Entry& entry) {
+    if (count < capacity)
+      costs[count] = {entry.signature, entry.op_key, CostTable::cost_of(entry), entry.readings};
+    ++count;
+  });
+  return count;
+}
+
+void Engine::watch(Watcher* watcher) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  watcher_ = watcher;
+}
+
+void Engine::tell_of_room(uint64_t size_bytes) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (watcher_) watcher_->asked_for_room(size_bytes);
+}
+
+uint64_t Engine::id_of(const void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Storage* storage = by_handle_.find(handle);
+  return storage ? storage->id : 0;
+}
+
+uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
+  std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
+  dropped_ops_.resize(dropped_ops_.size() - count);
+  return count;
+}
+
+uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  uint64_t count = 0;
+  for (Device* device : devices_) {
+    grow_up(*device);
+    for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
+      if (count >= capacity) continue;
+      const Storage* storage = device->candidates.at(i);
+      op_keys[count] = storage->parent ? storage->parent->op_key : 0;
+      size_bytes[count] = storage->size_bytes;
+    }
+  }
+  return count;
+}
+
+void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  *constant = *running = *waiting = 0;
+  by_address_.for_each([&](const void*, const Storage* storage) {
+    if (!storage->parent || storage->unwritten)
+      *constant += storage->size_bytes;
+    else if (storage->locks > storage->holds)
+      *running += storage->size_bytes;
+    else if (storage->locks > 0)
+      *waiting += storage->size_bytes;
+  });
+}
+
+// *out: what the pool said.
+void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
+  const size_t refusal = out->find(kRefusedByDriver);
+  const std::string advice = refusal == std::string::npos
+                                 ? "; raise the budget or shrink the batch."
+                                 : ", but the system grants less than that" + out->substr(refusal) +
+                                       ". Raise that limit or shrink the batch.";
+  uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  std::string swapped;
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    if (is_swapping())
+      swapped = "; swapped to host memory " + std::to_string(host_.in_use_bytes()) + " of " +
+                std::to_string(host_.cap_bytes()) + " bytes";
+    by_address_.for_each([&](const void* address, const Storage* storage) {
+      if (!dtr_pool_contains(pool, address)) return;
+      if (storage->locks > 0)
+        locked += storage->size_bytes;
+      else if (storage->unwritten || (!storage->parent && !(is_swappable(storage) &&
+                                                            host_.has_room(storage->size_bytes))))
+        constants += storage->size_bytes;
+      else if (storage->pins > 0 || is_frozen(storage))
+        pinned += storage->size_bytes;
+      else
+        evictable += storage->size_bytes;
+    });
+  }
+  dtr_pool_stats pool_stats;
+  dtr_pool_get_stats(pool, &pool_stats);
+  const uint64_t tracked = locked + pinned + evictable + constants;
+  const uint64_t untracked =
+      pool_stats.requested_bytes > tracked ? pool_stats.requested_bytes - tracked : 0;
+  const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
+  *out = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
+         bytes(pool_stats.budget_bytes) + ", allocated " + bytes(pool_stats.allocated_bytes) +
+         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) + " unmapped + " +
+         bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
+         " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
+         "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
+         ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
+         ", unseen by the recorder " + bytes(untracked) + swapped +
+         ". This point of the job needs a budget of at least " +
+         bytes(size_bytes + pool_stats.allocated_bytes - evictable) + advice;
+}
+
+}  // namespace dtr

@@ -1,0 +1,62 @@
+// fragmentation.h: what fragmentation costs a replay, taken at each forced eviction.
+//
+// A request that finds no place asks for room, once or several times, and each time something is
+// evicted for it: a *forced eviction*. The bytes that are *lost* at one are those that are free
+// then, and still free where they were once the request has its place: the request could use
+// them neither as they were nor by mapping nor by moving, and something was evicted nevertheless.
+// The block that the request got does not count, nor what was evicted for it, however much more
+// than it needed: that was in use at the time.
+//
+// Where memory is mapped by chunks, a chunk under no block in use counts as usable, as it is mapped
+// wherever it is needed; what can be lost is the rest of a chunk that is in use in part. In a fixed
+// pool every free byte counts.
+//
+// An eviction is *scattered* if as many bytes as the request asks for were free, only not in one
+// place: without fragmentation it would not have been. (A request smaller than the grain, 256
+// bytes, or for a slab counts as it is rounded.)
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dtr_alloc.h"
+#include "base/ranges.h"
+
+namespace dtr {
+
+class Fragmentation {
+ public:
+  // chunk_bytes: of a pool whose chunks move; 0: nothing moves (a fixed pool).
+  // is_counted: the pool has no addresses, so that nothing is ever lost.
+  Fragmentation(dtr_pool* pool, uint64_t chunk_bytes, bool is_counted, dtr_replay_result& result);
+
+  // The pool asks for room, and nothing has been evicted yet.
+  void asked(uint64_t size_bytes);
+  // The request has its place.
+  void placed() {
+    if (!calls_.empty()) count_request();
+  }
+
+ private:
+  // One time that room was asked for.
+  struct Call {
+    uint64_t size_bytes;
+    uint64_t free_bytes;        // of the budget
+    uint64_t evictions_before;  // result_.forced then
+    std::vector<Range> ranges;  // free, and not to be had elsewhere; in order of addresses
+  };
+
+  void count_request();
+  void find_ranges(std::vector<Range>& ranges);
+
+  dtr_pool* pool_;
+  uint64_t chunk_bytes_;
+  bool is_counted_;
+  dtr_replay_result& result_;
+  std::vector<Call> calls_;                // of the pending request
+  std::vector<std::vector<Range>> spare_;  // so that nothing is allocated in the steady state
+  std::vector<Range> now_;
+  std::vector<dtr_block> blocks_;
+};
+
+}  // namespace dtr

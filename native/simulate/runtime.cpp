@@ -1,0 +1,660 @@
+#include "runtime.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "run/engine.h"
+#include "base/error.h"
+#include "fragmentation.h"
+#include "base/handles.h"
+#include "room/move_price.h"
+#include "program.h"
+#include "toy/simulated_framework.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint8_t kDevice = 0;  // c10::DeviceType::CPU
+constexpr int8_t kIndex = -1;
+constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
+// An eighth of the addresses that the simulated driver has.
+constexpr uint64_t kManyBytes = uint64_t{1} << 37;
+constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
+
+enum Trace : int64_t { allocate, free_temporary, result };
+
+struct Thrash {};
+
+// A CALL, MUTATE or EFFECT where it stands in the program.
+struct Operator {
+  uint64_t at = 0;     // of its kind
+  uint64_t index = 0;  // among the operators
+};
+
+// What a CALL, MUTATE or EFFECT says, read where it stands.
+struct Operands {
+  bool mutates;
+  bool repeatable;
+  int64_t cost;
+  const int64_t* args;
+  uint64_t arg_count;
+  const int64_t* rest;  // results by threes, or mutated indices
+  uint64_t rest_count;
+
+  int64_t name(uint64_t i) const { return rest[3 * i]; }
+  int64_t size(uint64_t i) const { return rest[3 * i + 1]; }
+  bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
+  uint64_t mutated(uint64_t i) const { return static_cast<uint64_t>(std::max(rest[i], ~rest[i])); }
+};
+
+struct Checked {
+  uint64_t names;
+  uint64_t bytes;  // of all that is allocated, 512 at least for each
+};
+
+// Checks every number of a program, so that replaying it need not.
+Checked check_program(const Program& program) {
+  uint64_t names = 0, operators = 0;
+  unsigned __int128 bytes = 0;
+  ProgramReader reader(program.code, program.numbers);
+  const auto name = [&] {
+    // Every name takes a number of the program, at least.
+    const int64_t value = reader.number("name", 0, static_cast<int64_t>(program.numbers));
+    names = std::max(names, static_cast<uint64_t>(value) + 1);
+  };
+  const auto size = [&] { bytes += static_cast<uint64_t>(reader.amount("size")) + 512; };
+  while (!reader.at_end()) {
+    switch (reader.instruction()) {
+      case Instruction::constant:
+        name();
+        size();
+        break;
+      case Instruction::call:
+      case Instruction::effect: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of results", 3); i > 0; --i) {
+          name();
+          size();
+          reader.number("alias", -1, int64_t{args} - 1);
+        }
+        break;
+      }
+      case Instruction::mutate: {
+        ++operators;
+        reader.amount("time");
+        const uint32_t args = reader.count("number of arguments");
+        for (uint32_t i = 0; i < args; ++i) name();
+        for (uint32_t i = reader.count("number of mutated arguments"); i > 0; --i)
+          reader.number("mutated argument", -int64_t{args}, int64_t{args} - 1);
+        break;
+      }
+      case Instruction::copy:
+      case Instruction::copy_from:
+        name();
+        name();
+        break;
+      case Instruction::release:
+        name();
+        break;
+    }
+  }
+  if (program.workspace_at && operators != program.operators)
+    throw InvalidArgument("operators is " + std::to_string(program.operators) +
+                          "; the program has " + std::to_string(operators));
+  for (int64_t at = 0; program.workspace_at && at < program.workspace_at[program.operators];
+       at += 2)
+    if (program.workspace[at] == Trace::allocate)
+      bytes += static_cast<uint64_t>(std::max<int64_t>(program.workspace[at + 1], 0)) + 512;
+  constexpr uint64_t kMost = uint64_t{1} << 60;
+  return {names, static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost))};
+}
+
+// A pool, an engine on it and a framework over it, taken apart in the right order.
+struct World {
+  // needed_bytes: the most that is in use at once.
+  World(const dtr_runtime_options& options, uint64_t needed_bytes) {
+    dtr_pool_options memory{};
+    const bool counted = options.space == DTR_SPACE_BYTES;
+    memory.driver = counted ? "counted" : "simulated";
+    memory.budget_bytes = options.replay.budget_bytes;
+    memory.fixed = options.space == DTR_SPACE_FIXED;
+    memory.placement = options.placement;
+    if (!counted) memory.chunk_bytes = chunk_bytes(options);
+    int32_t status = dtr_pool_create(&memory, &pool);
+    const uint64_t most = std::min(memory.budget_bytes, needed_bytes);
+    if (status == DTR_OUT_OF_MEMORY && !counted && most <= kManyBytes) {
+      // A process of little address space: its records of the driver's whole range do not fit.
+      memory.reserve_bytes = 4 * most + 1024 * memory.chunk_bytes;
+      status = dtr_pool_create(&memory, &pool);
+    }
+    raise(status);
+    try {
+      dtr_engine_options settings{};
+      settings.heuristic = options.replay.heuristic;
+      settings.score = options.score;
+      settings.score_context = options.score_context;
+      settings.min_evict_bytes = options.min_evict_bytes;
+      settings.history_ops = options.history_ops;
+      settings.ghosts = options.ghosts;
+      settings.waiting = options.waiting;
+      settings.room = options.room;
+      settings.moving = options.move_bytes_per_s > 0;
+      settings.move_bytes_per_s = options.move_bytes_per_s;
+      settings.dealloc = kDeallocNames[options.replay.dealloc];
+      raise(dtr_engine_create(&settings, &engine));
+      // Its tensors are ours alone.
+      sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
+      raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World() {
+    try {
+      close();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "dtr_alloc: after a replay: %s\n", error.what());
+    }
+  }
+
+  // StateError if something is left that should not be.
+  void close() {
+    if (sim) raise(dtr_sim_destroy(sim));
+    sim = nullptr;
+    if (engine) raise(dtr_engine_destroy(engine));
+    engine = nullptr;
+    if (pool) raise(dtr_pool_destroy(pool));
+    pool = nullptr;
+  }
+
+  static uint64_t chunk_bytes(const dtr_runtime_options& options) {
+    return options.chunk_bytes > 0 ? options.chunk_bytes : page_bytes();
+  }
+
+  // The unit in which the host driver maps.
+  static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
+
+  static void raise(int32_t status) {
+    if (status != DTR_OK) throw_status(status, dtr_last_error());
+  }
+
+  dtr_pool* pool = nullptr;
+  dtr_engine* engine = nullptr;
+  dtr_sim* sim = nullptr;
+};
+
+// A storage, as the names of the program refer to it.
+struct Buffer {
+  SimulatedTensor* tensor = nullptr;
+  uint64_t names = 0;
+  uint64_t serial = 0;  // in order of creation
+};
+
+class RuntimeReplay final : private Watcher {
+ public:
+  RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
+                Replay& out)
+      : options_(options),
+        program_(program),
+        out_(out),
+        world_(options, checked.bytes),
+        engine_(of(world_.engine)),
+        framework_(of(world_.sim)),
+        frame_(engine_),
+        fragmentation_(world_.pool,
+                       options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
+                       options.space == DTR_SPACE_BYTES, out.result),
+        names_(checked.names, nullptr) {
+    engine_.watch(this);
+  }
+
+  void run() {
+    out_.result.status = DTR_REPLAY_OK;
+    try {
+      execute_all();
+      if (options_.outputs) want_outputs();
+    } catch (const OutOfMemory&) {
+      out_.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+    } catch (const Thrash&) {
+      out_.result.status = DTR_REPLAY_THRASH;
+    }
+    count();
+  }
+
+  // Lets go of everything, however the run ended.
+  void close() {
+    engine_.watch(nullptr);
+    release_all(results_);
+    release_all(temporaries_);
+    release_all(rebuilt_);
+    engine_.remat_abort(frame_);
+    engine_.op_abort(frame_, false);
+    // The newest first: what others were computed from has no dependents left when it goes.
+    std::vector<Buffer*> left;
+    for (Buffer* buffer : names_)
+      if (buffer) left.push_back(buffer);
+    std::sort(left.begin(), left.end(),
+              [](const Buffer* a, const Buffer* b) { return a->serial > b->serial; });
+    left.erase(std::unique(left.begin(), left.end()), left.end());
+    names_.clear();
+    for (Buffer* buffer : left) drop(buffer);
+    engine_.reset();
+    world_.close();
+  }
+
+ private:
+  // ---- the program ----
+
+  void execute_all() {
+    const int64_t* code = program_.code;
+    Operator next;
+    for (uint64_t at = 0; at < program_.numbers;) {
+      next.at = at;
+      switch (static_cast<Instruction>(code[at])) {
+        case Instruction::constant:
+          define(code[at + 1], make_buffer(code[at + 2]));
+          ++tensors_;
+          at += 3;
+          break;
+        case Instruction::call:
+        case Instruction::effect:
+          execute_call(next);
+          at += 3 + code[at + 2];
+          at += 1 + 3 * code[at];
+          ++next.index;
+          break;
+        case Instruction::mutate:
+          execute_mutate(next);
+          at += 3 + code[at + 2];
+          at += 1 + code[at];
+          ++next.index;
+          break;
+        case Instruction::copy:
+          define(code[at + 1], buffer_of(at + 2));
+          at += 3;
+          break;
+        case Instruction::copy_from: {
+          Buffer* source = buffer_of(at + 2);
+          ++source->names;  // it may lose its last name here
+          let_go(code[at + 1]);
+          define(code[at + 1], source);
+          --source->names;
+          at += 3;
+          break;
+        }
+        case Instruction::release:
+          let_go(code[at + 1]);
+          at += 2;
+          break;
+      }
+    }
+  }
+
+  Operands operands_of(const Operator& of) const {
+    const int64_t* code = program_.code + of.at;
+    Operands operands;
+    operands.mutates = static_cast<Instruction>(code[0]) == Instruction::mutate;
+    operands.repeatable = static_cast<Instruction>(code[0]) != Instruction::effect;
+    operands.cost = code[1];
+    operands.arg_count = static_cast<uint64_t>(code[2]);
+    operands.args = code + 3;
+    operands.rest_count = static_cast<uint64_t>(operands.args[operands.arg_count]);
+    operands.rest = operands.args + operands.arg_count + 1;
+    return operands;
+  }
+
+  void execute_call(const Operator& of) {
+    const Operands operands = operands_of(of);
+    const uint64_t first = tensors_;
+    tensors_ += operands.rest_count;
+    bool any_fresh = false;
+    for (uint64_t i = 0; i < operands.rest_count; ++i) any_fresh |= operands.is_fresh(i);
+    if (any_fresh || !operands.repeatable) {
+      execute(of, operands, first);
+      for (uint64_t i = 0; i < operands.rest_count; ++i)
+        if (operands.is_fresh(i)) {
+          if (operands.repeatable) note_storage(results_[i]->storage, first + i);
+          define(operands.name(i), adopt(results_[i]));
+          results_[i] = nullptr;
+        }
+      results_.clear();
+    }
+    for (uint64_t i = 0; i < operands.rest_count; ++i)
+      if (!operands.is_fresh(i))
+        define(operands.name(i), buffer_of(of.at + 3 + operands.rest[3 * i + 2]));
+  }
+
+  void execute_mutate(const Operator& of) {
+    const Operands operands = operands_of(of);
+    const uint64_t first = tensors_;
+    tensors_ += operands.rest_count;
+    execute(of, operands, first);
+    // If two of the arguments are one storage, its new version is the first's.
+    for (uint64_t i = operands.rest_count; i-- > 0;)
+      note_storage(buffer_of(of.at + 3 + operands.mutated(i))->tensor->storage, first + i);
+  }
+
+  // An op from begin to end, as the recorder has it; its new tensors are left in results_.
+  void execute(const Operator& of, const Operands& operands, uint64_t first_tensor) {
+    if (frame_.buffer.size() < operands.arg_count + operands.rest_count)
+      frame_.buffer.resize(operands.arg_count + operands.rest_count);
+    for (uint64_t i = 0; i < operands.arg_count; ++i)
+      frame_.buffer[i] = reinterpret_cast<int64_t>(buffer_of(of.at + 3 + i)->tensor);
+    if (operands.mutates)
+      for (uint64_t i = 0; i < operands.rest_count; ++i)
+        frame_.buffer[operands.mutated(i)] |=
+            operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
+    const uint32_t flags = operands.repeatable ? DTR_OP_REPLAYABLE : 0;
+    frame_.told_ns = operands.cost;
+    const int32_t need =
+        engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
+    if (need & DTR_HAS_DROPPED) {
+      int64_t ids[64];
+      while (engine_.drain_dropped(ids, 64) > 0) continue;
+    }
+    if (need & DTR_NEED_WORK)
+      while (engine_.op_prepare(frame_) > 0) rematerialize();
+    for (uint64_t i = 0; i < operands.arg_count; ++i)
+      check_resident(*buffer_of(of.at + 3 + i)->tensor->storage);
+    run_kernel(of, operands);
+    for (uint64_t i = 0; i < results_.size(); ++i)
+      frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
+    if (operands.repeatable) {
+      out_.decide('M', first_tensor);  // before what dies because it has run
+      ++out_.result.model_ops;
+    }
+    const int64_t id =
+        engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, operands.cost);
+    if (id > 0) {
+      if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
+      closures_[id] = of;
+    }
+    out_.result.model_cost += operands.cost;
+  }
+
+  // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
+  // for views.
+  void run_kernel(const Operator& of, const Operands& operands) {
+    const uint64_t count = operands.mutates ? 0 : operands.rest_count;
+    results_.assign(count, nullptr);
+    const auto make_result = [&](uint64_t i) {
+      if (i < count && operands.is_fresh(i) && !results_[i])
+        results_[i] = make_tensor(operands.size(i));
+    };
+    if (program_.workspace_at) {
+      const int64_t end = program_.workspace_at[of.index + 1];
+      for (int64_t at = program_.workspace_at[of.index]; at < end; at += 2) {
+        const int64_t kind = program_.workspace[at];
+        const int64_t value = program_.workspace[at + 1];
+        if (kind == allocate) {
+          temporaries_.push_back(make_tensor(value));
+        } else if (kind == result) {
+          make_result(static_cast<uint64_t>(value));
+        } else if (static_cast<uint64_t>(value) < temporaries_.size() && temporaries_[value]) {
+          framework_.release_tensor(temporaries_[value]);
+          temporaries_[value] = nullptr;
+        }
+      }
+    }
+    for (uint64_t i = 0; i < count; ++i) make_result(i);
+    release_all(temporaries_);
+  }
+
+  // At the end each name that still stands for something, in the order of their definition, is
+  // made resident, and stays (simrd's output condition).
+  void want_outputs() {
+    for (Buffer* buffer : names_) {
+      if (!buffer) continue;
+      if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
+      engine_.hand_pin(buffer->tensor, false, false);
+    }
+  }
+
+  // ---- rematerialization, as native/bridge/repeat.h has it ----
+
+  void rematerialize() {
+    while (const int64_t id = engine_.remat_next(frame_)) step(closures_[id]);
+  }
+
+  void step(const Operator& of) {
+    const Operands operands = operands_of(of);
+    uint64_t waiting = 0;  // those not begun stand at the bottom, and wait for nothing
+    while (!frame_.stack[waiting].op) ++waiting;
+    out_.result.chain_depth =
+        std::max<uint64_t>(out_.result.chain_depth, frame_.stack.size() - waiting);
+    const uint64_t target = frame_.stack.back().target->id;
+    uint64_t revived = 0;
+    for (const Storage* storage : frame_.step_outputs) revived += storage->state != State::resident;
+
+    rebuild();
+    for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
+    run_kernel(of, operands);
+    const uint64_t arguments = arguments_.size();
+    frame_.step.resize(arguments + results_.size());
+    for (uint64_t i = 0; i < arguments; ++i)
+      frame_.step[i] = reinterpret_cast<int64_t>(arguments_[i]);
+    for (uint64_t i = 0; i < results_.size(); ++i)
+      frame_.step[arguments + i] = reinterpret_cast<int64_t>(results_[i]);
+    out_.decide('R', serial_of(target));
+    engine_.remat_commit(frame_, static_cast<uint32_t>(arguments),
+                         static_cast<uint32_t>(results_.size()));
+    release_all(results_);
+    release_all(rebuilt_);
+
+    out_.result.remat_cost += operands.cost;
+    ++out_.result.remat_ops;
+    out_.result.collateral += revived - 1;
+    const int64_t most = options_.replay.max_recompute;
+    if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
+  }
+
+  // The step's argument tensors, from its description (dtr_remat_next in dtr_alloc.h).
+  void rebuild() {
+    description_ = frame_.step;
+    arguments_.clear();
+    const int64_t* numbers = description_.data();
+    const int64_t edges = *numbers++;
+    for (int64_t i = 0; i < edges; ++i, numbers += 2) {
+      auto* storage = reinterpret_cast<SimulatedStorage*>(numbers[0]);
+      rebuilt_.push_back(numbers[1] ? make_tensor(static_cast<int64_t>(storage->size_bytes))
+                                    : framework_.tensor_over(storage));
+    }
+    const int64_t count = *numbers++;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t edge = numbers[1];
+      const int64_t ndim = numbers[5];
+      // Without an edge: overwritten and not read, or zero bytes.
+      if (edge < 0) rebuilt_.push_back(make_tensor(numbers[6]));
+      arguments_.push_back(edge < 0 ? rebuilt_.back() : rebuilt_[edge]);
+      numbers += 6 + 2 * ndim;
+    }
+  }
+
+  // A kernel is about to read it.
+  static void check_resident(const SimulatedStorage& storage) {
+    if (storage.size_bytes > 0 && storage.memory != Memory::core)
+      throw StateError("an operator reads a storage that is not resident");
+  }
+
+  // ---- names and buffers ----
+
+  SimulatedTensor* make_tensor(int64_t size_bytes) {
+    void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
+    fragmentation_.placed();
+    SimulatedStorage* storage =
+        framework_.make_storage(address ? Memory::core : Memory::none, address,
+                                static_cast<uint64_t>(size_bytes), kDevice, kIndex);
+    return framework_.make_tensor(storage, kByte, 1, &size_bytes, nullptr, 0);
+  }
+
+  Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_}; }
+
+  Buffer* make_buffer(int64_t size_bytes) { return adopt(make_tensor(size_bytes)); }
+
+  Buffer* buffer_of(uint64_t at) const {
+    Buffer* buffer = names_[program_.code[at]];
+    if (!buffer)
+      throw InvalidArgument("program: name " + std::to_string(program_.code[at]) + " in number " +
+                            std::to_string(at) + " stands for nothing there");
+    return buffer;
+  }
+
+  void define(int64_t name, Buffer* buffer) {
+    ++buffer->names;
+    let_go(name);
+    names_[name] = buffer;
+  }
+
+  void let_go(int64_t name) {
+    Buffer* buffer = names_[name];
+    names_[name] = nullptr;
+    if (buffer && --buffer->names == 0) drop(buffer);
+  }
+
+  void drop(Buffer* buffer) {
+    SimulatedTensor* tensor = buffer->tensor;
+    delete buffer;
+    framework_.release_tensor(tensor);
+  }
+
+  void release_all(std::vector<SimulatedTensor*>& tensors) {
+    for (SimulatedTensor* tensor : tensors)
+      if (tensor) framework_.release_tensor(tensor);
+    tensors.clear();
+  }
+
+  // ---- decisions ----
+
+  // Remembers by which tensor the log knows a storage's content. Constants, and what has no
+  // record because it has no bytes, are no subject of decisions.
+  void note_storage(const SimulatedStorage* storage, uint64_t tensor) {
+    const uint64_t id = engine_.id_of(storage);
+    if (id == 0) return;
+    if (storage_tensors_.size() <= id) storage_tensors_.resize(id + 1, kUnknown);
+    storage_tensors_[id] = tensor;
+  }
+
+  uint64_t serial_of(uint64_t storage_id) const {
+    return storage_id < storage_tensors_.size() ? storage_tensors_[storage_id] : kUnknown;
+  }
+
+  void evicted(uint64_t storage_id) override {
+    ++out_.result.forced;
+    out_.decide('E', serial_of(storage_id));
+  }
+
+  void died(uint64_t storage_id) override {
+    if (serial_of(storage_id) == kUnknown) return;
+    ++out_.result.other;
+    out_.decide('D', serial_of(storage_id));
+  }
+
+  void banished(uint64_t storage_id) override {
+    if (serial_of(storage_id) != kUnknown) out_.decide('B', serial_of(storage_id));
+  }
+
+  void asked_for_room(uint64_t size_bytes) override {
+    if (options_.measure) fragmentation_.asked(size_bytes);
+  }
+
+  void count() {
+    dtr_engine_stats engine;
+    engine_.get_stats(&engine);
+    dtr_pool_stats pool;
+    dtr_pool_get_stats(world_.pool, &pool);
+    dtr_replay_result& result = out_.result;
+    result.clock = static_cast<int64_t>(engine.clock_ns);
+    result.peak_bytes = pool.peak_allocated_bytes;
+    result.end_bytes = pool.allocated_bytes;
+    result.search_ns = engine.search_ns;
+    result.banished = engine.banished;
+    result.evaluations = engine.evaluations;
+    result.accesses = engine.storage_accesses;
+    result.yields = engine.yields;
+    result.remaps = pool.remaps;
+    result.moves = engine.moves;
+    result.moved_bytes = engine.moved_bytes;
+    if (engine.moves > 0) {
+      const MovePrice price(options_.move_bytes_per_s, true);
+      result.move_cost =
+          static_cast<int64_t>(price.ns_of(engine.moved_bytes) +
+                               price.launch_ns() * static_cast<double>(engine.moves - 1));
+    }
+    const int64_t most = options_.replay.max_recompute;
+    if (result.status == DTR_REPLAY_OK && most >= 0 && result.remat_cost + result.move_cost > most)
+      result.status = DTR_REPLAY_THRASH;
+    result.windows = engine.window_searches;
+    result.window_evictions = engine.window_evictions;
+    engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
+  }
+
+  static constexpr uint64_t kUnknown = UINT64_MAX;
+
+  const dtr_runtime_options& options_;
+  const Program& program_;
+  Replay& out_;
+  World world_;
+  Engine& engine_;
+  SimulatedFramework& framework_;
+  Frame frame_;
+  Fragmentation fragmentation_;
+  std::vector<Buffer*> names_;
+  std::vector<Operator> closures_;         // by the engine's op ids
+  std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
+  uint64_t tensors_ = 0;                   // of the log, so far
+  uint64_t serials_ = 0;
+  // Of the op in flight; kept to be released if it does not come to its end.
+  std::vector<SimulatedTensor*> results_;
+  std::vector<SimulatedTensor*> temporaries_;
+  std::vector<SimulatedTensor*> rebuilt_;
+  std::vector<SimulatedTensor*> arguments_;  // borrowed from rebuilt_
+  std::vector<int64_t> description_;
+};
+
+}  // namespace
+
+void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
+  if (options.space < DTR_SPACE_BYTES || options.space > DTR_SPACE_FIXED)
+    throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1, 2");
+  if (!(options.move_bytes_per_s >= 0))
+    throw InvalidArgument("move_bytes_per_s is " + std::to_string(options.move_bytes_per_s) +
+                          "; allowed: 0 (nothing is moved) and more");
+  if (options.space == DTR_SPACE_BYTES && options.placement != DTR_PLACE_BEST_FIT)
+    throw InvalidArgument("placement is " + std::to_string(options.placement) +
+                          "; allowed where only bytes are counted: 0");
+  if (options.chunk_bytes % kSimulatedUnit != 0)
+    throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
+                          "; allowed: 0 (a page), or a multiple of " +
+                          std::to_string(kSimulatedUnit));
+  if (options.replay.newest_staleness)
+    throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
+  const Checked checked = check_program(program);
+  if (options.space != DTR_SPACE_BYTES &&
+      options.replay.budget_bytes < World::chunk_bytes(options)) {
+    // No chunk fits, so no block does.
+    replay.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+    replay.result.clock = 1;
+    return;
+  }
+  RuntimeReplay run(options, program, checked, replay);
+  try {
+    run.run();
+  } catch (...) {
+    run.close();
+    throw;
+  }
+  run.close();
+}
+
+}  // namespace dtr

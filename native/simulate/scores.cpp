@@ -1,0 +1,166 @@
+// scores.cpp: the machine's scores and its choice among the candidates.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "quotient.h"
+#include "policy/score.h"
+#include "simrd.h"
+
+namespace dtr::simrd {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double quotient(double a, unsigned __int128 b) { return a / static_cast<double>(b); }
+
+}  // namespace
+
+uint32_t Components::create(int64_t cost) {
+  nodes_.push_back({static_cast<uint32_t>(nodes_.size()), 0, cost, 0});
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+uint32_t Components::root(uint32_t node, uint64_t* accesses) {
+  ++*accesses;
+  while (nodes_[node].parent != node) {
+    nodes_[node].parent = nodes_[nodes_[node].parent].parent;
+    node = nodes_[node].parent;
+    ++*accesses;
+  }
+  return node;
+}
+
+int64_t Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
+  a = root(a, accesses);
+  b = root(b, accesses);
+  if (a == b) return 0;
+  if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
+  if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
+  nodes_[a].parent = b;
+  const int64_t cost = nodes_[a].cost;
+  const int64_t below = std::min<int64_t>(cost, 0) + std::min<int64_t>(nodes_[b].cost, 0);
+  add(a, -cost);
+  add(b, cost);
+  return -below;
+}
+
+// The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
+// it and the storage itself.
+int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
+  *newest = storages_[storage].last_access;
+  regions_.walk(walk_up_, storage, kAncestors, &result_.accesses);
+  int64_t cost = walk_up_.cost;
+  walk_up_.interior.for_each(
+      [&](uint32_t above) { *newest = std::max(*newest, storages_[above].last_access); });
+  if (options_.heuristic.cost == DTR_COST_ANCESTORS) return cost;
+  regions_.walk(walk_down_, storage, kDescendants, &result_.accesses);
+  walk_down_.interior.for_each([&](uint32_t below) {
+    *newest = std::max(*newest, storages_[below].last_access);
+    // A storage may be on both sides, through views: it counts once.
+    if (!walk_up_.interior.has(below)) cost += graph_.nodes[below].cost;
+  });
+  return cost;
+}
+
+int64_t Machine::component_cost(uint32_t storage) {
+  const Node& node = graph_.nodes[storage];
+  result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
+  components_.next_walk();
+  int64_t cost = 0;
+  for (const std::vector<uint32_t>& side : node.next)
+    for (const uint32_t neighbor : side) {
+      if (graph_.material[neighbor]) continue;
+      const uint32_t root = components_.root(storages_[neighbor].component, &result_.accesses);
+      if (components_.visit(root)) cost += components_.cost(root);
+    }
+  return cost;
+}
+
+double Machine::marginal_cost(uint32_t at) {
+  int64_t tolls = 0;
+  const uint32_t walk = ++walks_;
+  pending_.assign(1, at);
+  while (!pending_.empty()) {
+    const Node& node = graph_.nodes[pending_.back()];
+    pending_.pop_back();
+    for (const uint32_t above : node.next[kAncestors]) {
+      Storage& storage = storages_[above];
+      if (graph_.material[above] || storage.walk == walk) continue;
+      storage.walk = walk;
+      ++result_.accesses;
+      tolls += toll_parts(graph_.nodes[above].cost, storage.references > 0, storage.asks,
+                          graph_.nodes[above].next[kDescendants].size());
+      pending_.push_back(above);
+    }
+  }
+  return with_tolls(graph_.nodes[at].cost, tolls);
+}
+
+template <typename Cost>
+double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  const Storage& storage = storages_[at];
+  const int64_t stale = result_.clock - newest;
+  if (heuristic.size != DTR_SIZE_NONE && storage.size_bytes == 0) return kInfinity;
+  if (heuristic.staleness_exponent > 0 && stale <= 0) return kInfinity;
+  unsigned __int128 below = heuristic.size != DTR_SIZE_NONE ? storage.size_bytes : 1;
+  if (heuristic.staleness_exponent == 1) below *= static_cast<uint64_t>(stale);
+  double value = quotient(cost, below);
+  // Beyond simrd:
+  if (heuristic.staleness_exponent > 0 && heuristic.staleness_exponent < 1)
+    value /= std::pow(static_cast<double>(stale), heuristic.staleness_exponent);
+  if (heuristic.recompute_factor > 1)
+    value *= std::pow(heuristic.recompute_factor, storage.recomputes);
+  return value;
+}
+
+// What the storage's numerator is at least.
+double Machine::own_cost(uint32_t at) const {
+  return options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(graph_.nodes[at].cost);
+}
+
+uint32_t Machine::choose() {
+  const dtr_heuristic& heuristic = options_.heuristic;
+  if (heuristic.select == DTR_SELECT_RANDOM) {
+    ++result_.evaluations;
+    ++result_.accesses;
+    return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
+  }
+  double least = kInfinity;
+  const auto evaluate = [&](uint32_t at, double* numerator) {
+    int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
+    int64_t newest = storages_[at].last_access;
+    if (counts_askers_) {
+      double value = score(at, cost, newest);
+      if (storages_[at].references == 0 && storages_[at].askers == 0)
+        value *= kIdle;
+      else if (value <= least)  // else another is better whatever the tolls
+        value = score(at, marginal_cost(at), newest);
+      least = std::min(least, value);
+      return value;
+    }
+    if (caches_regions_) {
+      cost += regions_.cost(at, kAncestors);
+      if (heuristic.cost == DTR_COST_NEIGHBORHOOD) cost += regions_.cost(at, kDescendants);
+    } else if (keeps_components_) {
+      cost += component_cost(at);
+    } else if (walks_neighborhood_) {
+      int64_t newest_around;
+      cost += neighborhood_cost(at, &newest_around);
+      if (options_.newest_staleness) newest = newest_around;
+    }
+    *numerator = static_cast<double>(cost);
+    return score(at, cost, newest);
+  };
+  uint64_t evaluations = 0;
+  const uint32_t best =
+      pool_.choose(static_cast<double>(result_.clock), heuristic.staleness_exponent > 0, bounded_,
+                   static_cast<double>(components_.owed()), evaluate, &evaluations);
+  result_.evaluations += evaluations;
+  result_.accesses += evaluations;
+  return best;
+}
+
+}  // namespace dtr::simrd

@@ -1,0 +1,660 @@
+#include "simrd.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/clock.h"
+#include "errors.h"
+
+namespace dtr::simrd {
+
+namespace {
+
+template <typename T>
+void add(T& sum, T amount, const char* what) {
+  if (__builtin_add_overflow(sum, amount, &sum))
+    throw InvalidArgument(std::string("program: the sum of its ") + what +
+                          " is too large; allowed: 63 bits");
+}
+
+}  // namespace
+
+Machine::Machine(const dtr_replay_options& options, Replay& replay, Given* given)
+    : options_(options),
+      replay_(replay),
+      result_(replay.result),
+      given_(given),
+      random_(options.heuristic.seed) {
+  const dtr_heuristic& heuristic = options.heuristic;
+  const bool scored = heuristic.select == DTR_SELECT_SCORE;
+  const bool neighborhood =
+      scored && (heuristic.cost == DTR_COST_ANCESTORS || heuristic.cost == DTR_COST_NEIGHBORHOOD);
+  walks_neighborhood_ = neighborhood && (banishes() || options.newest_staleness);
+  caches_regions_ = neighborhood && !walks_neighborhood_;
+  keeps_components_ = scored && heuristic.cost == DTR_COST_COMPONENT;
+  counts_askers_ = scored && heuristic.cost == DTR_COST_MARGINAL;
+  if (keeps_components_ && banishes())
+    throw InvalidArgument(
+        "the cost of the heuristic is 'component' under banishing; allowed with simrd's "
+        "semantics: none, local, ancestors, neighborhood (it has no components of storages "
+        "that may be banished)");
+  const double exponent = heuristic.staleness_exponent;
+  bounded_ = scored && !neighborhood && !counts_askers_ && (exponent == 0 || exponent == 1);
+  result_.clock = 1;
+}
+
+// ---- the program ----
+
+namespace {
+
+// One of MUTATE's: whether the old content is read is nothing to simrd.
+size_t mutated_index(ProgramReader& program, int64_t last) {
+  const int64_t index = program.number("MUTATE's index", -1 - last, last);
+  return static_cast<size_t>(std::max(index, ~index));
+}
+
+// Whether a view is made of more than the storage that it looks at.
+bool has_wide_views(const int64_t* numbers, uint64_t count) {
+  ProgramReader program(numbers, count);
+  std::vector<uint64_t> storage_of;  // by name
+  uint64_t storages = 0;
+  const auto named = [&]() -> uint64_t& {
+    const auto names = static_cast<int64_t>(storage_of.size());
+    return storage_of[static_cast<size_t>(program.number("a name", 0, names - 1))];
+  };
+  std::vector<uint64_t*> arguments;
+  while (!program.at_end()) {
+    const Instruction instruction = program.instruction();
+    if (instruction == Instruction::constant) {
+      program.amount("CONSTANT's name");
+      program.amount("CONSTANT's size");
+      storage_of.push_back(storages++);
+    } else if (instruction == Instruction::copy) {
+      program.amount("COPY's destination");
+      const uint64_t source = named();
+      storage_of.push_back(source);
+    } else if (instruction == Instruction::copy_from) {
+      uint64_t& name = named();
+      const uint64_t source = named();
+      name = source;
+    } else if (instruction == Instruction::release) {
+      named();
+    } else {
+      program.amount("time");
+      arguments.clear();
+      for (uint32_t left = program.count("number of arguments"); left > 0; --left)
+        arguments.push_back(&named());
+      const int64_t last = static_cast<int64_t>(arguments.size()) - 1;
+      if (instruction == Instruction::mutate) {
+        for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left)
+          *arguments[mutated_index(program, last)] = storages++;
+        continue;
+      }
+      std::vector<uint64_t> results;
+      for (uint32_t left = program.count("CALL's number of results", 3); left > 0; --left) {
+        program.amount("a result's name");
+        program.amount("a result's size");
+        const int64_t alias = program.number("a result's alias", -1, last);
+        results.push_back(alias < 0 ? storages++ : *arguments[static_cast<size_t>(alias)]);
+        for (const uint64_t* argument : arguments)
+          if (alias >= 0 && *argument != results.back()) return true;
+      }
+      storage_of.insert(storage_of.end(), results.begin(), results.end());
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void Machine::run(const int64_t* program, uint64_t numbers) {
+  if (caches_regions_ && has_wide_views(program, numbers)) regions_.expect_circles();
+  ProgramReader reader(program, numbers);
+  try {
+    while (!reader.at_end()) switch (reader.instruction()) {
+        case Instruction::constant:
+          constant(reader);
+          break;
+        case Instruction::call:
+          call(reader);
+          break;
+        case Instruction::mutate:
+          mutate(reader);
+          break;
+        case Instruction::copy: {
+          const int64_t name = reader.amount("COPY's destination");
+          const uint32_t source = names_[named(reader, "COPY's source")];
+          define(reader, name, source);
+          get(source);
+          break;
+        }
+        case Instruction::copy_from: {
+          const uint32_t name = named(reader, "COPY_FROM's destination");
+          const uint32_t source = names_[named(reader, "COPY_FROM's source")];
+          const uint32_t old = names_[name];
+          names_[name] = source;
+          release(old);
+          get(source);
+          break;
+        }
+        case Instruction::release:
+          release(names_[named(reader, "RELEASE's name")]);
+          break;
+        case Instruction::effect:
+          effect(reader);
+          break;
+      }
+    finish();
+    if (given_ != nullptr) given_->check_end(result_.model_ops + result_.remat_ops);
+  } catch (const Stop& stop) {
+    result_.status = stop.status;
+  }
+  result_.end_bytes = memory_;
+}
+
+// A name that is defined; its index in names_.
+uint32_t Machine::named(ProgramReader& program, const char* what) {
+  return static_cast<uint32_t>(program.number(what, 0, static_cast<int64_t>(names_.size()) - 1));
+}
+
+void Machine::define(ProgramReader& program, int64_t name, uint32_t tensor) {
+  if (name != static_cast<int64_t>(names_.size()))
+    program.fail("a new name", name, std::to_string(names_.size()) + ", the next one");
+  names_.push_back(tensor);
+}
+
+void Machine::read_arguments(ProgramReader& program) {
+  argument_names_.clear();
+  arguments_.clear();
+  for (uint32_t left = program.count("number of arguments"); left > 0; --left) {
+    argument_names_.push_back(named(program, "an argument"));
+    arguments_.push_back(names_[argument_names_.back()]);
+  }
+}
+
+void Machine::constant(ProgramReader& program) {
+  const int64_t name = program.amount("CONSTANT's name");
+  arguments_.clear();
+  results_.assign(1, {name, static_cast<uint64_t>(program.amount("CONSTANT's size")), -1});
+  const uint32_t tensor = compute(0);
+  pin(tensor);
+  define(program, name, tensor);
+}
+
+void Machine::call(ProgramReader& program) {
+  const int64_t cost = program.amount("CALL's time");
+  read_arguments(program);
+  results_.clear();
+  for (uint32_t left = program.count("CALL's number of results", 3); left > 0; --left) {
+    Result result;
+    result.name = program.amount("a result's name");
+    result.size_bytes = static_cast<uint64_t>(program.amount("a result's size"));
+    result.alias =
+        program.number("a result's alias", -1, static_cast<int64_t>(arguments_.size()) - 1);
+    if (result.alias >= 0) result.size_bytes = 0;
+    results_.push_back(result);
+  }
+  if (results_.empty()) return;
+  const uint32_t first = compute(cost);
+  for (uint32_t i = 0; i < results_.size(); ++i) define(program, results_[i].name, first + i);
+}
+
+// simrd knows but its constants.
+void Machine::effect(ProgramReader& program) {
+  program.amount("EFFECT's time");
+  for (uint32_t left = program.count("EFFECT's number of arguments"); left > 0; --left)
+    named(program, "EFFECT's argument");
+  for (uint32_t left = program.count("EFFECT's number of results", 3); left > 0; --left) {
+    constant(program);
+    program.number("EFFECT's alias", -1, -1);
+  }
+}
+
+// Results of the arguments' sizes take the arguments' names; then the old tensors go.
+void Machine::mutate(ProgramReader& program) {
+  const int64_t cost = program.amount("MUTATE's time");
+  read_arguments(program);
+  results_.clear();
+  std::vector<uint32_t> mutated;
+  for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left) {
+    const size_t index = mutated_index(program, static_cast<int64_t>(arguments_.size()) - 1);
+    mutated.push_back(argument_names_[index]);
+    results_.push_back({-1, storages_[tensors_[arguments_[index]].storage].size_bytes, -1});
+  }
+  if (results_.empty()) return;
+  const uint32_t first = compute(cost);
+  for (uint32_t i = 0; i < mutated.size(); ++i) {
+    const uint32_t old = names_[mutated[i]];
+    names_[mutated[i]] = first + i;
+    release(old);
+  }
+}
+
+// The output condition: what the program still refers to, it wants.
+void Machine::finish() {
+  for (const uint32_t tensor : names_) {
+    if (tensors_[tensor].references <= 0) continue;
+    if (!tensors_[tensor].defined) materialize(tensor, true);
+    pin(tensor);
+  }
+}
+
+// ---- tensors ----
+
+// A new op over arguments_ that gives results_; runs it. Returns its first tensor.
+uint32_t Machine::compute(int64_t cost) {
+  const auto id = static_cast<uint32_t>(ops_.size());
+  const auto first = static_cast<uint32_t>(tensors_.size());
+  const auto first_storage = static_cast<uint32_t>(storages_.size());
+  const bool has_regions = caches_regions_ || walks_neighborhood_;
+  ops_.emplace_back();
+  Op& op = ops_.back();
+  op.cost = cost;
+  op.first_output = first;
+  op.outputs = static_cast<uint32_t>(results_.size());
+  op.inputs = arguments_;
+  for (const Result& result : results_) {
+    const auto tensor = static_cast<uint32_t>(tensors_.size());
+    add(op.total_bytes, result.size_bytes, "sizes");
+    uint32_t at = static_cast<uint32_t>(storages_.size());
+    if (result.alias >= 0) {
+      at = tensors_[arguments_[static_cast<size_t>(result.alias)]].storage;
+    } else {
+      storages_.emplace_back();
+      storages_.back().size_bytes = result.size_bytes;
+      storages_.back().root = tensor;
+      // Until it is computed it counts as evicted, with no cost in its component.
+      if (keeps_components_) storages_.back().component = components_.create(0);
+      graph_.nodes.emplace_back();
+      graph_.material.push_back(0);
+      if (has_regions) regions_.add_storage(tensor);
+      if (banishes()) evicted_dependents_.emplace_back();
+    }
+    Storage& storage = storages_[at];
+    storage.tensors.push_back(tensor);
+    ++storage.references;
+    tensors_.emplace_back();
+    tensors_.back().op = id;
+    tensors_.back().storage = at;
+    tensors_.back().size_bytes = result.size_bytes;
+  }
+  if (counts_askers_)
+    for (const Result& result : results_)
+      if (result.alias >= 0)
+        update_asking(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage, true);
+  if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
+  add_edges(id);
+  if (counts_askers_)
+    for (uint32_t i = 0; i < results_.size(); ++i) update_asking(tensors_[first + i].storage);
+  materialize(first, false);
+  for (uint32_t i = 0; i < results_.size(); ++i) stamp(tensors_[first + i].storage);
+  return first;
+}
+
+// Adds to a storage's cost and edges.
+void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
+  int64_t sum = graph_.nodes[at].cost;
+  add(sum, cost, "times");
+  if (caches_regions_) return regions_.touch(at, cost, ancestor_edges, descendant_edges);
+  Node& node = graph_.nodes[at];
+  node.cost += cost;
+  node.edges[kAncestors] += ancestor_edges;
+  node.edges[kDescendants] += descendant_edges;
+  if (cost != 0) pool_.set_own(at, own_cost(at));
+}
+
+void Machine::add_edges(uint32_t id) {
+  const Op& op = ops_[id];
+  const uint32_t end = op.first_output + op.outputs;
+  sources_.clear();
+  plain_op_ = true;
+  for (const uint32_t input : op.inputs) {
+    const uint32_t from = tensors_[input].storage;
+    plain_op_ &= graph_.material[from] != 0;
+    touch(from, 0, 0, op.outputs);
+    if (std::find(sources_.begin(), sources_.end(), from) == sources_.end())
+      sources_.push_back(from);
+  }
+  for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
+    const uint32_t to = tensors_[tensor].storage;
+    const std::vector<uint32_t>& views = storages_[to].tensors;
+    const bool view = views.front() != tensor;
+    // All views count, each op once: the cost of bringing the storage and its views back. (What
+    // this op made of it stands at the end.)
+    const auto own = std::find(views.rbegin(), views.rend(), tensor);
+    const bool counted = view && tensors_[*(own + 1)].op == id;
+    touch(to, counted ? 0 : op.cost, static_cast<uint32_t>(op.inputs.size()), 0);
+    for (const uint32_t from : sources_) {
+      if (from == to) continue;
+      if (banishes()) evicted_dependents_[from].insert(tensor);
+      if (regions_.circles()) continue;
+      if (view) {
+        const std::vector<uint32_t>& parents = graph_.nodes[to].next[kAncestors];
+        if (std::find(parents.begin(), parents.end(), from) != parents.end()) continue;
+      }
+      graph_.nodes[from].next[kDescendants].push_back(to);
+      graph_.nodes[to].next[kAncestors].push_back(from);
+    }
+  }
+  if (regions_.circles()) add_ordered_edges(op);
+  if (!banishes()) return;
+  links_.resize(tensors_.size());
+  for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
+    links_[tensor].parents = op.inputs;
+  for (const uint32_t input : op.inputs)
+    for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
+      links_[input].children.push_back(tensor);
+}
+
+// All edges in the order of a walk: tensor by tensor of a storage, as they were made.
+void Machine::add_ordered_edges(const Op& op) {
+  for (const uint32_t input : op.inputs) {
+    const uint32_t from = tensors_[input].storage;
+    std::vector<uint32_t>& through = graph_.nodes[from].through;
+    std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
+    const auto at = std::upper_bound(through.begin(), through.end(), input) - through.begin();
+    for (uint32_t i = op.outputs; i-- > 0;) {
+      through.insert(through.begin() + at, input);
+      children.insert(children.begin() + at, tensors_[op.first_output + i].storage);
+    }
+  }
+  for (uint32_t tensor = op.first_output; tensor < op.first_output + op.outputs; ++tensor)
+    for (const uint32_t input : op.inputs)
+      graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
+}
+
+// Runs the op of a tensor, and before it the ops of undefined inputs, with an explicit stack.
+void Machine::materialize(uint32_t wanted, bool rematerialize) {
+  begin_step(wanted, rematerialize);
+  while (!stack_.empty()) {
+    Step& step = stack_.back();
+    if (step.next_missing == missing_.size()) {
+      const Step ready = step;
+      missing_.resize(ready.missing);
+      execute(ready);
+      stack_.pop_back();
+      continue;
+    }
+    const uint32_t input = missing_[step.next_missing];
+    if (tensors_[input].defined) {
+      lock(tensors_[input].storage);
+      ++step.next_missing;
+    } else {
+      begin_step(input, true);
+    }
+  }
+}
+
+void Machine::begin_step(uint32_t tensor, bool rematerialize) {
+  const Storage& storage = storages_[tensors_[tensor].storage];
+  check(!tensors_[tensor].defined && !storage.banished);
+  check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
+  const std::vector<uint32_t>& parents =
+      banishes() ? links_[tensor].parents : ops_[tensors_[tensor].op].inputs;
+  for (const uint32_t parent : parents) {
+    const uint32_t from = tensors_[parent].storage;
+    if (!banishes() || storages_[from].references > 0) stamp(from);
+  }
+  for (const uint32_t parent : parents)
+    if (tensors_[parent].defined) lock(tensors_[parent].storage);
+  const size_t first = missing_.size();
+  for (const uint32_t parent : parents)
+    if (!tensors_[parent].defined) missing_.push_back(parent);
+  stack_.push_back({tensor, rematerialize, first, first});
+  const uint64_t waiting = stack_.size() - (stack_.front().rematerialize ? 0 : 1);
+  result_.chain_depth = std::max(result_.chain_depth, waiting);
+}
+
+// All inputs are there and locked.
+void Machine::execute(const Step& step) {
+  const uint32_t wanted = step.tensor;
+  const Op& op = ops_[tensors_[wanted].op];
+  make_room(op.total_bytes);
+  defined_.clear();
+  revived_.clear();
+  add(result_.clock, op.cost, "times");
+  add(memory_, op.total_bytes, "sizes");
+  result_.peak_bytes = std::max(result_.peak_bytes, memory_);
+  const uint32_t end = op.first_output + op.outputs;
+  for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
+    if (tensor != wanted && !tensors_[tensor].defined) defined_.push_back(tensor);
+  defined_.push_back(wanted);
+  for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
+    if (tensor != wanted && tensors_[tensor].defined) memory_ -= tensors_[tensor].size_bytes;
+  for (const uint32_t tensor : defined_) {
+    const uint32_t storage = tensors_[tensor].storage;
+    if (graph_.material[storage]) continue;
+    check(storages_[storage].root == tensor);  // a view's storage is there before the view
+    revived_.push_back(storage);
+  }
+  for (const uint32_t tensor : defined_) tensors_[tensor].defined = true;
+  for (const uint32_t storage : revived_) {
+    graph_.material[storage] = true;
+    if (step.rematerialize) ++storages_[storage].recomputes;
+    if (counts_askers_) update_asking(storage);
+  }
+  if (step.rematerialize) {
+    plain_op_ = false;  // a view that was undefined may bring back more than itself
+    result_.remat_cost += op.cost;
+    ++result_.remat_ops;
+    result_.collateral += defined_.size() - 1;
+    replay_.decide('R', wanted);
+  } else {
+    result_.model_cost += op.cost;
+    ++result_.model_ops;
+    replay_.decide('M', wanted);
+  }
+  for (const uint32_t storage : revived_) enter_pool(storage);
+  if (caches_regions_) {
+    if (plain_op_ && !step.rematerialize)
+      regions_.computed(revived_, sources_, &result_.accesses);
+    else
+      regions_.revived(revived_, &result_.accesses);
+  }
+  if (keeps_components_)
+    for (const uint32_t storage : revived_) {
+      uint32_t& node = storages_[storage].component;
+      const int64_t cost = graph_.nodes[storage].cost;
+      components_.add(components_.root(node, &result_.accesses), -cost);
+      pool_.drop(static_cast<double>(cost));
+      for (const std::vector<uint32_t>& side : graph_.nodes[storage].next)
+        for (const uint32_t neighbor : side) pool_.forget_noted(neighbor);
+      node = kNone;
+    }
+  unlock_inputs(wanted);
+  if (options_.max_recompute >= 0 && result_.remat_cost > options_.max_recompute)
+    throw Stop{DTR_REPLAY_THRASH};
+}
+
+void Machine::unlock_inputs(uint32_t tensor) {
+  if (!banishes()) {
+    for (const uint32_t input : ops_[tensors_[tensor].op].inputs) unlock(tensors_[input].storage);
+    return;
+  }
+  // simrd walks the list that banishing shortens meanwhile: the input behind a banished one is
+  // passed over, and stays locked.
+  for (size_t i = 0; i < links_[tensor].parents.size(); ++i) {
+    const uint32_t storage = tensors_[links_[tensor].parents[i]].storage;
+    unlock(storage);
+    for (const uint32_t defined : defined_)
+      if (tensors_[defined].storage != storage) evicted_dependents_[storage].erase(defined);
+    try_banish(storage);
+  }
+}
+
+void Machine::get(uint32_t tensor) {
+  Storage& storage = storages_[tensors_[tensor].storage];
+  check(storage.references > 0);
+  ++storage.references;
+  ++tensors_[tensor].references;
+}
+
+void Machine::release(uint32_t tensor) {
+  const uint32_t at = tensors_[tensor].storage;
+  Storage& storage = storages_[at];
+  check(storage.references > 0);
+  --storage.references;
+  --tensors_[tensor].references;
+  if (storage.references > 0) return;
+  if (counts_askers_) update_asking(at);
+  if (banishes())
+    try_banish(at);
+  else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !storage.pinned)
+    evict(at, false);
+}
+
+void Machine::pin(uint32_t tensor) {
+  const uint32_t storage = tensors_[tensor].storage;
+  check(graph_.material[storage]);
+  if (storages_[storage].pinned) return;
+  lock(storage);
+  storages_[storage].pinned = true;
+}
+
+void Machine::lock(uint32_t at) {
+  Storage& storage = storages_[at];
+  check(graph_.material[at] && !storage.banished);
+  if (storage.locks++ == 0) check(pool_.leave(at));
+}
+
+void Machine::unlock(uint32_t at) {
+  Storage& storage = storages_[at];
+  check(graph_.material[at] && storage.locks > 0);
+  if (--storage.locks == 0) enter_pool(at);
+}
+
+void Machine::make_room(uint64_t bytes) {
+  if (given_ != nullptr) return evict_given(bytes);
+  if (memory_ + bytes <= options_.budget_bytes) return;
+  const int64_t begin = now_ns();
+  while (memory_ + bytes > options_.budget_bytes) {
+    if (pool_.size() == 0) throw Stop{DTR_REPLAY_OUT_OF_MEMORY};
+    evict(choose(), true);
+  }
+  result_.search_ns += static_cast<uint64_t>(now_ns() - begin);
+}
+
+void Machine::evict_given(uint64_t bytes) {
+  const uint64_t executions = result_.model_ops + result_.remat_ops;
+  for (int64_t root = given_->next(executions); root >= 0; root = given_->next(executions)) {
+    const auto tensor = static_cast<uint64_t>(root);
+    if (tensor >= tensors_.size() || storages_[tensors_[tensor].storage].root != tensor)
+      given_->refuse("is none; allowed: the first tensor of a storage that exists by then");
+    const uint32_t at = tensors_[tensor].storage;
+    if (storages_[at].pinned) given_->refuse("is pinned; allowed: what is no constant or output");
+    if (!graph_.material[at]) given_->refuse("is not resident");
+    if (storages_[at].locks > 0) given_->refuse("is in use by an op or a rematerialization");
+    evict(at, true);
+  }
+  if (memory_ + bytes > options_.budget_bytes)
+    throw InvalidArgument("schedule: after " + std::to_string(executions) + " executions " +
+                          std::to_string(bytes) + " bytes are needed beside " +
+                          std::to_string(memory_) +
+                          " in use, and nothing more is evicted; the "
+                          "budget is " +
+                          std::to_string(options_.budget_bytes));
+}
+
+void Machine::evict(uint32_t at, bool forced) {
+  Storage& storage = storages_[at];
+  check(storage.locks == 0);
+  if (!banishes()) check(!storage.pinned);
+  graph_.material[at] = false;
+  memory_ -= storage.size_bytes;
+  pool_.leave(at);
+  for (const uint32_t tensor : storage.tensors) {
+    tensors_[tensor].defined = false;
+    if (!banishes()) continue;
+    for (const uint32_t parent : links_[tensor].parents)
+      if (tensors_[parent].storage != at)
+        evicted_dependents_[tensors_[parent].storage].insert(tensor);
+  }
+  if (counts_askers_) update_asking(at);
+  ++(forced ? result_.forced : result_.other);
+  replay_.decide(forced ? 'E' : 'D', storage.root);
+  if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
+  if (keeps_components_) {
+    storage.component = components_.create(graph_.nodes[at].cost);
+    const Node& node = graph_.nodes[at];
+    result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
+    for (const std::vector<uint32_t>& side : node.next)
+      for (const uint32_t neighbor : side)
+        if (!graph_.material[neighbor])
+          pool_.drop(static_cast<double>(components_.merge(storages_[neighbor].component,
+                                                           storage.component, &result_.accesses)));
+  }
+}
+
+// Removes for good what nobody refers to and no evicted tensor would need (simrd text, section
+// 4.4). What depends on it is pinned.
+void Machine::try_banish(uint32_t at) {
+  Storage& storage = storages_[at];
+  if (storage.references > 0 || !evicted_dependents_[at].empty()) return;
+  if (graph_.material[at]) {
+    storage.locks = 0;
+    evict(at, false);
+  }
+  for (const uint32_t tensor : storage.tensors) {
+    for (const uint32_t parent : links_[tensor].parents) {
+      const uint32_t from = tensors_[parent].storage;
+      if (from == at) continue;
+      evicted_dependents_[from].erase(tensor);
+      std::vector<uint32_t>& siblings = links_[parent].children;
+      siblings.erase(std::find(siblings.begin(), siblings.end(), tensor));
+      --graph_.nodes[from].edges[kDescendants];
+      std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
+      children.erase(std::remove(children.begin(), children.end(), at), children.end());
+    }
+    for (const uint32_t child : links_[tensor].children) {
+      const uint32_t to = tensors_[child].storage;
+      if (to == at) continue;
+      std::vector<uint32_t>& parents = links_[child].parents;
+      parents.erase(std::find(parents.begin(), parents.end(), tensor));
+      --graph_.nodes[to].edges[kAncestors];
+      std::vector<uint32_t>& above = graph_.nodes[to].next[kAncestors];
+      above.erase(std::remove(above.begin(), above.end(), at), above.end());
+      pin(child);
+    }
+  }
+  storage.banished = true;
+  ++result_.banished;
+  replay_.decide('B', storage.root);
+}
+
+// After its content, its references or its askers have changed: whether it asks (score.h). With
+// relinked it does not until the next call, because its inputs are about to change. Views can make
+// circles of storages that ask for one another for good.
+void Machine::update_asking(uint32_t changed, bool relinked) {
+  pending_.assign(1, changed);
+  while (!pending_.empty()) {
+    const uint32_t at = pending_.back();
+    pending_.pop_back();
+    Storage& storage = storages_[at];
+    const std::vector<uint32_t>& inputs = graph_.nodes[at].next[kAncestors];
+    const bool asks = !(relinked && at == changed) && !graph_.material[at] &&
+                      (storage.references > 0 || storage.askers > 0);
+    if (asks == storage.asks) continue;
+    storage.asks = asks;
+    for (const uint32_t input : inputs) {
+      storages_[input].askers += asks ? 1 : -1;
+      pending_.push_back(input);
+    }
+  }
+}
+
+void Machine::enter_pool(uint32_t at) {
+  const Storage& storage = storages_[at];
+  check(storage.locks == 0);
+  if (pool_.has(at)) return;
+  pool_.enter(
+      at, own_cost(at),
+      options_.heuristic.size == DTR_SIZE_NONE ? 1 : static_cast<double>(storage.size_bytes),
+      static_cast<double>(storage.last_access));
+}
+
+void Machine::stamp(uint32_t at) {
+  storages_[at].last_access = result_.clock;
+  pool_.set_access(at, static_cast<double>(result_.clock));
+}
+
+}  // namespace dtr::simrd
