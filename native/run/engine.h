@@ -39,7 +39,7 @@
 #include <vector>
 
 #include "at_fork.h"
-#include "room/bandwidth.h"
+#include "eviction/bandwidth.h"
 #include "bridge_table.h"
 #include "policy/candidates.h"
 #include "base/clock.h"
@@ -47,11 +47,11 @@
 #include "policy/costs.h"
 #include "graph/dealloc.h"
 #include "dtr_alloc.h"
-#include "room/ends.h"
-#include "room/host_memory.h"
+#include "eviction/ends.h"
+#include "eviction/host_memory.h"
 #include "oplog/journal.h"
 #include "locks.h"
-#include "room/move_price.h"
+#include "eviction/move_price.h"
 #include "base/pointer_map.h"
 #include "graph/records.h"
 #include "policy/score.h"

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "fragmentation.h"
 #include "base/handles.h"
-#include "room/move_price.h"
+#include "eviction/move_price.h"
 #include "program.h"
 #include "toy/simulated_framework.h"
 

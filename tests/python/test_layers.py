@@ -25,7 +25,7 @@ MAY_IMPORT_TORCH = {
 
 
 NATIVE = (
-    *("include", "base", "graph", "policy", "room", "oplog", "toy", "run"),
+    *("include", "base", "graph", "policy", "eviction", "oplog", "toy", "run"),
     *("simulate", "schedule", "fragment", "api", "bridge"),
 )
 """The folders of native/, the lowest layer first."""
