@@ -1,4 +1,4 @@
-"""Which end of the heap the engine wishes for (native/eviction/ends.cpp). Needs the native build."""
+"""Which end of the heap the engine wishes for (eviction/ends.cpp). Needs the native build."""
 
 from __future__ import annotations
 
