@@ -129,8 +129,6 @@ void check(const dtr_engine_options& options) {
   check("heuristic.size", heuristic.size, DTR_SIZE_BYTES_AND_FREE);
   check("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
   check("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost, "1 and more, finite");
-  check("min_evict_share", options.min_evict_share, 0, 1, "0 to 1");
-  check("sampling", options.sampling, DTR_SAMPLING_SQRT);
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_HOLDS);
@@ -265,16 +263,6 @@ uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capa
 
 int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
-}
-
-int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least) {
-  return guard([&] {
-    dtr::Engine& in = of(engine);
-    of(pool);
-    require(chosen, "chosen");
-    require(least, "least");
-    in.rate_choice(pool, chosen, least);
-  });
 }
 
 uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,

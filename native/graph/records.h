@@ -98,7 +98,6 @@ struct alignas(64) Storage {
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
   HostCopy* host = nullptr;            // R14
   uint64_t id = 0;
-  uint32_t slot = 0;  // of a candidate: in the columns (candidates.h)
   uint32_t locks = 0;
   uint32_t pins = 0;
   uint32_t askers = 0;      // G2

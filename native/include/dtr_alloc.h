@@ -425,14 +425,8 @@ typedef struct dtr_heuristic {
   int32_t size;              /* DTR_SIZE_... */
   double staleness_exponent; /* a: 0 to 1 */
   double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
-  uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
+  uint64_t seed;             /* of DTR_SELECT_RANDOM */
 } dtr_heuristic;
-
-/* Among how many candidates the one of the least score is looked for. */
-enum {
-  DTR_SAMPLING_OFF = 0, /* all: the least score there is */
-  DTR_SAMPLING_SQRT = 1 /* a random sample of sqrt(n); all if none of it can be evicted */
-};
 
 /* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
 typedef struct dtr_candidate {
@@ -493,10 +487,7 @@ enum {
 
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
-  uint64_t min_evict_bytes; /* smaller storages are never chosen */
-  double min_evict_share;   /* nor those below this share of the candidates' mean size; 0 to 1 */
-  int32_t sampling;         /* DTR_SAMPLING_... */
-  uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+  uint64_t history_ops; /* with more op records than this the oldest settle; >= 1 */
   /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
    * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
    * for good once no dependent is evicted, and makes constants of these (graph/dealloc.cpp). */
@@ -612,13 +603,6 @@ uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capa
 int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out); /* Any thread. */
 /* DTR_OK, or DTR_STATE and a message that names the broken rule (graph/records.h). Any thread. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
-
-/* What a search for room in the pool would choose now, without evicting it: its score in
- * *chosen, and in *least the smallest score of all that can be evicted, found by looking at
- * each. Both 0 if nothing can be. For measurements: the counters stay, a random number may
- * be drawn. DTR_INVALID for a pool that is not the engine's, DTR_STATE unless the
- * heuristic selects by score. Any thread. */
-int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
 
 /* Which operators' results fill the memory: for each resident storage that can be evicted,
  * the op_key of the operator that computes it (0: none does) and the storage's bytes. Writes
@@ -986,8 +970,7 @@ typedef struct dtr_runtime_options {
   dtr_replay_options replay; /* newest_staleness must be 0 */
   int32_t space;             /* DTR_SPACE_... */
   int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
-  uint64_t min_evict_bytes;  /* as in dtr_engine_options */
-  uint64_t history_ops;      /* likewise */
+  uint64_t history_ops;      /* as in dtr_engine_options */
   int32_t ghosts;            /* likewise */
   int32_t waiting;           /* likewise */
   int32_t room;              /* likewise */

@@ -136,7 +136,6 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                             this,
                             {},
                             {},
-                            0,
                             {},
                             false,
                             bandwidth_of(options_.swap_out_bytes_per_s, device_type),

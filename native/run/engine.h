@@ -277,7 +277,6 @@ class Engine {
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
   int32_t make_room(Device& device, uint64_t size_bytes);
-  void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
   // ---- by hand (hand.cpp) ----
   bool hand_evict(void* handle);
@@ -462,32 +461,28 @@ class Engine {
   // What stays the same during a search.
   struct Moment {
     int64_t now_ns;
-    double smallest_bytes;
     uint64_t most_free;  // Candidates::search()
   };
   class Evicting;
   bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, Deferred& deferred);
-  Storage* evict_victims(const Moment& moment, Deferred& deferred,
-                         std::unique_lock<EngineMutex>& lock, size_t* evicted);
+  Storage* evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock, size_t* evicted);
   Storage* choose(Device& device, const Moment& moment);
   Storage* choose_by_callback(Device& device, const Moment& moment,
                               std::unique_lock<EngineMutex>& lock);
-  Storage* choose_randomly(Device& device, const Moment& moment);
-  Storage* choose_in_sample(Device& device, const Moment& moment);
+  Storage* choose_randomly(Device& device);
   Moment moment_of(Device& device);
-  bool is_eligible(Storage* storage, const Moment& moment, Device& device);
+  bool is_eligible(Device& device, Storage* storage);
   double recompute_cost_ns(Storage* storage);
   double exact_cost_ns(Storage* storage);
   uint64_t free_bytes(const Storage* storage, const Moment& moment);
-  bool is_free_to_go(const Storage* storage, const Moment& moment) const;
+  bool is_free_to_go(const Storage* storage) const;
   double score_of(const Storage* storage, const Moment& moment, double cost_ns,
                   uint64_t free_bytes) const;
   double exact_score(const Storage* storage, const Moment& moment, double cost_ns) {
     return score_of(storage, moment, cost_ns, free_bytes(storage, moment));
   }
   double learn_cost(Device& device, Storage* storage);
-  double evaluate(Device& device, Storage* storage, const Moment& moment);
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
   void set_bounds(Device& device, Storage* storage, double numerator_ns);
@@ -681,7 +676,6 @@ struct Engine::Device {
   Engine* engine;
   Candidates candidates;
   std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
-  double largest_parked_bytes = 0;   // of those parked because they are small
   PendingTimes pending_times = {};
   bool one_range = false;  // the pool's addresses are: not of segments, nor counted
   Bandwidth way_out;       // to host memory

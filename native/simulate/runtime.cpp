@@ -141,7 +141,6 @@ struct World {
       settings.heuristic = options.replay.heuristic;
       settings.score = options.score;
       settings.score_context = options.score_context;
-      settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
       settings.ghosts = options.ghosts;
       settings.waiting = options.waiting;
