@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 #include "event_log.h"
 
 namespace dtr {
