@@ -30,8 +30,6 @@ UNLIMITED_BYTES = 2**64 - 1
 """What the C header calls "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
-SAMPLINGS = ("off", "sqrt")
-"""By their numbers in the C header (DTR_SAMPLING_...)."""
 PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
 DEBUGS = ("off", "contents")
 """The heap's placement policies, in the order of the DTR_PLACE_ numbers of the C header."""
@@ -68,7 +66,6 @@ _STEPS = re.compile(r"(?P<first>[0-9]*)(?P<dots>\.\.)?(?P<last>[0-9]*)", re.ASCI
 
 SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
 BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
-MIN_EVICT_FORMS = f"{SIZE_FORMS}, or a share of the candidates' mean size (0% to 100%)"
 SWITCH_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -191,37 +188,6 @@ class Budget:
         return "unlimited" if self.size_bytes is None else str(self.size_bytes)
 
 
-@dataclass(frozen=True)
-class Smallest:
-    """The least size that is evicted: bytes, or a share of the candidates' mean size.
-
-    Attributes:
-        size_bytes: the bytes; 0 with a share.
-        share: from 0 to 1. Exact, as in Budget.
-    """
-
-    size_bytes: int = 0
-    share: Fraction = Fraction(0)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or (self.share and self.size_bytes):
-            raise ValueError(f"not a least size: {self.size_bytes} bytes, share {self.share}")
-
-    @classmethod
-    def parse(cls, value: object) -> Smallest:
-        """From bytes, text or another one. Raises ValueError, as parse_size does."""
-        if isinstance(value, Smallest):
-            return value
-        if isinstance(value, str):
-            match = _NUMBER.fullmatch(value.strip())
-            if match is not None and match["unit"] == "%":
-                return cls(share=Fraction(match["number"]) / 100)
-        return cls(size_bytes=parse_size(value))
-
-    def __str__(self) -> str:
-        return f"{_decimal(self.share * 100)}%" if self.share else str(self.size_bytes)
-
-
 def _decimal(number: Fraction) -> str:
     """A decimal fraction written out exactly; rounded to 18 places if it is not one."""
     if number.denominator == 1:
@@ -288,14 +254,6 @@ class Config:
     costs less, ``heuristic`` as the heuristic was published (``auto`` if it is ours or given by
     its parts). One of ROOMS."""
 
-    min_evict: Smallest = Smallest()
-    """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what
-    can be evicted) is what the DTR paper's prototype does."""
-
-    sampling: str = "off"
-    """``sqrt``: the search looks at a random sample of sqrt(n) of n candidates, as the DTR
-    paper's prototype does; ``off``: at all of them."""
-
     history: int = 262144
     """The most operator records that are kept before the oldest settle: what hangs on them is
     made resident and forgets how it was computed."""
@@ -340,9 +298,9 @@ class Config:
     """Which hole of the heap a tensor gets: ``best_fit``, the smallest that is large enough;
     ``first_fit``, the lowest; ``two_ended``, the best fit, cut at its high end for what costs less
     to compute again, by the byte, than the median of the job's operators, and at its low end for
-    what costs more and for constants (Coop, NeurIPS 2023; eviction/ends.h); ``size_classes``, the
-    best fit of sizes rounded up by at most an eighth, so that holes are used again as they are.
-    Fixed as ``chunk`` is."""
+    what costs more and for constants (Coop, NeurIPS 2023; eviction/placement_hint.h);
+    ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+    again as they are. Fixed as ``chunk`` is."""
 
     poison: bool = False
     """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of
@@ -433,8 +391,6 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "heuristic": (heuristics.parse, heuristics.allowed),
     "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
     "room": (lambda v: _choice(ROOMS)(v), lambda: ", ".join(ROOMS)),
-    "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
-    "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
     "history": (_count(1), lambda: "a whole number of records, at least 1"),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),

@@ -94,7 +94,7 @@ class Heuristic:
     recompute_factor: float = 1.0
     select: str = "score"
     seed: int = 0
-    """Of the random numbers, for ``select="random"`` and for sampling."""
+    """Of the random numbers, for ``select="random"``."""
     score: Callable[[Candidate], float] | None = None
     """For ``select="callback"``: gives a candidate's score. Slow: it is called for every candidate
     of every search."""

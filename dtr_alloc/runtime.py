@@ -23,7 +23,6 @@ from dtr_alloc import _autoload, compiled, costs, escapes, graphs, pools, refusa
 from dtr_alloc.bridge import Bridge
 from dtr_alloc.config import (
     BUDGET_FORMS,
-    SAMPLINGS,
     Budget,
     Config,
     ConfigError,
@@ -376,9 +375,6 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
-    options.min_evict_bytes = config.min_evict.size_bytes
-    options.min_evict_share = float(config.min_evict.share)
-    options.sampling = SAMPLINGS.index(config.sampling)
     options.history_ops = config.history
     options.dealloc = dealloc
     options.swap_bytes = config.swap
@@ -461,8 +457,8 @@ def enable(budget: object = None, **settings: object) -> None:
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
-            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, placement,
-            poison, verify, log, log_steps, trace, stats, report.
+            history, costs, swap, moving, chunk, keep, fixed, placement, poison, verify, log,
+            log_steps, trace, stats, report.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use

@@ -174,7 +174,6 @@ def replay(
     move_bytes_per_s: float = 0,
     max_recompute: int | None = None,
     outputs: bool = True,
-    min_evict_bytes: int = config.Config.min_evict.size_bytes,
     history_ops: int = config.Config.history,
     ghosts: str = "first",
     waiting: str = "yields",
@@ -189,7 +188,7 @@ def replay(
         heuristic: what is evicted; text is read as ``parse_heuristic`` does.
         budget_bytes: None: no limit.
         dealloc: what becomes of what dies; one of DEALLOCS.
-        seed: of ``random``, and of sampling.
+        seed: of ``random``.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
@@ -200,7 +199,6 @@ def replay(
             spends more than oplog.MOST_SUM does so in any case.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
-        min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
         history_ops: as the setting ``history``, in runtime semantics.
         ghosts: what becomes of dead storages that were brought back; one of GHOSTS, in runtime
             semantics only (DTR_GHOSTS_... in native/include/dtr_alloc.h).
@@ -248,7 +246,6 @@ def replay(
         runtime.measure = measure
         runtime.move_bytes_per_s = move_bytes_per_s
         runtime.outputs = outputs
-        runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
         runtime.ghosts = GHOSTS.index(ghosts)
         runtime.waiting = WAITING.index(waiting)

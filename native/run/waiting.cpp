@@ -131,7 +131,6 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
   for (size_t i = 0; i < device.candidates.size(); ++i) {
     Storage* storage = device.candidates.at(i);
     if (storage->locks == 0 || storage->locks > storage->holds || storage->pins > 0) continue;
-    if (static_cast<double>(storage->size_bytes) < moment.smallest_bytes) continue;
     const auto known = yields_.find(storage->id);
     const uint32_t yields = known == yields_.end() ? 0 : known->second;
     if (yields >= kMostYields) continue;

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
-from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy
+from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
 from dtr_alloc.heuristics import PRESETS
 
@@ -405,11 +405,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @rule(
         heuristic=st.sampled_from([*PRESETS, "c=ancestors,m=size+free,s=0.5,r=2"]),
-        sampling=st.integers(0, 3).map(lambda n: n == 3),
-        share=st.sampled_from([0, 0, 0.5, 1]),
     )
-    def choose_otherwise(self, heuristic, sampling, share):
-        self.toy.configure(heuristic, sampling=sampling, min_evict_share=share)
+    def choose_otherwise(self, heuristic):
+        self.toy.configure(heuristic)
 
     @rule(n=st.integers(1, 4))
     def fail_a_replay(self, n):
@@ -473,9 +471,6 @@ SETTINGS = settings(
     stateful_step_count=50,
     suppress_health_check=list(HealthCheck),
 )
-
-
-DEALLOCS = ["eager", "banish", "ignore", "lazy"]
 
 
 @pytest.mark.parametrize("policy", DEALLOCS)

@@ -13,7 +13,6 @@ from dtr_alloc.config import (
     Budget,
     Config,
     ConfigError,
-    Smallest,
     Steps,
     format_size,
     given_settings,
@@ -121,15 +120,15 @@ def test_without_settings_the_defaults_hold():
 
 def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     path = tmp_path / "dtr.toml"
-    path.write_text('budget = "1GiB"\nmin_evict = "1MiB"\nhistory = 10\n')
+    path.write_text('budget = "1GiB"\nheuristic = "lru"\nhistory = 10\n')
     environ = {
         "DTR_ALLOC_CONFIG": str(path),
         "DTR_ALLOC_BUDGET": "2GiB",
-        "DTR_ALLOC_MIN_EVICT": "2MiB",
+        "DTR_ALLOC_HEURISTIC": "coop",
     }
     config = load_config(environ, budget="3GiB", device=None)
     assert config.budget.resolve(0) == 3 * 2**30
-    assert config.min_evict == Smallest(2 * 2**20)
+    assert config.heuristic.name == "coop"
     assert config.history == 10
     assert config.device == "auto"
     assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
@@ -150,7 +149,7 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
         ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
         ("DTR_ALLOC_DEALLOC", "never", "eager"),
-        ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
+        ("DTR_ALLOC_SWAP", "-1", "MiB"),
         ("DTR_ALLOC_HISTORY", "0", "at least 1"),
         ("DTR_ALLOC_STATS", " ", "a path"),
         ("DTR_ALLOC_SWAP", "on", "or 'off'"),
@@ -248,29 +247,6 @@ def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
     assert steps.last is None or (steps.last in steps and steps.last + 1 not in steps)
 
 
-@pytest.mark.parametrize(
-    ("text", "smallest"),
-    [
-        ("0", Smallest()),
-        ("4KiB", Smallest(4096)),
-        ("1%", Smallest(share=Fraction(1, 100))),
-        (" 0.5 % ", Smallest(share=Fraction(1, 200))),
-        ("100%", Smallest(share=Fraction(1))),
-        (77, Smallest(77)),
-    ],
-)
-def test_a_least_size_is_bytes_or_a_share_of_the_mean(text, smallest):
-    parsed = load_config({}, min_evict=text).min_evict
-    assert parsed == smallest
-    assert Smallest.parse(str(parsed)) == smallest
-
-
-@pytest.mark.parametrize("text", ["-1", "101%", "small", "1 % of it"])
-def test_what_is_no_least_size_names_the_variable_and_what_is_allowed(text):
-    with pytest.raises(ConfigError, match=r"DTR_ALLOC_MIN_EVICT is '.*'; allowed: bytes .* 100%"):
-        load_config({"DTR_ALLOC_MIN_EVICT": text})
-
-
 def test_every_field_can_be_given_in_each_way():
     written = {
         "budget": "60%",
@@ -278,8 +254,6 @@ def test_every_field_can_be_given_in_each_way():
         "heuristic": "marginal",
         "dealloc": "eager",
         "room": "window",
-        "min_evict": "1%",
-        "sampling": "sqrt",
         "history": "7",
         "costs": "c.json",
         "stats": "s.json",

@@ -357,7 +357,7 @@ def packed(rng: random.Random, data: bytes) -> tuple[bytes, str]:
 def config_bytes(rng: random.Random) -> bytes:
     settings: dict[str, Any] = {
         "budget": '"1GiB"', "heuristic": '"c=ancestors,m=size,s=0.5"', "history": "1000",
-        "min_evict": '"1%"', "chunk": '"2MiB"', "keep": '"all"', "swap": '"off"', "verify": "0",
+        "chunk": '"2MiB"', "keep": '"all"', "swap": '"off"', "verify": "0",
         "log_steps": '"3..5"', "moving": "true", "placement": '"best_fit"', "costs": '"a.json"',
     }  # fmt: skip
     many, number = "9" * 3000, rng.choice(NUMBERS)

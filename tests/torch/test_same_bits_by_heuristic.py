@@ -56,12 +56,6 @@ def test_other_jobs_do_too(name: str, heuristic: str) -> None:
     assert run.added["rematerializations"] > 0
 
 
-def test_sampling_and_ignoring_small_storages_keep_the_bits() -> None:
-    run = train_with("transformer", sampling="sqrt", min_evict="1%")
-    assert_same_bits(train_plain("transformer", STEPS), run.state, "sampled")
-    assert run.added["evictions"] > 0
-
-
 def test_a_registered_callable_chooses(register: Callable[..., str]) -> None:
     """Its choices are those of the preset with the same equation, as far as it can see."""
     asked: list[Candidate] = []
