@@ -3,8 +3,8 @@
 #include <limits>
 #include <utility>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 #include "event_log.h"
 
 namespace dtr {

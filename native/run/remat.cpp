@@ -10,8 +10,8 @@
 // Those locks yield where there is no other way (waiting.cpp), until the step runs.
 #include <algorithm>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 
