@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "dtr/ops.h"
+#include "dtr/status.h"
 
 #ifdef __cplusplus
 extern "C" {
