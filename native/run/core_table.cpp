@@ -1,7 +1,7 @@
 <<<<<<< HEAD
 // core_table.cpp: what a framework may ask of the core (dtr/framework.h).
 =======
-// core_table.cpp: what a framework may ask of the core (bridge_table.h).
+// core_table.cpp: what a framework may ask of the core (dtr/framework.h).
 >>>>>>> main
 #include "base/error.h"
 #include "engine.h"
