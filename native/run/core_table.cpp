@@ -1,8 +1,5 @@
-<<<<<<< HEAD
 // core_table.cpp: what a framework may ask of the core (dtr/framework.h).
-=======
-// core_table.cpp: what a framework may ask of the core (dtr/framework.h).
->>>>>>> main
+
 #include "base/error.h"
 #include "engine.h"
 
