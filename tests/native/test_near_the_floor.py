@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from native_pool import lib
 from programs import Model
+from toy import WORDS
 
 from dtr_alloc import oplog
 from dtr_alloc.lab import simulate
 from dtr_alloc.lab.studies.log import Log
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
-WORDS = 4096 // 8  # a page
 HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")
 
 
