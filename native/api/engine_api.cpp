@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "run/engine.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "run/engine.h"
 #include "toy/simulated_framework.h"
 
 namespace dtr {

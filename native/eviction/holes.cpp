@@ -17,9 +17,9 @@
 #include <limits>
 #include <set>
 
-#include "run/engine.h"
 #include "base/error.h"
 #include "base/ranges.h"
+#include "run/engine.h"
 
 namespace dtr {
 

@@ -26,8 +26,8 @@
 // clock or, on streams, by timers that are read some operators later. Nothing waits for them.
 #include <algorithm>
 
-#include "run/engine.h"
 #include "base/error.h"
+#include "run/engine.h"
 
 namespace dtr {
 

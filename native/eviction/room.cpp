@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "run/engine.h"
 #include "base/error.h"
+#include "run/engine.h"
 
 namespace dtr {
 

@@ -15,8 +15,8 @@
 // hand where they are on two streams.
 #include <algorithm>
 
-#include "run/engine.h"
 #include "base/error.h"
+#include "run/engine.h"
 
 namespace dtr {
 

@@ -16,8 +16,8 @@
 #include <limits>
 
 #include "base/checksum.h"
-#include "run/engine.h"
 #include "base/error.h"
+#include "run/engine.h"
 
 namespace dtr {
 

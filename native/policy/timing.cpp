@@ -2,8 +2,8 @@
 // stream that is this thread's then.
 #include "timing.h"
 
-#include "run/engine.h"
 #include "base/error.h"
+#include "run/engine.h"
 
 namespace dtr {
 

@@ -1,6 +1,6 @@
 // core_table.cpp: what a framework may ask of the core (bridge_table.h).
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 

@@ -18,8 +18,8 @@
 // does not is an error.
 #include <limits>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 

@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 #include "grain.h"
 
 namespace dtr {

@@ -15,8 +15,8 @@
 // The pool is called under the mutex, unlike elsewhere: another thread that queues work on
 // the same stream must not see that it is ordered before it is. That is rare: with one
 // stream a device calls for each storage once, and waits for nothing.
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 
