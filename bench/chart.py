@@ -1,6 +1,6 @@
 """The README's chart, drawn from committed results: what a budget costs, beside the alternatives.
 
-    python -m bench.chart        # writes docs/step-time.svg
+python -m bench.chart        # writes docs/step-time.svg
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ def jobs(axes: Axes) -> None:
         for fraction, each in zip(fractions, ratios, strict=True):
             if len(each) < 13:
                 at = (fraction, median(each))
-                away = (0, -14 if policy == "default" else 7)
-                style = {"ha": "center", "color": color, "fontsize": 8}
-                axes.annotate(
-                    f"{len(each)} of 13", at, away, textcoords="offset points", **style
+                text = axes.annotate(
+                    f"{len(each)} of 13",
+                    at,
+                    (0, -14 if policy == "default" else 7),
+                    textcoords="offset points",
+                    ha="center",
                 )
+                text.set(color=color, fontsize=8)
     axes.plot([1], [1], "ks", label="PyTorch alone runs out of memory below")
     axes.set_title("Step time on the CPU, median of the jobs that train", fontsize=9)
     axes.set(xlabel="activation memory allowed", ylabel="time, against no eviction")

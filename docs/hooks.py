@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
@@ -17,8 +16,7 @@ _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)"
 _MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
 
 
-@dataclass
-class Rule:
+class Rule(NamedTuple):
     """One numbered rule, as the comment at the top of a file states it."""
 
     number: str
@@ -42,22 +40,22 @@ def sources(root: Path = ROOT) -> list[Path]:
     return [path for path in found if path.suffix in (".h", ".cpp")]
 
 
-def _rules_of(path: Path, root: Path) -> Iterator[Rule]:
-    rule: Rule | None = None
+def _rules_of(path: Path, root: Path) -> list[Rule]:
+    found: list[Rule] = []
+    is_inside = False
     for line in path.read_text().splitlines():
         if not line.startswith("//"):
             break  # rules stand in the comment that opens a file
         if begin := _RULE.fullmatch(line):
-            if rule:
-                yield rule
-            rule = Rule(begin["number"], str(path.relative_to(root)), begin["text"].strip())
-        elif rule and (more := _MORE.fullmatch(line)):
-            rule.text += " " + more["text"].strip()
-        elif rule:
-            yield rule
-            rule = None
-    if rule:
-        yield rule
+            file = str(path.relative_to(root))
+            found.append(Rule(begin["number"], file, begin["text"].strip()))
+            is_inside = True
+        elif is_inside and (more := _MORE.fullmatch(line)):
+            last = found[-1]
+            found[-1] = last._replace(text=f"{last.text} {more['text'].strip()}")
+        else:
+            is_inside = False
+    return found
 
 
 def settings(root: Path = ROOT) -> str:

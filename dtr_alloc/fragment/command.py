@@ -118,7 +118,7 @@ def _convert(
     help="Draw pictures there (needs matplotlib).",
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
-@_models("Allocators to compare with: names, all or none. docs/fragment.md lists them.")
+@_models("Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which.")
 @_BUDGETS
 @click.option(
     "--smallest/--no-smallest",
@@ -133,7 +133,7 @@ def _convert(
 )
 def report(**options: Any) -> None:
     """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
-    draws it. docs/fragment.md explains every number and picture."""
+    draws it. docs/guides/where-memory-goes.md explains every number and picture."""
     from dtr_alloc.fragment import report_command
 
     report_command.run(**options)

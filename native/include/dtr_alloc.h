@@ -342,7 +342,7 @@ int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t rounds
  * For tests with a stand-in. DTR_STATE while a CUDA pool exists. */
 int32_t dtr_cuda_set_library(const char* library_path);
 
-/* ---- Event log: what pools do, for traces (allocator/event_log.h, docs/trace-format.md) ------ */
+/* ---- Event log: what pools do, for traces (docs/reference/trace-format.md) ------------------ */
 
 enum {
   DTR_EVENT_ALLOCATE = 0,
