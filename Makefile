@@ -14,7 +14,7 @@ CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -43,6 +43,17 @@ format: $(VENV)/packages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The site, in build/site; a broken link is an error. With the studies' pictures, if they are drawn.
+docs: $(VENV)/packages
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+# The pictures of the studies in build/pictures, from the JSON in bench/results, and the README's.
+STUDIES := $(wildcard bench/results/reproduce/*.json)
+pictures: $(VENV)/core
+	mkdir -p build/pictures && cp $(STUDIES) build/pictures
+	$(BIN)/dtr-alloc reproduce $(basename $(notdir $(STUDIES))) --redraw --out build/pictures
+	$(PY) -m bench.chart
 
 # The compiled core, the bridge and their tests under address and undefined-behavior sanitizers,
 # with the core's assertions on; also under real PyTorch, whose own code is not instrumented. All of
@@ -120,7 +131,7 @@ $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
 
-# What only a GPU can show (docs/gpu.md), on a machine with one and without internet:
+# What only a GPU can show (docs/guides/cuda.md), on a machine with one and without internet:
 #   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=440] [PARTS="same_bits ..."]
 # GPU_PYTHON has PyTorch; it is used as it is, with what WHEELS holds beside it (cffi and
 # pycparser, where it lacks them). `make gpu DRY_RUN=1` does the same on the CPU, in tiny sizes.

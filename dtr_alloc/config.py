@@ -365,8 +365,9 @@ class Config:
     """Which steps are logged. A step ends when an optimizer's step() returns."""
 
     trace: Path | None = None
-    """Where a trace of the allocator is written (docs/trace-format.md); the same placeholders as in
-    ``stats``. Without a budget and a log, only the allocator is on: no recorder, no eviction."""
+    """Where a trace of the allocator is written (docs/reference/trace-format.md); the same
+    placeholders as in ``stats``. Without a budget and a log, only the allocator is on: no recorder,
+    no eviction."""
 
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:

@@ -267,9 +267,9 @@ def trim() -> int:
 
 
 def compact() -> int:
-    """Moves what may be moved (docs/moving.md) from the end of each heap to free places before it,
-    so that what is free lies together; returns the bytes that moved. trim() after it gives the
-    most back. Raises DriverError if a copy fails; what has moved until then has moved."""
+    """Moves what may be moved (docs/concepts/moving.md) from the end of each heap to free places
+    before it, so that what is free lies together; returns the bytes that moved. trim() after it
+    gives the most back. Raises DriverError if a copy fails; what has moved until then has moved."""
     runtime = _enabled()
     moved = ffi.new("uint64_t *")
     total = 0

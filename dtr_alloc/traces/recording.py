@@ -2,7 +2,7 @@
 
 The pools add to a log in the core (allocator/event_log.h) and wait for nothing. A thread of ours
 takes out what has gathered, a few times a second, and writes it in blocks: a job that is killed
-leaves a file that ends a moment before (docs/trace-format.md). Needs no torch.
+leaves a file that ends a moment before (docs/reference/trace-format.md). Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A trace in memory: what an allocator did, one row an event, as columns of plain numbers.
 
 Traces come from our pools (dtr_alloc.traces.recording), from PyTorch's memory snapshots and from
-RMM's logs, and are replayed, measured and exported from here. docs/trace-format.md is the manual
-of the events.
+RMM's logs, and are replayed, measured and exported from here.
+docs/reference/trace-format.md is the manual of the events.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Trace:
         return made
 
     def validate(self) -> None:
-        """Checks everything that the top of docs/trace-format.md promises, and the limits above.
+        """Checks all that the top of docs/reference/trace-format.md promises, and the limits above.
 
         Takes about a microsecond and at most 300 bytes for each event.
 

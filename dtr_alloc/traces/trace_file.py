@@ -1,5 +1,5 @@
-"""The file of a trace: versioned, compressed, written as a stream. docs/trace-format.md is its
-manual.
+"""The file of a trace: versioned, compressed, written as a stream. Its manual is
+docs/reference/trace-format.md.
 
 What is written is whole blocks, so that a job that was killed leaves all but its last moments. A
 file that is damaged, cut off or something else is a TraceError that names the file, the offset and

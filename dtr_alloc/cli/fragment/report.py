@@ -34,7 +34,9 @@ from dtr_alloc.traces.trace import TraceError
     help="Draw pictures there (needs matplotlib).",
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
-@models_option("Allocators to compare with: names, all or none. docs/fragment.md lists them.")
+@models_option(
+    "Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which."
+)
 @budgets_option
 @click.option(
     "--smallest/--no-smallest",
@@ -49,7 +51,7 @@ from dtr_alloc.traces.trace import TraceError
 )
 def command(**options: Any) -> None:
     """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
-    draws it. docs/fragment.md explains every number and picture."""
+    draws it. docs/guides/where-memory-goes.md explains every number and picture."""
     _run(**options)
 
 
