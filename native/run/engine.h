@@ -41,7 +41,7 @@
 #include "base/clock.h"
 #include "base/pointer_map.h"
 #include "base/scratch.h"
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "eviction/bandwidth.h"
 #include "eviction/host_memory.h"

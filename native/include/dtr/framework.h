@@ -1,0 +1,160 @@
+/* dtr/framework.h: the two tables of functions through which the engine and a
+ * tensor framework know each other. Plain C, because the two sides are built by
+ * different compilers at different times: the core once, the bridge on the
+ * user's machine for the torch that is installed there.
+ *
+ * Words: a *handle* is the framework's storage object (PyTorch: c10::StorageImpl *).
+ * It carries two reference counts. A strong reference keeps the storage alive; a
+ * weak one only keeps the object's memory, so that the engine may ask whether the
+ * storage still lives.
+ */
+#ifndef DTR_FRAMEWORK_H
+#define DTR_FRAMEWORK_H
+
+#include <stdint.h>
+
+#include "dtr/ops.h"
+#include "dtr/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DTR_BRIDGE_ABI_VERSION 5
+
+/* What a tensor is, as the engine wants to know it. Pointers stay valid while
+ * the tensor lives and is not resized. */
+typedef struct dtr_tensor_desc {
+  void* handle;           /* its storage; NULL: it has none (opaque to us) */
+  void* data;             /* start of the storage's memory, NULL if evicted or empty */
+  uint64_t storage_bytes; /* size of the whole storage */
+  const int64_t* sizes;   /* ndim elements */
+  const int64_t* strides; /* ndim elements, in units of the dtype */
+  int64_t offset;         /* storage offset, in units of the dtype */
+  int32_t ndim;
+  int32_t scalar_type; /* c10::ScalarType */
+  uint32_t flags;      /* DTR_TENSOR_... */
+  uint8_t device_type; /* c10::DeviceType */
+  int8_t device_index; /* -1 on CPU */
+  uint8_t item_bytes;
+  uint8_t full;  /* 1: the tensor is dense and covers its whole storage */
+  uint8_t owned; /* 1: the storage's memory is from dtr_core.allocate */
+} dtr_tensor_desc;
+
+enum {
+  DTR_TENSOR_CONJ = 1,  /* lazily conjugated view */
+  DTR_TENSOR_NEG = 2,   /* lazily negated view */
+  DTR_TENSOR_OPAQUE = 4 /* sparse, quantized, nested, wrapped number: not rebuilt from its storage;
+                           or memory of an arena, whose content may change unseen */
+};
+
+/* What the framework does for the engine. Functions marked (L) are called with
+ * the engine lock held: they must not run code of others (no deleter, no GIL). */
+typedef struct dtr_framework {
+  uint32_t abi_version;
+  /* (L) Reads a tensor (PyTorch: a c10::TensorImpl *). */
+  void (*describe)(const void* tensor, dtr_tensor_desc* out);
+  /* (L) Number of strong references; 0: the storage is dead or dying. */
+  uint64_t (*strong_count)(const void* handle);
+  /* (L) Adds a weak reference. */
+  void (*retain_weak)(void* handle);
+  /* Drops a weak reference; frees the object's memory if it was the last. */
+  void (*release_weak)(void* handle);
+  /* (L) Adds a strong reference unless the storage is dead: 1 or 0. May also
+   * refuse where it would have to wait for the GIL. */
+  int32_t (*retain_strong)(void* handle);
+  /* As retain_strong, but refuses only the dead; may take the GIL. */
+  int32_t (*retain_strong_with_gil)(void* handle);
+  /* Drops a strong reference: runs the storage's deleter if it was the last. */
+  void (*release_strong)(void* handle);
+  /* (L) The storage's address without any check. */
+  void* (*data)(const void* handle);
+  /* (L) Takes the memory out of a storage whose deleter is ours and leaves it
+   * evicted: nbytes kept, every data access throws, and its death calls
+   * dtr_core.evicted_died(evicted_context). Returns the address, now owned by
+   * the caller; NULL (and nothing changed) if the memory is not ours to take. */
+  void* (*detach)(void* handle, void* evicted_context);
+  /* (L) Gives memory to an evicted storage; the context of detach is dropped
+   * without a call. The storage owns the address from now on. */
+  void (*attach)(void* handle, void* address);
+  /* (L) Gives a storage whose deleter is ours another address, where its content is by now, in
+   * one step: nobody who reads the storage meets it without memory. Returns the old one, now owned
+   * by the caller; NULL (and nothing changed) if the memory is not ours to take. */
+  void* (*replace)(void* handle, void* address);
+  /* (L) As detach, but leaves the storage plainly empty: for results of a
+   * replay, whose storage nobody keeps. */
+  void* (*take)(void* handle);
+  /* A new storage that owns address; returns a strong reference. */
+  void* (*make)(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
+  /* (L) The stream on which this thread's work for a device is queued. NULL: there are no
+   * streams, all work is done when its call returns. */
+  uint64_t (*current_stream)(uint8_t device_type, int8_t device_index);
+  /* The record of an op is gone, and with it the need for its closure (dtr_core.op_end). */
+  void (*drop_closure)(void* closure);
+} dtr_framework;
+
+/* What the core does for the framework. Every function may be called on any
+ * thread, with or without the GIL, and with no lock of ours held. */
+typedef struct dtr_core {
+  uint32_t abi_version;
+  void* engine;
+  /* Memory for a tensor. NULL if it cannot be had: then *message (never NULL)
+   * is why, valid until the next call on this thread, and *status a dtr_status.
+   * arena: of dtr_pool_arena_open; 0: none. What comes from an arena is no memory of
+   * tensors that the engine may manage, but goes back in the same way. */
+  void* (*allocate)(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                    uint64_t stream, uint64_t arena, int32_t* status, const char** message);
+  /* The deleter of all memory that allocate gave. */
+  void (*freed)(void* engine, void* address);
+  /* The deleter of an evicted storage's empty pointer. */
+  void (*evicted_died)(void* engine, void* evicted_context);
+  /* Work on stream uses the block at address (Tensor.record_stream). */
+  void (*record_stream)(void* engine, void* address, uint64_t stream);
+  /* The pool of a device, NULL if it has none; and what a pool answers: the functions
+   * of dtr_alloc.h of the same names, which the bridge cannot link against. */
+  dtr_pool* (*pool_of)(void* engine, uint8_t device_type, int8_t device_index);
+  void (*pool_get_stats)(dtr_pool* pool, dtr_pool_stats* out);
+  void (*pool_reset_peak)(dtr_pool* pool);
+  int32_t (*pool_set_budget)(dtr_pool* pool, uint64_t budget_bytes);
+  int32_t (*pool_trim)(dtr_pool* pool, uint64_t* returned_bytes);
+  int32_t (*pool_snapshot)(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
+  int32_t (*pool_contains)(const dtr_pool* pool, const void* address);
+  void* (*pool_block_start)(dtr_pool* pool, const void* address);
+  uint64_t (*pool_block_bytes)(dtr_pool* pool, const void* address);
+  int32_t (*pool_arena_open)(dtr_pool* pool, uint64_t* arena);
+  int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
+  const char* (*last_error)(void);
+  /* Ops and rematerializations: the functions of dtr_alloc.h of the same names. */
+  int32_t (*frame_create)(dtr_engine* engine, dtr_frame** out);
+  void (*frame_destroy)(dtr_frame* frame);
+  int64_t* (*frame_buffer)(dtr_frame* frame, uint64_t capacity);
+  int64_t* (*frame_step)(dtr_frame* frame, uint64_t capacity);
+  int32_t (*frame_device)(dtr_frame* frame);
+  int32_t (*op_begin)(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
+  int32_t (*op_prepare)(dtr_frame* frame);
+  /* With what the clock says as the cost. An answer above 0: the record has the closure (not
+   * NULL) from now on, hands it out with each step (step_closure), and gives it to
+   * dtr_framework.drop_closure in the end. Otherwise it stays the caller's. */
+  int64_t (*op_end)(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure);
+  void (*op_abort)(dtr_frame* frame, int32_t started);
+  int64_t (*remat_next)(dtr_frame* frame);
+  /* The closure of the step that remat_next described last. */
+  void* (*step_closure)(dtr_frame* frame);
+  int32_t (*remat_commit)(dtr_frame* frame, uint32_t tensors, uint32_t results);
+  void (*remat_abort)(dtr_frame* frame);
+  int32_t (*remat_want)(dtr_frame* frame, void* handle);
+  int32_t (*remat_want_any)(dtr_frame* frame);
+  int32_t (*pin)(dtr_engine* engine, const void* tensor, int32_t escaped);
+  int32_t (*unpin)(dtr_engine* engine, void* handle);
+  uint64_t (*engine_holders)(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
+                             uint64_t capacity);
+  void (*journal_name)(dtr_frame* frame, int32_t name);
+  void (*journal_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                       int64_t cost_ns);
+} dtr_core;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
