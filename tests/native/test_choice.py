@@ -174,7 +174,7 @@ class TestExactness:
 
     def test_the_columns_find_the_least_score_of_random_candidates(self, tmp_path):
         """Thousands of random searches of the columns alone."""
-        check_random_candidates("least_of_candidates", tmp_path)
+        check_random_candidates("searches_of_candidates", tmp_path)
 
 def test_the_pool_knows_the_free_space_beside_a_block():
     """As a walk over all its blocks finds it."""
