@@ -49,7 +49,7 @@ void Engine::running_op(Frame& frame) {
   Running& op = of_thread().op;
   op = {};
   frame.call = frame.signature.value();
-  if (!frame.replayable || frozen_ > 0) return;
+  if (!frame.replayable || capture_.is_under_way()) return;
   uint64_t bytes = 0;
   for (const Input& input : frame.inputs) {
     if (!input.storage) continue;
@@ -73,13 +73,14 @@ void Engine::step_is_over() const {
 }
 
 // Called without the mutex, as the pool is.
-int32_t Engine::end_for(Device& device, uint64_t size_bytes) const {
+int32_t Engine::end_for(const Device& device, uint64_t size_bytes) {
   const OfThread& running = of_thread();
   const Running& op = running.step.engine == this ? running.step : running.op;
   if (op.engine != this || size_bytes == 0) return DTR_END_LOW;
   const int64_t cost_ns =
       op.cost_ns > 0 ? op.cost_ns : CostTable::prior(op.input_bytes + size_bytes, device.type);
-  return device.densities.is_below(static_cast<double>(cost_ns), static_cast<double>(size_bytes))
+  return densities_[device.number].is_below(static_cast<double>(cost_ns),
+                                            static_cast<double>(size_bytes))
              ? DTR_END_HIGH
              : DTR_END_LOW;
 }

@@ -15,8 +15,8 @@
 // The pool is called under the mutex, unlike elsewhere: another thread that queues work on
 // the same stream must not see that it is ordered before it is. That is rare: with one
 // stream a device calls for each storage once, and waits for nothing.
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 
@@ -28,7 +28,7 @@ uint64_t Engine::stream_of(uint8_t device_type, int8_t device_index) const {
 // Work that this thread queues next reads or overwrites the storage. (While a graph is
 // captured no stream may wait for what is outside; nothing has to, see F1.)
 void Engine::order_use(Storage* storage) {
-  if (!storage->managed || !storage->address || frozen_ > 0) return;
+  if (!storage->managed || !storage->address || capture_.is_under_way()) return;
   const uint64_t stream = stream_of(storage->device_type, storage->device_index);
   if (stream == kNoStream) return;
   if (storage->used_on != stream) {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <memory>
 
-#include "engine.h"
 #include "base/error.h"
+#include "engine.h"
 
 namespace dtr {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "run/engine.h"
 #include "base/error.h"
-#include "fragmentation.h"
 #include "base/handles.h"
-#include "eviction/move_price.h"
+#include "fragmentation.h"
+#include "policy/move_price.h"
 #include "program.h"
+#include "run/engine.h"
 #include "toy/simulated_framework.h"
 
 namespace dtr {

@@ -7,9 +7,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "run/engine.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "run/engine.h"
 
 namespace dtr {
 
