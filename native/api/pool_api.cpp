@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/handles.h"
 #include "cuda_driver.h"
 #include "cuda_map_times.h"
 #include "dtr_alloc.h"
-#include "base/error.h"
 #include "event_log.h"
-#include "base/handles.h"
 #include "make_pool.h"
 
 namespace dtr {

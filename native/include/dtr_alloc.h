@@ -995,10 +995,9 @@ typedef struct dtr_runtime_options {
   void* score_context;
   uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
   int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
-  double
-      move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
+  double move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
                            moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
-  int32_t placement;    /* of the heap, as in dtr_pool_options; for bytes alone 0 */
+  int32_t placement;       /* of the heap, as in dtr_pool_options; for bytes alone 0 */
 } dtr_runtime_options;
 
 /* Replays a program on the engine above, with costs and sizes of the program and no contents

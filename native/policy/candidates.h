@@ -58,8 +58,8 @@
 
 #include "address_order.h"
 #include "ahead.h"
-#include "least_of.h"
 #include "graph/records.h"
+#include "least_of.h"
 #include "run_floors.h"
 
 namespace dtr {

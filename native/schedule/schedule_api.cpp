@@ -2,9 +2,9 @@
 #include <memory>
 #include <vector>
 
-#include "dtr_alloc.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "dtr_alloc.h"
 #include "search.h"
 
 namespace dtr {

@@ -19,8 +19,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtr_alloc.h"
 #include "base/ranges.h"
+#include "dtr_alloc.h"
 
 namespace dtr {
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "quotient.h"
 #include "policy/score.h"
+#include "quotient.h"
 #include "simrd.h"
 
 namespace dtr::simrd {

@@ -7,11 +7,9 @@ pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py 
 from native_fixtures import fake_cuda, fake_cuda_library
 from native_pool import NativePool
 from stream_toy import make_stream_toy
-from toy import Toy
+from toy import PAGE, Toy
 
 __all__ = ["fake_cuda", "fake_cuda_library", "make_stream_toy"]
-
-PAGE = 4096
 
 
 @pytest.fixture

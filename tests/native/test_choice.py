@@ -13,13 +13,11 @@ from collections import Counter
 import pytest
 from native_fixtures import ROOT, compile_cpp
 from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, check, ffi, lib
-from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy, release
+from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, Toy, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, PRESETS, SIZES
 
-PAGE = 4096
-WORDS = PAGE // 8
 SCORES = [name for name in PRESETS if PRESETS[name].select == "score"]
 SHARES = (0, 0.5, 1)
 HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics that thrash

@@ -5,9 +5,8 @@ import subprocess
 import pytest
 from native_fixtures import ROOT, compile_cpp
 from native_pool import Invalid, check, ffi, lib
-from toy import MEASURED, MUTATE, Toy, op_key
+from toy import MEASURED, MUTATE, WORDS, Toy, op_key
 
-WORDS = 512
 CPU, CUDA = 0, 1
 
 

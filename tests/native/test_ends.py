@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 from native_pool import NativePool, ffi
-from toy import MUTATE, WORD, Toy
+from toy import MUTATE, PAGE, WORDS, Toy
 
-PAGE = 4096
-WORDS = PAGE // WORD
 PAGES = 64
 DEAR, CHEAP = 1_000_000, 1_000
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from native_pool import ffi
 from test_event_log import PoolsOf
-from toy import WORD, op_key
+from toy import WORDS, op_key
 
 from dtr_alloc.fragment import trace_file
 from dtr_alloc.fragment.recording import Recording
 from dtr_alloc.fragment.trace import Kind
-
-WORDS = 4096 // WORD
 
 
 def address(tensor):

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
-from toy import CONSTANT, MUTATE, SCRATCH, WRITE_ONLY, Toy
+from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
 from dtr_alloc.heuristics import PRESETS
 
@@ -473,9 +473,6 @@ SETTINGS = settings(
     stateful_step_count=50,
     suppress_health_check=list(HealthCheck),
 )
-
-
-DEALLOCS = ["eager", "banish", "ignore", "lazy"]
 
 
 @pytest.mark.parametrize("policy", DEALLOCS)

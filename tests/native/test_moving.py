@@ -10,10 +10,8 @@ import threading
 import pytest
 from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, ffi, lib
 from stream_toy import CHUNK, CUDA, LARGE, A, B
-from toy import CONSTANT, MUTATE, SCRATCH, WORD, Toy, release
+from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORD, WORDS, Toy, release
 
-PAGE = 4096
-WORDS = PAGE // WORD
 CHUNKS = 64 << 10  # of the fixed pools
 
 

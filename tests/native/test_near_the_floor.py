@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from native_pool import lib
 from programs import Model
+from toy import WORDS
 
 from dtr_alloc import oplog, simulate
 from dtr_alloc.studies.log import Log
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
-WORDS = 4096 // 8  # a page
 HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")
 
 

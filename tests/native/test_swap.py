@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
-from toy import MUTATE, WORD, Toy, release
+from toy import MUTATE, PAGE, WORD, WORDS, Toy, release
 
-PAGE = 4096
-WORDS = PAGE // WORD
 MANY = 1 << 30
 WINDOW = 2  # how room is made
 FAST, SLOW = 1e15, 1e3  # bytes per second: nothing, and more than any operator costs

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import pytest
 from native_pool import WrongState
-from toy import Toy
-
-WORDS = 512
+from toy import WORDS, Toy
 
 
 class Impure(Toy):

@@ -7,12 +7,10 @@ sizes with those that trying every run of blocks finds (native/run/invariants.cp
 import pytest
 from native_pool import Invalid, OutOfMemory, check, ffi, lib
 from test_choice import Program, check_random_candidates
-from toy import Toy, engine_options
+from toy import PAGE, WORDS, Toy, engine_options
 
 from dtr_alloc.heuristics import COSTS
 
-PAGE = 4096
-WORDS = PAGE // 8
 AUTO, SINGLE, WINDOW = range(3)
 HISTORY = 60
 

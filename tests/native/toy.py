@@ -24,6 +24,10 @@ REPLAYABLE = lib.DTR_OP_REPLAYABLE
 EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
 INT64 = 4  # c10::ScalarType::Long
 WORD = 8
+PAGE = 4096
+WORDS = PAGE // WORD
+"""Of a tensor of one page."""
+DEALLOCS = ("eager", "banish", "ignore", "lazy")
 MEASURED = -1
 
 
@@ -529,3 +533,44 @@ def release(*tensors: Tensor) -> None:
     """The framework lets go of them."""
     for tensor in tensors:
         tensor.release()
+
+
+# ---- what tests do with it ----
+
+
+class Failure(Exception):
+    """An operator's own error."""
+
+
+def fail(operator: Operator) -> None:
+    raise Failure(operator.name)
+
+
+def fail_once() -> Callable[[Operator], None]:
+    """A hook that fails the second run of an operator: its first replay."""
+    runs = []
+
+    def hook(operator: Operator) -> None:
+        runs.append(operator)
+        if len(runs) == 2:
+            raise Failure(operator.name)
+
+    return hook
+
+
+def chain(toy: Toy, first: Tensor, length: int, words: int = WORDS) -> Tensor:
+    """Operators one after another, of which only the last result is kept."""
+    last = first
+    for i in range(length):
+        following = toy.one("link", last, words=words, parameter=i)
+        if last is not first:
+            last.release()
+        last = following
+    return last
+
+
+def assert_no_locks(toy: Toy, *tensors: Tensor) -> None:
+    """Each of the tensors, resident and recomputable, can be evicted now."""
+    for tensor in tensors:
+        toy.materialize(tensor)
+        assert toy.evict(tensor)

@@ -1,0 +1,466 @@
+"""What becomes of a storage that the framework let go of, under each policy.
+
+Needs the native build. The fixture checks at the end that nothing was left behind.
+"""
+
+import pytest
+from native_pool import check, lib
+from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, release
+
+
+class TestDeath:
+    def test_a_dead_storage_without_dependents_vanishes(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.stats().live_storages == 3
+        z.release()
+        assert toy.stats().live_storages == 2
+        assert toy.stats().live_ops == 1
+        release(x, y)
+
+    def test_a_dead_storage_with_dependents_gives_its_memory_back_at_once(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        blocks = toy.pool.stats().live_blocks
+        y.release()
+        assert toy.pool.stats().live_blocks == blocks - 1
+        assert toy.stats().live_storages == 3
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        assert toy.replays == ["f", "g"]
+        release(x, z)
+
+    def test_an_evicted_storage_may_die(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.evict(y)
+        y.release()
+        assert toy.stats().live_storages == 3
+        toy.evict(z)
+        assert toy.content(z) == z.expected()
+        toy.evict(z)
+        z.release()
+        assert toy.stats().live_ops == 0
+        x.release()
+
+    def test_records_stay_few_over_many_steps(self, make_toy):
+        toy = make_toy(pages=16)
+        weight = toy.unseen(WORDS)
+        for step in range(300):
+            layers = [toy.one("embed", (weight, CONSTANT), parameter=step)]
+            for _ in range(9):
+                layers.append(toy.one("layer", layers[-1], (weight, CONSTANT)))
+            toy.run("update", (weight, MUTATE | CONSTANT), layers[-1])
+            release(*layers)
+            assert toy.stats().live_storages <= 12
+        assert weight.is_right()
+        assert len(toy.closures) <= 200
+        weight.release()
+
+    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(3)]
+        toy.evict(results[0])
+        blocks = toy.pool.stats().live_blocks
+        x.release()
+        assert toy.stats().kept_constant_bytes == PAGE
+        assert toy.pool.stats().live_blocks == blocks
+        toy.verify()
+        assert toy.content(results[0]) == results[0].expected()
+        release(*results)
+        assert toy.stats().kept_constant_bytes == 0
+        assert toy.pool.stats().live_blocks == 0
+
+    def test_a_kept_constant_goes_when_what_needed_it_is_back(self, make_toy):
+        """Each gradient was kept for an evicted momentum buffer, step after step."""
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        momentum = toy.one("f", x)
+        gradients = []
+        for step in range(4):
+            gradients.append(toy.unseen(WORDS, seed=step))
+            toy.run("add", (momentum, MUTATE), gradients[-1])
+            toy.evict(momentum)
+            gradients[-1].release()
+            toy.verify()
+            assert toy.stats().kept_constant_bytes <= PAGE
+            toy.materialize(momentum)
+            assert toy.stats().kept_constant_bytes == 0
+            assert momentum.is_right()
+        toy.verify()
+        release(x, momentum)
+
+    def test_a_kept_constant_stays_if_what_needs_it_is_larger(self, make_toy):
+        """As a constant in its place it would take more memory for good."""
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x, words=2 * WORDS)
+        assert toy.evict(y)
+        x.release()
+        for _ in range(2):
+            toy.evict(y)
+            toy.materialize(y)
+            assert toy.stats().kept_constant_bytes == PAGE
+            assert y.is_right()
+        y.release()
+
+    def test_a_kept_constant_is_let_go_when_room_is_short_and_nothing_evicted_needs_it(
+        self, make_toy
+    ):
+        toy = make_toy(pages=8)
+        x = toy.unseen(2 * WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(3)]
+        toy.evict(results[0])
+        x.release()
+        toy.materialize(results[0])
+        for result in results:
+            toy.pin(result)
+        large = toy.unseen(5 * WORDS)
+        assert toy.stats().kept_constant_bytes == 0
+        toy.verify()
+        release(large, *results)
+
+    def test_a_constant_whose_dependents_can_do_without_it_goes_at_once(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(2 * WORDS)
+        y = toy.one("f", x)
+        with toy.no_failed_call():
+            x.release()
+        assert toy.stats().kept_constant_bytes == 0
+        assert toy.stats().live_ops == 0
+        assert not toy.evict(y)  # a constant now
+        toy.verify()
+        y.release()
+
+
+@pytest.mark.parametrize("dealloc", DEALLOCS)
+class TestEveryDeallocationPolicy:
+    def test_what_nothing_depends_on_goes_at_once(self, make_toy, dealloc):
+        toy = make_toy(dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        y.release()
+        assert toy.pool.stats().live_blocks == 1
+        assert toy.stats().live_storages == 1
+        x.release()
+        assert toy.pool.stats().live_blocks == 0
+
+    def test_contents_are_right_whatever_died(self, make_toy, dealloc):
+        toy = make_toy(pages=16, dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        heads = [x]
+        for i in range(12):
+            heads.append(toy.one("layer", heads[-1], parameter=i))
+            if i % 3 == 2:
+                toy.run("relu_", (heads[-1], MUTATE))
+            toy.verify()
+        kept = heads[::4]
+        for tensor in heads:
+            if tensor not in kept:
+                tensor.release()
+                toy.verify()
+        for tensor in kept[1:]:
+            toy.evict(tensor)
+            toy.verify()
+        for tensor in reversed(kept):
+            assert toy.content(tensor) == tensor.expected()
+            toy.verify()
+        release(*kept)
+
+    def test_evicting_and_materializing_by_hand_work(self, make_toy, dealloc):
+        toy = make_toy(dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.evict(y)
+        assert toy.evict(z)
+        y.release()
+        toy.verify()
+        assert toy.content(z) == z.expected()
+        assert toy.replays == ["f", "g"]
+        # Under banish nothing is left that z could be computed from.
+        assert toy.evict(z) == (dealloc != "banish")
+        assert toy.content(z) == z.expected()
+        release(x, z)
+
+    def test_reset_gives_the_memory_of_ghosts_back(self, make_toy, dealloc):
+        toy = make_toy(dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        below = toy.one("h", z)
+        toy.evict(z)
+        release(x, y)
+        toy.verify()
+        toy.materialize_all()
+        with toy.no_failed_call():
+            toy.reset()
+        assert toy.pool.stats().live_blocks == 2
+        toy.verify()
+        release(z, below)
+
+    def test_overwritten_versions_leave_the_next_one_evictable(self, make_toy, dealloc):
+        toy = make_toy(dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        toy.run("relu_", (y, MUTATE))
+        toy.run("relu_", (y, MUTATE))
+        for _ in range(2):
+            assert toy.evict(y)
+            assert toy.content(y) == y.expected()
+            toy.verify()
+        assert toy.pool.stats().live_blocks == 2
+        release(x, y)
+
+    def test_a_pin_ends_with_what_was_pinned(self, make_toy, dealloc):
+        """A dead storage cannot be unpinned, so the ghost that it becomes must not be pinned."""
+        toy = make_toy(pages=8, dealloc=dealloc)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        toy.pin(y)
+        assert toy.evict(z)
+        y.release()
+        toy.verify()
+        large = toy.unseen(7 * WORDS)
+        large.release()
+        assert toy.content(z) == z.expected()
+        release(x, z)
+
+
+class TestIgnore:
+    def test_a_dead_storage_with_dependents_keeps_its_memory(self, make_toy):
+        toy = make_toy(dealloc="ignore")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        y.release()
+        toy.verify()
+        assert toy.pool.stats().live_blocks == 3
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        assert toy.replays == ["g"]  # f's result was there
+        z.release()
+        assert toy.pool.stats().live_blocks == 1  # nothing depends on it any more
+        x.release()
+
+    def test_it_is_evicted_when_room_is_short(self, make_toy):
+        toy = make_toy(pages=8, dealloc="ignore")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        y.release()
+        toy.pin(z)
+        large = toy.unseen(6 * WORDS)
+        assert toy.stats().evictions == 1
+        toy.verify()
+        large.release()
+        toy.unpin(z)
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        assert toy.replays == ["f", "g"]
+        release(x, z)
+
+    def test_a_ghost_that_a_replay_used_is_evicted_too(self, make_toy):
+        toy = make_toy(pages=8, dealloc="ignore")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        y.release()
+        toy.evict(z)
+        toy.materialize(z)  # now y has a handle
+        toy.pin(z)
+        toy.unseen(6 * WORDS).release()
+        assert toy.stats().evictions == 2
+        toy.verify()
+        toy.unpin(z)
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        release(x, z)
+
+    def test_a_dead_constant_is_kept_while_something_depends_on_it(self, make_toy):
+        toy = make_toy(dealloc="ignore")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        x.release()
+        assert toy.stats().kept_constant_bytes == PAGE
+        assert toy.evict(y)
+        assert toy.content(y) == y.expected()
+        y.release()
+        assert toy.stats().kept_constant_bytes == 0
+
+    def test_what_an_operator_overwrote_when_its_buffer_went_is_not_kept(self, make_toy):
+        toy = make_toy(dealloc="ignore")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+
+        def resize(operator):
+            toy.write(y, b"garbage!")
+            check(lib.dtr_sim_replace_memory(y.pointer, 0))
+            toy.write(y, b"12345678")
+
+        toy.run("resize_", (y, MUTATE), fails=resize)
+        y.store.expected[:] = b"12345678" * WORDS
+        toy.verify()
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        release(x, y, z)
+
+
+class TestBanish:
+    def test_a_dead_storage_whose_dependents_are_resident_goes_for_good(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        y.release()
+        assert toy.stats().banished == 1
+        assert toy.stats().live_ops == 0
+        assert toy.stats().live_storages == 2
+        assert toy.pool.stats().live_blocks == 2
+        assert not toy.evict(z)  # a constant now
+        release(x, z)
+
+    def test_a_dead_constant_goes_too(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, words=2 * WORDS, parameter=i) for i in range(3)]
+        x.release()
+        assert toy.pool.stats().live_blocks == 3
+        assert toy.stats().kept_constant_bytes == 0
+        assert not any(toy.evict(result) for result in results)
+        release(*results)
+
+    def test_an_evicted_dependent_keeps_it_as_a_ghost(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        first, second = toy.one("g", y), toy.one("h", y)
+        for tensor in (first, second):
+            assert toy.evict(tensor)
+        y.release()
+        toy.verify()
+        assert toy.stats().banished == 0
+        assert toy.pool.stats().live_blocks == 2
+        toy.materialize(first)
+        assert toy.stats().banished == 0  # the second is still evicted
+        assert toy.replays == ["g"]
+        toy.materialize(second)
+        assert toy.stats().banished == 1
+        assert toy.replays == ["g", "h"]
+        assert toy.pool.stats().live_blocks == 3
+        toy.verify()
+        for tensor in (first, second):
+            assert tensor.is_right()
+            assert not toy.evict(tensor)
+        release(x, first, second)
+
+    def test_a_ghost_that_waits_may_be_evicted(self, make_toy):
+        toy = make_toy(pages=8, dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.evict(z)
+        y.release()
+        toy.unseen(7 * WORDS).release()
+        assert toy.stats().evictions == 2
+        toy.verify()
+        assert toy.content(z) == z.expected()
+        assert toy.replays == ["f", "g"]
+        assert toy.stats().banished == 1
+        assert toy.pool.stats().live_blocks == 2
+        release(x, z)
+
+    def test_it_is_tried_again_when_the_evicted_dependent_dies(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        resident, evicted = toy.one("g", y), toy.one("h", y)
+        assert toy.evict(evicted)
+        y.release()
+        assert toy.stats().banished == 0
+        evicted.release()
+        assert toy.stats().banished == 1
+        assert not toy.evict(resident)
+        assert toy.pool.stats().live_blocks == 2
+        release(x, resident)
+
+    def test_an_evicted_storage_that_dies_goes_as_well(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.evict(y)
+        y.release()
+        assert toy.stats().banished == 1
+        assert toy.stats().evicted_storages == 0
+        assert not toy.evict(z)
+        release(x, z)
+
+    def test_one_evicted_result_of_several_keeps_it(self, make_toy):
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        parts = toy.run("split", y, results=[WORDS] * 3)
+        assert toy.evict(parts[1])
+        y.release()
+        assert toy.stats().banished == 0
+        assert toy.evict(parts[0])
+        toy.materialize(parts[0])  # brings both back
+        assert toy.stats().banished == 1
+        for part in parts:
+            assert part.is_right()
+            assert not toy.evict(part)
+        release(x, *parts)
+
+    def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, make_toy):
+        """As a constant, the old content would be lost for what else depends on it."""
+        toy = make_toy(dealloc="banish")
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        below = toy.one("h", z)
+        assert toy.evict(below)
+        seen = []
+
+        def drop(operator):
+            if not seen:
+                y.release()
+                seen.append(toy.stats().banished)
+
+        toy.run("add_", (z, MUTATE), fails=drop)
+        assert seen == [0]
+        toy.verify()
+        assert toy.content(below) == below.expected()
+        assert z.is_right()
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        toy.verify()
+        release(x, z, below)
+
+    def test_chains_of_20000_are_banished_without_recursion(self, make_toy):
+        toy = make_toy(pages=64, dealloc="banish")
+        x = toy.unseen(128)
+        links = [x]
+        for i in range(20_000):
+            links.append(toy.one("link", links[-1], words=128, parameter=i))
+        for link in links:
+            toy.evict(link)
+        assert toy.stats().evicted_storages == 20_000
+        last = links.pop()
+        release(*links)  # each waits for the next
+        assert toy.stats().banished == 0
+        toy.materialize(last)
+        assert last.is_right()
+        assert toy.stats().banished == 20_000
+        assert toy.stats().live_ops == 0
+        assert toy.pool.stats().live_blocks == 1
+        last.release()

@@ -1,0 +1,319 @@
+"""Operators that overwrite: versions, copies, and what becomes constant.
+
+Needs the native build. The fixture checks at the end that nothing was left behind.
+"""
+
+import pytest
+from native_pool import OutOfMemory, lib
+from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain, release
+
+
+class TestMutation:
+    def test_a_mutation_makes_a_new_version_and_old_dependents_still_get_old_content(
+        self, make_toy
+    ):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        before = toy.one("g", y)
+        toy.run("add_", (y, MUTATE), parameter=1)
+        toy.run("add_", (y, MUTATE), x, parameter=2)
+        after = toy.one("g", y)
+        assert before.expected() != after.expected()
+        for tensor in (before, y, after):
+            toy.verify()
+            assert tensor.is_right()
+            assert toy.evict(tensor)
+        for tensor in (after, before, y):
+            assert toy.content(tensor) == tensor.expected()
+            toy.verify()
+        release(x, y, before, after)
+
+    def test_aliases_share_one_storage_and_its_versions(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        whole = toy.one("f", x)
+        left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
+        assert left.handle == right.handle == whole.handle
+        sum_before = toy.one("sum", whole)
+        toy.run("add_", (left, MUTATE), right)
+        sum_after = toy.one("sum", whole)
+        assert toy.evict(whole)
+        assert left.evicted
+        assert right.evicted
+        assert toy.evict(sum_before)
+        assert toy.evict(sum_after)
+        for tensor in (right, left, whole, sum_before, sum_after):
+            assert toy.content(tensor) == tensor.expected()
+        whole.release()
+        right.release()
+        assert toy.evict(left)
+        assert toy.content(left) == left.expected()
+        release(x, left, sum_before, sum_after)
+
+    def test_a_view_of_an_evicted_storage_needs_no_data(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        toy.evict(y)
+        part = toy.view(y, 16, 32)
+        assert part.evicted
+        y.release()
+        assert toy.replays == []
+        assert toy.content(part) == part.expected()
+        release(x, part)
+
+    def test_one_operator_may_overwrite_two_views_of_one_storage(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        whole = toy.one("f", x)
+        left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
+        toy.run("swap_", (left, MUTATE), (right, MUTATE))
+        toy.verify()
+        toy.evict(whole)
+        assert toy.content(whole) == whole.expected()
+        release(x, whole, left, right)
+
+    def test_an_overwrite_of_everything_forgets_the_old_content(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        toy.run("copy_", (y, WRITE_ONLY), x)
+        assert toy.stats().live_ops == 1
+        toy.evict(y)
+        assert toy.content(y) == y.expected()
+        assert toy.replays == ["copy_"]
+        release(x, y)
+
+    def test_an_overwrite_of_a_constant_makes_it_recomputable(self, make_toy):
+        """What torch.empty gives is a constant; zero_ or normal_ on it is a beginning."""
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        assert not toy.evict(x)
+        toy.run("fill_", (x, WRITE_ONLY), parameter=3)
+        assert toy.evict(x)
+        assert toy.content(x) == x.expected()
+        x.release()
+
+    def test_an_overwrite_of_a_constant_in_parts_makes_it_recomputable(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.unseen(WORDS)
+        left, right = toy.view(y, 0, WORDS // 2), toy.view(y, WORDS // 2, WORDS // 2)
+        toy.run("copy_", (right, WRITE_ONLY), x)
+        toy.verify()
+        assert not toy.evict(y)
+        other = toy.one("f", right)  # which is written
+        toy.run("fill_", (left, WRITE_ONLY))
+        toy.verify()
+        assert toy.evict(y)
+        assert toy.evict(other)
+        assert toy.content(other) == other.expected()
+        assert toy.replays == ["copy_", "f"]
+        assert toy.content(y) == y.expected()
+        assert toy.replays[2:] in (["fill_"], ["copy_", "fill_"])
+        release(x, y, left, right, other)
+
+    def test_what_was_read_before_it_was_written_is_kept(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        left, right = toy.view(x, 0, WORDS // 2), toy.view(x, WORDS // 2, WORDS // 2)
+        toy.run("fill_", (left, WRITE_ONLY))
+        y = toy.one("f", x)
+        assert toy.stats().live_ops == 1
+        toy.run("fill_", (right, WRITE_ONLY))
+        assert not toy.evict(x)
+        assert not toy.evict(y)
+        assert y.is_right()
+        release(x, left, right, y)
+
+    def test_a_copy_of_what_was_not_written_is_not_written(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        quarters = [toy.view(x, WORDS // 4 * i, WORDS // 4) for i in range(4)]
+        first, second, third, last = quarters
+        toy.run("fill_", (first, WRITE_ONLY))
+        toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
+        toy.run("copy_", (third, WRITE_ONLY), first, copies=True)
+        toy.run("fill_", (last, WRITE_ONLY))
+        toy.verify()
+        assert not toy.evict(x)
+        toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
+        assert toy.evict(x)
+        release(x, *quarters)
+
+    def test_an_overwrite_of_a_part_keeps_the_rest(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        half = toy.view(y, 0, WORDS // 2)
+        toy.run("fill_", (half, WRITE_ONLY), parameter=3)
+        toy.evict(y)
+        assert toy.content(y) == y.expected()
+        assert toy.replays == ["f", "fill_"]
+        release(x, y, half)
+
+    def test_a_replay_does_not_write_to_scratch_that_users_see(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        statistics = toy.unseen(WORDS, seed=1)
+        y = toy.one("norm", x, (statistics, SCRATCH))
+        assert statistics.is_right()
+        toy.evict(y)
+        assert toy.content(y) == y.expected()
+        assert statistics.is_right()
+        assert not toy.evict(statistics)
+        release(x, statistics, y)
+
+    def test_a_mutation_that_cannot_be_replayed_makes_a_constant(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        toy.run("receive_", (y, MUTATE), replayable=False)
+        assert not toy.evict(y)
+        assert toy.evict(z)
+        assert toy.content(z) == z.expected()
+        release(x, y, z)
+
+    def test_a_mutation_of_an_evicted_storage_brings_it_back_first(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        toy.evict(y)
+        toy.run("add_", (y, MUTATE))
+        assert y.is_right()
+        toy.evict(y)
+        assert toy.content(y) == y.expected()
+        release(x, y)
+
+
+class TestWhatBecomesConstantWhileItIsOverwritten:
+    """Found by the model: dependents read the new content at their next replay."""
+
+    def test_because_its_history_is_too_long(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = chain(toy, x, 10)
+        z = toy.one("g", y)
+        assert toy.evict(z)
+        toy.keep_history(5)
+        toy.run("add_", (y, MUTATE))
+        toy.verify()
+        assert toy.content(z) == z.expected()
+        assert y.is_right()
+        release(x, y, z)
+
+    @pytest.mark.parametrize("weight_first", [True, False])
+    def test_because_the_same_operator_overwrites_what_it_was_computed_from(
+        self, make_toy, weight_first
+    ):
+        toy = make_toy()
+        weight = toy.unseen(WORDS)
+        y = toy.one("f", weight)
+        z = toy.one("g", y)
+        assert toy.evict(z)
+        both = [(weight, MUTATE), (y, MUTATE)]
+        toy.run("foreach_", *(both if weight_first else reversed(both)))
+        toy.verify()
+        assert toy.content(z) == z.expected()
+        assert weight.is_right()
+        assert toy.content(y) == y.expected()
+        release(weight, y, z)
+
+    def test_because_the_operator_makes_room(self, make_toy):
+        toy = make_toy(pages=8)
+        x = toy.unseen(WORDS)
+        y, other = toy.one("f", x), toy.one("h", x)
+        z = toy.one("g", y)
+        assert toy.evict(z)
+        assert toy.evict(other)
+        x.release()
+        assert toy.stats().kept_constant_bytes == PAGE
+        toy.materialize(other)
+        toy.pin(other)
+        obstacle = toy.unseen(WORDS)
+        with pytest.raises(OutOfMemory):  # unless x is let go, which y and so z hang on
+            toy.run("pop_", (y, MUTATE), results=[5 * WORDS])
+        toy.verify()
+        obstacle.release()
+        result = toy.one("pop_", (y, MUTATE), words=5 * WORDS)
+        result.release()
+        for tensor in (z, y):
+            assert toy.content(tensor) == tensor.expected()
+        release(y, z, other)
+
+
+class TestKeepingWhatIsOverwritten:
+    """DTR_OP_KEEPS_OLD: of a compiled graph that updates running statistics, say."""
+
+    SMALL, LARGE = 512, 65536 // 8 + 512  # words
+
+    def test_what_the_operator_gives_besides_can_be_computed_again(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        running = toy.unseen(self.SMALL)
+        first = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        second = toy.one("norm", x, (running, MUTATE), keeps_old=True, parameter=2)
+        toy.verify()
+        for tensor in (first, second):
+            assert toy.evict(tensor)
+            assert toy.content(tensor) == tensor.expected()
+            assert running.is_right()
+        assert not toy.evict(running)
+        release(x, first, second, running)
+
+    def test_what_was_computed_from_the_old_content_is_still_evictable(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        before = toy.one("scale", x, running)
+        assert toy.evict(before)
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert before.evicted
+        assert toy.content(before) == before.expected()
+        release(x, before, result, running)
+        toy.verify()
+
+    def test_one_storage_may_be_read_and_overwritten_by_two_arguments(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        result = toy.one("norm", x, running, (running, MUTATE), keeps_old=True)
+        assert toy.evict(result)
+        assert toy.content(result) == result.expected()
+        again = toy.one("norm", (running, MUTATE), (running, MUTATE), keeps_old=True)
+        assert toy.evict(again)
+        assert toy.content(again) == again.expected()
+        release(x, result, again, running)
+
+    def test_the_copy_goes_with_the_last_that_needs_it(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        blocks = toy.pool.stats().live_blocks
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert toy.stats().kept_constant_bytes == self.SMALL * 8
+        result.release()
+        assert toy.stats().kept_constant_bytes == 0
+        assert toy.pool.stats().live_blocks == blocks
+        release(x, running)
+
+    def test_what_is_large_is_not_copied_and_makes_constants(self, make_toy):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.LARGE)
+        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        assert not toy.evict(result)
+        assert toy.stats().kept_constant_bytes == 0
+        release(x, result, running)
+
+    @pytest.mark.parametrize("started", [False, True])
+    def test_an_operator_that_fails_leaves_no_copy(self, make_toy, started):
+        toy = make_toy()
+        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+        blocks = toy.pool.stats().live_blocks
+        buffer = lib.dtr_frame_buffer(toy.frame, 1)
+        buffer[0] = running.number | MUTATE
+        flags = lib.DTR_OP_REPLAYABLE | lib.DTR_OP_KEEPS_OLD
+        assert lib.dtr_op_begin(toy.frame, 1, flags, 1) == 0
+        lib.dtr_op_abort(toy.frame, started)
+        assert toy.pool.stats().live_blocks == blocks
+        toy.verify()
+        release(x, running)

@@ -1,0 +1,73 @@
+"""The engine forgets its records, once nothing needs them.
+
+Needs the native build. The fixture checks at the end that nothing was left behind.
+"""
+
+import pytest
+from native_pool import OutOfMemory, WrongState, lib
+from toy import PAGE, WORDS, release
+
+
+class TestReset:
+    def test_reset_refuses_while_a_live_storage_is_evicted_and_changes_nothing(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        assert toy.evict(y)
+        with pytest.raises(WrongState, match=f"{PAGE} bytes. is evicted"):
+            toy.reset()
+        toy.verify()
+        assert toy.content(y) == y.expected()
+        toy.reset()
+        assert toy.stats().live_storages == 0
+        assert y.is_right()
+        release(x, y)
+
+    def test_reset_returns_the_memory_that_only_the_engine_holds(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(3)]
+        toy.evict(results[0])
+        x.release()
+        assert toy.stats().kept_constant_bytes == PAGE
+        toy.materialize_all()
+        with toy.no_failed_call():
+            toy.reset()
+        assert toy.pool.stats().live_blocks == 3
+        assert toy.stats().kept_constant_bytes == 0
+        toy.verify()
+        release(*results)
+
+    def test_all_evicted_storages_come_back_at_once(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(10)]
+        for result in results:
+            toy.evict(result)
+        toy.materialize_all()
+        assert all(result.is_right() for result in results)
+        release(x, *results)
+
+    def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
+        toy = make_toy(pages=8)
+        x = toy.unseen(WORDS)
+        results = [toy.one("f", x, parameter=i) for i in range(10)]
+        with pytest.raises(OutOfMemory):
+            toy.materialize_all()
+        assert toy.pool.stats().live_blocks == 8
+        toy.verify()
+        assert all(toy.content(result) == result.expected() for result in results)
+        results, gone = results[:6], results[6:]
+        release(*gone)
+        toy.materialize_all()
+        assert all(result.is_right() for result in results)
+        release(x, *results)
+
+    def test_records_keep_an_engine_from_being_destroyed(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        assert lib.dtr_engine_destroy(toy.engine) == lib.DTR_STATE
+        assert lib.dtr_sim_destroy(toy.sim) == lib.DTR_STATE
+        toy.verify()
+        release(x, y)
