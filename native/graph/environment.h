@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
 
 namespace dtr {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/pointer_map.h"
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "records.h"
 
 namespace dtr {

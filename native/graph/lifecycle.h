@@ -2,7 +2,7 @@
 // it (candidates, costs, lists of the dead, the op log). All of it under the engine's mutex.
 #pragma once
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "records.h"
 
 namespace dtr {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/scratch.h"
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "records.h"
 
 namespace dtr {

@@ -40,10 +40,10 @@
 #include "at_fork.h"
 #include "base/clock.h"
 #include "base/scoped_timer.h"
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
-#include "eviction/ends.h"
 #include "eviction/host_memory.h"
+#include "eviction/placement_hint.h"
 #include "frame.h"
 #include "graph/component.h"
 #include "graph/dealloc.h"
@@ -224,13 +224,6 @@ class Engine final : private Lifecycle {
   uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
   void order_use(Storage* storage);
   void order_inputs(const Frame& frame);
-
-  // ends.cpp
-  void running_op(Frame& frame);
-  void running_step(const Op* op);
-  void op_is_over() const;
-  void step_is_over() const;
-  int32_t end_for(const Device& device, uint64_t size_bytes);
 
   // graph_capture.cpp
   void keep(Frame& frame, bool on);
@@ -436,7 +429,6 @@ class Engine final : private Lifecycle {
     Device* device;
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
-  std::deque<MedianDensity> densities_;  // by device; of what operators allocated (ends.h)
 
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
@@ -470,8 +462,7 @@ class Engine final : private Lifecycle {
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
   TimedCalls timed_calls_;
-  KnownCalls calls_;         // where ends are wished for
-  bool heeds_ends_ = false;  // a pool does; set before anything runs
+  PlacementHint hints_;
 
   HostMemory host_;
   std::condition_variable_any moved_;                 // a copy, or another thread's Evicting

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "graph/op_call.h"
 #include "oplog/journal.h"
 #include "policy/costs.h"
@@ -36,7 +36,7 @@ struct Frame : OpCall {
   std::vector<int64_t> step;    // exchanged with whoever repeats an op
   OpenLog log;
   Signature signature;
-  uint64_t call = 0;     // the signature without results; where ends are wished for (ends.h)
+  uint64_t call = 0;     // the signature without results; for hints (placement_hint.h)
   int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: simulations
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
