@@ -13,23 +13,6 @@
 
 namespace dtr {
 
-namespace {
-
-// Counts what this thread spends until the scope ends.
-class Spent {
- public:
-  explicit Spent(int64_t& total) : total_(total), begin_(now_ns()) {}
-  Spent(const Spent&) = delete;
-  Spent& operator=(const Spent&) = delete;
-  ~Spent() { total_ += now_ns() - begin_; }
-
- private:
-  int64_t& total_;
-  int64_t begin_;
-};
-
-}  // namespace
-
 // From the first victim until the memory of all is free, which happens without the mutex. Another
 // thread that finds nothing to evict meanwhile waits, instead of failing. Nothing that may wait for
 // that thread happens in between: no request for room, no code of others.
@@ -63,9 +46,9 @@ class Engine::Evicting {
   bool begun_ = false;
 };
 
-Engine::Moment Engine::moment_of(Device& device) {
+SearchContext Engine::context_of(Device& device) {
   grow_up(device);
-  Moment moment{};
+  SearchContext moment{};
   moment.now_ns = clock_ns_;
   moment.most_free = Candidates::kNoFreeBytes;
   if (needs_.free_bytes) moment.most_free = dtr_pool_unused_bytes(device.pool);
@@ -74,7 +57,7 @@ Engine::Moment Engine::moment_of(Device& device) {
 
 // Not locked by a running op, not pinned, not frozen, and not without a place to go to.
 bool Engine::is_free_to_go(const Storage* storage) const {
-  return storage->locks == 0 && storage->pins == 0 && !is_frozen(storage) &&
+  return storage->locks == 0 && storage->pins == 0 && !capture_.is_frozen(storage) &&
          (storage->parent || host_.has_room(storage->size_bytes));
 }
 
@@ -172,14 +155,14 @@ void Engine::reset_all_bounds() {
 
 // Free bytes on both sides of the storage's block that count with its size. Address space without
 // memory does not count beyond what the budget could still put there.
-uint64_t Engine::free_bytes(const Storage* storage, const Moment& moment) {
+uint64_t Engine::free_bytes(const Storage* storage, const SearchContext& moment) {
   if (moment.most_free == 0 || moment.most_free == Candidates::kNoFreeBytes) return 0;
   ++stats_.storage_accesses;
   return std::min(dtr_pool_free_beside(device_of(storage).pool, storage->address),
                   moment.most_free);
 }
 
-double Engine::score_of(const Storage* storage, const Moment& moment, double cost_ns,
+double Engine::score_of(const Storage* storage, const SearchContext& moment, double cost_ns,
                         uint64_t free_bytes) const {
   Signals signals;
   signals.cost_ns = cost_ns;
@@ -198,7 +181,7 @@ double Engine::learn_cost(Device& device, Storage* storage) {
   return cost_ns;
 }
 
-Storage* Engine::choose(Device& device, const Moment& moment) {
+Storage* Engine::choose(Device& device, const SearchContext& moment) {
   if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device);
   const auto evaluated = [&](Storage* storage, double least, double* score) {
     if (!is_eligible(device, storage)) return false;
@@ -239,7 +222,7 @@ Storage* Engine::choose_randomly(Device& device) {
 
 // Asks the callback about all candidates with the mutex let go, and takes
 // the best of those that are still there. Null if there is none to ask about.
-Storage* Engine::choose_by_callback(Device& device, const Moment& first,
+Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
                                     std::unique_lock<EngineMutex>& lock) {
   thread_local bool is_asking = false;
   if (is_asking)
@@ -247,7 +230,7 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
   std::vector<dtr_candidate> asked;
   std::vector<double> scores;
   std::unordered_map<uint64_t, double> score_of;
-  for (Moment moment = first;; moment = moment_of(device)) {
+  for (SearchContext moment = first;; moment = context_of(device)) {
     asked.clear();
     const Candidates& candidates = device.candidates;
     const auto ask = [&](Storage* storage) {
@@ -326,7 +309,7 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
   } else {
     deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
-  by_address_.erase(address);
+  graph_.by_address.erase(address);
   // What the job itself dropped is free as if there were no evictions.
   if (storage->live || eviction_cause_ != Journal::Cause::gone)
     dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
@@ -392,10 +375,10 @@ Storage* Engine::evict_victims(Deferred& deferred,
 // that turned out to be dispensable, or moves what lies in the way, or, as the last resort, evicts
 // what only waits.
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
-  const Spent spent(room_ns_of_thread());
+  const ScopedTimer spent(room_ns_of_thread());
   // The bytes are there, but not in one piece.
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   Evicting evicting(*this, deferred);
   std::unique_lock<EngineMutex> lock(mutex_);
   // Locked, so that the next search passes over them.
@@ -412,7 +395,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     Refused refused{*this, deferred, {}};
     while (!freed) {
       const int64_t begin = now_ns();
-      const Moment moment = moment_of(device);
+      const SearchContext moment = context_of(device);
       const Way way = choose_victims(device, moment, size_bytes, lock);
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       if (way == Way::remap)
