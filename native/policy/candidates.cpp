@@ -82,8 +82,8 @@ size_t Candidates::rank_of(const Storage* storage) const {
 double Candidates::span(size_t rank) const {
   const uint64_t begin = begins_[order_[rank]], end = ends_[order_[rank]];
   auto bytes = static_cast<double>(end - begin);
-  bytes += rank == 0 ? kFarBytes
-                     : static_cast<double>(begin - std::min(ends_[order_[rank - 1]], begin));
+  bytes +=
+      rank == 0 ? kFarBytes : static_cast<double>(begin - std::min(ends_[order_[rank - 1]], begin));
   bytes += rank + 1 == order_.size()
                ? kFarBytes
                : static_cast<double>(std::max(begins_[order_[rank + 1]], end) - end);

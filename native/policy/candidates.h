@@ -114,8 +114,8 @@ class Candidates {
     price,   // the bound without the size
   };
   struct Run {
-    double least;  // its price, at least
-    size_t rank;   // of its first member
+    double least;                                                           // its price, at least
+    size_t rank;                                                            // of its first member
     bool operator<(const Run& other) const { return least > other.least; }  // a heap's top: least
   };
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 from native_fixtures import ROOT, compile_cpp
-from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, check, ffi, lib
+from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
 from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, Toy, release
 
 from dtr_alloc import heuristics
@@ -176,6 +176,7 @@ class TestExactness:
         """Thousands of random searches of the columns alone."""
         check_random_candidates("searches_of_candidates", tmp_path)
 
+
 def test_the_pool_knows_the_free_space_beside_a_block():
     """As a walk over all its blocks finds it."""
     rng = random.Random(4)
@@ -336,6 +337,7 @@ class TestCounters:
         assert stats.evictions > 100
         assert stats.evaluations / stats.searches < 40
         release(x, *tensors)
+
 
 class Scores:
     """A callback heuristic: what it was asked, and a function that answers."""

@@ -4,8 +4,8 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 """
 
 import pytest
-from native_pool import OutOfMemory, check, ffi, lib
-from toy import MUTATE, PAGE, WORDS, chain, engine_options, release
+from native_pool import ffi
+from toy import MUTATE, PAGE, WORDS, chain, release
 
 
 class TestMakingRoom:
