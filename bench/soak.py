@@ -46,7 +46,8 @@ SPARE = 128 << 20
 """Address space that the host driver leaves to others."""
 MOST_REPEATS = 20_000
 """Rematerializations after which an attempt is given up: the budget works in principle."""
-HANG_SECONDS = 240
+HANG_SECONDS = 900
+"""More than any round takes on a machine that does much else."""
 GROWTH_BYTES = 16 << 20
 """What the resident set may grow by, from the second quarter of the rounds to the last."""
 
