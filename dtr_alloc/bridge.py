@@ -112,7 +112,7 @@ def library_name(device: str) -> str:
     key.update(
         f"{torch.__version__} {compiler()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
     )
-    headers = [*_source_folder().glob("include/*.h"), *_source_folder().glob("bridge/*.h")]
+    headers = [*_source_folder().glob("include/**/*.h"), *_source_folder().glob("bridge/*.h")]
     for path in [*_sources(device), *sorted(headers)]:
         key.update(path.read_bytes())
     return f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"

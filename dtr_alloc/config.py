@@ -340,9 +340,9 @@ class Config:
     """Which hole of the heap a tensor gets: ``best_fit``, the smallest that is large enough;
     ``first_fit``, the lowest; ``two_ended``, the best fit, cut at its high end for what costs less
     to compute again, by the byte, than the median of the job's operators, and at its low end for
-    what costs more and for constants (Coop, NeurIPS 2023; eviction/ends.h); ``size_classes``, the
-    best fit of sizes rounded up by at most an eighth, so that holes are used again as they are.
-    Fixed as ``chunk`` is."""
+    what costs more and for constants (Coop, NeurIPS 2023; eviction/placement_hint.h);
+    ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+    again as they are. Fixed as ``chunk`` is."""
 
     poison: bool = False
     """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of

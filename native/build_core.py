@@ -9,20 +9,30 @@ Environment:
 """
 
 import os
+import re
 from pathlib import Path
 
 from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = ROOT / "native" / "include" / "dtr_alloc.h"
+HEADERS = ROOT / "native" / "include"
 BRIDGE = ROOT / "native" / "bridge"  # compiled on the user's machine (dtr_alloc/bridge.py)
 INCLUDE = [str(ROOT / folder) for folder in ("native", "native/include", "allocator")]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
-def declarations(header: str) -> str:
-    """The part of the C header that cffi reads: what stands between the two CFFI marks."""
-    return header.split("/* CFFI BEGIN */")[1].split("/* CFFI END */")[0]
+def headers(name: str = "dtr_alloc.h") -> list[Path]:
+    """The C headers that this one includes, each behind those that it needs, and itself."""
+    found: dict[Path, None] = {}
+    for needed in re.findall(r'^#include "(.+)"$', (HEADERS / name).read_text(), re.MULTILINE):
+        found |= dict.fromkeys(headers(needed))
+    return [*found, HEADERS / name]
+
+
+def declarations() -> str:
+    """The part of the C headers that cffi reads: what stands between the two CFFI marks."""
+    texts = [path.read_text() for path in headers()[:-1]]
+    return "".join(text.split("/* CFFI BEGIN */")[1].split("/* CFFI END */")[0] for text in texts)
 
 
 def sources() -> list[str]:
@@ -50,7 +60,7 @@ def link_args() -> list[str]:
 
 
 ffibuilder = FFI()
-ffibuilder.cdef(declarations(HEADER.read_text()))
+ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "dtr_alloc._core",
     '#include "dtr_alloc.h"\n',

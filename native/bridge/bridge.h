@@ -14,7 +14,7 @@
 #include <atomic>
 #include <string>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 
 #define DTR_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "python.h"
 
 namespace dtr_bridge {

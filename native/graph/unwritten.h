@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 
 namespace dtr {
 

@@ -23,7 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "graph/records.h"
 
 namespace dtr {

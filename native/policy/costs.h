@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 
 namespace dtr {
 

@@ -1,4 +1,5 @@
-// core_table.cpp: what a framework may ask of the core (bridge_table.h).
+// core_table.cpp: what a framework may ask of the core (dtr/framework.h).
+
 #include "base/error.h"
 #include "engine.h"
 

@@ -24,8 +24,7 @@
 // storage died), ghosts.cpp (which of the dead are still needed), remat.cpp (bringing content
 // back), waiting.cpp (what waits meanwhile, where memory is short), moving.cpp (contents that go to
 // other addresses), holes.cpp (places made by that), order.cpp (streams), freeze.cpp (while a graph
-// is captured), ends.cpp (which end of the heap is wished for), timing.cpp (how long queued work
-// takes), journal.cpp (op logs), invariants.cpp.
+// is captured), timing.cpp (how long queued work takes), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <algorithm>
@@ -42,12 +41,12 @@
 #include "base/clock.h"
 #include "base/pointer_map.h"
 #include "base/scratch.h"
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "eviction/bandwidth.h"
-#include "eviction/ends.h"
 #include "eviction/host_memory.h"
 #include "eviction/move_price.h"
+#include "eviction/placement_hint.h"
 #include "graph/component.h"
 #include "graph/dealloc.h"
 #include "graph/records.h"
@@ -175,7 +174,7 @@ struct Frame {
   bool loses = false;       // some that it also reads, and that cannot be computed again
   uint64_t op_key = 0;
   Signature signature;
-  uint64_t call = 0;     // the signature without results; where ends are wished for (ends.h)
+  uint64_t call = 0;     // the signature without results; for hints (placement_hint.h)
   int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: replays of logs
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
@@ -395,13 +394,6 @@ class Engine {
   uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
   void order_use(Storage* storage);
   void order_inputs(const Frame& frame);
-
-  // ends.cpp
-  void running_op(Frame& frame);
-  void running_step(const Op* op);
-  void op_is_over() const;
-  void step_is_over() const;
-  int32_t end_for(Device& device, uint64_t size_bytes) const;
 
   // freeze.cpp
   bool is_frozen(const Storage* storage) const {
@@ -652,8 +644,7 @@ class Engine {
   uint32_t frozen_ = 0;   // graphs that are being captured
   uint32_t keeping_ = 0;  // frames that bring everything back
   TimedCalls timed_calls_;
-  KnownCalls calls_;         // where ends are wished for
-  bool heeds_ends_ = false;  // a pool does; set before anything runs
+  PlacementHint hints_;
 
   HostMemory host_;
   std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
@@ -690,7 +681,6 @@ struct Engine::Device {
   double hole_search_ns = 0;   // what the last one took
   uint32_t looks_in_vain = 0;  // for moves, since the last that was not
   std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
-  MedianDensity densities = {};  // of what operators allocated, where the pool heeds ends
 };
 
 // Nanoseconds that this thread has spent making room: not part of an op's cost.

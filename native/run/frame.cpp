@@ -1,6 +1,7 @@
 // frame.cpp: one operator call, from begin to end.
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -38,6 +39,19 @@ void fetch(const void* address, size_t lines) {
 
 bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
+}
+
+// Bytes of the inputs; nothing if the results become constants, because the op cannot be repeated
+// or overwrites what cannot be computed again.
+std::optional<uint64_t> bytes_behind_results(const Frame& frame) {
+  if (!frame.replayable) return std::nullopt;
+  uint64_t bytes = 0;
+  for (const Input& input : frame.inputs) {
+    if (!input.storage) continue;
+    if (input.use == Use::mutate && !input.storage->parent) return std::nullopt;
+    bytes += input.storage->size_bytes;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -134,7 +148,11 @@ void Engine::about_to_run(Frame& frame) {
     frame.running_op = &running_op_of_thread();
   }
   *frame.running_op = frame.op_key;
-  running_op(frame);
+  if (hints_.is_used()) {
+    frame.call = frame.signature.value();
+    hints_.op_begins(frame.call, frame.told_ns,
+                     frozen_ > 0 ? std::nullopt : bytes_behind_results(frame));
+  }
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
@@ -495,7 +513,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
                        void* closure) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   *frame.running_op = 0;
-  op_is_over();
+  hints_.op_ends();
   const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
   stop_timer(frame, cost_ns < 0);
   Deferred deferred(*this);
@@ -504,7 +522,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
   learn(frame, signature);
   if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
-  if (heeds_ends_) calls_.put(frame.call, cost_ns);
+  hints_.op_cost(frame.call, cost_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
@@ -599,7 +617,7 @@ void Engine::op_abort(Frame& frame, bool started) {
 
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   if (frame.running_op) *frame.running_op = 0;
-  op_is_over();
+  hints_.op_ends();
   frame.timed = false;
   hold_inputs(frame, false);
   if (frame.log.open) journal_running(nullptr);

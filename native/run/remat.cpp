@@ -147,7 +147,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
       ++output.storage->holds;
       frame.step_outputs.push_back(output.storage);
     }
-  running_step(op);
+  hints_.step_begins(op->cost_ns);
   frame.step_open = true;
   frame.step_device = frame.stack.back().target->device_index;
   frame.step_begin_ns = now_ns();
@@ -181,7 +181,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.step_open) throw StateError("dtr_remat_commit: no step is in progress");
-  step_is_over();
+  hints_.step_ends();
   const int64_t reading_ns =
       now_ns() - frame.step_begin_ns - (room_ns_of_thread() - frame.room_ns_at_step);
   Deferred deferred(*this);
@@ -300,7 +300,7 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
 }
 
 void Engine::remat_abort(Frame& frame) {
-  step_is_over();
+  hints_.step_ends();
   Deferred deferred(*this);
   std::lock_guard<EngineMutex> lock(mutex_);
   if (frame.step_open) drop_consumed(frame, deferred);

@@ -1,4 +1,4 @@
-// simulated_framework.h: a tensor framework of our own behind the table of bridge_table.h.
+// simulated_framework.h: a tensor framework of our own behind the table of dtr/framework.h.
 //
 // The engine runs on it without PyTorch: in tests, and where an op log is replayed. It
 // has what the engine can see of PyTorch, and nothing else: storages with two reference
@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bridge_table.h"
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
 
 namespace dtr {

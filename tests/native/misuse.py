@@ -1,4 +1,4 @@
-"""Calls every function of the C interface in ways that its header forbids.
+"""Calls every function of the C interface in ways that its headers forbid.
 
 Run as a program, so that a crash ends a process of its own, and the last line that it wrote says
 which call it was:
@@ -6,7 +6,7 @@ which call it was:
     python misuse.py LOG arguments             each function, each pointer, each way to be wrong
     python misuse.py LOG sequences FIRST LAST  random sequences of calls, one for each seed
 
-The functions and their parameters are read from the header, so a new one is covered at once; a
+The functions and their parameters are read from the headers, so a new one is covered at once; a
 parameter of a type that is not known here fails with its name.
 """
 
@@ -18,12 +18,12 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtr_alloc._core import ffi, lib
 
-HEADER = Path(__file__).resolve().parents[2] / "native/include/dtr_alloc.h"
+from native import build_core
+
 KIB = 1 << 10
 LENGTH = 64  # of every array
 WORDS = 64  # of every tensor
@@ -43,9 +43,8 @@ class Function(NamedTuple):
 
 
 def declarations() -> tuple[list[Function], set[str]]:
-    """The functions of the header, and its opaque types."""
-    text = HEADER.read_text().split("/* CFFI BEGIN */")[1].split("/* CFFI END */")[0]
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    """The functions of the headers, and their opaque types."""
+    text = re.sub(r"/\*.*?\*/", "", build_core.declarations(), flags=re.DOTALL)
     opaque = set(re.findall(r"typedef struct (dtr_\w+) \1;", text))
     functions = []
     pattern = r"^(?!typedef)(\w[\w \*]*?)\b(dtr_\w+)\(([^()]*)\);"

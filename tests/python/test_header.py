@@ -1,19 +1,10 @@
-"""The C header, the build and the compiled core agree. The last tests need the native build."""
+"""The C headers, the build and the compiled core agree. The last tests need the native build."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def build_core():
-    spec = importlib.util.spec_from_file_location("build_core", ROOT / "native" / "build_core.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from native import build_core
 
 
 def without_comments(text):
@@ -37,28 +28,42 @@ def core():
     )
 
 
-def test_every_declaration_stands_between_the_marks():
-    header = (ROOT / "native/include/dtr_alloc.h").read_text()
-    assert functions(header) == functions(build_core().declarations(header))
-    assert "dtr_abi_version" in functions(header)
+@pytest.fixture(scope="module")
+def headers():
+    return "".join(path.read_text() for path in build_core.headers())
+
+
+def test_every_declaration_stands_between_the_marks(headers):
+    assert functions(headers) == functions(build_core.declarations())
+    assert "dtr_abi_version" in functions(headers)
 
 
 def test_what_cffi_reads_has_no_preprocessor_lines():
-    header = (ROOT / "native/include/dtr_alloc.h").read_text()
-    assert not re.findall(r"^\s*#", build_core().declarations(header), re.MULTILINE)
+    assert not re.findall(r"^\s*#", build_core.declarations(), re.MULTILINE)
 
 
-def test_every_function_has_the_prefix():
-    header = without_comments((ROOT / "native/include/dtr_alloc.h").read_text())
-    declared = re.findall(r"^(?!typedef)\w[\w\s*]*?\b(\w+)\s*\([^;{}]*\)\s*;", header, re.MULTILINE)
+def test_every_header_but_the_tables_is_read():
+    found = {str(path.relative_to(build_core.HEADERS)) for path in build_core.headers()}
+    there = {str(p.relative_to(build_core.HEADERS)) for p in build_core.HEADERS.rglob("*.h")}
+    assert there - found == {"dtr/framework.h"}
+
+
+@pytest.mark.parametrize("path", build_core.headers(), ids=lambda path: path.stem)
+def test_a_header_is_short_and_whole(path):
+    assert len(path.read_text().splitlines()) <= 350
+    assert f"{path.relative_to(build_core.HEADERS)}:" in path.read_text().splitlines()[0]
+
+
+def test_every_function_has_the_prefix(headers):
+    text = without_comments(headers)
+    declared = re.findall(r"^(?!typedef)\w[\w\s*]*?\b(\w+)\s*\([^;{}]*\)\s*;", text, re.MULTILINE)
     assert declared
     assert all(name.startswith("dtr_") for name in declared)
 
 
-def test_the_core_has_the_functions_of_the_header_and_no_others(core):
-    header = (ROOT / "native/include/dtr_alloc.h").read_text()
+def test_the_core_has_the_functions_of_the_headers_and_no_others(core, headers):
     built = {name for name in dir(core.lib) if callable(getattr(core.lib, name))}
-    assert built == functions(header)
+    assert built == functions(headers)
 
 
 def test_the_core_has_the_version_that_the_package_expects(core):

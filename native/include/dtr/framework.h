@@ -1,4 +1,4 @@
-/* bridge_table.h: the two tables of functions through which the engine and a
+/* dtr/framework.h: the two tables of functions through which the engine and a
  * tensor framework know each other. Plain C, because the two sides are built by
  * different compilers at different times: the core once, the bridge on the
  * user's machine for the torch that is installed there.
@@ -8,12 +8,13 @@
  * weak one only keeps the object's memory, so that the engine may ask whether the
  * storage still lives.
  */
-#ifndef DTR_BRIDGE_TABLE_H
-#define DTR_BRIDGE_TABLE_H
+#ifndef DTR_FRAMEWORK_H
+#define DTR_FRAMEWORK_H
 
 #include <stdint.h>
 
-#include "dtr_alloc.h"
+#include "dtr/ops.h"
+#include "dtr/status.h"
 
 #ifdef __cplusplus
 extern "C" {

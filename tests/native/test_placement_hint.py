@@ -1,4 +1,4 @@
-"""Which end of the heap the engine wishes for (eviction/ends.cpp). Needs the native build."""
+"""Which end of the heap the engine asks for (eviction/placement_hint.h). Needs the native build."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from native_pool import NativePool, ffi
 from toy import MUTATE, PAGE, WORDS, Toy
 
 PAGES = 64
-DEAR, CHEAP = 1_000_000, 1_000
+EXPENSIVE, CHEAP = 1_000_000, 1_000
 
 
 class PricedToy(Toy):
     """Operators cost what their names say, whatever their size."""
 
     def cost(self, operator, tensors):
-        return DEAR if operator.name.startswith("dear") else CHEAP
+        return EXPENSIVE if operator.name.startswith("expensive") else CHEAP
 
 
 def address(tensor):
@@ -41,12 +41,12 @@ def run_on():
 
 
 def taught(run_on, placement=2):
-    """An engine that has seen what cheap and dear cost, and a constant."""
+    """An engine that has seen what cheap and expensive cost, and a constant."""
     toy, tensors = run_on(placement)
     source = toy.unseen(WORDS)
     tensors.append(source)
     for _ in range(8):
-        for name in ("dear", "cheap"):
+        for name in ("expensive", "cheap"):
             toy.one(name, source, words=WORDS).release()
     return toy, tensors, source
 
@@ -57,14 +57,14 @@ def halves(tensors):
     return ["low" if address(t) - lowest < PAGES * PAGE // 2 else "high" for t in tensors]
 
 
-def test_cheap_results_go_to_the_high_end_and_dear_ones_to_the_low_end(run_on):
+def test_cheap_results_go_to_the_high_end_and_expensive_ones_to_the_low_end(run_on):
     toy, tensors, source = taught(run_on)
-    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 6]
+    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
     tensors += made
     assert halves([source, *made])[1:] == ["low", "high"] * 6
 
 
-def test_the_same_operator_is_dear_for_few_bytes_and_cheap_for_many(run_on):
+def test_the_same_operator_is_expensive_for_few_bytes_and_cheap_for_many(run_on):
     toy, tensors = run_on(2)
     source = toy.unseen(WORDS)
     tensors.append(source)
@@ -91,7 +91,7 @@ def test_constants_and_what_cannot_be_repeated_are_low_however_cheap(run_on):
 
 def test_what_is_computed_again_goes_where_its_cost_says(run_on):
     toy, tensors, source = taught(run_on)
-    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 3]
+    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 3]
     tensors += made
     for tensor in made:
         assert toy.evict(tensor)
@@ -104,7 +104,7 @@ def test_what_is_computed_again_goes_where_its_cost_says(run_on):
     assert halves([source, outside])[1] == "low"
 
 
-def test_an_operator_that_failed_leaves_no_wish_behind(run_on):
+def test_an_operator_that_failed_leaves_no_hint_behind(run_on):
     toy, tensors, source = taught(run_on)
 
     def fails(operator):
@@ -118,9 +118,9 @@ def test_an_operator_that_failed_leaves_no_wish_behind(run_on):
 
 
 @pytest.mark.parametrize("placement", [0, 1, 3])
-def test_other_placements_put_cheap_and_dear_side_by_side(run_on, placement):
+def test_other_placements_put_cheap_and_expensive_side_by_side(run_on, placement):
     toy, tensors, source = taught(run_on, placement)
-    made = [toy.one(name, source, words=WORDS) for name in ("dear", "cheap") * 6]
+    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
     tensors += made
     assert set(halves([source, *made])) == {"low"}
 
@@ -130,7 +130,7 @@ def test_a_job_is_placed_the_same_way_each_time(run_on):
         toy, tensors, source = taught(run_on)
         made = []
         for i in range(40):
-            name = f"{'dear' if i % 3 == 0 else 'cheap'} {i % 5}"
+            name = f"{'expensive' if i % 3 == 0 else 'cheap'} {i % 5}"
             made.append(toy.one(name, source, words=WORDS))
         tensors += made
         return [address(tensor) - address(source) for tensor in made]

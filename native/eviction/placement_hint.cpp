@@ -1,0 +1,96 @@
+// placement_hint.cpp: see placement_hint.h.
+#include "placement_hint.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "policy/costs.h"
+
+namespace dtr {
+
+namespace {
+
+// Of the binary logarithm. The first steps find the median wherever it is, the last follow it.
+constexpr double kFirstStep = 2;
+constexpr double kLastStep = 1.0 / 16;
+
+struct Running {
+  const PlacementHint* of = nullptr;  // null: nothing runs, or what it makes becomes constant
+  int64_t cost_ns = 0;                // 0: not known; then the bytes decide
+  uint64_t input_bytes = 0;
+};
+
+struct OfThread {
+  Running op;
+  Running step;
+};
+
+OfThread& of_thread() {
+  thread_local OfThread running;
+  return running;
+}
+
+}  // namespace
+
+bool MedianDensity::is_below(double cost_ns, double bytes) {
+  const double reading = std::log2(cost_ns / bytes);
+  const uint64_t before = readings_.fetch_add(1, std::memory_order_relaxed);
+  double median = log2_.load(std::memory_order_relaxed);
+  if (before == 0) median = reading;
+  const bool below = reading < median;
+  const double step =
+      std::max(kLastStep, kFirstStep / static_cast<double>(std::max<uint64_t>(before, 1)));
+  if (below)
+    median -= std::min(step, median - reading);
+  else
+    median += std::min(step, reading - median);
+  log2_.store(median, std::memory_order_relaxed);
+  return below;
+}
+
+int64_t PlacementHint::known_cost_ns(uint64_t call) const {
+  if (calls_.empty()) return 0;
+  const Call& place = calls_[call % kPlaces];
+  return place.hash == call ? place.cost_ns : 0;
+}
+
+void PlacementHint::op_cost(uint64_t call, int64_t cost_ns) {
+  if (!is_used()) return;
+  if (calls_.empty()) calls_.resize(kPlaces);
+  calls_[call % kPlaces] = {call, cost_ns};
+}
+
+void PlacementHint::op_begins(uint64_t call, int64_t cost_ns,
+                              std::optional<uint64_t> input_bytes) const {
+  of_thread().op = {};
+  if (!input_bytes) return;
+  of_thread().op = {this, cost_ns >= 0 ? std::max<int64_t>(cost_ns, 1) : known_cost_ns(call),
+                    *input_bytes};
+}
+
+void PlacementHint::step_begins(int64_t cost_ns) const {
+  if (is_used()) of_thread().step = {this, std::max<int64_t>(cost_ns, 1), 0};
+}
+
+void PlacementHint::op_ends() const {
+  if (is_used()) of_thread().op = {};
+}
+
+void PlacementHint::step_ends() const {
+  if (is_used()) of_thread().step = {};
+}
+
+int32_t PlacementHint::end_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes) {
+  const OfThread& running = of_thread();
+  const Running& op = running.step.of == this ? running.step : running.op;
+  if (op.of != this || size_bytes == 0) return DTR_END_LOW;
+  const int64_t cost_ns =
+      op.cost_ns > 0 ? op.cost_ns : CostTable::prior(op.input_bytes + size_bytes, device_type);
+  for (OfPool& of : pools_)
+    if (of.pool == pool &&
+        of.densities.is_below(static_cast<double>(cost_ns), static_cast<double>(size_bytes)))
+      return DTR_END_HIGH;
+  return DTR_END_LOW;
+}
+
+}  // namespace dtr

@@ -1,0 +1,77 @@
+// placement_hint.h: at which end of the heap a request shall be placed, where the placement is
+// two-ended (Zhang et al., Coop, NeurIPS 2023: cheap and expensive tensors at two ends of the heap).
+//
+// A request is expensive if its density, the cost of its operator over the bytes of the request, is
+// the median or above. Expensive requests go to the low end, cheap ones to the high end. To the low
+// end also go requests of unknown cost, and constants: allocations outside of an operator, or of one
+// that cannot be repeated.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "dtr_alloc.h"
+
+namespace dtr {
+
+// A running median of densities, as their binary logarithm: each reading moves it a step towards
+// itself, the first ones a longer step. The same readings in the same order give the same medians;
+// two threads at once may lose a reading, no more.
+class MedianDensity {
+ public:
+  // Whether the reading, cost over bytes, is below the median of those before it (the first is
+  // not); then counts it. Both above 0.
+  bool is_below(double cost_ns, double bytes);
+
+ private:
+  std::atomic<uint64_t> readings_{0};
+  std::atomic<double> log2_{0};
+};
+
+// What one engine's operators cost, for the requests that they make. An operator is in progress on
+// the thread that began it.
+class PlacementHint {
+ public:
+  // One that uses hints. Said before anything runs.
+  void add_pool(const dtr_pool* pool) { pools_.emplace_back(pool); }
+  bool is_used() const { return !pools_.empty(); }
+
+  // ---- under the engine's mutex ----
+  // call: a hash of operator and arguments. cost_ns: of the operator if that is known beforehand,
+  // else below 0. input_bytes: nothing if its results become constants.
+  void op_begins(uint64_t call, int64_t cost_ns, std::optional<uint64_t> input_bytes) const;
+  void op_cost(uint64_t call, int64_t cost_ns);
+
+  // ---- by the thread of the operator ----
+  // A rematerialization; an operator that needs it waits meanwhile.
+  void step_begins(int64_t cost_ns) const;
+  void op_ends() const;
+  void step_ends() const;
+  // DTR_END_... for a request of this thread to one of the pools, of a device of this type.
+  int32_t end_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes);
+
+ private:
+  // What calls cost. Two hashes may share a place: then the later call has it. (The hash is without
+  // the sizes of the results, which the signature has, too, but which are not known before.)
+  static constexpr size_t kPlaces = 16384;
+  struct Call {
+    uint64_t hash = 0;
+    int64_t cost_ns = 0;
+  };
+  int64_t known_cost_ns(uint64_t call) const;
+
+  struct OfPool {
+    explicit OfPool(const dtr_pool* of) : pool(of) {}
+    const dtr_pool* pool;
+    MedianDensity densities;  // of what operators allocated there
+  };
+
+  std::deque<OfPool> pools_;
+  std::vector<Call> calls_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,182 @@
+/* dtr/allocator_models.h: replay of allocation traces on models of allocators (fragment/). */
+#ifndef DTR_ALLOCATOR_MODELS_H
+#define DTR_ALLOCATOR_MODELS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* The rows of a trace are DTR_EVENT_... (dtr_alloc/fragment/trace.py says what each means). A
+ * replay heeds the first two and moves; the others count for nothing there. */
+
+/* The allocations of one device in a trace, paired. Immutable: any thread. */
+typedef struct dtr_fragment_events dtr_fragment_events;
+/* Reads count rows, those of device `which`. DTR_INVALID names the row: a FREE where nothing is
+ * allocated, an ALLOCATE where something is, a move without its other half, an unknown kind.
+ * *out belongs to the caller; NULL on failure. */
+int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
+                          const uint64_t* stream, const uint16_t* device, uint64_t count,
+                          uint16_t which, dtr_fragment_events** out);
+int32_t dtr_fragment_unload(dtr_fragment_events* events);
+int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
+                            uint64_t* allocations, uint64_t* peak_live_bytes);
+
+enum {
+  DTR_FRAGMENT_OURS = 0,         /* our pool over simulated memory */
+  DTR_FRAGMENT_PYTORCH = 1,      /* PyTorch's caching allocator (fragment/caching.h) */
+  DTR_FRAGMENT_POWER_OF_TWO = 2, /* bins of powers of two, never split or merged */
+  DTR_FRAGMENT_FIRST_FIT = 3,    /* one arena, the lowest hole that fits */
+  DTR_FRAGMENT_PAGING = 4,       /* whole pages for each request, wherever they are */
+  DTR_FRAGMENT_EXACT = 5         /* bytes, wherever they are: the bound below all */
+};
+
+typedef struct dtr_fragment_options {
+  int32_t model;         /* DTR_FRAGMENT_... */
+  uint64_t budget_bytes; /* of the device; UINT64_MAX: no limit */
+  uint64_t samples;      /* about how many rows to look at closely; 0: none */
+  int32_t places;        /* 1: keep the address of each allocation */
+  /* ours: as in dtr_pool_options */
+  uint64_t chunk_bytes;
+  uint64_t small_bytes;
+  int32_t fixed;
+  int32_t placement; /* no request wishes for an end */
+  /* paging */
+  uint64_t page_bytes;
+  /* pytorch; the zeros: PyTorch's defaults */
+  int32_t expandable;         /* expandable_segments */
+  int32_t budget_is_fraction; /* the budget is set_per_process_memory_fraction's, and not what
+                                 the device has */
+  uint64_t max_split_bytes;   /* max_split_size_mb, in bytes */
+  uint64_t max_unsplit_rounding_bytes; /* max_non_split_rounding_mb, in bytes */
+  uint64_t roundup_power2_divisions;
+  double collect_threshold; /* garbage_collection_threshold; needs budget_is_fraction */
+  int32_t ties_by_address;  /* 1: of free blocks of one size the lowest serves, as up to 2.12; 0:
+                               that of the oldest segment, as from 2.13 on */
+  const uint64_t* segment_addresses; /* of the segments that the device gives, in order, if known
+                                        (not expandable); NULL */
+  uint64_t segment_address_count;
+} dtr_fragment_options;
+
+typedef struct dtr_fragment_result {
+  int32_t completed;        /* 0: out of memory at failed_row; all else is of what came before */
+  int64_t failed_row;       /* -1 if completed */
+  uint64_t failed_bytes;    /* the request that found no place; 0 if completed */
+  uint64_t events;          /* allocations and frees */
+  uint64_t replayed_events; /* that went through */
+  uint64_t peak_live_bytes; /* as asked for */
+  uint64_t peak_used_bytes; /* as rounded */
+  uint64_t peak_reserved_bytes; /* held of the device */
+  uint64_t max_lost_bytes;      /* reserved and not live, the most after any event */
+  double mean_lost_bytes;       /* and the mean over events */
+  uint64_t end_live_bytes;
+  uint64_t end_reserved_bytes;
+  int64_t replay_ns; /* real time of the events, with the counting of the above and no looking */
+} dtr_fragment_result;
+
+/* The state after a row. */
+typedef struct dtr_fragment_sample {
+  uint64_t row;
+  uint64_t live_bytes;
+  uint64_t used_bytes;
+  uint64_t reserved_bytes;
+  uint64_t free_bytes; /* of holes: reserved, and in no block */
+  uint64_t largest_free_bytes;
+  uint64_t free_blocks;
+  double sum_free_squares;
+} dtr_fragment_sample;
+
+typedef struct dtr_fragment_block {
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t stream;
+  int32_t used;
+  int32_t reserved;
+} dtr_fragment_block;
+
+/* Memory that came from the device, or went back, at a row. */
+typedef struct dtr_fragment_segment {
+  uint64_t row;
+  uint64_t address;
+  uint64_t size_bytes;
+  int32_t taken; /* 0: given back */
+  int32_t reserved;
+} dtr_fragment_segment;
+
+typedef struct dtr_fragment_replay dtr_fragment_replay;
+/* Replays the allocations on a model. Running out of memory is an outcome. DTR_INVALID for options
+ * that are none. *out belongs to the caller; NULL on failure. Any thread. */
+int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
+                         dtr_fragment_replay** out);
+/* Of these none fails otherwise. */
+int32_t dtr_fragment_destroy(dtr_fragment_replay* replay);
+int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
+/* These live as long as the replay. Samples ascend by row: about as many as asked for, evenly, and
+ * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
+ * order, `worst` when reserved - live was largest, else at the end. */
+const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_replay* replay, uint64_t* count);
+const uint64_t* dtr_fragment_places(const dtr_fragment_replay* replay, uint64_t* count);
+const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay, int32_t worst,
+                                              uint64_t* count);
+const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
+                                                  uint64_t* count);
+
+/* What a trace did to its own heap; dtr_alloc/fragment/walk.py says how it is read. */
+typedef struct dtr_fragment_walk_options {
+  const uint8_t* kind; /* the rows' columns, of one device; they outlive the walk */
+  const uint64_t* address;
+  const uint64_t* size_bytes;
+  uint64_t count;
+  uint64_t chunk_bytes; /* the unit in which free memory can be mapped elsewhere; 0: it cannot */
+  int32_t walled;       /* 1: holes of two segments do not merge by themselves */
+} dtr_fragment_walk_options;
+
+enum { DTR_BEGAN_ALLOCATED = 0, DTR_BEGAN_REMATERIALIZED = 1, DTR_BEGAN_MOVED = 2 };
+enum { DTR_ENDED_FREED = 0, DTR_ENDED_EVICTED = 1, DTR_ENDED_MOVED = 2, DTR_ENDED_NOT = 3 };
+
+typedef struct dtr_fragment_heap {
+  /* The heap after each row that changed it. */
+  uint64_t moments;
+  const int64_t* row;
+  const uint64_t* live_bytes; /* as asked for */
+  const uint64_t* reserved_bytes;
+  const uint64_t* free_bytes; /* reserved, and in no block */
+  const uint64_t* largest_free_bytes;
+  const double* sum_free_squares;
+  /* The blocks, in the order of their beginnings. */
+  uint64_t blocks;
+  const int64_t* start;
+  const int64_t* end; /* the number of rows for those that stay */
+  const uint64_t* address;
+  const uint64_t* block_bytes;
+  const uint8_t* began; /* DTR_BEGAN_... */
+  const uint8_t* ended; /* DTR_ENDED_... */
+  /* Bytes lost, by the row that asked for room, where something was evicted for it. */
+  uint64_t losses;
+  const int64_t* lost_row;
+  const uint64_t* lost_bytes;
+  uint64_t budget_bytes; /* the last; UINT64_MAX: none */
+} dtr_fragment_heap;
+
+typedef struct dtr_fragment_walk dtr_fragment_walk;
+/* DTR_INVALID names the row: an end of what has not begun, a block that lies in another one. *out
+ * belongs to the caller; NULL on failure. Any thread. */
+int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
+int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
+/* Its columns live as long as the walk. */
+int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
+/* The sizes of the holes after that row, ascending: goes through the rows again. They live until
+ * the next call, or as long as the walk. */
+int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
+                                uint64_t* count);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,249 @@
+/* dtr/engine.h: the engine: its options, counters and costs. */
+#ifndef DTR_ENGINE_H
+#define DTR_ENGINE_H
+
+#include <stdint.h>
+
+#include "dtr/pool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* One engine serves all pools of a process. */
+typedef struct dtr_engine dtr_engine;
+
+/* What a storage's score is made of: c * r^recomputes / (m * s^a); the smallest is
+ * evicted (DTR paper, section 4.1). dtr_alloc/heuristics.py explains each. */
+enum {
+  DTR_COST_NONE = 0,
+  DTR_COST_LOCAL = 1,
+  DTR_COST_ANCESTORS = 2,    /* own + evicted ancestors */
+  DTR_COST_NEIGHBORHOOD = 3, /* own + evicted ancestors and descendants (e*), exact */
+  DTR_COST_COMPONENT = 4,    /* own + neighboring evicted components */
+  DTR_COST_MARGINAL = 5      /* what evicting it adds to what is to be recomputed (score.h) */
+};
+enum { DTR_SIZE_NONE = 0, DTR_SIZE_BYTES = 1, DTR_SIZE_BYTES_AND_FREE = 2 };
+enum { DTR_SELECT_SCORE = 0, DTR_SELECT_RANDOM = 1, DTR_SELECT_CALLBACK = 2 };
+
+typedef struct dtr_heuristic {
+  int32_t select;            /* DTR_SELECT_... */
+  int32_t cost;              /* DTR_COST_... */
+  int32_t size;              /* DTR_SIZE_... */
+  double staleness_exponent; /* a: 0 to 1 */
+  double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
+  uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
+} dtr_heuristic;
+
+/* Among how many candidates the one of the least score is looked for. */
+enum {
+  DTR_SAMPLING_OFF = 0, /* all: the least score there is */
+  DTR_SAMPLING_SQRT = 1 /* a random sample of sqrt(n); all if none of it can be evicted */
+};
+
+/* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
+typedef struct dtr_candidate {
+  uint64_t id; /* of the storage; unique in the engine */
+  uint64_t size_bytes;
+  uint64_t free_bytes;    /* directly before and behind it; see dtr_pool_free_beside */
+  int64_t staleness_ns;   /* since it was last used */
+  int64_t cost_ns;        /* of its own op */
+  int64_t ancestors_ns;   /* of its evicted ancestors: a part of e* */
+  int64_t descendants_ns; /* of its evicted descendants: the rest of e* */
+  int64_t component_ns;   /* of the evicted components next to it */
+  uint64_t recomputes;    /* how often it was recomputed */
+  int32_t live;           /* 1: the framework still refers to it */
+} dtr_candidate;
+
+/* Writes a score for each candidate: the smallest is evicted, infinity is allowed. Returns
+ * 0; anything else, or a NaN, makes the allocation that needs room fail with DTR_STATE and
+ * the message, of less than capacity bytes. Runs on the allocating thread with no lock of
+ * ours held, and may take the GIL; memory that it allocates itself must fit as it is. */
+typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, uint64_t count,
+                                double* scores, char* message, uint64_t capacity);
+
+/* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
+ * smallest. Dead storages that are resident again (ghosts): DTR_GHOSTS_... Only what the
+ * heuristic needs is kept up to date. */
+
+/* A dead storage that is resident because a rematerialization needed it (a ghost), and that
+ * nothing evicted and still needed would be recomputed from (graph/ghosts.cpp), */
+enum {
+  DTR_GHOSTS_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
+  DTR_GHOSTS_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
+  DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
+};
+
+/* What waits for a rematerialization to go on (run/waiting.cpp), */
+enum {
+  DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
+                             what needs most memory is brought back first */
+  DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
+};
+
+/* How an allocation that does not fit gets room (eviction/room.cpp), */
+enum {
+  DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
+                          or a remap, whatever costs less (policy/window.cpp) */
+  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits, which a remap may
+                          see to (DTR) */
+  DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
+};
+/* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
+/* Whether contents on the CPU are compared with their last known state (graph/contents.cpp), in
+ * memory that the host can read. Those whose address was given away always are, and whole. */
+enum {
+  DTR_CONTENTS_TRUSTED = 0,
+  DTR_CONTENTS_SAMPLED = 1, /* a few words of each */
+  DTR_CONTENTS_WHOLE = 2    /* every byte: to find who writes unseen */
+};
+
+typedef struct dtr_engine_options {
+  dtr_heuristic heuristic;
+  uint64_t min_evict_bytes; /* smaller storages are never chosen */
+  double min_evict_share;   /* nor those below this share of the candidates' mean size; 0 to 1 */
+  int32_t sampling;         /* DTR_SAMPLING_... */
+  uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+  /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
+   * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
+   * for good once no dependent is evicted, and makes constants of these (graph/dealloc.cpp). */
+  const char* dealloc;
+  dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
+  void* score_context;      /* its first argument */
+  int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
+  int32_t ghosts;           /* DTR_GHOSTS_... */
+  int32_t waiting;          /* DTR_WAITING_... */
+  /* The most bytes of host memory that contents may be swapped to (eviction/swap.cpp); 0: off.
+   * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
+  uint64_t swap_bytes;
+  double swap_out_bytes_per_s; /* how fast copies to host memory are; 0: as measured */
+  double swap_in_bytes_per_s;  /* and back */
+  /* Each verify-th eviction of a live content keeps a copy of it, and the bytes are compared when
+   * they come back: a difference fails the rematerialization with DTR_STATE. 0: none does. */
+  uint64_t verify;
+  int32_t room;   /* DTR_ROOM_... */
+  int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
+                     piece (eviction/moving.cpp) */
+  double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
+  int32_t contents;        /* DTR_CONTENTS_... */
+} dtr_engine_options;
+
+typedef struct dtr_engine_stats {
+  uint64_t evictions; /* storages evicted, to make room or by hand */
+  uint64_t evicted_bytes;
+  uint64_t rematerializations; /* ops run again */
+  uint64_t recompute_ns;       /* what that took; where work is queued, what it should take */
+  uint64_t search_ns;          /* choosing what to evict, without evicting it */
+  uint64_t searches;
+  uint64_t live_storages; /* records */
+  uint64_t live_ops;
+  uint64_t evicted_storages;    /* records whose content is gone */
+  uint64_t kept_constant_bytes; /* dead constants kept because something may need them */
+  uint64_t settled;             /* storages that became constants before a loss */
+  uint64_t moved_bytes;         /* of contents that were moved within a pool */
+  uint64_t recorded_ops;        /* since creation */
+  uint64_t banished;            /* dead storages that were removed for good */
+  uint64_t yields;              /* evictions of what only waited: there was no other way */
+  uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
+  uint64_t total_cost_ns;       /* of first executions, recorded or not */
+  uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
+  uint64_t evaluations;         /* exact scores computed, random draws included */
+  uint64_t storage_accesses;    /* one per evaluation, and one per storage (or node of a
+                                   component) visited to gather or maintain what scores
+                                   need (DTR paper, appendix D.3) */
+  uint64_t bookkeeping_ns;      /* inside the engine, if time_bookkeeping: dtr_op_begin to
+                                   dtr_op_end, dtr_remat_..., room, deaths; not waiting for locks */
+  uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
+  uint64_t swapped_out_bytes;
+  uint64_t swapped_in_bytes;
+  uint64_t host_bytes;           /* of contents that are in host memory now */
+  uint64_t verified;             /* rematerialized contents that were compared */
+  uint64_t prefetches;           /* contents that were swapped in before they were needed */
+  uint64_t prefetch_hits;        /* of these, that were needed before they went again */
+  uint64_t contiguity_evictions; /* for room, while the bytes that no block took sufficed */
+  uint64_t window_searches;
+  uint64_t window_evictions; /* of members of windows */
+  uint64_t moves;            /* contents moved within a pool */
+  uint64_t move_ns;          /* what the host spent on them; copies that a device makes later not */
+  uint64_t unseen_writes;    /* contents found changed that no op had overwritten */
+} dtr_engine_stats;
+
+/* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
+ * of its tensor arguments, the sizes of its results (policy/costs.h). */
+typedef struct dtr_cost {
+  uint64_t signature; /* never 0 */
+  uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
+  int64_t cost_ns;    /* the mean; 1 to 2^40 */
+  uint64_t readings;  /* from how many */
+} dtr_cost;
+
+/* The caller owns it. Fails iff an option is out of its range. */
+int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
+/* Fails iff records exist (dtr_engine_reset), or frames or a simulated framework of it do. */
+int32_t dtr_engine_destroy(dtr_engine* engine);
+/* Takes new options; the records stay. Fails as dtr_engine_create. Any thread. */
+int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options);
+
+/* Connects a framework: a const dtr_framework * of dtr/framework.h, which outlives the engine. Fails
+ * iff another one is connected, or it speaks another version of the table. */
+int32_t dtr_engine_connect(dtr_engine* engine, const void* framework);
+/* The core's table for that framework: a const dtr_core *. Lives with the engine. */
+const void* dtr_engine_core(dtr_engine* engine);
+
+/* Makes the engine the one who gives room in pool, for tensors of this device
+ * (c10::DeviceType and index, -1 for the only one). The pool cannot be destroyed before the engine.
+ * Fails iff the device has a pool already, or the pool an engine. Before the first op. */
+int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
+                            dtr_pool* pool);
+
+/* A graph is being captured from now on (1), or no more (0; as often): no live storage is
+ * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
+ * nothing is computed again (run/freeze.cpp). After the 1 and before the capture, bring
+ * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
+ * too many. Any thread. */
+int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
+
+/* Forgets all records and returns the memory that only the engine holds.
+ * DTR_STATE while a live storage is evicted: rematerialize it first. */
+int32_t dtr_engine_reset(dtr_engine* engine);
+
+/* Replaces what was learned of costs by these, which stay as they are: with them a
+ * deterministic job is evicted in the same way each time. Other signatures are measured
+ * and averaged, as many as there is room for (65,536 in all; beyond that each call costs
+ * what it took). Any thread; while no records exist, or old ones keep other costs.
+ * DTR_INVALID, and nothing is known, for a wrong entry. */
+int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count);
+/* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
+uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
+
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out); /* Any thread. */
+/* DTR_OK, or DTR_STATE and a message that names the broken rule (graph/records.h). Any thread. */
+int32_t dtr_engine_check_invariants(dtr_engine* engine);
+
+/* What a search for room in the pool would choose now, without evicting it: its score in
+ * *chosen, and in *least the smallest score of all that can be evicted, found by looking at
+ * each. Both 0 if nothing can be. For measurements: the counters stay, a random number may
+ * be drawn. DTR_INVALID for a pool that is not the engine's, DTR_STATE unless the
+ * heuristic selects by score. Any thread. */
+int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
+
+/* Which operators' results fill the memory: for each resident storage that can be evicted,
+ * the op_key of the operator that computes it (0: none does) and the storage's bytes. Writes
+ * up to capacity of them; returns how many there are. Any thread. */
+uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
+                            uint64_t capacity);
+
+/* Ids of ops whose records are gone, so that their closures may go too: of those that ended by
+ * dtr_op_end (a bridge gives its closures to the records, see dtr/framework.h). Returns how many
+ * it wrote; call until it returns 0. Any thread. */
+uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

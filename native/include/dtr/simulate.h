@@ -1,0 +1,155 @@
+/* dtr/simulate.h: replay of op logs (simulate/). */
+#ifndef DTR_SIMULATE_H
+#define DTR_SIMULATE_H
+
+#include <stdint.h>
+
+#include "dtr/engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* A log as numbers (dtr_alloc/oplog.py makes them), one instruction after the other:
+ *   0, name, size_bytes                                               CONSTANT
+ *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
+ *   2, time, args, arg..., mutated, index...                          MUTATE: -1 - i for
+ *                                               argument i if it is overwritten without being read
+ *   3, dst, src                                                       COPY
+ *   4, dst, src                                                       COPY_FROM
+ *   5, name                                                           RELEASE
+ *   6, time, args, arg..., results, (name, size_bytes, -1)...         EFFECT: never repeated;
+ *                                                                     its results are constants
+ * A name is a number from 0 on, in the order in which the names first stand in the log. An
+ * alias is the index of the argument that the result looks at, -1 for new memory. */
+typedef struct dtr_replay dtr_replay;
+
+enum {
+  DTR_DEALLOC_EAGER = 0,
+  DTR_DEALLOC_BANISH = 1,
+  DTR_DEALLOC_IGNORE = 2,
+  DTR_DEALLOC_LAZY = 3 /* in simrd's semantics the same as ignore: it pins all constants */
+};
+
+typedef struct dtr_replay_options {
+  dtr_heuristic heuristic;
+  int32_t dealloc;          /* DTR_DEALLOC_... */
+  int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
+  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
+  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
+} dtr_replay_options;
+
+enum {
+  DTR_REPLAY_OK = 0,
+  DTR_REPLAY_OUT_OF_MEMORY = 1,
+  DTR_REPLAY_THRASH = 2,
+  DTR_REPLAY_CONTRADICTION = 3 /* simrd's cached regions contradict themselves: it stops, too */
+};
+
+typedef struct dtr_replay_result {
+  int32_t status;      /* DTR_REPLAY_...; else the counters are those of the moment it ended */
+  int64_t clock;       /* 1 + all cost spent */
+  int64_t model_cost;  /* of first executions, EFFECTs included on the engine */
+  int64_t remat_cost;  /* of repeated ones */
+  uint64_t model_ops;  /* first executions */
+  uint64_t remat_ops;  /* repeated ones */
+  uint64_t collateral; /* other outputs that came back with a rematerialized one */
+  uint64_t forced;     /* evictions for room */
+  uint64_t other;      /* evictions at a release or inside a banish */
+  uint64_t banished;
+  uint64_t peak_bytes;
+  uint64_t end_bytes;
+  uint64_t evaluations; /* scores computed */
+  uint64_t accesses;    /* storages visited for scores and their metadata (simrd, 5.5) */
+  uint64_t chain_depth; /* the most rematerializations that waited for one another */
+  uint64_t search_ns;   /* real time spent choosing */
+  /* On the engine: */
+  uint64_t yields;         /* as in dtr_engine_stats */
+  uint64_t constant_bytes; /* resident when it ended: what cannot be evicted, */
+  uint64_t running_bytes;  /* what the op or step in flight reads, */
+  uint64_t waiting_bytes;  /* and what only waits */
+  /* On the engine, if it was to be measured, what fragmentation costs (fragmentation.h in
+   * native/simulate/ says what is lost); of requests that found their place. Counted pools lose
+   * nothing: */
+  uint64_t forced_requests;  /* requests for which something was evicted */
+  uint64_t forced_times;     /* how often something was evicted for them (by windows: several) */
+  uint64_t lost_bytes;       /* summed over these times; */
+  uint64_t most_lost_bytes;  /* the most at one of them */
+  uint64_t left_bytes;       /* free once the request has its place, summed over the requests */
+  uint64_t scattered;        /* evictions while as much was free as was asked for; */
+  uint64_t scattered_times;  /* of how many times */
+  uint64_t remaps;           /* as in dtr_pool_stats */
+  uint64_t windows;          /* searched for, as in dtr_engine_stats */
+  uint64_t window_evictions; /* of those that are forced */
+  uint64_t moves;            /* contents moved within the pool, */
+  uint64_t moved_bytes;      /* their bytes, */
+  int64_t move_cost;         /* and time; part of neither clock nor remat_cost, but if both together
+                                are above max_recompute, the run is one that thrashed */
+} dtr_replay_result;
+
+/* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
+ * DTR_INVALID for a program or options that are malformed, else the run's outcome is in the
+ * result. *out belongs to the caller; NULL on failure. */
+int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
+                         uint64_t numbers, dtr_replay** out);
+
+/* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
+ * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
+enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
+
+/* Replays a program with the semantics of simrd, evicting for room what a list says
+ * (simulate/given.h): count pairs of numbers, after how many executions (first and repeated
+ * ones) and which storage, by its first tensor as in the decisions. What the program releases is
+ * evicted at once under DTR_DEALLOC_EAGER, and stays until the list says so under
+ * DTR_DEALLOC_IGNORE. Fails and returns as dtr_replay_simrd; DTR_INVALID also if the list has
+ * what cannot be evicted, or leaves too little room. */
+int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                         uint64_t numbers, const int64_t* evictions, uint64_t count,
+                         dtr_replay** out);
+
+typedef struct dtr_runtime_options {
+  dtr_replay_options replay; /* newest_staleness must be 0 */
+  int32_t space;             /* DTR_SPACE_... */
+  int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
+  uint64_t min_evict_bytes;  /* as in dtr_engine_options */
+  uint64_t history_ops;      /* likewise */
+  int32_t ghosts;            /* likewise */
+  int32_t waiting;           /* likewise */
+  int32_t room;              /* likewise */
+  dtr_score_fn score;        /* likewise */
+  void* score_context;
+  uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
+  int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
+  double move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
+                           moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
+  int32_t placement;       /* of the heap, as in dtr_pool_options; for bytes alone 0 */
+} dtr_runtime_options;
+
+/* Replays a program on the engine above, with costs and sizes of the program and no contents
+ * (simulate/runtime.h says what differs from simrd). workspace: what operators allocate
+ * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
+ * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL, MUTATE or
+ * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no
+ * operator has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
+ * returns as dtr_replay_simrd. */
+int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
+                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
+                           uint64_t operators, dtr_replay** out);
+
+/* Of these none fails otherwise. */
+int32_t dtr_replay_destroy(dtr_replay* replay);
+int32_t dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+/* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
+ * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
+ * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
+const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,36 @@
+/* dtr/status.h: statuses, versions and messages. */
+#ifndef DTR_STATUS_H
+#define DTR_STATUS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* Status codes. */
+enum {
+  DTR_OK = 0,
+  DTR_OUT_OF_MEMORY = 1, /* the budget cannot hold the request, whatever is evicted */
+  DTR_INVALID = 2, /* an argument is wrong; the message names it, its value and what is allowed */
+  DTR_DRIVER = 3,  /* the driver (mmap, libcuda) refused a call; the message names the call */
+  DTR_STATE = 4    /* the object is not in a state that allows this call */
+};
+
+/* The version of this interface. The extension, the bridge and the Python
+ * package each compare it before they use anything else. */
+int32_t dtr_abi_version(void);
+
+/* The message of the last failed call on this thread; never NULL, "" if none.
+ * Valid until the next call on this thread. */
+const char* dtr_last_error(void);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
