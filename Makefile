@@ -94,7 +94,7 @@ $(TSAN)/threads: $(TSAN_OBJECTS)
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -Iallocator -Inative \
-	  -Inative/include -MMD -c $< -o $@
+	  -Inative/include -MMD -MP -c $< -o $@
 
 -include $(TSAN_OBJECTS:.o=.d)
 

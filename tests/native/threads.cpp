@@ -5,12 +5,11 @@
 // wrong inputs shows. All threads read tensors of one another; each overwrites its own. Meanwhile
 // one more thread calls what the interface allows on "any thread": budgets, moves, checks.
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <stdexcept>
-#include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -25,13 +24,18 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPageWords = kPageBytes / 8;
 constexpr int kThreads = 4;
 
+// Ends the process: other threads would wait for what this one leaves undone.
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "threads: %s\n", what);
+  std::_Exit(1);
+}
 int64_t answer(int64_t number) {
-  if (number < 0) throw std::runtime_error(dtr_last_error());
+  if (number < 0) fail(dtr_last_error());
   return number;
 }
 void ok(int32_t status) { answer(-status); }
 void require(bool holds, const char* what) {
-  if (!holds) throw std::runtime_error(what);
+  if (!holds) fail(what);
 }
 
 uint64_t mixed(uint64_t a, uint64_t b) {
@@ -288,7 +292,6 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
           worker.call(i, {&layers[i - 1], &weight, &shared[i % shared.size()]}, words));
     }
     worker.call(100, {&layers[4], &layers[5]}, 0);
-    worker.call(101, {&layers[7], &weight}, 0);
     answer(dtr_evict(machine.engine, layers[9].handle()));
     ok(dtr_pin(machine.engine, layers[9].pointer(), 0));
     worker.materialize(layers[9]);
@@ -296,6 +299,8 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
     answer(dtr_unpin(machine.engine, layers[9].handle()));
     for (uint64_t i = 0; i < layers.size(); i += 2) layers[i] = Tensor();
     worker.look(layers.back());
+    layers.clear();
+    worker.call(101, {&shared[0], &weight}, 0);
   }
   worker.look(weight);
 }
@@ -322,18 +327,6 @@ void meddle(Machine& machine, const std::atomic<bool>& over) {
 
 void run(const Settings& settings, uint64_t evictions) {
   Machine machine(settings);
-  std::string failure;
-  std::mutex mutex;
-  const auto guarded = [&](auto&& work) {
-    try {
-      work();
-    } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex);
-      failure = error.what();
-      std::fprintf(stderr, "%s: %s\n", settings.name, error.what());
-      std::_Exit(1);  // the others would wait for what this one has left undone
-    }
-  };
   {
     Worker first(machine);
     Tensor constant = first.make(kPageWords, 1);
@@ -342,8 +335,8 @@ void run(const Settings& settings, uint64_t evictions) {
     std::atomic<bool> over{false};
     std::vector<std::thread> threads;
     for (uint64_t i = 0; i < kThreads; ++i)
-      threads.emplace_back([&, i] { guarded([&] { train(machine, shared, i + 2, evictions); }); });
-    std::thread meddler([&] { guarded([&] { meddle(machine, over); }); });
+      threads.emplace_back([&, i] { train(machine, shared, i + 2, evictions); });
+    std::thread meddler([&] { meddle(machine, over); });
     for (std::thread& thread : threads) thread.join();
     over = true;
     meddler.join();
