@@ -1,4 +1,4 @@
-// frame.cpp: one operator call, from begin to end.
+// op_call.cpp: one operator call, from begin to end.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -113,8 +113,8 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
 
 // An optimizer's operator has hundreds of arguments: their storages are marked, not compared.
 void Engine::find_shared(Frame& frame) {
-  const uint64_t once = ++walk_;
-  const uint64_t twice = ++walk_;
+  const uint64_t once = graph_.next_walk();
+  const uint64_t twice = graph_.next_walk();
   for (const Input& input : frame.inputs)
     if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
   for (Input& input : frame.inputs) input.shared = input.storage && input.storage->mark == twice;
@@ -122,7 +122,7 @@ void Engine::find_shared(Frame& frame) {
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   int32_t need = 0;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
@@ -151,7 +151,7 @@ void Engine::about_to_run(Frame& frame) {
   if (hints_.is_used()) {
     frame.call = frame.signature.value();
     hints_.op_begins(frame.call, frame.told_ns,
-                     frozen_ > 0 ? std::nullopt : bytes_behind_results(frame));
+                     capture_.is_under_way() ? std::nullopt : bytes_behind_results(frame));
   }
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
@@ -191,9 +191,9 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     frame.overwrites = true;
     covers |= input.use != Use::mutate;
   }
-  if (frozen_ > 0) capture_inputs(frame, deferred);
+  if (capture_.is_under_way()) capture_inputs(frame, deferred);
   if (covers) find_shared(frame);
-  if (frame.overwrites || frozen_ > 0) need |= begin_overwriting(frame, deferred);
+  if (frame.overwrites || capture_.is_under_way()) need |= begin_overwriting(frame, deferred);
   if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
@@ -219,7 +219,7 @@ void Engine::describe_inputs(Frame& frame) {
     if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
     dtr_tensor_desc& desc = input.desc;
     framework_->describe(input.tensor, &desc);
-    by_handle_.fetch(desc.handle);
+    graph_.by_handle.fetch(desc.handle);
     frame.signature.add(desc);
     const auto dims = static_cast<size_t>(desc.ndim);
     input.geometry = static_cast<uint32_t>(frame.geometry.size());
@@ -234,7 +234,7 @@ void Engine::describe_inputs(Frame& frame) {
     // The op may resize its arguments, or drop the last reference to one.
     input.desc.sizes = frame.geometry.data() + input.geometry;
     input.desc.strides = input.desc.sizes + input.desc.ndim;
-    input.storage = by_handle_.find(input.desc.handle);
+    input.storage = graph_.by_handle.find(input.desc.handle);
     if (input.storage && count > kAhead) fetch(input.storage, 4);
   }
 }
@@ -261,7 +261,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
     ++storage->overwriters;
   }
   for (const Input& input : frame.inputs)
-    if (input.storage && !input.copy && (overwrites(input.use) || frozen_ > 0) &&
+    if (input.storage && !input.copy && (overwrites(input.use) || capture_.is_under_way()) &&
         !input.storage->parent && input.storage->children &&
         !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
       need |= DTR_NEED_WORK;
@@ -269,7 +269,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
 }
 
 int32_t Engine::op_prepare(Frame& frame) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
   if (!frame.requested) begin_request();
   frame.requested = true;
@@ -286,7 +286,8 @@ int32_t Engine::op_prepare(Frame& frame) {
   for (const Input& input : frame.inputs)
     if (input.storage && input.constant) forget_parent(input.storage, deferred);
   for (const Input& input : frame.inputs)
-    if (input.storage && (overwrites(input.use) || frozen_ > 0) && !input.storage->parent)
+    if (input.storage && (overwrites(input.use) || capture_.is_under_way()) &&
+        !input.storage->parent)
       settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
   if (targets.empty()) settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
@@ -302,27 +303,20 @@ int32_t Engine::op_prepare(Frame& frame) {
 
 // The record of the op that just ran, without outputs yet.
 Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
-  Op* op = ops_.get();
-  op->id = next_op_id_++;
+  Op* op = graph_.new_op();
   op->op_key = frame.op_key;
-  op->closure = nullptr;
   op->cost_ns = cost_ns;
   op->signature = signature;
-  op->log_index = -1;
-  op->edges.clear();
-  op->tensors.clear();
   op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
-  op->outputs.clear();
-  op->recorded_outputs = 0;
   // A storage's first edge marks it: its number is what the mark is above `before`.
-  const uint64_t before = walk_;
+  const uint64_t before = graph_.last_walk();
   const auto edge_of = [&](const Storage* storage) {
     return static_cast<int32_t>(storage->mark - before) - 1;
   };
   for (const Input& input : frame.inputs) {
     if (!input.storage || (input.use != Use::read && input.use != Use::mutate)) continue;
     if (input.storage->mark > before) continue;
-    input.storage->mark = ++walk_;
+    input.storage->mark = graph_.next_walk();
     op->edges.emplace_back();
     op->edges.back().input = input.storage;
   }
@@ -341,14 +335,11 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
     op->tensors.push_back(spec);
   }
   // Linked only now: the vector no longer grows.
-  for (Edge& edge : op->edges) link(edge, op, edge.input);
+  for (Edge& edge : op->edges) Graph::link(edge, op, edge.input);
   op->chain = 1;
   for (const Edge& edge : op->edges)
     if (edge.input->parent) op->chain = std::max(op->chain, edge.input->chain + 1);
-  op->older = newest_op_;
-  op->newer = nullptr;
-  (newest_op_ ? newest_op_->newer : oldest_op_) = op;
-  newest_op_ = op;
+  graph_.append(op);
   ++stats_.live_ops;
   ++stats_.recorded_ops;
   return op;
@@ -357,7 +348,7 @@ Op* Engine::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
 // The content of a small storage at another address; null if there is no room for it.
 void* Engine::copy_of(const Storage* storage) const {
   if (!storage->managed || storage->external || storage->state != State::resident ||
-      storage->size_bytes > kMostCopied || frozen_ > 0)
+      storage->size_bytes > kMostCopied || capture_.is_under_way())
     return nullptr;
   dtr_pool* pool = device_of(storage).pool;
   const uint64_t stream = stream_of(storage->device_type, storage->device_index);
@@ -377,7 +368,7 @@ void* Engine::copy_of(const Storage* storage) const {
 void Engine::keep_in_copy(Input& input) {
   Storage* old = input.storage;
   old->address = std::exchange(input.copy, nullptr);
-  by_address_.insert(old->address, old);
+  graph_.by_address.insert(old->address, old);
   old->remade_on = kNoStream;
   update_candidate(old);
   keep_constant(old);
@@ -434,8 +425,8 @@ Storage* Engine::hand_over(Storage* old, const dtr_tensor_desc& desc) {
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
-  by_handle_.insert(desc.handle, fresh);
-  if (fresh->managed) by_address_.insert(desc.data, fresh);
+  graph_.by_handle.insert(desc.handle, fresh);
+  if (fresh->managed) graph_.by_address.insert(desc.data, fresh);
   old->handle = nullptr;
   old->pins = 0;
   return fresh;
@@ -516,7 +507,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   hints_.op_ends();
   const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
   stop_timer(frame, cost_ns < 0);
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
@@ -565,7 +556,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     const dtr_tensor_desc& desc = frame.results[i];
     if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) continue;
     if (!desc.owned || !is_managed_device(desc)) continue;
-    if (Storage* known = by_handle_.find(desc.handle)) {
+    if (Storage* known = graph_.by_handle.find(desc.handle)) {
       if (known->address == desc.data) continue;
       content_replaced(known, deferred);
     }
@@ -574,8 +565,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     storage->used_on = stream_of(desc.device_type, desc.device_index);
     note_content(storage);
     framework_->retain_weak(desc.handle);
-    by_handle_.insert(desc.handle, storage);
-    by_address_.insert(desc.data, storage);
+    graph_.by_handle.insert(desc.handle, storage);
+    graph_.by_address.insert(desc.data, storage);
     if (frame.log.open) frame.log.results.push_back({storage, Journal::look(desc), false});
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
@@ -610,7 +601,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   stop_timer(frame, false);
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   abandon(frame, started, deferred);
 }
