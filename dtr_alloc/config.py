@@ -222,6 +222,9 @@ class Steps:
             raise ValueError(f"not a range of steps: {shown(value)}")
         return cls(first, last)
 
+    def __str__(self) -> str:
+        return f"{self.first}..{'' if self.last is None else self.last}"
+
     def __contains__(self, step: int) -> bool:
         return self.first <= step and (self.last is None or step <= self.last)
 

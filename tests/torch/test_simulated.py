@@ -140,7 +140,7 @@ def test_the_peak_of_the_replay_is_the_jobs(job):
     ("heuristic", "ratio"),
     [
         *(("marginal", 0.8), ("marginal", 0.5), ("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5)),
-        *(("dtr-full", 0.6), ("largest", 0.7), ("lru", 0.6)),
+        *(("dtr-full", 0.6), ("m=size,room=single", 0.7), ("lru", 0.6)),
     ],
 )
 def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
@@ -149,7 +149,7 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
     folder, program, stats = job
     budget = int(ratio * stats["peak_allocated_bytes"])
     # What moves cost is measured.
-    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, MOVING="0")
+    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, DEBUG="no-moves")
     run = simulate.replay(
         program,
         heuristic,
