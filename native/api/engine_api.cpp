@@ -420,7 +420,9 @@ int32_t dtr_journal_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
     dtr::Engine& of_engine = of(engine);
     require_between("mode", mode, DTR_JOURNAL_OFF, DTR_JOURNAL_WRITING);
-    of_engine.journal_set(mode);
+    of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
+      log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
+    });
   });
 }
 
@@ -438,7 +440,9 @@ int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, i
     check_sum("tensors and results", tensors, results, of.buffer);
     check_tensors(of.engine, of.buffer, 0, tensors, false);
     check_tensors(of.engine, of.buffer, tensors, results, true);
-    of.engine.journal_view(of, tensors, results, name, cost_ns);
+    of.engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
+      log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
+    });
   });
 }
 
@@ -446,19 +450,25 @@ uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capaci
   return answer(uint64_t{0}, [&] {
     dtr::Engine& from = of(engine);
     require_array(numbers, capacity, "numbers");
-    return from.journal_drain(numbers, capacity);
+    return from.on_op_log(
+        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { return log.drain(numbers, capacity); });
   });
 }
 
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on) {
-  return guard([&] { of(engine).decisions_set(on != 0); });
+  return guard([&] {
+    of(engine).on_op_log(
+        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { log.set_deciding(on != 0); });
+  });
 }
 
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& from = of(engine);
     require_array(numbers, capacity, "numbers");
-    return from.decisions_drain(numbers, capacity);
+    return from.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
+      return log.drain_decisions(numbers, capacity);
+    });
   });
 }
 

@@ -140,7 +140,7 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
   ++stats_.moves;
   stats_.moved_bytes += bytes;
   stats_.move_ns += static_cast<uint64_t>(end_ns - begin_ns);
-  if (watcher_) watcher_->moved(storage->id);
+  environment_.observers.notify(&Observer::moved, storage);
   return true;
 }
 

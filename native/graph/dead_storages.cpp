@@ -120,7 +120,7 @@ void DeadStorages::banish(Storage* storage, Deferred& deferred) {
   for (Storage* dependent : dependents) lifecycle_.forget_parent(dependent, deferred);
   for (Storage* dependent : dependents) lifecycle_.unlock(dependent, deferred);
   lifecycle_.unlock(storage, deferred);
-  if (environment_.watcher) environment_.watcher->banished(id);
+  environment_.observers.notify(&Observer::banished, id);
 }
 
 void DeadStorages::check(const std::unordered_set<Storage*>& storages) const {

@@ -139,7 +139,9 @@ void journal_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator
 void journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                   int64_t cost_ns) {
   Frame& of = frame_of(frame);
-  of.engine.journal_view(of, tensors, results, name, cost_ns);
+  of.engine.on_op_log([&](OpLogRecorder& log, Deferred&) {
+    log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
+  });
 }
 
 }  // namespace

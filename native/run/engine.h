@@ -44,9 +44,11 @@
 #include "dtr_alloc.h"
 #include "eviction/host_memory.h"
 #include "eviction/placement_hint.h"
+#include "eviction/prefetcher.h"
 #include "frame.h"
 #include "graph/component.h"
-#include "graph/dealloc.h"
+#include "graph/contents.h"
+#include "graph/dead_storages.h"
 #include "graph/deferred.h"
 #include "graph/environment.h"
 #include "graph/graph.h"
@@ -55,7 +57,7 @@
 #include "graph/records.h"
 #include "graph/unwritten.h"
 #include "locks.h"
-#include "oplog/journal.h"
+#include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
 #include "policy/device.h"
 #include "policy/score.h"
@@ -93,8 +95,9 @@ class Engine final : private Lifecycle {
   void held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
-  // Null for nobody. It must outlive the engine, or be taken back.
-  void watch(Watcher* watcher);
+  // An observer must outlive the engine, or be taken back.
+  void watch(Observer* observer);
+  void unwatch(Observer* observer);
   void tell_of_room(uint64_t size_bytes);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
@@ -141,13 +144,14 @@ class Engine final : private Lifecycle {
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
-  // ---- journal.cpp ----
-  void journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
-                    int64_t cost_ns);
-  void journal_set(int32_t mode);
-  uint64_t journal_drain(int64_t* numbers, uint64_t capacity);
-  void decisions_set(bool on);
-  uint64_t decisions_drain(int64_t* numbers, uint64_t capacity);
+  // ---- the op log ----
+  // With the recorder and a Deferred, under the mutex.
+  template <typename F>
+  auto on_op_log(F&& call) {
+    Deferred deferred(environment_, *this);
+    std::lock_guard<EngineMutex> lock(mutex_);
+    return call(op_log_, deferred);
+  }
 
   // ---- invariants.cpp ----
   void check_invariants();
@@ -171,22 +175,12 @@ class Engine final : private Lifecycle {
   void update_candidate(Storage* storage) override;
   void grow_up(Device& device);
   void unlock(Storage* storage, Deferred& deferred) override;
+  void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const;
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
-
-  // contents.cpp
-  bool is_watched(const Storage* storage) const {
-    return storage->device_type == 0 && (storage->external || options_.contents != 0);
-  }
-  uint64_t checksum_of(const Storage* storage) const;
-  void note_content(Storage* storage);
-  bool has_changed(const Storage* storage) const;
-  Storage* content_changed(Storage* old, Deferred& deferred);
-  void check_contents(const Op* op, Deferred& deferred);
-  void note_contents();
 
   // frame.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
@@ -198,9 +192,6 @@ class Engine final : private Lifecycle {
   void keep_in_copy(Input& input);
   Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
-  bool write_part(Frame& frame, const Input& input, Unwritten* unwritten);
-  bool reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const;
-  void forget_unwritten(Storage* storage);
   void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
@@ -229,36 +220,10 @@ class Engine final : private Lifecycle {
   void keep(Frame& frame, bool on);
   void capture_inputs(const Frame& frame, Deferred& deferred);
 
-  // dealloc.cpp
-  void keep_constant(Storage* storage);
-  void let_go_of_constant(Storage* storage);
-  bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
-  void mark_for_banishing(Storage* storage, Deferred& deferred);
-  void queue_for_banishing(Storage* storage, Deferred& deferred);
-  void reconsider(Storage* storage, Deferred& deferred) {
-    if (storage->to_banish) queue_for_banishing(storage, deferred);
-  }
-  void reconsider_inputs(const Op* op, Deferred& deferred) {
-    if (to_banish_ == 0) return;
-    for (const Edge& edge : op->edges)
-      if (edge.input) reconsider(edge.input, deferred);
-  }
-  void forget_banishing(Storage* storage);
-  void banish_queued(Deferred& deferred) override;
-  const Storage* keeps_from_banishing(const Storage* storage) const;
-  void banish(Storage* storage, Deferred& deferred);
-
   // ghosts.cpp
   void update_asking(Storage* changed, bool gone);
   double ghost_factor(const Storage* storage) const;
   void release_ghosts(Deferred& deferred);
-
-  // settle.cpp
-  void settle_sources(Frame& frame, Deferred& deferred);
-  bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
-              Deferred& deferred);
-  bool history_outweighs(Storage* storage, uint64_t* counted);
-  bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // neighborhood.cpp
   void merge_components(const Storage* storage);
@@ -364,7 +329,6 @@ class Engine final : private Lifecycle {
   bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
   bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
 
-  // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
   void configure_swap(Deferred& deferred);
@@ -402,27 +366,20 @@ class Engine final : private Lifecycle {
   void drop_consumed(Frame& frame, Deferred& deferred);
   void end_step(Frame& frame, Deferred& deferred);
 
-  // journal.cpp; the first three belong to the thread that runs an op and need no mutex
-  void journal_allocated(const void* address, uint64_t size_bytes);
-  void journal_freed(const void* address);
-  void journal_running(Frame* frame);
-  void journal_meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
-  void journal_sweep(Deferred& deferred);
-  void journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred);
-  int64_t journal_end(Frame& frame, bool pure, int64_t cost_ns);
-  void journal_unhold(Frame& frame);
-
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
   Environment environment_;
   Graph graph_;
   GraphCapture capture_;
+  Settling settling_{environment_, graph_, *this};
+  DeadStorages dead_{environment_, *this, settling_};
+  Contents contents_{environment_, graph_, *this, settling_};
+  UnwrittenParts unwritten_;
+  OpLogRecorder op_log_{environment_, graph_};
   dtr_engine_options& options_ = environment_.options;
-  Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  Watcher*& watcher_ = environment_.watcher;
   std::vector<Device*> devices_;
   struct RoomCaller {
     Engine* engine;
@@ -433,10 +390,6 @@ class Engine final : private Lifecycle {
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
   size_t look_for_dead_pins_ = 64;                           // once there are so many
-  std::unordered_map<const Storage*, Unwritten> unwritten_;  // R16
-  std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
-  std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
-  uint64_t to_banish_ = 0;                // storages that are
   std::vector<int64_t> dropped_ops_;
   Components components_;
   CostTable costs_;
@@ -468,13 +421,11 @@ class Engine final : private Lifecycle {
   std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
   uint32_t evicting_ = 0;                             // threads whose victims are not yet free
   std::unordered_map<uint64_t, Storage*> swapped_;    // by id
-  std::unordered_map<uint64_t, uint64_t> followers_;  // ids: what came back after what
-  uint64_t last_return_ = 0;                          // the id of what came back last
+  Prefetcher prefetcher_;
   bool parked_for_host_ = false;  // some constants are parked for lack of host memory
   uint64_t verify_turn_ = 0;      // evictions since one's content was kept (verify.cpp)
 
-  Journal journal_;
-  Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
+  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the evictions that happen now
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

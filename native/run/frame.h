@@ -7,7 +7,7 @@
 
 #include "dtr/framework.h"
 #include "graph/op_call.h"
-#include "oplog/journal.h"
+#include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
 #include "policy/timing.h"
 

@@ -14,9 +14,9 @@ bool Engine::hand_evict(void* handle) {
     return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  eviction_cause_ = Journal::Cause::by_hand;
+  eviction_cause_ = EvictionCause::by_user;
   const bool done = evict(storage, deferred, lock);
-  eviction_cause_ = Journal::Cause::gone;
+  eviction_cause_ = EvictionCause::gone;
   return done;
 }
 
@@ -51,11 +51,11 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
     storage->external = true;
     storage->constant_for_good = true;
     update_candidate(storage);
-    note_content(storage);
+    contents_.note(storage);
   }
   if (escaped == 2 && storage->device_type != 0) {
     storage->captured = true;  // F2
-    settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+    settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred);
   }
   maybe_remove(storage, deferred);
   return nullptr;

@@ -9,6 +9,7 @@
 // is only brought back in its turn. (The prototype of the paper locks all of them.)
 // Those locks yield where there is no other way (waiting.cpp), until the step runs.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "engine.h"
@@ -73,7 +74,7 @@ int64_t Engine::remat_next(Frame& frame) {
       frame.stack.back().op = target->parent;
       frame.stack.back().first_input = frame.stack_inputs.size();
     }
-    check_contents(target->parent, deferred);
+    contents_.compare_inputs(target->parent, deferred);
     if (Storage* missing = next_missing(target->parent)) {
       bring_back(frame, missing);
       continue;
@@ -110,8 +111,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
     order_use(input);
-    if (input->kept >= 0 && (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy))
-      input->is_source = frame.used_sources = true;
+    dead_.note_source(input, &frame.used_sources);
     if (!input->handle) {
       input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
                                        input->device_index);
@@ -175,7 +175,7 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
   storage->ordered_on = kNoStream;
   become_resident(storage, address);
-  note_content(storage);
+  contents_.note(storage);
   dtr_pool_note(device_of(storage).pool, DTR_EVENT_REMATERIALIZE, address, storage->size_bytes);
 }
 
@@ -250,7 +250,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
     place(storage, address, strong, deferred);
   }
   ++stats_.rematerializations;
-  if (journal_.deciding()) journal_.ran_again(op);
+  environment_.observers.notify(&Observer::ran_again, op);
   if (has_streams(frame.stack.back().target->device_type)) {
     stats_.recompute_ns += static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
   } else {
@@ -296,7 +296,8 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
   if (step.target->state == State::recomputing) step.target->state = State::evicted;
   if (step.target->state == State::resident && step.forget) forget_parent(step.target, deferred);
   unlock(step.target, deferred);
-  if (frame.stack.empty()) settle_sources(frame, deferred);
+  if (frame.stack.empty() && std::exchange(frame.used_sources, false))
+    dead_.settle_sources(deferred);
 }
 
 void Engine::remat_abort(Frame& frame) {
