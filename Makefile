@@ -11,9 +11,10 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 CXX ?= g++
 CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.cpp' -o -name '*.h' \) -print) native/build_core.py
+PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -43,6 +44,17 @@ format: $(VENV)/packages
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# The site, in build/site; a broken link is an error. With the studies' pictures, if they are drawn.
+docs: $(VENV)/packages
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+# The pictures of the studies in build/pictures, from the JSON in bench/results, and the README's.
+STUDIES := $(wildcard bench/results/reproduce/*.json)
+pictures: $(VENV)/core
+	mkdir -p build/pictures && cp $(STUDIES) build/pictures
+	$(BIN)/dtr-alloc reproduce $(basename $(notdir $(STUDIES))) --redraw --out build/pictures
+	$(PY) -m bench.chart
+
 # The compiled core, the bridge and their tests under address and undefined-behavior sanitizers,
 # with the core's assertions on; also under real PyTorch, whose own code is not instrumented. All of
 # it is built in a tree of its own under build/, so that the release build stays. Leaks are not
@@ -70,8 +82,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
 	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
-	ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)/dtr_alloc/studies" "$(CURDIR)/dtr_alloc/fragment" \
-	  $(SANITIZED)/tree/dtr_alloc/
+	ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(SANITIZED)/tree/dtr_alloc/
 	printf '%s\n' '#!/bin/sh' 'LD_PRELOAD= exec $(CXX) "$$@" -O1 -g -fno-omit-frame-pointer \' \
 	  '  -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined' \
 	  > $(SANITIZED)/c++ && chmod +x $(SANITIZED)/c++
@@ -87,7 +98,7 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
 	@rm -rf $(CUDA_CHECK)/tree && mkdir -p $(CUDA_CHECK)/tree/dtr_alloc
-	@ln -s "$(CURDIR)"/dtr_alloc/*.py $(CUDA_CHECK)/tree/dtr_alloc/
+	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(CUDA_CHECK)/tree/dtr_alloc/
 	@ln -s "$(CURDIR)/native" $(CUDA_CHECK)/tree/dtr_alloc/native
 	@printf '  %-16s%-8s%-10s%s\n' torch cuda python result; status=0; \
 	for python in $(CUDA_TORCH_PYTHONS); do \
@@ -103,8 +114,8 @@ cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
 	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
-	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so \
-	  "$(CURDIR)/dtr_alloc/fragment" $(EMULATED)/tree/dtr_alloc/
+	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) "$(CURDIR)"/dtr_alloc/_core.*.so \
+	  $(EMULATED)/tree/dtr_alloc/
 	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
 	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
 	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
@@ -120,7 +131,7 @@ $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
 
-# What only a GPU can show (docs/gpu.md), on a machine with one and without internet:
+# What only a GPU can show (docs/guides/cuda.md), on a machine with one and without internet:
 #   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=440] [PARTS="same_bits ..."]
 # GPU_PYTHON has PyTorch; it is used as it is, with what WHEELS holds beside it (cffi and
 # pycparser, where it lacks them). `make gpu DRY_RUN=1` does the same on the CPU, in tiny sizes.

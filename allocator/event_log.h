@@ -1,4 +1,4 @@
-// What pools do, in the order in which it happens, for traces (docs/trace-format.md).
+// What pools do, in the order in which it happens, for traces (docs/reference/trace-format.md).
 //
 // One log serves the pools of a process, so that their events have one order. A pool adds to it
 // under its own lock; whoever drains it holds no pool's lock, and only for a moment the log's.

@@ -358,15 +358,16 @@ class Config:
     operator makes. Otherwise a few words of it are."""
 
     log: Path | None = None
-    """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says
+    """Where the op log of the job is written (dtr_alloc/oplog), compressed as the suffix says
     (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
 
     log_steps: Steps = Steps()
     """Which steps are logged. A step ends when an optimizer's step() returns."""
 
     trace: Path | None = None
-    """Where a trace of the allocator is written (docs/trace-format.md); the same placeholders as in
-    ``stats``. Without a budget and a log, only the allocator is on: no recorder, no eviction."""
+    """Where a trace of the allocator is written (docs/reference/trace-format.md); the same
+    placeholders as in ``stats``. Without a budget and a log, only the allocator is on: no recorder,
+    no eviction."""
 
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:

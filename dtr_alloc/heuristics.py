@@ -17,7 +17,7 @@ How room is made with a score is the other half of a published policy, ``room``:
 
 * ``single``: the storage of the least score, one after the other until the request fits;
 * ``window``: the cheapest run of neighbors whose eviction makes a place (native/policy/window.h);
-* ``auto``: the way that costs less (docs/policy.md).
+* ``auto``: the way that costs less (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
 (``c=ancestors,m=size,s=0.5``; parts left out are ``none``, 0 and 1), or by a name registered for a
@@ -29,7 +29,7 @@ Presets, each with the room that it was published with, and their sources: ``dtr
 heuristic of the paper's proof, definition A.2; ``megengine``: MegEngine's article, section 3.6;
 ``coop``: Zhang et al., Coop (NeurIPS 2023), whose score leaves the size to the window that is
 evicted (a neighborhood's cost, as its code in OneFlow has it unless told otherwise);
-``marginal``: our own (docs/policy.md).
+``marginal``: our own (docs/concepts/default-policy.md).
 """
 
 from __future__ import annotations

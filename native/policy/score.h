@@ -89,7 +89,7 @@ struct Needs {
   bool scores = true;        // columns for the search by score
 
   // Under DTR_ROOM_AUTO the free bytes beside a block count with its size: they are what its going
-  // makes one piece with (docs/policy.md).
+  // makes one piece with (docs/concepts/default-policy.md).
   static Needs of(const dtr_heuristic& heuristic, int32_t room) {
     Needs needs;
     const bool all = heuristic.select == DTR_SELECT_CALLBACK;

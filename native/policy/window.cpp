@@ -203,7 +203,7 @@ bool Engine::makes_place(const Device& device, const Storage* storage, uint64_t 
 
 // What it costs to take memory from other addresses to where a request is. The kernel, or the
 // driver, works for each page, in this step and in every one like it. So many copies is what served
-// jobs on the host best (docs/policy.md).
+// jobs on the host best (docs/concepts/default-policy.md).
 double Engine::remap_ns(const Device& device, uint64_t size_bytes) {
   constexpr double kCopies = 30;
   return kCopies * device.move_price.ns_of(size_bytes);

@@ -1,4 +1,4 @@
-/* dtr/event_log.h: what pools do, for traces (allocator/event_log.h, docs/trace-format.md). */
+/* dtr/event_log.h: what pools do, for traces (allocator/event_log.h, docs/reference/trace-format.md). */
 #ifndef DTR_EVENT_LOG_H
 #define DTR_EVENT_LOG_H
 

@@ -1,0 +1,130 @@
+"""The parts of the site that come from the code. A page names them in a line of its own:
+``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->`` or ``<!-- picture NAME.svg -->``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "build/pictures"
+
+_MARK = re.compile(r"^<!-- (settings|headers|rules|picture) ?([\w.-]*) -->$", re.MULTILINE)
+_RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
+_MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
+
+
+class Rule(NamedTuple):
+    """One numbered rule, as the comment at the top of a file states it."""
+
+    number: str
+    file: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """Its first sentence."""
+        return re.split(r"(?<=\.) ", self.text, maxsplit=1)[0].rstrip(".;")
+
+
+def rules(root: Path = ROOT) -> list[Rule]:
+    """Every numbered rule of the C++ code, by file."""
+    return [rule for path in sources(root) for rule in _rules_of(path, root)]
+
+
+def sources(root: Path = ROOT) -> list[Path]:
+    """The C++ files of the allocator and the engine."""
+    found = (path for part in ("allocator", "native") for path in sorted((root / part).rglob("*")))
+    return [path for path in found if path.suffix in (".h", ".cpp")]
+
+
+def _rules_of(path: Path, root: Path) -> list[Rule]:
+    found: list[Rule] = []
+    is_inside = False
+    for line in path.read_text().splitlines():
+        if not line.startswith("//"):
+            break  # rules stand in the comment that opens a file
+        if begin := _RULE.fullmatch(line):
+            file = str(path.relative_to(root))
+            found.append(Rule(begin["number"], file, begin["text"].strip()))
+            is_inside = True
+        elif is_inside and (more := _MORE.fullmatch(line)):
+            last = found[-1]
+            found[-1] = last._replace(text=f"{last.text} {more['text'].strip()}")
+        else:
+            is_inside = False
+    return found
+
+
+def settings(root: Path = ROOT) -> str:
+    """The fields of Config as Markdown, each under its variable."""
+    module = ast.parse((root / "dtr_alloc/config.py").read_text())
+    config = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Config")
+    parts = []
+    for field, text in zip(config.body, config.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            name = ast.unparse(field.target)
+            body = _as_markdown(ast.literal_eval(text.value))
+            parts.append(f"### `DTR_ALLOC_{name.upper()}`\n\n{body}\n")
+    return "\n".join(parts)
+
+
+def _as_markdown(docstring: str) -> str:
+    lines = [line.strip() for line in docstring.strip().splitlines()]
+    return re.sub(r"``([^`]+)``", r"`\1`", "\n".join(lines))
+
+
+def headers(root: Path = ROOT) -> str:
+    """The public C headers, whole."""
+    parts = []
+    for path in sorted((root / "native/include").rglob("*.h")):
+        name = path.relative_to(root)
+        parts.append(f"## `{name}`\n\n```c\n{path.read_text().rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def rules_index(root: Path = ROOT) -> str:
+    """One table of rules for each file."""
+    parts: list[str] = []
+    file = ""
+    for rule in rules(root):
+        if rule.file != file:
+            file = rule.file
+            parts.append(f"\n### `{file}`\n\n| rule | |\n|---|---|")
+        parts.append(f"| {rule.number} | {_cell(rule.line)} |")
+    return "\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([|*_<\\`])", r"\\\1", text)
+
+
+def _picture(name: str) -> str:
+    """A picture if `make pictures` has drawn it; in any case the command."""
+    command = f"*Picture: `{name}`, drawn by `make pictures`.*"
+    return f"![{name}](drawn/{name})" if (PICTURES / name).is_file() else command
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Called by mkdocs for each page."""
+
+    def written(mark: re.Match[str]) -> str:
+        what, name = mark.groups()
+        if what == "picture":
+            return _picture(name)
+        return {"settings": settings, "headers": headers, "rules": rules_index}[what]()
+
+    return _MARK.sub(written, markdown)
+
+
+def on_files(files, config):  # type: ignore[no-untyped-def]
+    """Called by mkdocs: the pictures that are drawn belong to the site."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(PICTURES.glob("*.svg")):
+        uri = f"studies/drawn/{path.name}"
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files

@@ -1,0 +1,80 @@
+"""What pages and comments name exists: files, pages and numbered rules. Needs nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
+assert _spec is not None
+assert _spec.loader is not None
+hooks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hooks)
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "allocator/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FOLDERS = "allocator|native|dtr_alloc|tests|bench|docs"
+FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+PAGE = re.compile(r"docs/[\w/-]+\.md")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+RULE = re.compile(r"\b[A-Z][0-9]{1,2}\b(?!\.[0-9])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_or_links_exists(page: Path) -> None:
+    text = page.read_text()
+    named = [name for name in FILE.findall(text) if not (ROOT / name).exists()]
+    linked = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    assert not named + linked
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    files = [
+        path
+        for part in ("allocator", "native", "dtr_alloc", "tests", "bench")
+        for path in sorted((ROOT / part).rglob("*"))
+        if path.suffix in (".h", ".cpp", ".py") and ".link" not in path.parts
+    ]
+    wrong = {
+        (str(path.relative_to(ROOT)), page)
+        for path in files
+        for page in PAGE.findall(path.read_text())
+        if not (ROOT / page).is_file()
+    }
+    assert not wrong
+
+
+def test_every_rule_has_one_number_and_every_number_a_rule() -> None:
+    """In the files of one folder a number stands for one rule; a comment names only rules."""
+    rules = hooks.rules()
+    assert len(rules) > 40
+    twice = Counter((rule.file.split("/")[0], rule.number) for rule in rules)
+    assert not [where for where, count in twice.items() if count > 1]
+    known = {rule.number for rule in rules}
+    unknown = {
+        (str(path.relative_to(ROOT)), number)
+        for path in hooks.sources()
+        for line in path.read_text().splitlines()
+        for number in RULE.findall(line.partition("//")[2])
+        if number not in known
+    }
+    assert not unknown
+
+
+def test_every_function_that_the_journey_names_stands_in_its_file() -> None:
+    page = (ROOT / "docs/concepts/journey-of-a-request.md").read_text()
+    steps = re.findall(r"^\| `(\w+)\(\)` \| `([\w./]+)` \|", page, re.MULTILINE)
+    assert len(steps) > 15
+    assert not [
+        (name, file)
+        for name, file in steps
+        if not re.search(rf"\b{name}\(", (ROOT / file).read_text())
+    ]
