@@ -22,7 +22,7 @@
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
 //      about to go for good. So whoever makes a constant of it settles it first.
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
-//      locked, or one is evicted: else it would be gone (dealloc.cpp).
+//      locked, or one is evicted: else it would be gone (dead_storages.h).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
 //      heuristic needs is kept: N1-N4 of neighborhood.cpp, C1 and C2 of candidates.h.
 //  R11 A hold is a lock of what does not run yet (waiting.cpp): of an op whose inputs are brought
@@ -124,7 +124,7 @@ struct alignas(64) Storage {
   Edge* children = nullptr;
   HostCopy* expected = nullptr;      // evicted: what must come back (verify.cpp)
   uint64_t visit = 0;                // visited in the neighborhood walk of that number
-  uint64_t checksum = 0;             // of the content, if it is watched (contents.cpp)
+  uint64_t checksum = 0;             // of the content, if it is watched (contents.h)
   int64_t candidate = kNoCandidate;  // index in the list of candidates (R6), or below 0
   int64_t kept = -1;                 // index in the list of kept constants, or -1
   uint64_t mark = 0;                 // visited in the walk of that number
@@ -136,10 +136,10 @@ struct alignas(64) Storage {
   bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
-  bool is_source = false;           // a rematerialization under way has used it (settle.cpp)
+  bool is_source = false;           // a rematerialization under way has used it (dead_storages.h)
   bool prefetched = false;          // came back from host memory, and was not used since
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
-  uint64_t log_number = 0;          // journal.h, J2; 0: the journal has not met it
+  uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
   uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
   uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
   uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
