@@ -33,7 +33,7 @@ fuzz: $(VENV)/core
 	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without building or running anything.
-check: $(VENV)/packages
+check: $(VENV)/packages docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
