@@ -292,8 +292,7 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
     storage->ancestors_known = storage->descendants_known = false;
     reset_bounds(device_of(storage), storage);
   }
-  if (!storage->live && storage->managed && storage->state == State::resident)
-    dead_.keep(storage);
+  if (!storage->live && storage->managed && storage->state == State::resident) dead_.keep(storage);
   ++stats_.settled;
 }
 

@@ -389,7 +389,7 @@ class Engine final : private Lifecycle {
 
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;                           // once there are so many
+  size_t look_for_dead_pins_ = 64;  // once there are so many
   std::vector<int64_t> dropped_ops_;
   Components components_;
   CostTable costs_;
@@ -418,9 +418,9 @@ class Engine final : private Lifecycle {
   PlacementHint hints_;
 
   HostMemory host_;
-  std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
-  uint32_t evicting_ = 0;                             // threads whose victims are not yet free
-  std::unordered_map<uint64_t, Storage*> swapped_;    // by id
+  std::condition_variable_any moved_;               // a copy, or another thread's Evicting
+  uint32_t evicting_ = 0;                           // threads whose victims are not yet free
+  std::unordered_map<uint64_t, Storage*> swapped_;  // by id
   Prefetcher prefetcher_;
   bool parked_for_host_ = false;  // some constants are parked for lack of host memory
   uint64_t verify_turn_ = 0;      // evictions since one's content was kept (verify.cpp)

@@ -89,7 +89,8 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     frame.replayable = false;
     return;
   }
-  if (storage->state == State::resident && storage->overwriters == 0 && contents_.has_changed(storage))
+  if (storage->state == State::resident && storage->overwriters == 0 &&
+      contents_.has_changed(storage))
     storage = contents_.changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
   if (storage->prefetched) note_return(storage, frame);
