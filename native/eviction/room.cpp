@@ -322,8 +322,8 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
 
 // Evicts what was chosen, one after the other; null if all went, else the first that cannot be had
 // just now. *evicted: how many went.
-Storage* Engine::evict_victims(Deferred& deferred,
-                               std::unique_lock<EngineMutex>& lock, size_t* evicted) {
+Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock,
+                               size_t* evicted) {
   *evicted = 0;
   Storage* const first = victims_.front();
   // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them,
