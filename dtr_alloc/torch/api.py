@@ -238,7 +238,7 @@ def time_bookkeeping(on: bool) -> None:
 
 
 def trust_contents() -> None:
-    """Compares no contents (graph/contents.cpp) until the session ends: to measure the cost."""
+    """Compares no contents (graph/contents.h) until the session ends: to measure the cost."""
     runtime = _enabled()
     runtime.configure(runtime.config, contents=lib.DTR_CONTENTS_TRUSTED)
 
