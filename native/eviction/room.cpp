@@ -371,9 +371,9 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(storage->handle);
-    keep_expected(storage);
+    verifier_.keep_expected(storage);
     if (!framework_->detach(storage->handle, storage)) {
-      forget_expected(storage, deferred);
+      Verifier::forget_expected(storage, deferred);
       return false;
     }
     deferred.free_block(*storage, address);
@@ -442,6 +442,21 @@ Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
   }
   other_victims_ = std::move(others);
   return failed;
+}
+
+// Evicts what only waits. False if there is nothing.
+bool Engine::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  const SearchContext context = context_of(device);
+  const auto alone_ns = [this](const Storage* storage) {
+    return with_swap(storage, static_cast<double>(cost_of(storage)));
+  };
+  while (Storage* waiting = waiting_.choose(device, context, alone_ns)) {
+    waiting_.note_preemption(waiting);
+    if (!evict(waiting, deferred, lock)) continue;
+    ++stats_.yields;
+    return true;
+  }
+  return false;
 }
 
 // The pool's room callback: evicts what was chosen for the request, or lets go of a dead constant
@@ -515,7 +530,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   if (!freed) {
     evicting.begin();
     eviction_cause_ = EvictionCause::room;
-    freed = yield_held(device, deferred, lock);
+    freed = preempt(device, deferred, lock);
     eviction_cause_ = EvictionCause::gone;
     if (!freed) evicting.end();
   }

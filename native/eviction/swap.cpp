@@ -46,17 +46,6 @@ Bandwidth Engine::bandwidth_of(double bytes_per_s, uint8_t device_type) {
   return Bandwidth(device_type == 0 ? kFileBytesPerNs : kLinkBytesPerNs, false);
 }
 
-// Where this thread queues work for the storage's device.
-uint64_t Engine::stream_of_thread(const Storage* storage) const {
-  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
-  return stream == kNoStream ? 0 : stream;
-}
-
-// Behind which a copy of a resident content comes; this thread's if no use is known.
-uint64_t Engine::stream_of_last_use(const Storage* storage) const {
-  return storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
-}
-
 bool Engine::is_swappable(const Storage* storage) const {
   return is_swapping() && !storage->external && !storage->captured &&
          storage->size_bytes >= kLeastSwapBytes;
@@ -125,7 +114,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   update_candidate(storage);
   copy->moving = true;
   ++storage->locks;
-  const uint64_t stream = stream_of_last_use(storage);
+  const uint64_t stream = streams_.of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
   eviction_cause_ = EvictionCause::gone;  // of what others do meanwhile
@@ -198,7 +187,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   void* const handle = storage->live ? storage->handle : nullptr;
   if (handle) framework_->retain_weak(handle);
   copy->moving = true;
-  uint64_t stream = stream_of_thread(storage);
+  uint64_t stream = streams_.for_copy(storage);
   const bool timed = !ahead && is_timed(device.type, device.way_in, bytes);
 
   lock.unlock();
@@ -243,7 +232,8 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   drop_host_copy(storage);
   stats_.swapped_in_bytes += bytes;
   if (storage->live) framework_->attach(storage->handle, address);
-  if (has_streams(storage->device_type)) storage->used_on = storage->remade_on = stream;  // O2
+  if (streams_.has_streams(storage->device_type))
+    storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
   graph_.by_address.insert(address, storage);
   become_resident(storage, address);
@@ -311,7 +301,7 @@ void Engine::note_return(Storage* storage, Frame& frame) {
     storage->prefetched = false;
     ++stats_.prefetch_hits;
   }
-  if (!has_streams(storage->device_type)) return;
+  if (!streams_.has_streams(storage->device_type)) return;
   prefetcher_.note_return(storage->id);
   frame.returned = storage->id;
 }

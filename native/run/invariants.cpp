@@ -77,9 +77,7 @@ void Engine::check_invariants() {
                                   : device.young[static_cast<size_t>(-2 - storage->candidate)];
       require(listed == storage, "R6: the index leads elsewhere", storage->id);
     }
-    const auto pinned = pins_.find(storage->handle);
-    require(storage->pins == (storage->live && pinned != pins_.end() ? pinned->second : 0),
-            "R15: it has other pins than its handle", storage->id);
+    pins_.check(storage);
     require(storage->holds <= storage->locks, "R11: more holds than locks", storage->id);
     check_asking(storage);
     if (resident && storage->managed)
