@@ -43,7 +43,7 @@ typedef struct dtr_fragment_options {
   uint64_t chunk_bytes;
   uint64_t small_bytes;
   int32_t fixed;
-  int32_t placement; /* no request wishes for an end */
+  int32_t placement; /* no request has a hint */
   /* paging */
   uint64_t page_bytes;
   /* pytorch; the zeros: PyTorch's defaults */

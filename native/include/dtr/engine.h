@@ -186,8 +186,8 @@ int32_t dtr_engine_destroy(dtr_engine* engine);
 /* Takes new options; the records stay. Fails as dtr_engine_create. Any thread. */
 int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options);
 
-/* Connects a framework: a const dtr_framework * of dtr/framework.h, which outlives the engine. Fails
- * iff another one is connected, or it speaks another version of the table. */
+/* Connects a framework: a const dtr_framework * of dtr/framework.h, which outlives the engine.
+ * Fails iff another one is connected, or it speaks another version of the table. */
 int32_t dtr_engine_connect(dtr_engine* engine, const void* framework);
 /* The core's table for that framework: a const dtr_core *. Lives with the engine. */
 const void* dtr_engine_core(dtr_engine* engine);
