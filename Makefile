@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 CXX ?= g++
 CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.cpp' -o -name '*.h' \) -print) native/build_core.py
+PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test test-all fuzz check format docs pictures sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
@@ -32,7 +33,7 @@ fuzz: $(VENV)/core
 	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without building or running anything.
-check: $(VENV)/packages
+check: $(VENV)/packages docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -81,8 +82,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
 	rm $(SANITIZED)/tree/dtr_alloc && mkdir $(SANITIZED)/tree/dtr_alloc
-	ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)/dtr_alloc/studies" "$(CURDIR)/dtr_alloc/fragment" \
-	  $(SANITIZED)/tree/dtr_alloc/
+	ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(SANITIZED)/tree/dtr_alloc/
 	printf '%s\n' '#!/bin/sh' 'LD_PRELOAD= exec $(CXX) "$$@" -O1 -g -fno-omit-frame-pointer \' \
 	  '  -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined' \
 	  > $(SANITIZED)/c++ && chmod +x $(SANITIZED)/c++
@@ -98,7 +98,7 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
 	@rm -rf $(CUDA_CHECK)/tree && mkdir -p $(CUDA_CHECK)/tree/dtr_alloc
-	@ln -s "$(CURDIR)"/dtr_alloc/*.py $(CUDA_CHECK)/tree/dtr_alloc/
+	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(CUDA_CHECK)/tree/dtr_alloc/
 	@ln -s "$(CURDIR)/native" $(CUDA_CHECK)/tree/dtr_alloc/native
 	@printf '  %-16s%-8s%-10s%s\n' torch cuda python result; status=0; \
 	for python in $(CUDA_TORCH_PYTHONS); do \
@@ -114,8 +114,8 @@ cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
 	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
-	@ln -s "$(CURDIR)"/dtr_alloc/*.py "$(CURDIR)"/dtr_alloc/_core.*.so \
-	  "$(CURDIR)/dtr_alloc/fragment" $(EMULATED)/tree/dtr_alloc/
+	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) "$(CURDIR)"/dtr_alloc/_core.*.so \
+	  $(EMULATED)/tree/dtr_alloc/
 	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
 	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
 	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \

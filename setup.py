@@ -1,9 +1,9 @@
 """Builds the compiled core; everything else about the package is in pyproject.toml."""
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 setup(
-    packages=["dtr_alloc", "dtr_alloc.fragment", "dtr_alloc.studies", "dtr_alloc.native"],
+    packages=["dtr_alloc.native", *find_packages(include=["dtr_alloc*"], exclude=["*.native*"])],
     package_dir={"dtr_alloc": "dtr_alloc", "dtr_alloc.native": "native"},
     # The bridge is compiled on the user's machine, so its sources travel with the package.
     package_data={"dtr_alloc.native": ["include/**/*.h", "bridge/*.h", "bridge/*.cpp"]},

@@ -37,7 +37,7 @@ from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS
 from dtr_alloc.heuristics import PRESETS
-from dtr_alloc.runtime import time_bookkeeping
+from dtr_alloc.torch.api import time_bookkeeping
 
 MOST_REPEATS = 10_000
 SCORING = [name for name, preset in PRESETS.items() if preset.select == "score"]

@@ -45,8 +45,8 @@ from bench import results
 from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS, Job
-from dtr_alloc import runtime
 from dtr_alloc.config import Config
+from dtr_alloc.torch import api
 
 FRACTIONS = (None, 0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
 MOST_REPEATS = 10_000
@@ -89,11 +89,11 @@ class Watch:
     def begin(self) -> None:
         self._before = dtr_alloc.stats()
         self._faults = _faults()
-        runtime._enabled().bridge.phases(True)
+        api._enabled().bridge.phases(True)
 
     def end(self) -> Step:
         """The seconds of each of PARTS since begin()."""
-        phases = runtime._enabled().bridge.phases(False)
+        phases = api._enabled().bridge.phases(False)
         after = dtr_alloc.stats()
         search, engine = (
             after[key] - self._before[key] for key in ("search_seconds", "bookkeeping_seconds")
@@ -132,7 +132,7 @@ def fault_seconds(pages: int = 16384) -> float:
 def watched_session(budget: int | str, cost: float, **settings: object) -> Iterator[Watch]:
     """``dtr_alloc.session``, and what watches its steps."""
     with dtr_alloc.session(budget=budget, **settings):
-        runtime.time_bookkeeping(True)
+        api.time_bookkeeping(True)
         yield Watch(cost)
 
 

@@ -24,9 +24,10 @@ from rich.table import Table
 
 from bench.heap import cpu_name
 from bench.results import console, environment, write_json
-from dtr_alloc.fragment import formats, report, trace_file
-from dtr_alloc.fragment.replay import MODELS, Prepared
-from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.lab.fragment import formats, report
+from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace
 
 GOAL_SECONDS = 10.0
 SEED = 0

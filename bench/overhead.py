@@ -36,7 +36,7 @@ import dtr_alloc
 from bench import results
 from bench.heap import cpu_name
 from bench.models import JOBS, Job
-from dtr_alloc import runtime
+from dtr_alloc.torch import api
 
 SIDE = 16
 Call = Callable[[], Any]
@@ -61,7 +61,7 @@ def unlimited() -> AbstractContextManager[None]:
 def trusting() -> Iterator[None]:
     """The same, without comparing contents to find who writes past operators."""
     with unlimited():
-        runtime.trust_contents()
+        api.trust_contents()
         yield
 
 

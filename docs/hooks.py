@@ -59,7 +59,9 @@ def _rules_of(path: Path, root: Path) -> list[Rule]:
 
 
 def settings(root: Path = ROOT) -> str:
-    """The fields of Config as Markdown, each under its variable."""
+    """The fields of Config as Markdown, each under its variable, with its default."""
+    from dtr_alloc.config import Config, written
+
     module = ast.parse((root / "dtr_alloc/config.py").read_text())
     config = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Config")
     parts = []
@@ -67,7 +69,9 @@ def settings(root: Path = ROOT) -> str:
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             name = ast.unparse(field.target)
             body = _as_markdown(ast.literal_eval(text.value))
-            parts.append(f"### `DTR_ALLOC_{name.upper()}`\n\n{body}\n")
+            value = getattr(Config(), name)
+            default = "" if value is None else f"Default: `{written(name, value)}`\n\n"
+            parts.append(f"### `DTR_ALLOC_{name.upper()}`\n\n{default}{body}\n")
     return "\n".join(parts)
 
 
@@ -98,8 +102,8 @@ def rules_index(root: Path = ROOT) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([|*_<\\`])", r"\\\1", text)
+    """Text that a cell of a table shows as it is, with its code."""
+    return re.sub(r"[|_]", r"\\\g<0>", text.replace("<", "&lt;"))
 
 
 def _picture(name: str) -> str:

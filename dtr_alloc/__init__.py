@@ -8,31 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtr_alloc.bridge import BridgeError as BridgeError
     from dtr_alloc.config import ConfigError as ConfigError
     from dtr_alloc.core import DriverError as DriverError
     from dtr_alloc.core import StateError as StateError
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
-    from dtr_alloc.runtime import check_invariants as check_invariants
-    from dtr_alloc.runtime import compact as compact
-    from dtr_alloc.runtime import disable as disable
-    from dtr_alloc.runtime import enable as enable
-    from dtr_alloc.runtime import evict as evict
-    from dtr_alloc.runtime import is_enabled as is_enabled
-    from dtr_alloc.runtime import is_resident as is_resident
-    from dtr_alloc.runtime import limit_rematerializations as limit_rematerializations
-    from dtr_alloc.runtime import materialize as materialize
-    from dtr_alloc.runtime import pin as pin
-    from dtr_alloc.runtime import reset_peak_stats as reset_peak_stats
-    from dtr_alloc.runtime import run_as_operator as run_as_operator
-    from dtr_alloc.runtime import session as session
-    from dtr_alloc.runtime import set_budget as set_budget
-    from dtr_alloc.runtime import stats as stats
-    from dtr_alloc.runtime import trim as trim
-    from dtr_alloc.runtime import unpin as unpin
+    from dtr_alloc.torch.api import check_invariants as check_invariants
+    from dtr_alloc.torch.api import compact as compact
+    from dtr_alloc.torch.api import disable as disable
+    from dtr_alloc.torch.api import enable as enable
+    from dtr_alloc.torch.api import evict as evict
+    from dtr_alloc.torch.api import is_enabled as is_enabled
+    from dtr_alloc.torch.api import is_resident as is_resident
+    from dtr_alloc.torch.api import limit_rematerializations as limit_rematerializations
+    from dtr_alloc.torch.api import materialize as materialize
+    from dtr_alloc.torch.api import pin as pin
+    from dtr_alloc.torch.api import reset_peak_stats as reset_peak_stats
+    from dtr_alloc.torch.api import run_as_operator as run_as_operator
+    from dtr_alloc.torch.api import session as session
+    from dtr_alloc.torch.api import set_budget as set_budget
+    from dtr_alloc.torch.api import stats as stats
+    from dtr_alloc.torch.api import trim as trim
+    from dtr_alloc.torch.api import unpin as unpin
+    from dtr_alloc.torch.bridge import BridgeError as BridgeError
 
 _HOMES = {
-    "BridgeError": "bridge",
+    "BridgeError": "torch.bridge",
     "ConfigError": "config",
     "DriverError": "core",
     "StateError": "core",
@@ -43,7 +43,7 @@ _HOMES = {
             *("is_resident", "limit_rematerializations", "materialize", "pin", "reset_peak_stats"),
             *("run_as_operator", "session", "set_budget", "stats", "trim", "unpin"),
         ),
-        "runtime",
+        "torch.api",
     ),
 }
 

@@ -21,7 +21,6 @@ from typing import NoReturn
 SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
 
 _stands_aside = False
-_waits_for_runtime = False
 
 
 def stand_aside() -> None:
@@ -32,16 +31,8 @@ def stand_aside() -> None:
 
 def autoload() -> None:
     """Enables what the environment asks for, or does nothing if it asks for nothing."""
-    global _waits_for_runtime
-    if _stands_aside or asked_by() is None:
-        return
-    runtime = sys.modules.get("dtr_alloc.runtime")
-    if runtime is not None and not hasattr(runtime, "enable_from_environment"):
-        # The job imported dtr_alloc first, and runtime is importing torch just now. It calls
-        # resume() when it is complete.
-        _waits_for_runtime = True
-        return
-    switch_on()
+    if not _stands_aside and asked_by() is not None:
+        switch_on()
 
 
 def asked_by() -> str | None:
@@ -50,24 +41,15 @@ def asked_by() -> str | None:
     return next((name for name in SWITCHES if os.environ.get(name)), None)
 
 
-def resume() -> None:
-    """The last line of dtr_alloc.runtime: does what autoload() had to put off, if anything."""
-    global _waits_for_runtime
-    if _waits_for_runtime:
-        _waits_for_runtime = False
-        switch_on()
-
-
 def switch_on() -> None:
     """Enables the environment's configuration; ends the process if that cannot be done."""
-    from dtr_alloc import report
     from dtr_alloc.config import ConfigError, load_config
 
     try:
-        config = load_config()
-        from dtr_alloc import runtime
+        load_config()  # a wrong setting is said before torch is imported
+        from dtr_alloc.torch import api
 
-        runtime.enable_from_environment()
+        api.enable_from_environment()
     except ConfigError as error:
         _give_up(str(error), status=2)
     except Exception as error:
@@ -80,7 +62,6 @@ def switch_on() -> None:
             "says more; without the variable the job runs without a budget",
             status=1,
         )
-    report.write_at_exit(config)
 
 
 def _give_up(message: str, status: int) -> NoReturn:

@@ -358,7 +358,7 @@ class Config:
     operator makes. Otherwise a few words of it are."""
 
     log: Path | None = None
-    """Where the op log of the job is written (dtr_alloc/oplog.py), compressed as the suffix says
+    """Where the op log of the job is written (dtr_alloc/oplog), compressed as the suffix says
     (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
 
     log_steps: Steps = Steps()

@@ -208,8 +208,8 @@ def _heap() -> pools.Pools:
 
 def _torch_is_enabled() -> bool:
     """Whether dtr_alloc.enable() is in force; asks without importing torch."""
-    runtime = sys.modules.get("dtr_alloc.runtime")
-    return runtime is not None and runtime.is_enabled()
+    api = sys.modules.get("dtr_alloc.torch.api")
+    return api is not None and api.is_enabled()
 
 
 def _settings(budget: object) -> Config:
@@ -226,7 +226,7 @@ def _settings(budget: object) -> Config:
 def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
     """Begins the trace that is asked for, where dtr_alloc.enable() has not."""
     if config.trace is not None and not joins:
-        from dtr_alloc.fragment import recording
+        from dtr_alloc.traces import recording
 
         recording.start(shared, report.fill_in(config.trace), "budget")
 

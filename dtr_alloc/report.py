@@ -13,7 +13,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,15 +56,15 @@ def job_facts(config: Config | None = None) -> dict[str, Any]:
 
 def write_stats(
     path: str | os.PathLike[str],
-    stats: Mapping[str, Any] | None = None,
+    stats: Mapping[str, Any],
     config: Config | None = None,
 ) -> Path:
-    """Writes stats (default: ``dtr_alloc.runtime.stats()``) as JSON; returns the path written.
+    """Writes stats as JSON; returns the path written.
 
     The keys are those of stats(), and ``job``: versions, budget, argv. A reader sees the whole
     file or the one before: it is written beside its place and renamed. Raises OSError.
     """
-    document = {**(_current_stats() if stats is None else stats), "job": job_facts(config)}
+    document = {**stats, "job": job_facts(config)}
     return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
@@ -93,13 +93,12 @@ def render(stats: Mapping[str, Any], title: str = TITLE, width: int = 72) -> str
 
 def write_report(
     target: bool | str | os.PathLike[str],
-    stats: Mapping[str, Any] | None = None,
+    stats: Mapping[str, Any],
     config: Config | None = None,
 ) -> None:
     """Writes the table to stderr (True) or to a file; False writes nothing. Raises OSError."""
     if target is False:
         return
-    stats = _current_stats() if stats is None else stats
     facts = job_facts(config)
     title = TITLE if config is None else f"{TITLE}: budget {_budget_text(config.budget)}"
     shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
@@ -111,22 +110,25 @@ def write_report(
 
 
 _exit_config: Config | None = None
+_exit_stats: Callable[[], Mapping[str, Any]] = dict
 _exit_pid: int | None = None
 
 
-def write_at_exit(config: Config) -> None:
-    """Writes what ``config.stats`` and ``config.report`` ask for when this process ends.
+def write_at_exit(config: Config, stats: Callable[[], Mapping[str, Any]]) -> None:
+    """Writes the files that ``config.stats`` and ``config.report`` ask for when this process ends,
+    with the counters that ``stats`` returns then.
 
     Also after an exception; not after os._exit or a signal that kills. A forked child writes
     nothing. Calling it again replaces the configuration, it does not write twice.
     """
-    global _exit_config, _exit_pid
+    global _exit_config, _exit_stats, _exit_pid
     if _exit_pid is None:
         atexit.register(_write_at_exit)
     # Paths mean what they meant now, also if the job changes its folder.
-    stats = None if config.stats is None else config.stats.absolute()
+    path = None if config.stats is None else config.stats.absolute()
     report = config.report if isinstance(config.report, bool) else config.report.absolute()
-    _exit_config = Config(**{**vars(config), "stats": stats, "report": report})
+    _exit_config = Config(**{**vars(config), "stats": path, "report": report})
+    _exit_stats = stats
     _exit_pid = os.getpid()
 
 
@@ -135,7 +137,7 @@ def _write_at_exit() -> None:
     if config is None or os.getpid() != _exit_pid or not (config.stats or config.report):
         return
     try:
-        stats = _current_stats()
+        stats = _exit_stats()
     except Exception as error:
         stats = {"error": f"{type(error).__name__}: {error}"}
     # The job's own result is not changed by a file that cannot be written.
@@ -148,12 +150,6 @@ def _write_at_exit() -> None:
         write_report(config.report, stats, config)
     except OSError as error:
         print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
-
-
-def _current_stats() -> dict[str, Any]:
-    from dtr_alloc import runtime
-
-    return runtime.stats()
 
 
 def fill_in(path: str | os.PathLike[str]) -> Path:

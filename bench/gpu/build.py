@@ -28,8 +28,11 @@ def link(tree: Path) -> None:
     package = tree / "dtr_alloc"
     package.mkdir(parents=True, exist_ok=True)
     links = {tree / part: ROOT / part for part in PARTS}
-    links |= {package / path.name: path for path in (ROOT / "dtr_alloc").glob("*.py")}
-    links |= {package / name: ROOT / "dtr_alloc" / name for name in ("fragment", "studies")}
+    links |= {
+        package / path.name: path
+        for path in (ROOT / "dtr_alloc").iterdir()
+        if not path.name.startswith("_core.") and path.name != "__pycache__"
+    }
     links |= {package / "native": ROOT / "native"}
     for place, target in links.items():
         place.unlink(missing_ok=True)
@@ -39,9 +42,9 @@ def link(tree: Path) -> None:
 def compiler() -> str:
     """The C++ compiler. Raises SystemExit without one, or without python's headers."""
     sys.path.insert(0, str(ROOT))
-    from dtr_alloc import bridge
+    from dtr_alloc import compiler
 
-    found = bridge.compiler()
+    found = compiler.find()
     if found is None:
         raise SystemExit("make gpu: there is no C++ compiler (g++) here")
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -90,7 +93,7 @@ def build_core(tree: Path, cxx: str, pool: ThreadPoolExecutor) -> None:
 
 def build_bridge(tree: Path, device: str) -> None:
     """Into the cache that DTR_ALLOC_CACHE names."""
-    code = f"from dtr_alloc.bridge import build; build({device!r})"
+    code = f"from dtr_alloc.torch.bridge import build; build({device!r})"
     environ = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=False

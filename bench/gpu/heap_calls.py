@@ -21,9 +21,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.part import Options, Row, run
 from bench.gpu.shapes import SHAPES
-from dtr_alloc import bridge
+from dtr_alloc import compiler
 from dtr_alloc.config import UNLIMITED_BYTES
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.torch import bridge
 
 JOBS = ("resnet50", "gpt2_medium")
 SCALE = 0.25
@@ -94,15 +95,15 @@ class Loop:
 
     def __init__(self, folder: Path, device: str) -> None:
         source, output = Path(__file__).with_name("replay_trace.cpp"), folder / "replay_trace.so"
-        compiler = bridge.compiler()
-        if compiler is None:
+        cxx = compiler.find()
+        if cxx is None:
             raise RuntimeError("there is no C++ compiler here")
         if device == "cuda":
-            command = bridge.command(compiler, "cuda", [source], output)
+            command = bridge.command(cxx, "cuda", [source], output)
             command.insert(1, "-DWITH_TORCH")
         else:
             flags = ["-std=c++17", "-O2", "-fPIC", "-shared"]
-            command = [compiler, *flags, str(source), "-o", str(output)]
+            command = [cxx, *flags, str(source), "-o", str(output)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr[-2000:]}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.gpu.part import Options, Row, run
 from bench.results import MIB
-from dtr_alloc import bridge
+from dtr_alloc import compiler
 from dtr_alloc.core import DriverError, check, ffi, lib
 
 CHUNKS_MIB = (2, 8, 32, 128, 512)
@@ -26,11 +26,11 @@ def use_stand_in(folder: Path) -> None:
     """Has the core find the stand-in, compiled into the folder, for libcuda."""
     source = Path(__file__).parents[2] / "tests/fake_cuda/fake_cuda.cpp"
     output = folder / "fake_cuda.so"
-    compiler = bridge.compiler()
-    if compiler is None:
+    cxx = compiler.find()
+    if cxx is None:
         raise RuntimeError("there is no C++ compiler here")
     flags = ["-std=c++17", "-O0", "-fPIC", "-shared"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(output), "-lpthread"], check=True)
+    subprocess.run([cxx, *flags, str(source), "-o", str(output), "-lpthread"], check=True)
     check(lib.dtr_cuda_set_library(ffi.new("char[]", str(output).encode())))
 
 

@@ -70,7 +70,7 @@ template <typename Body>
 int64_t on(dtr_frame* handle, Body&& body) {
   return result_or_status([&] {
     const Busy busy(handle);
-    const dtr::Bookkeeping time(busy.frame().engine);
+    const dtr::Bookkeeping::Scope time(busy.frame().engine.bookkeeping());
     return body(busy.frame());
   });
 }

@@ -100,14 +100,14 @@ bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
 }  // namespace
 
 uint64_t Engine::compact(dtr_pool* pool) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   device_with(pool);
   const std::vector<dtr_block> blocks = blocks_of(pool);
   const uint64_t before = stats_.moved_bytes;
   for (size_t i = blocks.size(); i-- > 0;) {
     if (blocks[i].state != 1 || blocks[i].is_small) continue;
-    Storage* storage = by_address_.find(pointer(blocks[i].address));
+    Storage* storage = graph_.by_address.find(pointer(blocks[i].address));
     if (storage) relocate(storage, storage->address, pointer(UINT64_MAX), false, deferred);
   }
   return stats_.moved_bytes - before;
@@ -121,7 +121,7 @@ double Engine::loss_ns(Storage* storage) {
 
 // Whether copies are weighed against evictions.
 bool Engine::moves_aside() const {
-  return options_.moving && options_.room != DTR_ROOM_SINGLE && frozen_ == 0;
+  return options_.moving && options_.room != DTR_ROOM_SINGLE && !capture_.is_under_way();
 }
 
 void Engine::find_largest_hole(const Device& device) {
@@ -208,7 +208,8 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Defe
   std::vector<bool> ends(blocks.size(), false);  // a run
   for (size_t i = 0; i < blocks.size(); ++i) {
     const dtr_block& block = blocks[i];
-    if (block.state == 1 && !block.is_small) in_way[i] = by_address_.find(pointer(block.address));
+    if (block.state == 1 && !block.is_small)
+      in_way[i] = graph_.by_address.find(pointer(block.address));
     if (block.state == 1) ends[i] = !in_way[i] || !is_movable(in_way[i]);
     if (block.is_small) ends[i] = true;
     if (in_way[i] && !ends[i]) cost[i] = move_ns(in_way[i]);
@@ -294,7 +295,7 @@ bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred
     if (block.state == 0) continue;
     // No gap is as large as two chunks.
     if (block.state == 1 && !block.is_small && block.size_bytes < 2 * chunk)
-      owners[i] = by_address_.find(pointer(block.address));
+      owners[i] = graph_.by_address.find(pointer(block.address));
     double cost = std::numeric_limits<double>::infinity();
     if (owners[i] && is_movable(owners[i])) cost = move_ns(owners[i]);
     const uint64_t last = number_of(block.address + block.size_bytes - 1);

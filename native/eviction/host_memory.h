@@ -11,20 +11,9 @@
 #include <vector>
 
 #include "dtr_alloc.h"
+#include "graph/host_copy.h"
 
 namespace dtr {
-
-// One buffer.
-struct HostCopy {
-  dtr_pool* pool = nullptr;  // of the device that it is for
-  void* buffer = nullptr;    // null: to be allocated by who took it
-  uint64_t bytes = 0;        // of the buffer
-  uint64_t stream = 0;       // the last one that copied from or to it
-  bool moving = false;       // a thread copies, without the mutex
-};
-
-// Gives a buffer's memory back, and forgets it. Not under the engine's mutex: it waits for copies.
-void give_back(HostCopy* copy);
 
 class HostMemory {
  public:

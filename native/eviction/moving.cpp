@@ -43,7 +43,8 @@ constexpr int kCalibrationCopies = 4;
 bool Engine::is_movable(const Storage* storage) const {
   return storage->state == State::resident && storage->managed && !storage->external &&
          !storage->captured && storage->locks == storage->holds && storage->pins == 0 &&
-         frozen_ == 0 && (storage->used_on != kNoStream || !has_streams(storage->device_type));
+         !capture_.is_under_way() &&
+         (storage->used_on != kNoStream || !has_streams(storage->device_type));
 }
 
 double Engine::move_ns(const Storage* storage) {
@@ -54,7 +55,7 @@ double Engine::move_ns(const Storage* storage) {
 
 // Copies between two free places, if there are two, as a move would.
 void Engine::calibrate_moves(Device& device) {
-  if (frozen_ > 0) return;
+  if (capture_.is_under_way()) return;
   const uint64_t stream = has_streams(device.type) ? stream_of(device.type, device.index) : 0;
   for (uint64_t bytes = kMostScratch; bytes >= Bandwidth::kLeastBytes; bytes /= 2) {
     void* scratch[2] = {nullptr, nullptr};
@@ -120,8 +121,8 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
   }
   const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
   if (is_placed) device.candidates.remove(storage);
-  by_address_.erase(from);
-  by_address_.insert(to, storage);
+  graph_.by_address.erase(from);
+  graph_.by_address.insert(to, storage);
   storage->address = to;
   if (is_placed) {
     device.candidates.add(storage);
@@ -144,24 +145,24 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
 }
 
 bool Engine::hand_move(void* handle, const void* avoid_begin, const void* avoid_end) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  Storage* storage = by_handle_.find(handle);
+  Storage* storage = graph_.by_handle.find(handle);
   return storage && relocate(storage, avoid_begin, avoid_end, false, deferred);
 }
 
-Engine::Device& Engine::device_with(const dtr_pool* pool) const {
+Device& Engine::device_with(const dtr_pool* pool) const {
   for (Device* device : devices_)
     if (device->pool == pool) return *device;
   throw InvalidArgument("pool is not one of the engine's; allowed: given to dtr_engine_add_pool");
 }
 
 uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   device_with(pool);
   std::vector<Storage*> movable;
-  by_address_.for_each([&](const void* address, Storage* storage) {
+  graph_.by_address.for_each([&](const void* address, Storage* storage) {
     if (is_movable(storage) && dtr_pool_contains(pool, address)) movable.push_back(storage);
   });
   std::sort(movable.begin(), movable.end(),

@@ -39,9 +39,9 @@ void Engine::prefetch(Frame& frame) {
   if (frame.returned == 0) return;
   uint64_t id = frame.returned;
   frame.returned = 0;
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
-  for (int ahead = 0; ahead < kAhead && frozen_ == 0; ++ahead) {
+  for (int ahead = 0; ahead < kAhead && !capture_.is_under_way(); ++ahead) {
     const auto next = followers_.find(id);
     if (next == followers_.end()) return;
     id = next->second;

@@ -19,19 +19,6 @@ size_t draws_of(size_t candidates) {
   return static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(candidates))));
 }
 
-// Counts what this thread spends until the scope ends.
-class Spent {
- public:
-  explicit Spent(int64_t& total) : total_(total), begin_(now_ns()) {}
-  Spent(const Spent&) = delete;
-  Spent& operator=(const Spent&) = delete;
-  ~Spent() { total_ += now_ns() - begin_; }
-
- private:
-  int64_t& total_;
-  int64_t begin_;
-};
-
 }  // namespace
 
 // From the first victim until the memory of all is free, which happens without the mutex. Another
@@ -67,10 +54,10 @@ class Engine::Evicting {
   bool begun_ = false;
 };
 
-Engine::Moment Engine::moment_of(Device& device) {
+SearchContext Engine::context_of(Device& device) {
   grow_up(device);
   const size_t count = device.candidates.size();
-  Moment moment{};
+  SearchContext moment{};
   moment.now_ns = clock_ns_;
   moment.smallest_bytes = static_cast<double>(options_.min_evict_bytes);
   if (options_.min_evict_share > 0 && count > 0)
@@ -90,14 +77,14 @@ Engine::Moment Engine::moment_of(Device& device) {
 
 // Not locked by a running op, not pinned, not frozen, not too small, and not without a place to
 // go to.
-bool Engine::is_free_to_go(const Storage* storage, const Moment& moment) const {
-  return storage->locks == 0 && storage->pins == 0 && !is_frozen(storage) &&
+bool Engine::is_free_to_go(const Storage* storage, const SearchContext& moment) const {
+  return storage->locks == 0 && storage->pins == 0 && !capture_.is_frozen(storage) &&
          static_cast<double>(storage->size_bytes) >= moment.smallest_bytes &&
          (storage->parent || host_.has_room(storage->size_bytes));
 }
 
 // The same; parks the candidate if not.
-bool Engine::is_eligible(Storage* storage, const Moment& moment, Device& device) {
+bool Engine::is_eligible(Storage* storage, const SearchContext& moment, Device& device) {
   if (is_free_to_go(storage, moment)) return true;
   const auto size = static_cast<double>(storage->size_bytes);
   if (size < moment.smallest_bytes)
@@ -194,14 +181,14 @@ void Engine::reset_all_bounds() {
 
 // Free bytes on both sides of the storage's block that count with its size. Address space without
 // memory does not count beyond what the budget could still put there.
-uint64_t Engine::free_bytes(const Storage* storage, const Moment& moment) {
+uint64_t Engine::free_bytes(const Storage* storage, const SearchContext& moment) {
   if (moment.most_free == 0 || moment.most_free == Candidates::kNoFreeBytes) return 0;
   ++stats_.storage_accesses;
   return std::min(dtr_pool_free_beside(device_of(storage).pool, storage->address),
                   moment.most_free);
 }
 
-double Engine::score_of(const Storage* storage, const Moment& moment, double cost_ns,
+double Engine::score_of(const Storage* storage, const SearchContext& moment, double cost_ns,
                         uint64_t free_bytes) const {
   Signals signals;
   signals.cost_ns = cost_ns;
@@ -220,11 +207,11 @@ double Engine::learn_cost(Device& device, Storage* storage) {
   return cost_ns;
 }
 
-double Engine::evaluate(Device& device, Storage* storage, const Moment& moment) {
+double Engine::evaluate(Device& device, Storage* storage, const SearchContext& moment) {
   return exact_score(storage, moment, learn_cost(device, storage));
 }
 
-Storage* Engine::choose(Device& device, const Moment& moment) {
+Storage* Engine::choose(Device& device, const SearchContext& moment) {
   if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device, moment);
   if (options_.sampling == DTR_SAMPLING_SQRT)
     if (Storage* found = choose_in_sample(device, moment)) return found;
@@ -244,7 +231,7 @@ Storage* Engine::choose(Device& device, const Moment& moment) {
 }
 
 // Uniform over what can be evicted: draws until one can; if most cannot, among a list.
-Storage* Engine::choose_randomly(Device& device, const Moment& moment) {
+Storage* Engine::choose_randomly(Device& device, const SearchContext& moment) {
   constexpr int kDraws = 32;
   const Candidates& candidates = device.candidates;
   if (candidates.size() == 0) return nullptr;
@@ -266,7 +253,7 @@ Storage* Engine::choose_randomly(Device& device, const Moment& moment) {
 }
 
 // The least score in a random sample of sqrt(n); null if none of it can be evicted.
-Storage* Engine::choose_in_sample(Device& device, const Moment& moment) {
+Storage* Engine::choose_in_sample(Device& device, const SearchContext& moment) {
   const size_t count = device.candidates.size();
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
@@ -287,7 +274,7 @@ void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
   *chosen = *least = 0;
   Device& device = device_with(pool);
   const dtr_engine_stats before = stats_;
-  const Moment moment = moment_of(device);
+  const SearchContext moment = context_of(device);
   const auto score_now = [&](Storage* storage) {
     return exact_score(storage, moment, exact_cost_ns(storage));
   };
@@ -304,7 +291,7 @@ void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
 
 // Asks the callback about all candidates (or a sample) with the mutex let go, and takes
 // the best of those that are still there. Null if there is none to ask about.
-Storage* Engine::choose_by_callback(Device& device, const Moment& first,
+Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
                                     std::unique_lock<EngineMutex>& lock) {
   thread_local bool is_asking = false;
   if (is_asking)
@@ -312,7 +299,7 @@ Storage* Engine::choose_by_callback(Device& device, const Moment& first,
   std::vector<dtr_candidate> asked;
   std::vector<double> scores;
   std::unordered_map<uint64_t, double> score_of;
-  for (Moment moment = first;; moment = moment_of(device)) {
+  for (SearchContext moment = first;; moment = context_of(device)) {
     asked.clear();
     const Candidates& candidates = device.candidates;
     const auto ask = [&](Storage* storage) {
@@ -395,7 +382,7 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
   } else {
     deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
-  by_address_.erase(address);
+  graph_.by_address.erase(address);
   // What the job itself dropped is free as if there were no evictions.
   if (storage->live || eviction_cause_ != Journal::Cause::gone)
     dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
@@ -408,7 +395,7 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
 
 // Evicts what was chosen, one after the other; null if all went, else the first that cannot be had
 // just now. *evicted: how many went.
-Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
+Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
                                std::unique_lock<EngineMutex>& lock, size_t* evicted) {
   *evicted = 0;
   Storage* const first = victims_.front();
@@ -461,10 +448,10 @@ Storage* Engine::evict_victims(const Moment& moment, Deferred& deferred,
 // that turned out to be dispensable, or moves what lies in the way, or, as the last resort, evicts
 // what only waits.
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
-  const Spent spent(room_ns_of_thread());
+  const ScopedTimer spent(room_ns_of_thread());
   // The bytes are there, but not in one piece.
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   Evicting evicting(*this, deferred);
   std::unique_lock<EngineMutex> lock(mutex_);
   // Locked, so that the next search passes over them.
@@ -481,7 +468,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     Refused refused{*this, deferred, {}};
     while (!freed) {
       const int64_t begin = now_ns();
-      const Moment moment = moment_of(device);
+      const SearchContext moment = context_of(device);
       const Way way = choose_victims(device, moment, size_bytes, lock);
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       if (way == Way::remap)

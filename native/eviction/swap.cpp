@@ -39,12 +39,6 @@ bool is_timed(uint8_t device_type, const Bandwidth& way, uint64_t bytes) {
 
 }  // namespace
 
-void give_back(HostCopy* copy) {
-  dtr_pool_synchronize(copy->pool, copy->stream);
-  dtr_pool_host_free(copy->pool, copy->buffer);
-  delete copy;
-}
-
 Bandwidth Engine::bandwidth_of(double bytes_per_s, uint8_t device_type) {
   if (bytes_per_s > 0) return Bandwidth(bytes_per_s / kNsPerSecond, true);
   return Bandwidth(device_type == 0 ? kFileBytesPerNs : kLinkBytesPerNs, false);
@@ -117,7 +111,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   const uint64_t bytes = storage->size_bytes;
   std::vector<HostCopy*> surplus;
   HostCopy* copy = host_.take(device.pool, bytes, &surplus);
-  by_address_.erase(address);
+  graph_.by_address.erase(address);
   let_go_of_constant(storage);
   if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
   storage->address = nullptr;
@@ -172,7 +166,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   if (status != DTR_OK) {
     drop_host_copy(storage);
     if (storage->live) framework_->attach(storage->handle, address);
-    by_address_.insert(address, storage);
+    graph_.by_address.insert(address, storage);
     become_resident(storage, address);
     if (!storage->live && !storage->parent) keep_constant(storage);
     unlock(storage, deferred);
@@ -249,7 +243,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   if (storage->live) framework_->attach(storage->handle, address);
   if (has_streams(storage->device_type)) storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
-  by_address_.insert(address, storage);
+  graph_.by_address.insert(address, storage);
   become_resident(storage, address);
   dtr_pool_note(device.pool, DTR_EVENT_REMATERIALIZE, address, bytes);
   if (!storage->live && !storage->parent) keep_constant(storage);
@@ -294,7 +288,7 @@ void Engine::configure_swap(Deferred& deferred) {
       device->way_in = bandwidth_of(options_.swap_in_bytes_per_s, device->type);
   }
   std::vector<Storage*> resident;
-  by_address_.for_each([&](const void*, Storage* storage) { resident.push_back(storage); });
+  graph_.by_address.for_each([&](const void*, Storage* storage) { resident.push_back(storage); });
   for (Storage* storage : resident) update_candidate(storage);
   release_host_memory(false, deferred);
 }

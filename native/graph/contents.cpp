@@ -82,7 +82,7 @@ void Engine::check_contents(const Op* op, Deferred& deferred) {
 
 // After the settings have changed.
 void Engine::note_contents() {
-  by_address_.for_each([&](const void*, Storage* storage) {
+  graph_.by_address.for_each([&](const void*, Storage* storage) {
     if (storage->state == State::resident) note_content(storage);
   });
 }

@@ -222,7 +222,7 @@ int64_t Engine::component_ns(Storage* storage) {
 // not need goes. Components that were kept keep their phantom connections.
 void Engine::rebuild_neighborhoods() {
   const auto for_counted = [&](auto&& visit) {
-    for (const Op* op = oldest_op_; op; op = op->newer)
+    for (const Op* op = graph_.oldest_op(); op; op = op->newer)
       for (const Output& output : op->outputs)
         if (output.storage && output.storage->counted) visit(output.storage);
   };

@@ -202,33 +202,4 @@ struct Op {
   uint32_t recorded_outputs = 0;  // outputs whose storage is not null (R3)
 };
 
-// Keeps dead objects for reuse, so that the steady state does not allocate. An
-// Op keeps the capacity of its vectors.
-template <typename T>
-class Recycler {
- public:
-  Recycler() = default;
-  Recycler(const Recycler&) = delete;
-  Recycler& operator=(const Recycler&) = delete;
-  ~Recycler() {
-    for (T* object : spare_) delete object;
-  }
-  T* get() {
-    if (spare_.empty()) return new T();
-    T* object = spare_.back();
-    spare_.pop_back();
-    return object;
-  }
-  void put(T* object) {
-    if (spare_.size() < kMost)
-      spare_.push_back(object);
-    else
-      delete object;
-  }
-
- private:
-  static constexpr size_t kMost = 4096;
-  std::vector<T*> spare_;
-};
-
 }  // namespace dtr

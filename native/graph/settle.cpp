@@ -17,7 +17,7 @@ namespace dtr {
 bool Engine::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
                     Deferred& deferred) {
   if (!lost->children) return true;
-  const uint64_t walk = ++walk_;
+  const uint64_t walk = graph_.next_walk();
   std::vector<Storage*> pending{lost};
   std::vector<Storage*> resident;
   uint64_t bytes = 0;
@@ -76,7 +76,7 @@ void Engine::settle_sources(Frame& frame, Deferred& deferred) {
 bool Engine::history_outweighs(Storage* storage, uint64_t* counted) {
   constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
   const uint64_t most = storage->size_bytes / kRecordBytes;
-  const uint64_t walk = ++walk_;
+  const uint64_t walk = graph_.next_walk();
   pending_.assign(1, storage);
   *counted = 0;
   while (!pending_.empty()) {
@@ -98,7 +98,7 @@ bool Engine::history_outweighs(Storage* storage, uint64_t* counted) {
 // rule; without it a running average would keep its whole past). True: done.
 bool Engine::settle_history(std::vector<Storage*>* targets, Deferred& deferred) {
   while (stats_.live_ops > options_.history_ops) {
-    Op* op = oldest_op_;
+    Op* op = graph_.oldest_op();
     const uint64_t before = stats_.live_ops;
     const size_t wanted = targets ? targets->size() : 0;
     std::vector<Storage*> outputs;

@@ -375,7 +375,7 @@ void Engine::journal_meet(Storage* storage, const dtr_tensor_desc& desc, Deferre
 void Engine::journal_sweep(Deferred& deferred) {
   auto& others = journal_.others();
   for (auto entry = others.begin(); entry != others.end();) {
-    const uint64_t ours = by_handle_.find(entry->first) ? 1 : 0;
+    const uint64_t ours = graph_.by_handle.find(entry->first) ? 1 : 0;
     if (journal_.on() && framework_->strong_count(entry->first) > ours) {
       ++entry;
       continue;
@@ -418,7 +418,7 @@ int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns) {
   std::vector<const Input*> overwritten;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     const Input& input = frame.inputs[i];
-    Storage* now = by_handle_.find(input.desc.handle);
+    Storage* now = graph_.by_handle.find(input.desc.handle);
     if (log.arguments[i].made_here) {
       if (now && !journal_.knows(now))
         results.push_back({now, Journal::look(input.desc), input.constant});
@@ -438,7 +438,7 @@ int64_t Engine::journal_end(Frame& frame, bool pure, int64_t cost_ns) {
   results.insert(results.end(), log.results.begin(), log.results.end());
   const int64_t index = journal_.operator_ended(log, arguments, results, pure, cost_ns);
   for (const Input* input : overwritten) {
-    Storage* now = by_handle_.find(input->desc.handle);
+    Storage* now = graph_.by_handle.find(input->desc.handle);
     if (pure)
       now->log_version = journal_.overwritten(now->log_number);
     else if (now->managed)
@@ -457,7 +457,7 @@ void Engine::journal_unhold(Frame& frame) {
 
 void Engine::journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
                           int64_t cost_ns) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   if (!journal_.writing()) return;
   const auto tensor = [&](uint32_t i) { return reinterpret_cast<const void*>(frame.buffer[i]); };
@@ -468,7 +468,7 @@ void Engine::journal_view(Frame& frame, uint32_t tensors, uint32_t results, int3
     if (!tensor(tensors + i)) continue;
     dtr_tensor_desc desc;
     framework_->describe(tensor(tensors + i), &desc);
-    const Storage* of = desc.handle ? by_handle_.find(desc.handle) : nullptr;
+    const Storage* of = desc.handle ? graph_.by_handle.find(desc.handle) : nullptr;
     if (!of || of->address != desc.data || (storage && of != storage) || !journal_.knows(of))
       continue;
     for (uint32_t k = 0; !storage && k < tensors; ++k) {
@@ -487,7 +487,7 @@ void Engine::journal_view(Frame& frame, uint32_t tensors, uint32_t results, int3
 }
 
 void Engine::journal_set(int32_t mode) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   journal_sweep(deferred);  // under the old mode: deaths belong to it
   journal_.set_mode(static_cast<Journal::Mode>(mode));

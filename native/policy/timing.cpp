@@ -15,7 +15,7 @@ constexpr uint32_t kLookEvery = 16;  // ops
 
 // The device that the op's inputs are on, if it queues work. (An op without inputs is not
 // timed: where it runs is known by its results.)
-Engine::Device* Engine::queue_of(const Frame& frame) const {
+Device* Engine::queue_of(const Frame& frame) const {
   for (const Input& input : frame.inputs)
     if (input.storage && input.storage->managed && has_streams(input.storage->device_type))
       return &device_of(input.storage);
@@ -26,7 +26,7 @@ Engine::Device* Engine::queue_of(const Frame& frame) const {
 void Engine::decide_timing(Frame& frame) {
   const Device* device = framework_->current_stream ? queue_of(frame) : nullptr;
   frame.queued_in = device ? device->pool : nullptr;
-  frame.timed = device && frozen_ == 0 && timed_calls_.next(frame.signature.value());
+  frame.timed = device && !capture_.is_under_way() && timed_calls_.next(frame.signature.value());
   if (frame.timed) frame.queued_on = stream_of(device->type, device->index);
 }
 

@@ -25,7 +25,7 @@ size_t Engine::run_of(const Device& device, const void* address, size_t blocks) 
 }
 
 // The factor of a cost in the score without the size.
-double Engine::price_factor(const Storage* storage, const Moment& moment) const {
+double Engine::price_factor(const Storage* storage, const SearchContext& moment) const {
   Signals signals;
   signals.staleness_ns = static_cast<double>(moment.now_ns - storage->last_access_ns);
   signals.recomputes = storage->recomputes;
@@ -33,7 +33,7 @@ double Engine::price_factor(const Storage* storage, const Moment& moment) const 
 }
 
 // The price of a candidate that may be evicted, else infinity; each is looked at once in a search.
-double Engine::price_of(Device& device, Storage* storage, const Moment& moment) {
+double Engine::price_of(Device& device, Storage* storage, const SearchContext& moment) {
   if (storage->priced == price_look_) return storage->price;
   storage->priced = price_look_;
   storage->price = std::numeric_limits<double>::infinity();
@@ -43,7 +43,7 @@ double Engine::price_of(Device& device, Storage* storage, const Moment& moment) 
 }
 
 // The minimal window whose first member is given, if there is one that costs no more than `most`.
-bool Engine::extend_window(Device& device, const Moment& moment, uint64_t size_bytes,
+bool Engine::extend_window(Device& device, const SearchContext& moment, uint64_t size_bytes,
                            Storage* first, double most, Window* window) {
   for (size_t blocks = kFewBlocks;; blocks *= 2) {
     const size_t count = run_of(device, first->address, blocks);
@@ -85,7 +85,7 @@ void Engine::take_members(const Device& device, const Window& window) {
 }
 
 // The best few windows by their price, in few_.
-void Engine::search_windows(Device& device, const Moment& moment, uint64_t size_bytes) {
+void Engine::search_windows(Device& device, const SearchContext& moment, uint64_t size_bytes) {
   ++price_look_;
   ++stats_.window_searches;
   few_.clear();
@@ -121,7 +121,7 @@ int64_t Engine::further_cost(const Storage* storage, uint64_t visit, ForNext&& f
 
 // Of what is in members_, which it sorts: the largest factor first, so that what is shared counts
 // with that. (Ancestors and descendants are shared each among themselves.)
-double Engine::joint_price(const Moment& moment) {
+double Engine::joint_price(const SearchContext& moment) {
   const auto factor = [&](const Storage* storage) { return price_factor(storage, moment); };
   std::sort(members_.begin(), members_.end(), [&](Storage* a, Storage* b) {
     const double left = factor(a), right = factor(b);
@@ -167,7 +167,7 @@ double Engine::joint_price(const Moment& moment) {
 }
 
 // The best window by W4, its members in members_; false if there is none.
-bool Engine::find_window(Device& device, const Moment& moment, uint64_t size_bytes) {
+bool Engine::find_window(Device& device, const SearchContext& moment, uint64_t size_bytes) {
   search_windows(device, moment, size_bytes);
   find_largest_hole(device);
   Window best;
@@ -216,7 +216,7 @@ double Engine::remap_ns(const Device& device, uint64_t size_bytes) {
 // window goes, but not while a remap would do with some more bytes, wherever they are: near the
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
 // less than what would be evicted, and where no window helps.
-Engine::Way Engine::choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
+Engine::Way Engine::choose_victims(Device& device, const SearchContext& moment, uint64_t size_bytes,
                                    std::unique_lock<EngineMutex>& lock) {
   victims_.clear();
   dtr_pool_room room{};

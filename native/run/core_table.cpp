@@ -18,12 +18,12 @@ void* allocate(void* engine, uint8_t device_type, int8_t device_index, uint64_t 
 }
 
 void freed(void* engine, void* address) {
-  const Bookkeeping time(*engine_of(engine));
+  const Bookkeeping::Scope time(engine_of(engine)->bookkeeping());
   engine_of(engine)->freed(address);
 }
 
 void evicted_died(void* engine, void* context) {
-  const Bookkeeping time(*engine_of(engine));
+  const Bookkeeping::Scope time(engine_of(engine)->bookkeeping());
   engine_of(engine)->evicted_died(static_cast<Storage*>(context));
 }
 
@@ -64,7 +64,7 @@ int32_t frame_device(dtr_frame* frame) { return frame_of(frame).step_device; }
 template <typename Body>
 int64_t on(dtr_frame* frame, Body&& body) {
   Frame& of = frame_of(frame);
-  const Bookkeeping time(of.engine);
+  const Bookkeeping::Scope time(of.engine.bookkeeping());
   return result_or_status([&] { return body(of.engine, of); });
 }
 
@@ -87,7 +87,7 @@ int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure
 
 void op_abort(dtr_frame* frame, int32_t started) {
   Frame& of = frame_of(frame);
-  const Bookkeeping time(of.engine);
+  const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.op_abort(of, started != 0);
 }
 
@@ -106,7 +106,7 @@ int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
 
 void remat_abort(dtr_frame* frame) {
   Frame& of = frame_of(frame);
-  const Bookkeeping time(of.engine);
+  const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.remat_abort(of);
 }
 

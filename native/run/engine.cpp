@@ -9,77 +9,9 @@
 
 namespace dtr {
 
-int64_t& room_ns_of_thread() {
-  thread_local int64_t spent = 0;
-  return spent;
-}
-
-namespace {
-
-bool& is_keeping_books() {
-  thread_local bool is = false;
-  return is;
-}
-
-}  // namespace
-
-Bookkeeping::Bookkeeping(Engine& engine) {
-  if (!engine.times_bookkeeping_.load(std::memory_order_relaxed) || is_keeping_books()) return;
-  is_keeping_books() = true;
-  engine_ = &engine;
-  waited_ns_ = waited_ns_of_thread();
-  begin_ns_ = now_ns();
-}
-
-Bookkeeping::~Bookkeeping() {
-  if (!engine_) return;
-  engine_->bookkeeping_ns_ += now_ns() - begin_ns_ - (waited_ns_of_thread() - waited_ns_);
-  is_keeping_books() = false;
-}
-
-Deferred::~Deferred() {
-  if (banish_) engine_.banish_queued(*this);
-  // Deleters may enter the engine and fill a Deferred of their own, never this one.
-  for (size_t i = 0; i < count_; ++i) perform(few_[i]);
-  for (const Action& action : more_) perform(action);
-}
-
-void Deferred::free_blocks() {
-  const auto free_if_block = [&](Action& action) {
-    if (action.kind != Kind::block) return;
-    perform(action);
-    action.kind = Kind::done;
-  };
-  for (size_t i = 0; i < count_; ++i) free_if_block(few_[i]);
-  for (Action& action : more_) free_if_block(action);
-}
-
-void Deferred::perform(const Action& action) const {
-  switch (action.kind) {
-    case Kind::strong:
-      engine_.framework_->release_strong(action.what);
-      break;
-    case Kind::weak:
-      engine_.framework_->release_weak(action.what);
-      break;
-    case Kind::host:
-      give_back(static_cast<HostCopy*>(action.what));
-      break;
-    case Kind::closure:
-      engine_.framework_->drop_closure(action.what);
-      break;
-    case Kind::block:
-      dtr_pool_free(engine_.pool_of(action.device_type, action.device_index), action.what);
-      break;
-    case Kind::done:
-      break;
-  }
-}
-
 Engine::Engine(const dtr_engine_options& options)
-    : options_(options),
-      needs_(Needs::of(options.heuristic, options.room)),
-      random_(options.heuristic.seed) {
+    : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
+  options_ = options;
   dealloc_from_name(options.dealloc, &dealloc_);
   host_.set_cap(options.swap_bytes);
   core_ = core_table(this);
@@ -87,7 +19,7 @@ Engine::Engine(const dtr_engine_options& options)
 
 Engine::~Engine() {
   {
-    Deferred deferred(*this);
+    Deferred deferred(environment_, *this);
     release_host_memory(true, deferred);
   }
   for (Device* device : devices_) {
@@ -98,7 +30,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const dtr_engine_options& options) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
@@ -106,7 +38,7 @@ void Engine::configure(const dtr_engine_options& options) {
   options_ = options;
   if (notes_contents) note_contents();
   dealloc_from_name(options.dealloc, &dealloc_);
-  times_bookkeeping_ = options.time_bookkeeping != 0;
+  bookkeeping_.is_timed = options.time_bookkeeping != 0;
   needs_ = Needs::of(options.heuristic, options.room);
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
@@ -130,36 +62,30 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
     throw StateError("device type " + std::to_string(device_type) + ", index " +
                      std::to_string(device_index) + " has a pool already");
   use(pool, true);
-  auto* device = new Device{device_type,
-                            device_index,
-                            pool,
-                            this,
-                            {},
-                            {},
-                            0,
-                            {},
-                            false,
-                            bandwidth_of(options_.swap_out_bytes_per_s, device_type),
-                            bandwidth_of(options_.swap_in_bytes_per_s, device_type),
-                            MovePrice(options_.move_bytes_per_s, device_type == 0)};
+  environment_.pools.push_back({device_type, device_index, pool});
+  auto* device = new Device{device_type, device_index, pool, devices_.size()};
+  device->way_out = bandwidth_of(options_.swap_out_bytes_per_s, device_type);
+  device->way_in = bandwidth_of(options_.swap_in_bytes_per_s, device_type);
+  device->move_price = MovePrice(options_.move_bytes_per_s, device_type == 0);
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   device->one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   devices_.push_back(device);
+  room_callers_.push_back({this, device});
   reset_all_bounds();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
-        auto* of = static_cast<Device*>(context);
-        const Bookkeeping time(*of->engine);
-        of->engine->tell_of_room(size_bytes);
-        return of->engine->make_room(*of, size_bytes);
+        const auto& [engine, device] = *static_cast<RoomCaller*>(context);
+        const Bookkeeping::Scope time(engine->bookkeeping_);
+        engine->tell_of_room(size_bytes);
+        return engine->make_room(*device, size_bytes);
       },
-      device);
+      &room_callers_.back());
 }
 
-Engine::Device& Engine::device_of(const Storage* storage) const {
+Device& Engine::device_of(const Storage* storage) const {
   for (Device* device : devices_)
     if (device->type == storage->device_type && device->index == storage->device_index)
       return *device;
@@ -167,9 +93,7 @@ Engine::Device& Engine::device_of(const Storage* storage) const {
 }
 
 dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
-  for (const Device* device : devices_)
-    if (device->type == device_type && device->index == device_index) return device->pool;
-  return nullptr;
+  return environment_.pool_of(device_type, device_index);
 }
 
 void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
@@ -197,15 +121,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 // ---- records ----
 
 Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
-  Storage* storage = storages_.get();
-  *storage = Storage{};
-  storage->id = next_storage_id_++;
-  storage->size_bytes = desc.storage_bytes;
-  storage->device_type = desc.device_type;
-  storage->device_index = desc.device_index;
-  storage->address = desc.data;
-  storage->handle = desc.handle;
-  storage->managed = managed;
+  Storage* storage = graph_.new_storage(desc, managed);
   storage->last_access_ns = clock_ns_;
   if (managed && !pins_.empty())
     if (const auto found = pins_.find(desc.handle); found != pins_.end())
@@ -217,7 +133,7 @@ Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
 // The record of a tensor's storage. One never seen before becomes a constant: it
 // was made where the recorder did not look. Null if it cannot be tracked now.
 Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) {
-  Storage* storage = by_handle_.find(desc.handle);
+  Storage* storage = graph_.by_handle.find(desc.handle);
   if (storage && storage->address != desc.data) {
     content_replaced(storage, deferred);
     storage = nullptr;
@@ -228,11 +144,11 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
   // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
   storage = new_storage(desc, managed);
-  by_handle_.insert(desc.handle, storage);
+  graph_.by_handle.insert(desc.handle, storage);
   if (managed) {
     storage->live = true;
     framework_->retain_weak(desc.handle);
-    by_address_.insert(desc.data, storage);
+    graph_.by_address.insert(desc.data, storage);
     if (is_swapping()) update_candidate(storage);
   } else {
     storage->external = true;
@@ -248,7 +164,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
 void Engine::content_replaced(Storage* storage, Deferred& deferred) {
   lose_handle(storage, deferred);
   if (storage->state == State::resident) {
-    if (storage->managed) by_address_.erase(storage->address);
+    if (storage->managed) graph_.by_address.erase(storage->address);
     if (!storage->parent) storage->lost = true;
     become_evicted(storage);
   }
@@ -259,7 +175,7 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
 // The framework no longer refers to the storage.
 void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
-  by_handle_.erase(storage->handle);
+  graph_.by_handle.erase(storage->handle);
   if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
     forget_pins(storage->handle, deferred);
   if (journal_.on() && storage->live) journal_.released(storage);
@@ -277,24 +193,6 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (storage->candidate >= 0) reweigh(storage);
   if (storage->asks) update_asking(storage, false);
   toll_changed(storage, false);
-}
-
-void Engine::link(Edge& edge, Op* op, Storage* input) {
-  edge.op = op;
-  edge.input = input;
-  edge.previous = nullptr;
-  edge.next = input->children;
-  if (input->children) input->children->previous = &edge;
-  input->children = &edge;
-}
-
-void Engine::unlink(Edge& edge) {
-  if (edge.previous)
-    edge.previous->next = edge.next;
-  else
-    edge.input->children = edge.next;
-  if (edge.next) edge.next->previous = edge.previous;
-  edge = Edge{};
 }
 
 void Engine::update_candidate(Storage* storage) {
@@ -369,17 +267,9 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
 }
 
 void Engine::discard_op(Op* op, Deferred& deferred) {
-  if (op->older)
-    op->older->newer = op->newer;
-  else
-    oldest_op_ = op->newer;
-  if (op->newer)
-    op->newer->older = op->older;
-  else
-    newest_op_ = op->older;
   for (Edge& edge : op->edges) {
     Storage* input = edge.input;
-    unlink(edge);
+    Graph::unlink(edge);
     reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
@@ -388,7 +278,7 @@ void Engine::discard_op(Op* op, Deferred& deferred) {
   else if (op->id)
     dropped_ops_.push_back(static_cast<int64_t>(op->id));
   --stats_.live_ops;
-  ops_.put(op);
+  graph_.recycle(op);
 }
 
 // A resident storage becomes a constant.
@@ -426,7 +316,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
       continue;
     const bool resident = storage->state == State::resident;
     void* address = storage->address;
-    if (resident && storage->managed) by_address_.erase(address);
+    if (resident && storage->managed) graph_.by_address.erase(address);
     let_go_of_constant(storage);
     if (storage->host) drop_host_copy(storage);
     forget_expected(storage, deferred);
@@ -445,7 +335,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
   }
   removing_ = false;
   // Only now: a record may stand in the worklist more than once.
-  for (Storage* storage : graveyard_) storages_.put(storage);
+  for (Storage* storage : graveyard_) graph_.recycle(storage);
   graveyard_.clear();
 }
 
@@ -462,19 +352,19 @@ void Engine::unlock(Storage* storage, Deferred& deferred) {
 void Engine::freed(void* address) {
   if (!address) return;
   if (journal_.on()) journal_freed(address);
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   bool give_back = true;
   dtr_pool* pool = nullptr;
   for (const Device* device : devices_)
     if (dtr_pool_contains(device->pool, address)) pool = device->pool;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
-    Storage* storage = by_address_.find(address);
+    Storage* storage = graph_.by_address.find(address);
     if (storage) {
       lose_handle(storage, deferred);
       give_back = !keeps_memory_of_dead(storage, deferred);
       if (give_back) {
-        by_address_.erase(address);
+        graph_.by_address.erase(address);
         if (storage->state == State::resident) {
           if (watcher_) watcher_->died(storage->id);
           if (!storage->parent) storage->lost = true;
@@ -519,7 +409,7 @@ void Engine::check_tensor(const void* tensor) const {
 }
 
 void Engine::evicted_died(Storage* storage) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
   if (storage->state == State::swapped) swapped_died(storage, deferred);
@@ -528,10 +418,10 @@ void Engine::evicted_died(Storage* storage) {
 }
 
 void Engine::reset() {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   std::vector<Storage*> all;
-  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  graph_.by_handle.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
   for (const Storage* storage : all)
     if (storage->live && storage->state != State::resident)
       throw StateError("storage " + std::to_string(storage->id) + " (" +
@@ -543,9 +433,9 @@ void Engine::reset() {
   journal_sweep(deferred);
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
-  while (newest_op_) {
-    Op* op = newest_op_;
-    for (size_t i = 0; op == newest_op_ && i < op->outputs.size(); ++i) {
+  while (graph_.newest_op()) {
+    Op* op = graph_.newest_op();
+    for (size_t i = 0; op == graph_.newest_op() && i < op->outputs.size(); ++i) {
       Storage* storage = op->outputs[i].storage;
       if (!storage) continue;
       drop_output(storage, deferred);
@@ -554,14 +444,14 @@ void Engine::reset() {
     }
   }
   all.clear();
-  by_handle_.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
+  graph_.by_handle.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
   for (Storage* storage : all) {
-    if (storage->managed) by_address_.erase(storage->address);
+    if (storage->managed) graph_.by_address.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
     update_candidate(storage);
     --stats_.live_storages;
-    storages_.put(storage);
+    graph_.recycle(storage);
   }
   for (const auto& [handle, pins] : pins_) deferred.release_weak(const_cast<void*>(handle));
   pins_.clear();
@@ -575,7 +465,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   *out = stats_;
   out->clock_ns = static_cast<uint64_t>(clock_ns_);
   out->storage_accesses += components_.visited();
-  out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_ns_.load());
+  out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
@@ -624,7 +514,7 @@ void Engine::tell_of_room(uint64_t size_bytes) {
 
 uint64_t Engine::id_of(const void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const Storage* storage = by_handle_.find(handle);
+  const Storage* storage = graph_.by_handle.find(handle);
   return storage ? storage->id : 0;
 }
 
@@ -654,7 +544,7 @@ uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capac
 void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *constant = *running = *waiting = 0;
-  by_address_.for_each([&](const void*, const Storage* storage) {
+  graph_.by_address.for_each([&](const void*, const Storage* storage) {
     if (!storage->parent || storage->unwritten)
       *constant += storage->size_bytes;
     else if (storage->locks > storage->holds)
@@ -678,14 +568,14 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
     if (is_swapping())
       swapped = "; swapped to host memory " + std::to_string(host_.in_use_bytes()) + " of " +
                 std::to_string(host_.cap_bytes()) + " bytes";
-    by_address_.for_each([&](const void* address, const Storage* storage) {
+    graph_.by_address.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
       else if (storage->unwritten || (!storage->parent && !(is_swappable(storage) &&
                                                             host_.has_room(storage->size_bytes))))
         constants += storage->size_bytes;
-      else if (storage->pins > 0 || is_frozen(storage))
+      else if (storage->pins > 0 || capture_.is_frozen(storage))
         pinned += storage->size_bytes;
       else
         evictable += storage->size_bytes;

@@ -24,13 +24,13 @@
 // storage died), ghosts.cpp (which of the dead are still needed), remat.cpp (bringing content
 // back), waiting.cpp (what waits meanwhile, where memory is short), moving.cpp (contents that go to
 // other addresses), holes.cpp (places made by that), order.cpp (streams), freeze.cpp (while a graph
-// is captured), timing.cpp (how long queued work takes), journal.cpp (op logs), invariants.cpp.
+// is captured), ends.cpp (which end of the heap is wished for), timing.cpp (how long queued work
+// takes), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -39,187 +39,32 @@
 
 #include "at_fork.h"
 #include "base/clock.h"
-#include "base/pointer_map.h"
-#include "base/scratch.h"
+#include "base/scoped_timer.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
-#include "eviction/bandwidth.h"
 #include "eviction/host_memory.h"
-#include "eviction/move_price.h"
 #include "eviction/placement_hint.h"
+#include "frame.h"
 #include "graph/component.h"
 #include "graph/dealloc.h"
+#include "graph/deferred.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "graph/graph_capture.h"
+#include "graph/lifecycle.h"
 #include "graph/records.h"
 #include "graph/unwritten.h"
 #include "locks.h"
 #include "oplog/journal.h"
-#include "policy/candidates.h"
 #include "policy/costs.h"
+#include "policy/device.h"
 #include "policy/score.h"
-#include "policy/timing.h"
+#include "policy/search_context.h"
 #include "policy/window.h"
 
 namespace dtr {
 
-class Engine;
-
-// Times what a thread does inside the engine, from the outermost call to its end, less
-// what it waits for locks. Where it is off, it looks at one flag.
-class Bookkeeping {
- public:
-  explicit Bookkeeping(Engine& engine);
-  Bookkeeping(const Bookkeeping&) = delete;
-  Bookkeeping& operator=(const Bookkeeping&) = delete;
-  ~Bookkeeping();
-
- private:
-  Engine* engine_ = nullptr;  // null: off, or inside another one
-  int64_t begin_ns_ = 0;
-  int64_t waited_ns_ = 0;
-};
-
-// What must happen after the engine mutex is released.
-class Deferred {
- public:
-  explicit Deferred(Engine& engine) : engine_(engine) {}
-  Deferred(const Deferred&) = delete;
-  Deferred& operator=(const Deferred&) = delete;
-  // Runs deleters, which may enter the engine again; the mutex is free by then.
-  ~Deferred();
-
-  void free_block(const Storage& storage, void* address) {
-    add({Kind::block, storage.device_type, storage.device_index, address});
-  }
-  void release_strong(void* handle) { add({Kind::strong, 0, 0, handle}); }
-  void release_weak(void* handle) { add({Kind::weak, 0, 0, handle}); }
-  void free_host(HostCopy* copy) { add({Kind::host, 0, 0, copy}); }
-  void drop_closure(void* closure) { add({Kind::closure, 0, 0, closure}); }
-  // Before the rest, because it may add to it.
-  void banish_queued() { banish_ = true; }
-  // At once: no code of others runs for that. The mutex is free by then.
-  void free_blocks();
-
- private:
-  enum class Kind : uint8_t { strong, weak, host, closure, block, done };
-  struct Action {
-    Kind kind;
-    uint8_t device_type;  // of a block
-    int8_t device_index;
-    void* what;
-  };
-
-  void add(const Action& action) {
-    if (count_ < kFew)
-      few_[count_++] = action;
-    else
-      more_.push_back(action);
-  }
-  void perform(const Action& action) const;
-
-  static constexpr size_t kFew = 8;  // they allocate nothing
-  Engine& engine_;
-  Action few_[kFew];
-  size_t count_ = 0;
-  std::vector<Action> more_;
-  bool banish_ = false;
-};
-
-// One tensor argument of the op in flight.
-struct Input {
-  const void* tensor = nullptr;
-  Storage* storage = nullptr;  // locked; null: not tracked (opaque, empty, foreign device)
-  Use use = Use::read;
-  bool opaque = false;
-  bool constant = false;   // the recorder says: a parameter
-  bool shared = false;     // another argument has the same storage
-  bool part = false;       // overwrites a part of its storage, and all of that
-  bool begins = false;     // it is the first part: the old content is no input (R16)
-  void* copy = nullptr;    // what it held before the op overwrites it (DTR_OP_KEEPS_OLD)
-  uint32_t geometry = 0;   // first of its sizes and strides in Frame::geometry
-  dtr_tensor_desc desc{};  // as it was before the op ran
-};
-
-// Whether the content after the op has nothing of the content before it.
-inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
-
-// A lock of a step on one of its inputs.
-struct StepInput {
-  Storage* storage = nullptr;
-  bool held = false;  // R11
-};
-
-// A rematerialization in progress: the explicit stack, innermost last.
-struct RematStep {
-  Storage* target = nullptr;  // locked
-  Op* op = nullptr;           // set once its inputs are locked
-  bool forget = false;        // settled: becomes a constant once it is resident
-  size_t first_input = 0;     // its locked inputs begin here in Frame::stack_inputs
-};
-
-// The state of one thread's recorder between two calls.
-struct Frame {
-  explicit Frame(Engine& owner) : engine(owner) {}
-  Engine& engine;
-  std::vector<int64_t> buffer;  // exchanged with the recorder
-  std::vector<int64_t> step;    // exchanged with the replay
-  Scratch<Input> inputs;
-  // Sizes and strides of the inputs before the op ran: it may resize them (out=).
-  Scratch<int64_t> geometry;
-  OpenLog log;
-  bool open = false;
-  bool replayable = false;
-  bool keeps_old = false;   // DTR_OP_KEEPS_OLD
-  bool copies = false;      // DTR_OP_COPIES
-  bool overwrites = false;  // some of its inputs
-  bool loses = false;       // some that it also reads, and that cannot be computed again
-  uint64_t op_key = 0;
-  Signature signature;
-  uint64_t call = 0;     // the signature without results; for hints (placement_hint.h)
-  int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: replays of logs
-  std::vector<dtr_tensor_desc> results;
-  int64_t begin_ns = 0;
-  int64_t room_ns_at_begin = 0;
-  int64_t* room_ns = nullptr;      // of its thread
-  uint64_t* running_op = nullptr;  // likewise
-  dtr_pool* queued_in = nullptr;   // of the device that queues its work; null: none is known
-  uint64_t queued_on = kNoStream;
-  uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
-  bool timed = false;     // a timer is to start
-  uint64_t timer = 0;     // of that pool; 0: none runs
-  uint32_t unread = 0;    // ops since it last looked for timers that are done
-  Times times;            // what it found
-  bool keeps = false;     // brings everything back: until then nothing live is evicted
-  std::vector<RematStep> stack;
-  std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
-  std::vector<Storage*> step_outputs;   // records of the step in flight, held
-  std::vector<Storage*> consumed;       // old versions that the step in flight overwrites
-  bool inputs_held = false;             // the locks of `inputs` are holds (R11)
-  bool requested = false;               // the op's request has begun
-  bool step_open = false;
-  bool used_sources = false;  // Storage::is_source of some
-  int8_t step_device = -1;
-  int64_t step_begin_ns = 0;
-  int64_t room_ns_at_step = 0;
-};
-
-// Hears what becomes of contents, for replays of logs. Called under the engine's mutex, in the
-// order in which things happen: it may only note them.
-class Watcher {
- public:
-  virtual ~Watcher() = default;
-  // To make room, or by hand.
-  virtual void evicted(uint64_t storage_id) = 0;
-  // Its memory goes back because nothing refers to it any more.
-  virtual void died(uint64_t storage_id) = 0;
-  // Removed for good although others were computed from it (dealloc.cpp).
-  virtual void banished(uint64_t storage_id) = 0;
-  // A pool asks for room for a request of so many bytes; nothing has been evicted for it yet.
-  virtual void asked_for_room(uint64_t size_bytes) = 0;
-  // Its content is at another address.
-  virtual void moved(uint64_t) {}
-};
-
-class Engine {
+class Engine final : private Lifecycle {
  public:
   explicit Engine(const dtr_engine_options& options);
   ~Engine();
@@ -230,6 +75,7 @@ class Engine {
   void configure(const dtr_engine_options& options);
   void connect(const dtr_framework* framework);
   const dtr_core* core() const { return &core_; }
+  Bookkeeping& bookkeeping() { return bookkeeping_; }
   void add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool);
   dtr_pool* pool_of(uint8_t device_type, int8_t device_index) const;
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
@@ -272,7 +118,6 @@ class Engine {
   void remat_abort(Frame& frame);
 
   // ---- room.cpp ----
-  struct Device;
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
   int32_t make_room(Device& device, uint64_t size_bytes);
@@ -308,44 +153,29 @@ class Engine {
   void check_invariants();
 
  private:
-  friend class Bookkeeping;
-  friend class Deferred;
-
   // engine.cpp, all under the mutex
   Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
   void content_replaced(Storage* storage, Deferred& deferred);
-  void link(Edge& edge, Op* op, Storage* input);
-  void unlink(Edge& edge);
-  void forget_parent(Storage* storage, Deferred& deferred);
+  void forget_parent(Storage* storage, Deferred& deferred) override;
   void discard_op(Op* op, Deferred& deferred);
   void drop_output(Storage* storage, Deferred& deferred);
-  void maybe_remove(Storage* storage, Deferred& deferred);
+  void maybe_remove(Storage* storage, Deferred& deferred) override;
   void remove(Storage* storage, Deferred& deferred);
-  void lose_handle(Storage* storage, Deferred& deferred);
+  void lose_handle(Storage* storage, Deferred& deferred) override;
   void forget_pins(void* handle, Deferred& deferred);
   void forget_dead_pins(Deferred& deferred);
-  void become_evicted(Storage* storage);
-  void become_resident(Storage* storage, void* address);
+  void become_evicted(Storage* storage) override;
+  void become_resident(Storage* storage, void* address) override;
   void leave_neighborhoods(Storage* storage);
-  void update_candidate(Storage* storage);
+  void update_candidate(Storage* storage) override;
   void grow_up(Device& device);
-  void unlock(Storage* storage, Deferred& deferred);
+  void unlock(Storage* storage, Deferred& deferred) override;
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const;
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
-  static int64_t cost_of(const Storage* storage) {
-    return storage->parent ? storage->parent->cost_ns : 0;
-  }
-  // Made from nothing (random data, a range). A source is a component of its own:
-  // it is next to all that read it, and would join everything into one.
-  static bool is_source(const Storage* storage) {
-    return storage->parent && storage->parent->edges.empty();
-  }
-  template <typename F>
-  void for_evicted_neighbors(const Storage* storage, F&& visit);
 
   // contents.cpp
   bool is_watched(const Storage* storage) const {
@@ -366,7 +196,7 @@ class Engine {
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
-  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc);
+  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
   bool write_part(Frame& frame, const Input& input, Unwritten* unwritten);
   bool reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const;
@@ -395,10 +225,7 @@ class Engine {
   void order_use(Storage* storage);
   void order_inputs(const Frame& frame);
 
-  // freeze.cpp
-  bool is_frozen(const Storage* storage) const {
-    return (frozen_ > 0 || keeping_ > 0) && storage->live;
-  }
+  // graph_capture.cpp
   void keep(Frame& frame, bool on);
   void capture_inputs(const Frame& frame, Deferred& deferred);
 
@@ -417,7 +244,7 @@ class Engine {
       if (edge.input) reconsider(edge.input, deferred);
   }
   void forget_banishing(Storage* storage);
-  void banish_queued(Deferred& deferred);
+  void banish_queued(Deferred& deferred) override;
   const Storage* keeps_from_banishing(const Storage* storage) const;
   void banish(Storage* storage, Deferred& deferred);
 
@@ -451,35 +278,29 @@ class Engine {
   void rebuild_neighborhoods();
 
   // room.cpp
-  // What stays the same during a search.
-  struct Moment {
-    int64_t now_ns;
-    double smallest_bytes;
-    uint64_t most_free;  // Candidates::search()
-  };
   class Evicting;
   bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, Deferred& deferred);
-  Storage* evict_victims(const Moment& moment, Deferred& deferred,
+  Storage* evict_victims(const SearchContext& moment, Deferred& deferred,
                          std::unique_lock<EngineMutex>& lock, size_t* evicted);
-  Storage* choose(Device& device, const Moment& moment);
-  Storage* choose_by_callback(Device& device, const Moment& moment,
+  Storage* choose(Device& device, const SearchContext& moment);
+  Storage* choose_by_callback(Device& device, const SearchContext& moment,
                               std::unique_lock<EngineMutex>& lock);
-  Storage* choose_randomly(Device& device, const Moment& moment);
-  Storage* choose_in_sample(Device& device, const Moment& moment);
-  Moment moment_of(Device& device);
-  bool is_eligible(Storage* storage, const Moment& moment, Device& device);
+  Storage* choose_randomly(Device& device, const SearchContext& moment);
+  Storage* choose_in_sample(Device& device, const SearchContext& moment);
+  SearchContext context_of(Device& device);
+  bool is_eligible(Storage* storage, const SearchContext& moment, Device& device);
   double recompute_cost_ns(Storage* storage);
   double exact_cost_ns(Storage* storage);
-  uint64_t free_bytes(const Storage* storage, const Moment& moment);
-  bool is_free_to_go(const Storage* storage, const Moment& moment) const;
-  double score_of(const Storage* storage, const Moment& moment, double cost_ns,
+  uint64_t free_bytes(const Storage* storage, const SearchContext& moment);
+  bool is_free_to_go(const Storage* storage, const SearchContext& moment) const;
+  double score_of(const Storage* storage, const SearchContext& moment, double cost_ns,
                   uint64_t free_bytes) const;
-  double exact_score(const Storage* storage, const Moment& moment, double cost_ns) {
+  double exact_score(const Storage* storage, const SearchContext& moment, double cost_ns) {
     return score_of(storage, moment, cost_ns, free_bytes(storage, moment));
   }
   double learn_cost(Device& device, Storage* storage);
-  double evaluate(Device& device, Storage* storage, const Moment& moment);
+  double evaluate(Device& device, Storage* storage, const SearchContext& moment);
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
   void set_bounds(Device& device, Storage* storage, double numerator_ns);
@@ -494,19 +315,19 @@ class Engine {
   // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
   enum class Way { single, window, remap };
   size_t run_of(const Device& device, const void* address, size_t blocks);
-  double price_factor(const Storage* storage, const Moment& moment) const;
-  double price_of(Device& device, Storage* storage, const Moment& moment);
-  bool extend_window(Device& device, const Moment& moment, uint64_t size_bytes, Storage* first,
-                     double most, Window* window);
+  double price_factor(const Storage* storage, const SearchContext& moment) const;
+  double price_of(Device& device, Storage* storage, const SearchContext& moment);
+  bool extend_window(Device& device, const SearchContext& moment, uint64_t size_bytes,
+                     Storage* first, double most, Window* window);
   void take_members(const Device& device, const Window& window);
-  void search_windows(Device& device, const Moment& moment, uint64_t size_bytes);
+  void search_windows(Device& device, const SearchContext& moment, uint64_t size_bytes);
   template <typename ForNext>
   int64_t further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next);
-  double joint_price(const Moment& moment);
-  bool find_window(Device& device, const Moment& moment, uint64_t size_bytes);
+  double joint_price(const SearchContext& moment);
+  bool find_window(Device& device, const SearchContext& moment, uint64_t size_bytes);
   bool makes_place(const Device& device, const Storage* storage, uint64_t size_bytes);
   static double remap_ns(const Device& device, uint64_t size_bytes);
-  Way choose_victims(Device& device, const Moment& moment, uint64_t size_bytes,
+  Way choose_victims(Device& device, const SearchContext& moment, uint64_t size_bytes,
                      std::unique_lock<EngineMutex>& lock);
 
   // swap.cpp
@@ -563,7 +384,7 @@ class Engine {
   uint64_t peak_beside(const Storage* wanted);
   void order_by_peak(std::vector<Storage*>& wanted);
   Storage* next_missing(const Op* op);
-  Storage* choose_held(Device& device, const Moment& moment);
+  Storage* choose_held(Device& device, const SearchContext& moment);
   bool yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // invariants.cpp
@@ -571,7 +392,7 @@ class Engine {
   int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
   void check_neighborhoods();
   void check_search();
-  void check_windows(Device& device, const Moment& moment);
+  void check_windows(Device& device, const SearchContext& moment);
 
   // remat.cpp
   void push_wanted(Frame& frame, Storage* storage, bool forget);
@@ -593,16 +414,22 @@ class Engine {
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
-  dtr_engine_options options_;
+  Environment environment_;
+  Graph graph_;
+  GraphCapture capture_;
+  dtr_engine_options& options_ = environment_.options;
   Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   Needs needs_;
-  const dtr_framework* framework_ = nullptr;
+  const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  Watcher* watcher_ = nullptr;
+  Watcher*& watcher_ = environment_.watcher;
   std::vector<Device*> devices_;
+  struct RoomCaller {
+    Engine* engine;
+    Device* device;
+  };
+  std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  PointerMap<Storage> by_handle_;
-  PointerMap<Storage> by_address_;
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
   size_t look_for_dead_pins_ = 64;                           // once there are so many
@@ -611,27 +438,20 @@ class Engine {
   std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;                // storages that are
   std::vector<int64_t> dropped_ops_;
-  Recycler<Storage> storages_;
-  Recycler<Op> ops_;
   Components components_;
   CostTable costs_;
-  int64_t clock_ns_ = 1;
+  int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
   uint64_t visits_ = 0;
-  std::vector<Storage*> pending_;          // worklist of walks through neighborhoods
-  uint64_t price_look_ = 0;                // the search for windows that prices are of
-  std::vector<dtr_run_block> run_;         // blocks, as the pool tells them
-  FewWindows few_;                         // the best of the last search
-  std::vector<Storage*> members_;          // of the window that was looked at last
-  std::vector<int64_t> costs_of_members_;  // of joint_price()
-  uint64_t largest_hole_ = 0;              // that a member could move to; 0: none moves
-  std::vector<Storage*> victims_;          // what choose_victims() chose
-  std::vector<Storage*> other_victims_;    // buffer of evict_victims()
-  Op* oldest_op_ = nullptr;
-  Op* newest_op_ = nullptr;
-  uint64_t next_storage_id_ = 1;
-  uint64_t next_op_id_ = 1;
-  uint64_t walk_ = 0;
+  std::vector<Storage*> pending_;                  // worklist of walks through neighborhoods
+  uint64_t price_look_ = 0;                        // the search for windows that prices are of
+  std::vector<dtr_run_block> run_;                 // blocks, as the pool tells them
+  FewWindows few_;                                 // the best of the last search
+  std::vector<Storage*> members_;                  // of the window that was looked at last
+  std::vector<int64_t> costs_of_members_;          // of joint_price()
+  uint64_t largest_hole_ = 0;                      // that a member could move to; 0: none moves
+  std::vector<Storage*> victims_;                  // what choose_victims() chose
+  std::vector<Storage*> other_victims_;            // buffer of evict_victims()
   std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
   std::unordered_map<uint64_t, uint32_t> yields_;  // by storage's id; of one request
   std::vector<Storage*> asking_;                   // worklist of update_asking()
@@ -640,9 +460,7 @@ class Engine {
   std::vector<Storage*> removal_;                  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
-  uint64_t checks_ = 0;   // of the invariants
-  uint32_t frozen_ = 0;   // graphs that are being captured
-  uint32_t keeping_ = 0;  // frames that bring everything back
+  uint64_t checks_ = 0;  // of the invariants
   TimedCalls timed_calls_;
   PlacementHint hints_;
 
@@ -658,61 +476,11 @@ class Engine {
   Journal journal_;
   Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
 
-  std::atomic<bool> times_bookkeeping_{false};
-  std::atomic<int64_t> bookkeeping_ns_{0};
-  // Counters of stats().
-  dtr_engine_stats stats_{};
+  Bookkeeping bookkeeping_;
+  dtr_engine_stats& stats_ = environment_.stats;
 };
-
-// The memory of one device, and what may be evicted from it.
-struct Engine::Device {
-  uint8_t type;
-  int8_t index;
-  dtr_pool* pool;
-  Engine* engine;
-  Candidates candidates;
-  std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
-  double largest_parked_bytes = 0;   // of those parked because they are small
-  PendingTimes pending_times = {};
-  bool one_range = false;  // the pool's addresses are: not of segments, nor counted
-  Bandwidth way_out;       // to host memory
-  Bandwidth way_in;
-  MovePrice move_price = {};
-  double hole_search_ns = 0;   // what the last one took
-  uint32_t looks_in_vain = 0;  // for moves, since the last that was not
-  std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
-};
-
-// Nanoseconds that this thread has spent making room: not part of an op's cost.
-int64_t& room_ns_of_thread();
 
 // What a framework is told of the engine (core_table.cpp).
 dtr_core core_table(Engine* engine);
-
-// What a storage was computed from, and what was computed from it, where that is recorded.
-template <typename F>
-void for_inputs(const Storage* storage, F&& visit) {
-  if (!storage->parent) return;
-  for (const Edge& edge : storage->parent->edges)
-    if (edge.input && edge.input != storage) visit(edge.input);
-}
-
-template <typename F>
-void for_dependents(const Storage* storage, F&& visit) {
-  for (const Edge* edge = storage->children; edge; edge = edge->next)
-    for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage != storage) visit(output.storage);
-}
-
-template <typename F>
-void Engine::for_evicted_neighbors(const Storage* storage, F&& visit) {
-  if (storage->parent)
-    for (const Edge& edge : storage->parent->edges)
-      if (edge.input && edge.input->counted) visit(edge.input);
-  for (const Edge* edge = storage->children; edge; edge = edge->next)
-    for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage->counted && output.storage != storage)
-        visit(output.storage);
-}
 
 }  // namespace dtr

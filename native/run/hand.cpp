@@ -6,11 +6,11 @@
 namespace dtr {
 
 bool Engine::hand_evict(void* handle) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
-  Storage* storage = by_handle_.find(handle);
+  Storage* storage = graph_.by_handle.find(handle);
   if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
-      is_frozen(storage))
+      capture_.is_frozen(storage))
     return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
@@ -22,12 +22,12 @@ bool Engine::hand_evict(void* handle) {
 
 bool Engine::hand_is_resident(void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const Storage* storage = by_handle_.find(handle);
+  const Storage* storage = graph_.by_handle.find(handle);
   return !storage || storage->state == State::resident;
 }
 
 void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
@@ -38,7 +38,7 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
     if (pins_.size() >= look_for_dead_pins_) forget_dead_pins(deferred);
     uint32_t& pins = pins_[desc.handle];
     if (pins++ == 0) framework_->retain_weak(desc.handle);
-    if (Storage* storage = by_handle_.find(desc.handle); storage && storage->managed)
+    if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
       storage->pins = pins;
     if (owned) framework_->retain_weak(desc.handle);
     return desc.handle;
@@ -67,12 +67,12 @@ void Engine::hand_end_pin(void* handle) {
 }
 
 bool Engine::hand_unpin(void* handle) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const auto found = pins_.find(handle);
   if (found == pins_.end()) return false;
   const uint32_t pins = --found->second;
-  if (Storage* storage = by_handle_.find(handle); storage && storage->managed) {
+  if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
     storage->pins = pins;
     if (pins == 0) unpark(storage);
   }

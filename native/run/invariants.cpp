@@ -17,41 +17,8 @@ void Engine::check_invariants() {
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
-  std::unordered_set<Storage*> storages;
-  const auto visit = [&](const void*, Storage* storage) { storages.insert(storage); };
-  by_handle_.for_each(visit);
-  by_address_.for_each(visit);
-  uint64_t ops = 0;
-  const Op* previous = nullptr;
-  for (const Op* op = oldest_op_; op; previous = op, op = op->newer) {
-    ++ops;
-    if (op->older != previous || (previous && previous->id >= op->id))
-      throw StateError("op " + std::to_string(op->id) + " breaks the order of execution");
-    uint32_t recorded = 0;
-    for (const Output& output : op->outputs) {
-      if (!output.storage) continue;
-      require(&output == &op->outputs[output.storage->output], "R3: an output stands elsewhere",
-              output.storage->id);
-      ++recorded;
-      storages.insert(output.storage);
-      require(output.storage->parent == op, "R3: an op's output has another parent",
-              output.storage->id);
-    }
-    if (recorded == 0 || recorded != op->recorded_outputs)
-      throw StateError("op " + std::to_string(op->id) + " breaks R3: it has " +
-                       std::to_string(recorded) + " recorded outputs and counts " +
-                       std::to_string(op->recorded_outputs));
-    for (const Edge& edge : op->edges) {
-      storages.insert(edge.input);
-      bool listed = false;
-      for (const Edge* child = edge.input->children; child; child = child->next)
-        listed |= child == &edge;
-      require(listed && edge.op == op, "R3: a child edge is missing", edge.input->id);
-    }
-  }
-  if (ops != stats_.live_ops)
-    throw StateError("there are " + std::to_string(ops) + " ops, counted are " +
-                     std::to_string(stats_.live_ops));
+  graph_.check(stats_.live_ops);
+  const std::unordered_set<Storage*> storages = graph_.all_storages();
   if (storages.size() != stats_.live_storages)
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
@@ -87,7 +54,7 @@ void Engine::check_invariants() {
     require(!(storage->lost && storage->parent), "R2: a lost storage has a parent", storage->id);
     require(!storage->live || storage->handle, "R5: live without a handle", storage->id);
     if (storage->handle)
-      require(by_handle_.find(storage->handle) == storage, "R5: the handle leads elsewhere",
+      require(graph_.by_handle.find(storage->handle) == storage, "R5: the handle leads elsewhere",
               storage->id);
     if (storage->handle && resident)
       require(framework_->data(storage->handle) == storage->address,
@@ -135,8 +102,8 @@ void Engine::check_invariants() {
                                    storage->address) >= storage->size_bytes,
               "R5: its block is gone, or smaller", storage->id);
     if (resident && storage->managed)
-      require(by_address_.find(storage->address) == storage, "R4: the address leads elsewhere",
-              storage->id);
+      require(graph_.by_address.find(storage->address) == storage,
+              "R4: the address leads elsewhere", storage->id);
   }
   if (kept_bytes != stats_.kept_constant_bytes)
     throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
@@ -232,7 +199,7 @@ void Engine::check_neighborhoods() {
     for (size_t i = 0; i < device->candidates.size(); ++i)
       for (const bool upward : {true, false}) check(device->candidates.at(i), upward);
   if (!needs_.ancestors) return;
-  for (const Op* op = oldest_op_; op; op = op->newer)
+  for (const Op* op = graph_.oldest_op(); op; op = op->newer)
     for (const Output& output : op->outputs)
       if (output.storage && output.storage->counted) check(output.storage, true);
 }
@@ -245,7 +212,7 @@ void Engine::check_search() {
   const dtr_engine_stats before = stats_;
   const bool search = checks_ % 4 == 0 && options_.sampling == DTR_SAMPLING_OFF;
   for (Device* device : devices_) {
-    const Moment moment = moment_of(*device);
+    const SearchContext moment = context_of(*device);
     const Storage* best = nullptr;
     double least = 0;
     for (size_t i = 0; i < device->candidates.size(); ++i) {
@@ -289,7 +256,7 @@ void Engine::check_search() {
 }
 
 // W5, by trying every run of blocks, for requests of several sizes.
-void Engine::check_windows(Device& device, const Moment& moment) {
+void Engine::check_windows(Device& device, const SearchContext& moment) {
   size_t blocks = 64, count;
   while ((count = run_of(device, nullptr, blocks)) == blocks) blocks *= 2;
   const std::vector<dtr_run_block> all(run_.begin(), run_.begin() + static_cast<int64_t>(count));
@@ -297,7 +264,7 @@ void Engine::check_windows(Device& device, const Moment& moment) {
   std::vector<Storage*> owners(count, nullptr);
   for (size_t i = 0; i < count; ++i) {
     if (all[i].state != 1) continue;
-    Storage* storage = by_address_.find(reinterpret_cast<const void*>(all[i].address));
+    Storage* storage = graph_.by_address.find(reinterpret_cast<const void*>(all[i].address));
     if (storage && storage->candidate >= 0 && is_free_to_go(storage, moment)) owners[i] = storage;
     largest = std::max(largest, all[i].size_bytes);
   }

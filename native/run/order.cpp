@@ -28,7 +28,7 @@ uint64_t Engine::stream_of(uint8_t device_type, int8_t device_index) const {
 // Work that this thread queues next reads or overwrites the storage. (While a graph is
 // captured no stream may wait for what is outside; nothing has to, see F1.)
 void Engine::order_use(Storage* storage) {
-  if (!storage->managed || !storage->address || frozen_ > 0) return;
+  if (!storage->managed || !storage->address || capture_.is_under_way()) return;
   const uint64_t stream = stream_of(storage->device_type, storage->device_index);
   if (stream == kNoStream) return;
   if (storage->used_on != stream) {

@@ -22,7 +22,7 @@ void Engine::push_wanted(Frame& frame, Storage* storage, bool forget) {
 
 bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  Storage* storage = by_handle_.find(handle);
+  Storage* storage = graph_.by_handle.find(handle);
   if (!storage || storage->state == State::resident) return false;
   begin_request();
   push_wanted(frame, storage, false);
@@ -32,7 +32,7 @@ bool Engine::remat_want(Frame& frame, void* handle) {
 bool Engine::remat_want_any(Frame& frame) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* found = nullptr;
-  by_handle_.for_each([&](const void*, Storage* storage) {
+  graph_.by_handle.for_each([&](const void*, Storage* storage) {
     if (storage->live && storage->state != State::resident) found = storage;
   });
   keep(frame, found != nullptr);
@@ -44,7 +44,7 @@ bool Engine::remat_want_any(Frame& frame) {
 }
 
 int64_t Engine::remat_next(Frame& frame) {
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
   while (!frame.stack.empty()) {
     const RematStep step = frame.stack.back();
@@ -115,7 +115,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
     if (!input->handle) {
       input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
                                        input->device_index);
-      by_handle_.insert(input->handle, input);
+      graph_.by_handle.insert(input->handle, input);
     }
     // A replay may overwrite an old version only if nobody else counts on it.
     bool mutated = false;
@@ -167,10 +167,10 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
   } else {
     storage->handle =
         framework_->make(address, storage->size_bytes, storage->device_type, storage->device_index);
-    by_handle_.insert(storage->handle, storage);
+    graph_.by_handle.insert(storage->handle, storage);
   }
   forget_expected(storage, deferred);
-  by_address_.insert(address, storage);
+  graph_.by_address.insert(address, storage);
   ++storage->recomputes;
   storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
   storage->ordered_on = kNoStream;
@@ -184,7 +184,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   hints_.step_ends();
   const int64_t reading_ns =
       now_ns() - frame.step_begin_ns - (room_ns_of_thread() - frame.room_ns_at_step);
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   // Holding a live handle may take the GIL, so it happens outside the mutex: first a
   // weak reference under it, then the strong one.
   struct Held {
@@ -235,13 +235,13 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
                        std::to_string(storage->size_bytes) + " the first time");
     compare(storage, op, desc.data);
     // The replay may have consumed an old version: its memory changes hands.
-    Storage* consumed = by_handle_.find(desc.handle);
+    Storage* consumed = graph_.by_handle.find(desc.handle);
     void* address = framework_->take(desc.handle);
     if (!address)
       throw StateError("op " + std::to_string(op->id) +
                        " gave a result whose memory is not from this allocator");
     if (consumed) {
-      by_address_.erase(address);
+      graph_.by_address.erase(address);
       lose_handle(consumed, deferred);
       become_evicted(consumed);
     }
@@ -270,7 +270,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
 void Engine::drop_consumed(Frame& frame, Deferred& deferred) {
   for (Storage* old : frame.consumed) {
     if (old->state != State::resident) continue;
-    by_address_.erase(old->address);
+    graph_.by_address.erase(old->address);
     lose_handle(old, deferred);
     become_evicted(old);
   }
@@ -301,7 +301,7 @@ void Engine::end_step(Frame& frame, Deferred& deferred) {
 
 void Engine::remat_abort(Frame& frame) {
   hints_.step_ends();
-  Deferred deferred(*this);
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   if (frame.step_open) drop_consumed(frame, deferred);
   frame.step_open = false;

@@ -124,7 +124,7 @@ Storage* Engine::next_missing(const Op* op) {
 // often, the one of the least cost / (size * sqrt(staleness)), under every heuristic. (What waits
 // longest is needed last, and what stands behind it is in the making: costs of ancestors say
 // little here.) Null if there is none.
-Storage* Engine::choose_held(Device& device, const Moment& moment) {
+Storage* Engine::choose_held(Device& device, const SearchContext& moment) {
   if (options_.waiting == DTR_WAITING_HOLDS) return nullptr;
   Storage* best = nullptr;
   std::tuple<uint32_t, double, uint64_t> least;
@@ -149,7 +149,7 @@ Storage* Engine::choose_held(Device& device, const Moment& moment) {
 
 // Evicts what is only held. False if there is nothing.
 bool Engine::yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  const Moment moment = moment_of(device);
+  const SearchContext moment = context_of(device);
   while (Storage* held = choose_held(device, moment)) {
     ++yields_[held->id];  // also if it is not to be had just now
     if (!evict(held, deferred, lock)) continue;

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "eviction/move_price.h"
 #include "fragmentation.h"
+#include "policy/move_price.h"
 #include "program.h"
 #include "run/engine.h"
 #include "toy/simulated_framework.h"

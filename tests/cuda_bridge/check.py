@@ -26,8 +26,9 @@ from unittest import mock
 
 import torch
 
-from dtr_alloc import bridge
+from dtr_alloc import compiler
 from dtr_alloc.heuristics import PRESETS
+from dtr_alloc.torch import bridge
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -116,7 +117,7 @@ def selftest(source: str) -> ctypes.CDLL:
     """The caller on PyTorch's side: what kernels and operators do with an allocator."""
     folder = tempfile.mkdtemp()
     output = Path(folder) / "selftest.so"
-    cxx = bridge.compiler()
+    cxx = compiler.find()
     assert cxx, "no C++ compiler"
     line = bridge.command(cxx, "cuda", [Path(source)], output)
     done = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -133,11 +133,12 @@ class Machine:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for CUDA, compiled against the headers that torch brought along."""
-    from dtr_alloc import bridge
+    from dtr_alloc import compiler
+    from dtr_alloc.torch import bridge
 
     folder = tmp_path_factory.mktemp("cuda")
     output = folder / "cuda_emulator.so"
-    cxx = bridge.compiler()
+    cxx = compiler.find()
     assert cxx, "no C++ compiler"
     # The driver's part first: the other's begin() calls it.
     sources = [
@@ -157,10 +158,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def management(library: Path) -> Path:
     """The stand-in for NVML, in a library of its own, as the real one is."""
-    from dtr_alloc import bridge
+    from dtr_alloc import compiler
 
     output = library.with_name("nvml_stand_in.so")
-    cxx = bridge.compiler()
+    cxx = compiler.find()
     assert cxx, "no C++ compiler"
     line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", str(HERE / "nvml.cpp")]
     line += ["-o", str(output), "-Wl,-soname,libnvidia-ml.so.1"]

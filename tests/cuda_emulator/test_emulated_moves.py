@@ -8,12 +8,12 @@ SHAKE = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-from dtr_alloc import runtime
+from dtr_alloc.torch import api
 
 draws = [0]
 
 def shake(*ignored):
-    active = runtime._runtime
+    active = api._runtime
     if active is None:
         return
     from dtr_alloc.core import check, ffi, lib

@@ -173,10 +173,11 @@ import sys
 from pathlib import Path
 import torch
 import dtr_alloc
-from dtr_alloc import bridge
+from dtr_alloc import compiler
+from dtr_alloc.torch import bridge
 
 library = Path(__file__).with_suffix(".so")
-subprocess.run(bridge.command(bridge.compiler(), "cuda", [sys.argv[1]], library), check=True)
+subprocess.run(bridge.command(compiler.find(), "cuda", [sys.argv[1]], library), check=True)
 begins_anew = ctypes.CDLL(str(library)).rnn_begins_anew
 
 torch.cuda.init()

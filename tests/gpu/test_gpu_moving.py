@@ -6,21 +6,21 @@ from own_process import DEVICE, own_process
 from torch import nn
 
 import dtr_alloc
-from dtr_alloc import runtime
 from dtr_alloc.core import ffi, lib
+from dtr_alloc.torch import api
 
 LONG = 200_000_000
 """Cycles that a stream sleeps: about a tenth of a second, so that the host runs ahead."""
 
 
 def move(tensor: torch.Tensor) -> bool:
-    active = runtime._enabled()
+    active = api._enabled()
     handle = active.handle(tensor)
     return lib.dtr_engine_relocate(active.engine, handle, ffi.NULL, ffi.NULL) == 1
 
 
 def move_some(seed: int, count: int) -> None:
-    active = runtime._enabled()
+    active = api._enabled()
     for pool in active.pools.handles:
         lib.dtr_engine_move_some(active.engine, pool, seed, count, ffi.NULL)
 

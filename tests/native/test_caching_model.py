@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.fragment import trace_file
-from dtr_alloc.fragment.fidelity import compare
-from dtr_alloc.fragment.replay import MIB, replay
-from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.lab.fragment.fidelity import compare
+from dtr_alloc.lab.fragment.replay import MIB, replay
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace
 
 HISTORIES = sorted((Path(__file__).parents[1] / "data" / "caching").glob("*.trace"))
 

@@ -21,8 +21,9 @@ from dtr_alloc import cupy as ours
 from dtr_alloc import pools
 from dtr_alloc.config import Budget, Config, ConfigError
 from dtr_alloc.core import StateError
-from dtr_alloc.fragment import formats, recording, report
-from dtr_alloc.fragment.trace import Kind
+from dtr_alloc.lab.fragment import formats, report
+from dtr_alloc.traces import recording
+from dtr_alloc.traces.trace import Kind
 
 CHUNK = 2 * MIB
 A, B = 16, 32
@@ -334,7 +335,7 @@ class TestBesideTorch:
     @pytest.fixture
     def runtime(self, monkeypatch):
         runtime = types.SimpleNamespace(is_enabled=lambda: True)
-        monkeypatch.setitem(sys.modules, "dtr_alloc.runtime", runtime)
+        monkeypatch.setitem(sys.modules, "dtr_alloc.torch.api", runtime)
         return runtime
 
     @pytest.fixture

@@ -6,9 +6,9 @@ from native_pool import ffi
 from test_event_log import PoolsOf
 from toy import WORDS, op_key
 
-from dtr_alloc.fragment import trace_file
-from dtr_alloc.fragment.recording import Recording
-from dtr_alloc.fragment.trace import Kind
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.recording import Recording
+from dtr_alloc.traces.trace import Kind
 
 
 def address(tensor):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.fragment import trace_file
-from dtr_alloc.fragment.command import fragment
-from dtr_alloc.fragment.replay import MIB, MODELS, replay
+from dtr_alloc.cli.fragment import command as fragment
+from dtr_alloc.lab.fragment.replay import MIB, MODELS, replay
+from dtr_alloc.traces import trace_file
 
 HISTORY = Path(__file__).parents[1] / "data" / "caching" / "plain-tight-2.13.0.trace"
 

@@ -5,11 +5,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.fragment import example, report, trace_file
-from dtr_alloc.fragment.command import fragment
-from dtr_alloc.fragment.replay import MODELS, Prepared
-from dtr_alloc.fragment.residency import FREED, STAYED
-from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.cli.fragment import command as fragment
+from dtr_alloc.lab.fragment import example, report
+from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.residency import FREED, STAYED
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace
 
 KIB = 1 << 10
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dtr_alloc.fragment import example, measures, report
-from dtr_alloc.fragment.residency import (
+from dtr_alloc.lab.fragment import example, measures, report
+from dtr_alloc.lab.fragment.residency import (
     ALLOCATED,
     EVICTED,
     FREED,
@@ -14,8 +14,8 @@ from dtr_alloc.fragment.residency import (
     REMATERIALIZED,
     STAYED,
 )
-from dtr_alloc.fragment.trace import Kind, Trace, TraceError
-from dtr_alloc.fragment.walk import by_device, walk
+from dtr_alloc.lab.fragment.walk import by_device, walk
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 
 def trace_of(*events, source="dtr_alloc"):

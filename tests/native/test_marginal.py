@@ -2,10 +2,10 @@
 
 import pytest
 
-from dtr_alloc import simulate
-from dtr_alloc.studies import chain_bounds
-from dtr_alloc.studies.linear_network import BUDGETS, linear_network
-from dtr_alloc.studies.log import Log
+from dtr_alloc.lab import simulate
+from dtr_alloc.lab.studies import chain_bounds
+from dtr_alloc.lab.studies.linear_network import BUDGETS, linear_network
+from dtr_alloc.lab.studies.log import Log
 
 UNIT = 512
 COST = "c=marginal,m=size"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import dtr_alloc
+
 ROOT = Path(__file__).parents[2]
 
 _spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
@@ -34,6 +36,14 @@ def test_every_file_that_a_page_names_or_links_exists(page: Path) -> None:
     named = [name for name in FILE.findall(text) if not (ROOT / name).exists()]
     linked = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert not named + linked
+
+
+def test_every_part_of_the_package_that_a_page_names_exists() -> None:
+    for page in PAGES:
+        for name in re.findall(r"\bdtr_alloc\.(?!h\b)([a-z_]+)", page.read_text()):
+            folder = ROOT / "dtr_alloc" / name
+            is_module = folder.is_dir() or folder.with_suffix(".py").is_file()
+            assert is_module or name in dtr_alloc.__all__, (page.name, name)
 
 
 def test_every_page_that_the_code_names_exists() -> None:

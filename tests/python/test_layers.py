@@ -4,6 +4,7 @@ Reads the sources. Needs nothing, no compiler either; one test starts python.
 """
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -16,19 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH_HEADERS = re.compile(r"(torch|ATen|c10|caffe2)/")
 CUDA_HEADERS = re.compile(r"cuda|cu(blas|dnn|fft|rand|solver|sparse)|nvrtc|nccl|driver_types")
-MAY_IMPORT_TORCH = {
-    *("recorder", "compiled", "kernels", "bridge", "runtime", "escapes", "purity", "journal"),
-    "pins",
-    *("refusals", "graphs"),
-}
-"""Modules of dtr_alloc that cannot be used without torch, and so may import it at their top."""
-
 
 NATIVE = (
     *("include", "base", "graph", "policy", "eviction", "oplog", "toy", "run"),
     *("simulate", "schedule", "fragment", "api", "bridge"),
 )
 """The folders of native/, the lowest layer first."""
+
+PACKAGE = ("", "oplog", "traces", "torch", "lab", "lab.fragment", "lab.studies", "cli")
+"""The folders of dtr_alloc/, the lowest layer first; "" holds its modules."""
+
+ENTRIES = ("dtr_alloc", "dtr_alloc._autoload", "dtr_alloc.cupy")
+"""Modules in dtr_alloc/ that users and PyTorch import: above all but lab and cli."""
 
 
 def sources(folder):
@@ -105,48 +105,103 @@ def test_the_bridge_reaches_the_core_through_its_tables_only():
     )
 
 
-def imports_at_the_top(path):
-    """Modules that are imported when this one is: not those inside functions."""
+@functools.cache
+def modules():
+    """Every module of dtr_alloc by its name."""
+    found = {}
+    for path in sorted((ROOT / "dtr_alloc").rglob("*.py")):
+        if "native" not in path.relative_to(ROOT).parts:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(path, at_the_top=False):
+    """The modules that a module imports, also inside functions and for types only; or only those
+    that are imported with it."""
 
     def walk(body):
         for node in body:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                base = "." * node.level + (node.module or "")
-                yield base
-                yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
+                assert node.level == 0, f"{path} imports relatively"
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            elif not at_the_top:
+                yield from walk(ast.iter_child_nodes(node))
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 yield from walk(node.orelse)
             elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                for part in ("body", "orelse", "handlers", "finalbody"):
-                    yield from walk(getattr(node, part, None) or [])
+                yield from walk(ast.iter_child_nodes(node))
 
     return list(walk(ast.parse(path.read_text(encoding="utf-8")).body))
 
 
-def modules():
-    return sorted((ROOT / "dtr_alloc").rglob("*.py"))
+def own_imports():
+    """The modules of dtr_alloc that each imports, by name; the names in a package are the
+    package's."""
+    known = modules().keys()
+    return {
+        name: known & {full if full in known else full.rpartition(".")[0] for full in imports(path)}
+        for name, path in modules().items()
+    }
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)
-def test_only_the_modules_that_need_torch_import_it(path):
-    if path.stem in MAY_IMPORT_TORCH:
-        return
-    names = imports_at_the_top(path)
-    found = [name for name in names if re.match(r"torch(\.|$)", name)]
-    # Who imports such a module at its top imports torch as well.
-    found += [
-        name
-        for name in names
-        if re.search(rf"^(dtr_alloc)?\.({'|'.join(MAY_IMPORT_TORCH)})$", name)
+def layer(name):
+    """The layer of a module: its folder's, or that of the entries."""
+    if name in ENTRIES:
+        return PACKAGE.index("lab") - 0.5
+    folder = name.removeprefix("dtr_alloc").removeprefix(".")
+    if modules()[name].stem != "__init__":
+        folder = folder.rpartition(".")[0]
+    while folder not in PACKAGE:
+        folder = folder.rpartition(".")[0]
+    return PACKAGE.index(folder)
+
+
+def test_the_folders_of_the_package_are_layers():
+    upward = [
+        f"{name} imports {other}"
+        for name, others in own_imports().items()
+        for other in others
+        if layer(other) > layer(name)
     ]
-    assert not found, f"{path.stem} imports {found} at its top"
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    left = own_imports()
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, "these import each other, or what does"
+
+
+def test_the_package_imports_nothing_of_the_repository():
+    found = {
+        f"{name} imports {other}"
+        for name, path in modules().items()
+        for other in imports(path)
+        if other.partition(".")[0] in ("bench", "tests")
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("name", modules())
+def test_only_the_modules_that_need_torch_import_it(name):
+    if layer(name) == PACKAGE.index("torch"):
+        return
+    found = [
+        other
+        for other in imports(modules()[name], at_the_top=True)
+        if re.match(r"(dtr_alloc\.)?torch(\.|$)", other)
+    ]
+    assert not found, f"{name} imports {found} at its top"
 
 
 def test_only_core_imports_the_extension():
     found = []
-    for path in modules():
+    for path in modules().values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
             module = getattr(node, "module", None) or ""

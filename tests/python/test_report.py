@@ -63,15 +63,10 @@ def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
     assert "12,345" in (tmp_path / "report.txt").read_text()
 
 
-FAKE_RUNTIME = """
-import os, sys, types
-from pathlib import Path
+JOB = """
+import os, sys
 from dtr_alloc import config, report
-runtime = types.ModuleType("dtr_alloc.runtime")
-runtime.stats = lambda: {"evictions": 5}
-import dtr_alloc
-dtr_alloc.runtime = sys.modules["dtr_alloc.runtime"] = runtime
-report.write_at_exit(config.load_config())
+report.write_at_exit(config.load_config(), lambda: {"evictions": 5})
 """
 
 
@@ -86,7 +81,7 @@ report.write_at_exit(config.load_config())
 )
 def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status):
     result = subprocess.run(
-        [sys.executable, "-c", FAKE_RUNTIME + ending],
+        [sys.executable, "-c", JOB + ending],
         env={
             **os.environ,
             "DTR_ALLOC_STATS": "stats-{pid}.json",

@@ -3,9 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.fragment import rmm, trace_file
-from dtr_alloc.fragment.command import fragment
-from dtr_alloc.fragment.trace import Kind, Trace, TraceError
+from dtr_alloc.cli.fragment import command as fragment
+from dtr_alloc.lab.fragment import rmm
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
 

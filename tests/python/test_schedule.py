@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc import oplog, schedule, schedule_check, simulate
+from dtr_alloc import oplog
 from dtr_alloc.cli import commands
-from dtr_alloc.schedule_check import Broken, verify
+from dtr_alloc.lab import schedule, schedule_check, simulate
+from dtr_alloc.lab.schedule_check import Broken, verify
 
 LOGS = Path(__file__).parent.parent / "data" / "simrd" / "synthetic_logs"
 NAMES = ("resnet_chain", "unet_skip", "densenet_cat", "lstm_unroll", "fuzz_a", "fuzz_b")

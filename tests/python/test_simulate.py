@@ -11,8 +11,9 @@ pytest.importorskip(
     exc_type=ImportError,
 )
 
-from dtr_alloc import heuristics, oplog, simulate
-from dtr_alloc.simulate import Limit, Plan, Study, parse_limits
+from dtr_alloc import heuristics, oplog
+from dtr_alloc.lab import simulate
+from dtr_alloc.lab.simulate import Limit, Plan, Study, parse_limits
 
 
 def ratios(text):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot, trace_file
-from dtr_alloc.fragment.ranges import Ranges
-from dtr_alloc.fragment.trace import Kind, Trace
+from dtr_alloc.lab.fragment import formats, rmm, torch_export, torch_snapshot
+from dtr_alloc.lab.fragment.ranges import Ranges
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace
 
 HISTORIES = sorted((Path(__file__).parents[1] / "data/caching").glob("*.trace"))
 MIB = 1 << 20

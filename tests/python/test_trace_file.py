@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
-from dtr_alloc.fragment import trace_file
-from dtr_alloc.fragment.trace import COLUMNS, Kind, Trace, TraceError
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import COLUMNS, Kind, Trace, TraceError
 
 
 def made_up(events, seed=1, devices=1):

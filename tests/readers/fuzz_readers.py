@@ -33,12 +33,14 @@ from typing import Any, NamedTuple
 
 import hostile
 
-from dtr_alloc import bounded, cli, config, costs, oplog, reproduce_command, schedule, simulate
-from dtr_alloc.command_error import InputError
-from dtr_alloc.fragment import formats, report
-from dtr_alloc.fragment.replay import MODELS, Prepared
-from dtr_alloc.fragment.trace import Trace, TraceError
-from dtr_alloc.studies import static_graph
+from dtr_alloc import bounded, cli, config, costs, oplog
+from dtr_alloc.cli import reproduce
+from dtr_alloc.cli.common import InputError
+from dtr_alloc.lab import schedule, simulate
+from dtr_alloc.lab.fragment import formats, report
+from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.studies import static_graph
+from dtr_alloc.traces.trace import Trace, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 3 << 30
@@ -200,7 +202,7 @@ def use_graphs(rng: random.Random, path: Path) -> None:
 
 def use_result(rng: random.Random, path: Path) -> None:
     with named(path, InputError):
-        reproduce_command._document(path)
+        reproduce._document(path)
 
 
 def schedule_bytes(rng: random.Random) -> bytes:

@@ -15,9 +15,10 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from dtr_alloc.fragment import torch_export, trace_file
-from dtr_alloc.fragment.example import Arena
-from dtr_alloc.fragment.trace import COLUMNS, Kind, Trace
+from dtr_alloc.lab.fragment import torch_export
+from dtr_alloc.lab.fragment.example import Arena
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import COLUMNS, Kind, Trace
 
 DEEP, DIGITS = "@deep@", "@digits@"
 """Stand in JSON and TOML for what json.dumps() cannot write: brackets 100,000 deep and a number of

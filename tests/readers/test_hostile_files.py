@@ -19,12 +19,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc import bounded, cli, config, costs, oplog, schedule, simulate
-from dtr_alloc.fragment import formats, plain_pickle, trace_file
-from dtr_alloc.fragment.replay import MODELS, Prepared
-from dtr_alloc.fragment.trace import Kind, Trace, TraceError
-from dtr_alloc.fragment.walk import walk
-from dtr_alloc.studies import static_graph
+from dtr_alloc import bounded, cli, config, costs, oplog
+from dtr_alloc.lab import schedule, simulate
+from dtr_alloc.lab.fragment import formats, plain_pickle
+from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.walk import walk
+from dtr_alloc.lab.studies import static_graph
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = "9" * 5000

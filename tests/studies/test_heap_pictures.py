@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.fragment import (
-    charts,
-    example,
-    heap_map,
-    pictures,
-    report,
-    report_command,
-    trace_file,
-)
-from dtr_alloc.fragment.command import fragment
-from dtr_alloc.fragment.raster import CutAxis, coverage
-from dtr_alloc.fragment.trace import Kind, Trace
-from dtr_alloc.fragment.walk import walk
+from dtr_alloc.cli.fragment import command as fragment
+from dtr_alloc.cli.fragment.report import stems
+from dtr_alloc.lab.fragment import charts, example, heap_map, pictures, report
+from dtr_alloc.lab.fragment.raster import CutAxis, coverage
+from dtr_alloc.lab.fragment.walk import walk
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace
 
 WHITE = (1.0, 1.0, 1.0)
 
@@ -194,7 +188,7 @@ class TestTheCommand:
     def test_two_traces_of_one_name_have_pictures_of_their_own(self):
         trace = example.fragmented(rounds=1)
         found = [part for name in ("a b", "job", "job") for part in report.reports(name, trace)]
-        assert report_command.stems(found) == ["a-b", "job", "job~2"]
+        assert stems(found) == ["a-b", "job", "job~2"]
 
     def test_numbers_on_stdout_are_json_alone(self, tmp_path):
         trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")

@@ -5,9 +5,9 @@ import json
 import lzma
 from pathlib import Path
 
-from dtr_alloc.simulate import replay
-from dtr_alloc.studies.linear_network import linear_network
-from dtr_alloc.studies.memory import intervals
+from dtr_alloc.lab.simulate import replay
+from dtr_alloc.lab.studies.linear_network import linear_network
+from dtr_alloc.lab.studies.memory import intervals
 
 DATA = Path(__file__).parents[1] / "data/simrd/theory_traces_expected.jsonl.xz"
 DEALLOCS = {"RuntimeV1": "banish", "RuntimeV2EagerOptimized": "eager"}

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc import simulate
+from dtr_alloc.lab import simulate
+from dtr_alloc.lab.studies import checkpointing, optimum, static_graph, training_graphs
+from dtr_alloc.lab.studies.any_schedule import bound
+from dtr_alloc.lab.studies.checkmate import Checkmate
+from dtr_alloc.lab.studies.exact_states import MOST_NODES, least_cost
+from dtr_alloc.lab.studies.log_graph import coarse_graph
+from dtr_alloc.lab.studies.static_graph import Node, StaticGraph
+from dtr_alloc.lab.studies.static_schedule import ScheduleError, measure
 from dtr_alloc.oplog import (
     FRESH,
     Alias,
@@ -26,13 +33,6 @@ from dtr_alloc.oplog import (
     compile_instructions,
     compile_log,
 )
-from dtr_alloc.studies import checkpointing, optimum, static_graph, training_graphs
-from dtr_alloc.studies.any_schedule import bound
-from dtr_alloc.studies.checkmate import Checkmate
-from dtr_alloc.studies.exact_states import MOST_NODES, least_cost
-from dtr_alloc.studies.log_graph import coarse_graph
-from dtr_alloc.studies.static_graph import Node, StaticGraph
-from dtr_alloc.studies.static_schedule import ScheduleError, measure
 
 pytest.importorskip("scipy")
 

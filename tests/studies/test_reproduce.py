@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli import commands
-from dtr_alloc.studies import study
+from dtr_alloc.lab.studies import study
 
 SVG = b"<svg"
 

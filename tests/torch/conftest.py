@@ -7,6 +7,6 @@ import pytest
 def the_bridge_is_compiled():
     """So that no test's process says that it compiles it."""
     pytest.importorskip("torch")
-    from dtr_alloc import bridge
+    from dtr_alloc.torch import bridge
 
     bridge.build("cpu")

@@ -23,8 +23,8 @@ from interrupting import WAYS, Injector, Place
 from torch import Tensor, nn
 
 import dtr_alloc
-from dtr_alloc import recorder, runtime
 from dtr_alloc.heuristics import Candidate, register
+from dtr_alloc.torch import api, recorder
 
 BUDGET = 512 * 1024
 SECONDS = 120
@@ -141,7 +141,7 @@ def assert_on() -> None:
     known = x * 5
     known.data_ptr()
     assert not dtr_alloc.evict(known), "its address is known"
-    live = runtime._runtime
+    live = api._runtime
     assert live is not None
     assert live.config.budget.size_bytes == dtr_alloc.stats()["budget_bytes"]
     assert len(live.recorder._calls) < 100
@@ -155,8 +155,8 @@ def assert_same(bits: list[Tensor]) -> None:
 
 def assert_no_lock_is_held() -> None:
     """A thread can have each."""
-    locks: dict[str, Any] = {"runtime": runtime._state}
-    if (live := runtime._runtime) is not None:
+    locks: dict[str, Any] = {"runtime": api._state}
+    if (live := api._runtime) is not None:
         locks["rules"] = live.recorder._rules_lock
         locks["dropped"] = live.bridge._dropped_lock
         if live.log is not None:

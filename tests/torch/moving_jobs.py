@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from bench.measure import Profile, profile, train_plain
 from bench.models import JOBS
-from dtr_alloc import runtime
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.torch import api
 
 STEPS = 2
 FRACTION = 0.7
@@ -32,7 +32,7 @@ class Mover(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        active = runtime._runtime
+        active = api._runtime
         if active is not None:
             Mover.draws += 1
             for pool in active.pools.handles:

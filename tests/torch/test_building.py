@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc import bridge
-from dtr_alloc.bridge_cache import BridgeError, Cache
+from dtr_alloc.torch import bridge
+from dtr_alloc.torch.bridge_cache import BridgeError, Cache
 
 OTHER_USER = 54321
 
@@ -260,7 +260,7 @@ class TestACompiler:
 BUILDER = """
 import sys, time
 from pathlib import Path
-from dtr_alloc.bridge_cache import Cache
+from dtr_alloc.torch.bridge_cache import Cache
 
 def compile_in(folder):
     Path(f"/proc/self/fd/{folder}/unfinished").touch()

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 import dtr_alloc
 from bench.models.compiled import CompiledResNet, CompiledTransformer
 from bench.models.job import Job
-from dtr_alloc import compiled, kernels
+from dtr_alloc.torch import compiled, kernels
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 

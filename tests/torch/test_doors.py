@@ -17,7 +17,7 @@ JOBS = ("mlp", "transformer", "inplace")
 CHILD = """
 import json, sys
 from pathlib import Path
-from dtr_alloc import bridge
+from dtr_alloc.torch import bridge
 
 door, name, log = sys.argv[1:]
 if door == "mode":
@@ -30,7 +30,8 @@ import torch
 import dtr_alloc
 from bench.measure import profile, train, train_plain
 from bench.models import differences
-from dtr_alloc import oplog, runtime
+from dtr_alloc import oplog
+from dtr_alloc.torch import api
 
 torch.set_num_threads(1)
 expected = train_plain(name, 2)
@@ -52,7 +53,7 @@ operators = [
     if isinstance(i, oplog.Call | oplog.Mutate)
 ]
 print(json.dumps({
-    "by_mode": runtime._runtime.recorder.by_mode,
+    "by_mode": api._runtime.recorder.by_mode,
     "other bits": differences(expected, free.state) + differences(expected, run.state),
     "rematerializations": run.rematerializations,
     "operators": operators,

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils import dlpack
 
 import dtr_alloc
-from dtr_alloc import escapes, pools
+from dtr_alloc import pools
 from dtr_alloc.config import Config
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.torch import escapes
 
 Evict = Callable[[Tensor], Tensor]
 SHAPE = (6, 8)
@@ -320,7 +321,7 @@ def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_fir
 ):
     """As on CUDA, where no checksum tells that others wrote: played on the CPU."""
     with checked_session():
-        monkeypatch.setattr(dtr_alloc.runtime._runtime, "notices_writes", False)
+        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
         shared = source() * 2
         derived, later = evicted(shared + 1), evicted((shared * 3).exp())
         shared_with = share(shared)
@@ -335,7 +336,7 @@ def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_fir
 def test_sharing_inside_an_operator_leaves_its_inputs_to_its_schema(monkeypatch):
     """A custom operator may hand its arguments to a kernel of another library's."""
     with checked_session():
-        monkeypatch.setattr(dtr_alloc.runtime._runtime, "notices_writes", False)
+        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
 
         @torch.library.custom_op("dtr_test::twice_by_dlpack", mutates_args=())
         def twice(tensor: Tensor) -> Tensor:

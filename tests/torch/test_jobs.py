@@ -161,7 +161,7 @@ class TestTheSameBits:
 def test_without_the_variable_nothing_is_imported(tmp_path):
     code = (
         "import sys, torch\n"
-        "loaded = ('dtr_alloc.runtime', 'dtr_alloc.config', 'dtr_alloc._core')\n"
+        "loaded = ('dtr_alloc.torch.api', 'dtr_alloc.config', 'dtr_alloc._core')\n"
         "print([name for name in loaded if name in sys.modules])"
     )
     result = python("-c", code, cwd=tmp_path, DTR_ALLOC_BUDGET="")

@@ -26,8 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
 from bench.models import JOBS
-from dtr_alloc import journal, oplog, runtime
-from dtr_alloc.purity import rule_for
+from dtr_alloc import oplog
+from dtr_alloc.oplog import recorder
+from dtr_alloc.torch import api
+from dtr_alloc.torch.op_rules import rule_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -390,15 +392,15 @@ class TestASession:
     def test_decisions_agree_with_the_counters_and_the_log(self, tmp_path):
         with dtr_alloc.session(budget="1MiB", log=tmp_path / "job.log", device="cpu"):
             before = dtr_alloc.stats()
-            engine = runtime._runtime.engine
-            journal.watch_decisions(engine, True)
+            engine = api._runtime.engine
+            recorder.watch_decisions(engine, True)
             kept = [torch.ones(64, 256)]
             for _ in range(40):
                 kept.append(kept[-1] * 1.5)
             assert dtr_alloc.evict(kept[-1])
             total = sum(tensor.sum() for tensor in kept)
-            found = journal.take_decisions(engine)
-            journal.watch_decisions(engine, False)
+            found = recorder.take_decisions(engine)
+            recorder.watch_decisions(engine, False)
             stats = dtr_alloc.stats()
             del kept, total
         kinds = Counter(decision.kind for decision in found)

@@ -17,7 +17,7 @@ pytest.importorskip(
 
 PREPARE = """
 import threading, torch, torch.multiprocessing as mp
-from dtr_alloc import refusals
+from dtr_alloc.torch import unsupported
 from dtr_alloc.core import StateError
 torch._C._cuda_changeCurrentAllocator = lambda allocator: print("changed")
 refusals.install("meta")

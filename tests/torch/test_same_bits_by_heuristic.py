@@ -164,11 +164,11 @@ def test_bookkeeping_is_timed_when_asked() -> None:
         before = dtr_alloc.stats()["bookkeeping_seconds"]
         y = x + x
         assert dtr_alloc.stats()["bookkeeping_seconds"] == before
-        dtr_alloc.runtime.time_bookkeeping(True)
+        dtr_alloc.torch.api.time_bookkeeping(True)
         y = x + y
         spent = dtr_alloc.stats()["bookkeeping_seconds"] - before
         assert spent > 0
-        dtr_alloc.runtime.time_bookkeeping(False)
+        dtr_alloc.torch.api.time_bookkeeping(False)
         y = x + y
         assert dtr_alloc.stats()["bookkeeping_seconds"] - before == spent
         del x, y

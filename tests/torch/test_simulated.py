@@ -17,7 +17,8 @@ pytest.importorskip(
     "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
 )
 
-from dtr_alloc import heuristics, oplog, simulate
+from dtr_alloc import heuristics, oplog
+from dtr_alloc.lab import simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -25,10 +26,11 @@ JOB = """
 import json
 import torch
 from torch import nn
-from dtr_alloc import journal, runtime
+from dtr_alloc.oplog import recorder
+from dtr_alloc.torch import api
 
 torch.set_num_threads(1)
-journal.watch_decisions(runtime._runtime.engine, True)
+recorder.watch_decisions(api._runtime.engine, True)
 torch.manual_seed(0)
 layers = []
 for _ in range(10):
@@ -41,7 +43,7 @@ for _ in range(2):
     optimizer.zero_grad()
     model(x).backward(gradient)
     optimizer.step()
-print(json.dumps(journal.take_decisions(runtime._runtime.engine)))
+print(json.dumps(recorder.take_decisions(api._runtime.engine)))
 """
 
 
@@ -172,7 +174,8 @@ import torch._dynamo  # which the first step of an optimizer would import, in ea
 from bench.models import JOBS
 
 import dtr_alloc
-from dtr_alloc import journal, runtime
+from dtr_alloc.oplog import recorder
+from dtr_alloc.torch import api
 
 torch.set_num_threads(1)
 gc.disable()  # cycles die at the same place each time
@@ -180,12 +183,12 @@ gc.disable()  # cycles die at the same place each time
 
 def train(settings):
     with dtr_alloc.session(**settings, device="cpu", costs="costs.json"):
-        engine = runtime._runtime.engine
-        journal.watch_decisions(engine, True)
+        engine = api._runtime.engine
+        recorder.watch_decisions(engine, True)
         job = JOBS[sys.argv[1]](scale=float(sys.argv[2]))
         for step in range(2):
             job.step(step)
-        return journal.take_decisions(engine), dtr_alloc.stats()
+        return recorder.take_decisions(engine), dtr_alloc.stats()
 
 
 for line in sys.stdin:

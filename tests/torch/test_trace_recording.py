@@ -22,8 +22,8 @@ import torch
 
 import dtr_alloc
 from dtr_alloc.core import StateError
-from dtr_alloc.fragment import formats
-from dtr_alloc.fragment.trace import Kind, TraceError
+from dtr_alloc.lab.fragment import formats
+from dtr_alloc.traces.trace import Kind, TraceError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -1,0 +1,98 @@
+"""What several commands share: their group, options, and how they end for a wrong file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import IO, Any, TypeVar
+
+import click
+
+from dtr_alloc.oplog import LogError, Program, compile_log
+
+_T = TypeVar("_T")
+
+
+class InputError(click.ClickException):
+    """A file is not what the command needs, or takes more memory than there is. The exit status is
+    that of wrong options: the command was asked for something that it cannot do."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for: a job needs no simulator.
+
+    Args:
+        modules: ``module:attribute`` of each command, by its name.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return None
+        module, _, attribute = self._modules[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+def list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
+    """An option that may be given more than once, each time with a list."""
+    return click.option(
+        name, f"{name[2:]}s", multiple=True, default=(default,), show_default=True, metavar="LIST",
+        help=text,
+    )  # fmt: skip
+
+
+def given(option: str, parse: Callable[[], _T]) -> _T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+
+
+def each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterable[_T]]) -> list[_T]:
+    return given(
+        option, lambda: list(dict.fromkeys(itertools.chain.from_iterable(map(parse, texts))))
+    )
+
+
+def compiled(logs: Sequence[str]) -> list[Program]:
+    programs = []
+    for log in logs:
+        try:
+            programs.append(compile_log(log))
+        except FileNotFoundError:
+            raise click.UsageError(f"there is no log {log!r}") from None
+        except OSError as error:
+            raise InputError(f"{log}: {error.strerror or error}") from None
+        except LogError as error:
+            raise InputError(str(error)) from None
+    return programs
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def results_file(path: str | None) -> Iterator[IO[str] | None]:
+    if path is None or path == "-":
+        yield None if path is None else sys.stdout
+        return
+    try:
+        file = open(path, "w")  # noqa: SIM115 (it is closed below, and this error is ours)
+    except OSError as error:
+        raise click.UsageError(f"--json: {path}: {error.strerror}") from None
+    with file:
+        yield file

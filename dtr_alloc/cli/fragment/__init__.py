@@ -1,0 +1,24 @@
+"""``dtr-alloc fragment``: commands on traces of allocators, one module each."""
+
+from __future__ import annotations
+
+import click
+
+from dtr_alloc.cli.common import LazyGroup
+
+
+@click.group(
+    "fragment",
+    cls=LazyGroup,
+    modules={
+        "export": "dtr_alloc.cli.fragment.convert:export",
+        "import": "dtr_alloc.cli.fragment.convert:import_",
+        "record": "dtr_alloc.cli.fragment.record:command",
+        "replay": "dtr_alloc.cli.fragment.replay:command",
+        "report": "dtr_alloc.cli.fragment.report:command",
+    },
+    short_help="See where memory went: traces of any allocator.",
+)
+def command() -> None:
+    """Reads, converts and studies traces of allocators: our own (DTR_ALLOC_TRACE), PyTorch's
+    memory snapshots, RMM's logs."""

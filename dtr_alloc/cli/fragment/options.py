@@ -1,0 +1,79 @@
+"""Options of the commands on traces, what they mean, and how results are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dtr_alloc.lab import simulate
+from dtr_alloc.lab.fragment.replay import MODELS
+
+FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""A file that is read."""
+
+OUT: Any = click.Path(dir_okay=False, path_type=Path)
+
+
+def models_option(text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--model",
+        "models",
+        multiple=True,
+        default=("all",),
+        show_default=True,
+        metavar="LIST",
+        help=text,
+    )
+
+
+budgets_option = click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("unlimited",),
+    show_default=True,
+    metavar="LIST",
+    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
+)
+
+
+def models_of(given: Sequence[str]) -> list[str]:
+    """What --model says. Raises click.UsageError."""
+    names = [name.strip() for text in given for name in text.split(",")]
+    found = list(MODELS) if "all" in names else [name for name in names if name != "none"]
+    for name in found:
+        if name not in MODELS:
+            allowed = ", ".join(("all", "none", *MODELS))
+            raise click.UsageError(f"there is no model {name!r} for --model; allowed: {allowed}")
+    return list(dict.fromkeys(found))
+
+
+def budgets_of(given: Sequence[str]) -> list[simulate.Limit | None]:
+    """What --budget says; None: unlimited. Raises click.UsageError."""
+    found: list[simulate.Limit | None] = []
+    for text in given:
+        try:
+            found += [None] if text == "unlimited" else simulate.parse_limits(text)
+        except ValueError as error:
+            raise click.UsageError(f"--budget: {error}") from None
+    return list(dict.fromkeys(found))
+
+
+def write_json(document: object, path: str) -> None:
+    """To standard output for ``-``, else to a file as a whole. Raises OSError."""
+    if path == "-":
+        json.dump(document, sys.stdout)
+        sys.stdout.write("\n")
+        return
+    beside = Path(f"{path}.{os.getpid()}.part")
+    try:
+        beside.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

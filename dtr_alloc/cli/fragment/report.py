@@ -1,0 +1,123 @@
+"""``dtr-alloc fragment report``: where memory went, in numbers and pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from dtr_alloc.cli.common import InputError
+from dtr_alloc.cli.fragment.options import (
+    FILE,
+    budgets_of,
+    budgets_option,
+    models_of,
+    models_option,
+    write_json,
+)
+from dtr_alloc.lab.fragment import formats, report
+from dtr_alloc.lab.fragment.replay import Prepared
+from dtr_alloc.traces.trace import TraceError
+
+
+@click.command("report", short_help="Say in numbers and pictures where memory went.")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FILE)
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Draw pictures there (needs matplotlib).",
+)
+@click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
+@models_option(
+    "Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which."
+)
+@budgets_option
+@click.option(
+    "--smallest/--no-smallest",
+    default=True,
+    show_default=True,
+    help="Look for the smallest budget of each model, which takes about ten more replays.",
+)
+@click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
+@click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
+@click.option(
+    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
+)
+def command(**options: Any) -> None:
+    """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
+    draws it. docs/guides/where-memory-goes.md explains every number and picture."""
+    _run(**options)
+
+
+def _run(
+    *,
+    traces: Sequence[Path],
+    out: Path | None,
+    json_path: str | None,
+    models: Sequence[str],
+    budgets: Sequence[str],
+    smallest: bool,
+    maps: bool,
+    by_time: bool,
+    allow_truncated: bool,
+) -> None:
+    """Prints tables, and writes JSON and pictures where they are asked for. Raises
+    click.UsageError and InputError before it writes anything, and click.ClickException where it
+    cannot."""
+    if out is not None and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
+        raise click.UsageError(
+            "--out draws pictures, which needs matplotlib: pip install 'dtr-alloc[plots]'"
+        )
+    if out is not None and out.exists() and not out.is_dir():
+        raise click.UsageError(f"--out is {str(out)!r}, which is no folder")
+    if maps and out is None:
+        raise click.UsageError("--maps needs --out, the folder for them")
+    chosen = models_of(models)
+    limits = budgets_of(budgets)
+    found: list[report.Report] = []
+    for path in traces:
+        try:
+            found += report.reports(path.stem, formats.read(path, allow_truncated=allow_truncated))
+        except (TraceError, OSError) as error:
+            text = str(error)
+            named = text if str(path) in text else f"{path}: {text}"
+            raise InputError(named) from None
+    console = Console(stderr=json_path == "-", markup=False)
+    for part in found:
+        prepared = Prepared(part.trace)
+        for model in chosen:
+            for at, limit in enumerate(limits):
+                size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
+                part.rows.append(
+                    report.replayed(
+                        prepared, model, size, smallest=smallest and not at, blocks=maps
+                    )
+                )
+        console.print(report.table(part))
+    try:
+        if json_path is not None:
+            write_json(report.document(found), json_path)
+        if out is not None:
+            for stem, part in zip(stems(found), found, strict=True):
+                for picture in report.write_pictures(
+                    part, out, stem, by_event=not by_time, maps=maps
+                ):
+                    console.print(str(picture), soft_wrap=True)
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def stems(found: Sequence[report.Report]) -> list[str]:
+    """A file name for each report; a number behind those that are there already."""
+    stems: list[str] = []
+    for part in found:
+        stem = re.sub(r"[^\w.-]+", "-", part.label)
+        again = sum(re.sub(r"~\d+$", "", made) == stem for made in stems)
+        stems.append(f"{stem}~{again + 1}" if again else stem)
+    return stems

@@ -1,0 +1,198 @@
+"""``dtr-alloc run``: a job under a budget.
+
+This is the same as setting the variables and starting python: it checks the options, sets
+``DTR_ALLOC_*`` in the environment and runs the job in this process as ``__main__``. The budget is
+switched on by ``import torch`` in the job, so that what a script sets before it imports torch
+(``OMP_NUM_THREADS``, ``CUDA_VISIBLE_DEVICES``) counts as it does without us. Where PyTorch does
+not call entry points, it is switched on before the job's first line.
+
+Processes that the job starts inherit the variables, so the ranks that ``torch.distributed.run``
+starts have the budget too: each its own.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Any
+
+import click
+
+from dtr_alloc import _autoload, config
+
+ENTRY_POINT = "dtr_alloc._autoload:autoload"
+
+
+def entry_point_is_registered() -> bool:
+    """Whether the installed distribution has ``import torch`` call us."""
+    return any(point.value == ENTRY_POINT for point in entry_points(group="torch.backends"))
+
+
+def autoload_is_on() -> bool:
+    """Whether ``import torch`` calls entry points."""
+    return os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to run as ``__main__``, as python would: a script (or folder, or zip) or a module.
+
+    Attributes:
+        target: the script's path, or the module's name.
+        is_module: which of the two.
+        arguments: sys.argv[1:] of the job.
+    """
+
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    def run_under_budget(self) -> None:
+        """Runs the job; its ``import torch`` switches the budget on, or we do where it cannot."""
+        if "torch" in sys.modules or not (entry_point_is_registered() and autoload_is_on()):
+            _autoload.stand_aside()
+            _autoload.switch_on()
+        try:
+            self.run()
+        finally:
+            if "torch" not in sys.modules:
+                print(
+                    "dtr_alloc: the job never imported torch: nothing was budgeted", file=sys.stderr
+                )
+            elif "dtr_alloc.torch.api" not in sys.modules:
+                print(
+                    "dtr_alloc: the job ran WITHOUT a budget: import torch did not call the entry "
+                    "point (was DTR_ALLOC_BUDGET or TORCH_DEVICE_BACKEND_AUTOLOAD changed?)",
+                    file=sys.stderr,
+                )
+
+    def run(self) -> None:
+        """Runs the job to its end in this process; what it raises passes through."""
+        sys.excepthook = _job_excepthook(sys.excepthook)
+        sys.argv = [self.target, *self.arguments]
+        if self.is_module:
+            _set_first_path(os.getcwd())
+            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+        else:
+            _set_first_path(os.path.dirname(os.path.realpath(self.target)))
+            runpy.run_path(self.target, run_name="__main__")
+
+
+def _set_first_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # was the folder of this command
+
+
+def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
+    """The excepthook of a job: leaves out the frames between python and the job."""
+    runpy_files = (getattr(runpy, "__file__", None), "<frozen runpy>")
+
+    def file_of(traceback: TracebackType) -> str:
+        return traceback.tb_frame.f_code.co_filename
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        outer = traceback
+        while outer is not None and file_of(outer) != __file__:
+            outer = outer.tb_next
+        while outer is not None and file_of(outer) in (__file__, *runpy_files):
+            outer = outer.tb_next
+        shown = outer or traceback
+        show(kind, error.with_traceback(shown), shown)
+
+    return excepthook
+
+
+@click.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script or module under a budget.",
+)
+@click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
+@click.option("--device", metavar="D", help="auto, cuda or cpu.")
+@click.option("--heuristic", metavar="H", help="How to choose what to evict.")
+@click.option(
+    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, lazy, banish, ignore."
+)
+@click.option("--room", metavar="R", help="How room is made: heuristic, auto, single, window.")
+@click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
+@click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
+@click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
+@click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
+@click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
+@click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    budget: str | None,
+    device: str | None,
+    heuristic: str | None,
+    dealloc: str | None,
+    room: str | None,
+    log: str | None,
+    log_steps: str | None,
+    trace: str | None,
+    show_report: bool,
+    costs: str | None,
+    stats: str | None,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> Job:
+    """Runs SCRIPT (with -m: the module SCRIPT) with ARGUMENTS under a budget.
+
+    Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
+    by DTR_ALLOC_CONFIG must give one; with --log it is unlimited, and with --trace alone only the
+    allocator is on, and nothing is ever evicted. Processes that the job starts get the same
+    settings each.
+    """
+    options = {
+        "budget": budget,
+        "device": device,
+        "heuristic": heuristic,
+        "dealloc": dealloc,
+        "room": room,
+        "log": log,
+        "log_steps": log_steps,
+        "trace": trace,
+        "report": "1" if show_report else None,
+        "costs": costs,
+        "stats": stats,
+    }
+    # An empty option is a mistake, an empty variable is none: here the two must not meet.
+    for name, value in options.items():
+        if value == "":
+            raise click.UsageError(f"--{name.replace('_', '-')} is empty")
+    try:
+        given = config.given_settings(**options)
+    except config.ConfigError as error:
+        source = error.source
+        if source.startswith("the argument "):
+            source = source.replace("the argument ", "--").replace("_", "-")
+        raise click.UsageError(
+            str(config.ConfigError(source, error.value, error.allowed))
+        ) from None
+    if not {"budget", "log", "trace"} & given.keys():
+        raise click.UsageError(
+            "no budget: give --budget 8GiB (or 60%, or unlimited), or set DTR_ALLOC_BUDGET"
+        )
+    if not is_module and not os.path.exists(script):
+        raise click.UsageError(f"there is no script {script!r}")
+    for name, value in options.items():
+        if value is not None:
+            os.environ[config.variable(name)] = value
+    # The file may have given it; the entry point looks at the variable only.
+    if "trace" in given:
+        os.environ["DTR_ALLOC_TRACE"] = str(given["trace"].written)
+    if {"budget", "log"} & given.keys():
+        os.environ["DTR_ALLOC_BUDGET"] = str(
+            given["budget"].written if "budget" in given else "unlimited"
+        )
+    return Job(script, is_module, arguments)

@@ -1,0 +1,138 @@
+"""``dtr-alloc schedule``: the best evictions that are found when the whole op log is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dtr_alloc.cli.common import InputError, compiled, each_once, list_option, results_file
+from dtr_alloc.config import format_size
+from dtr_alloc.lab import schedule, simulate, simulate_report
+from dtr_alloc.lab.schedule import Schedule
+from dtr_alloc.lab.simulate import Baseline, Limit, Plan, Rule, Setup
+
+
+@click.command("schedule", short_help="Look for the best evictions, with the whole log known.")
+@click.argument("log", metavar="LOG")
+@list_option("--budget", "0.5", "As for simulate.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the schedules are written (.gz, .bz2, .xz are compressed).",
+)
+@click.option(
+    "--iterations",
+    "steps",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Steps of local search. The same number and seed give the same schedule.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="S",
+    help="End local search after so long, for each budget (default: no limit).",
+)
+def command(log: str, budgets: tuple[str, ...], **options: Any) -> None:
+    """Looks for evictions that keep the LOG within each budget at little recomputing.
+
+    All that the log will do is known, so this is no policy: it says how far the policies are
+    from what can be done. What it finds is never worse than a preset. `dtr-alloc simulate LOG
+    --schedule FILE` replays it.
+    """
+    _find(log=log, budgets=budgets, **options)
+
+
+def _find(
+    *, log: str, budgets: Sequence[str], out: Path, steps: int, seed: int, seconds: float
+) -> None:
+    """Looks for a schedule per budget and writes those that were found. Raises
+    click.UsageError for options that are wrong, InputError for a log that is, and
+    click.ClickException if nothing was found."""
+    limits = each_once("--budget", budgets, simulate.parse_limits)
+    program = compiled([log])[0]
+    try:
+        base = simulate.baseline(program)
+    except ValueError as error:
+        raise InputError(f"{log}: {error}") from None
+    table = Table()
+    for column in ("budget", "best preset", "", "schedule", "made by"):
+        table.add_column(column)
+    found = []
+    for limit in limits:
+        budget_bytes = limit.resolve(base.peak_bytes)
+        try:
+            preset = schedule.best_preset(program, budget_bytes)
+            best = schedule.search(
+                program, budget_bytes, steps=steps, seed=seed, seconds=seconds, among=[preset]
+            )
+        except ValueError as error:
+            raise InputError(f"{log}: {error}") from None
+        table.add_row(
+            format_size(budget_bytes) if limit.ratio is None else str(limit.ratio),
+            "" if preset is None else preset.by,
+            _slowdown(preset, base),
+            _slowdown(best, base),
+            "" if best is None else best.by,
+        )
+        if best is not None:
+            found.append(best)
+    Console(stderr=True, width=120).print(table)
+    if not found:
+        raise click.ClickException(f"{log}: no schedule was found for any of these budgets")
+    try:
+        schedule.write(out, found)
+    except OSError as error:
+        raise click.ClickException(f"--out: {error}") from None
+
+
+def _slowdown(found: Schedule | None, base: Baseline) -> str:
+    if found is None:
+        return "none"
+    return f"{found.cost / base.compute:.4f}x" if base.compute else "nothing to compute"
+
+
+def carry_out(*, logs: Sequence[str], paths: Sequence[str], json_path: str | None) -> None:
+    """Replays the schedules of files, each with its log, and shows what they cost. Raises
+    InputError for what cannot be read or carried out."""
+    programs = {schedule.identity(program): program for program in compiled(logs)}
+    rows: list[dict[str, Any]] = []
+    try:
+        for path in paths:
+            for each in schedule.read(path):
+                program = programs.get(each.sha256)
+                if program is None:
+                    raise ValueError(f"{path}: a schedule is for {each.log}, which is not given")
+                limit = Limit(size_bytes=each.budget_bytes)
+                rule = Rule(each.by, simulate.parse_heuristic("lru", "simrd").heuristic)
+                setup = Setup(0, each.dealloc, rule, None, limit)
+                base = simulate.baseline(program)
+                done = schedule.run(program, each)
+                plan = Plan([limit], [rule])
+                row = simulate.row(plan, setup, program.path, base, done)
+                if base.peak_bytes:
+                    row["ratio"] = round(each.budget_bytes / base.peak_bytes, 4)
+                rows.append(row)
+    except OSError as error:
+        raise InputError(f"--schedule: {error}") from None
+    except ValueError as error:
+        raise InputError(f"--schedule: {error}") from None
+    with results_file(json_path) as file:
+        if file is not None:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    console = Console(stderr=json_path == "-", width=120)
+    for heading, table in simulate_report.tables(rows):
+        console.print(heading, markup=False, highlight=False, soft_wrap=True)
+        console.print(table)

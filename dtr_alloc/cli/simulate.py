@@ -1,0 +1,263 @@
+"""``dtr-alloc simulate``: what op logs cost under budgets and heuristics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dtr_alloc import config, heuristics
+from dtr_alloc.cli import schedule
+from dtr_alloc.cli.common import (
+    InputError,
+    compiled,
+    cores,
+    each_once,
+    given,
+    list_option,
+    results_file,
+)
+from dtr_alloc.config import Config, parse_size
+from dtr_alloc.lab import simulate, simulate_report
+
+
+@click.command("simulate", short_help="Replay op logs under budgets, without their job.")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@list_option(
+    "--budget",
+    "0.3..1.0",
+    "Ratios of the log's peak without a limit (0.5), ranges of them (0.3..1.0, by 0.1, or "
+    "0.3..1.0:0.05), or sizes (8GiB, 1102074936).",
+)
+@list_option(
+    "--heuristic",
+    heuristics.DEFAULT,
+    "Presets, 'all' of them, parts (c=ancestors,m=size,s=0.5), or, with simrd's semantics, its "
+    "names (DTR, DTRUnopt, LRU, AbEq, ...).",
+)
+@list_option(
+    "--dealloc",
+    "eager",
+    "What becomes of a tensor that is released: eager evicts it at once, banish removes it for "
+    "good if nothing needs it, ignore does nothing.",
+)
+@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' only.")
+@click.option(
+    "--semantics",
+    type=click.Choice(["simrd", "runtime"]),
+    default="simrd",
+    show_default=True,
+    help="simrd: as the published simulator, decision for decision. runtime: the engine that "
+    "trains; views are free, a mutation makes no copy.",
+)
+@click.option(
+    "--space",
+    type=click.Choice(["bytes", "heap", "fixed"]),
+    default="bytes",
+    show_default=True,
+    help="Count bytes, or place blocks, so that fragmentation counts (with --semantics runtime): "
+    "on the heap, whose free memory is mapped where it is needed, or with no more addresses than "
+    "the budget has bytes.",
+)
+@click.option(
+    "--chunk",
+    metavar="SIZE",
+    help="The unit of mapping of --space heap and fixed, a multiple of 4KiB (default: a page).",
+)
+@click.option(
+    "--room",
+    type=click.Choice(["heuristic", "auto", "single", "window"]),
+    default="heuristic",
+    show_default=True,
+    help="How room is made: as the heuristic was published, by what costs less, by single "
+    "storages, by runs of neighbors (with --semantics runtime).",
+)
+@click.option(
+    "--placement",
+    type=click.Choice(config.PLACEMENTS),
+    default=config.Config.placement,
+    show_default=True,
+    help="Which hole of the heap a tensor gets (with --space heap or fixed).",
+)
+@click.option(
+    "--moving",
+    metavar="SIZE",
+    help="Move contents where that costs less than evicting, at so many bytes a second (200GB), "
+    "the log's costs being nanoseconds; with --space heap or fixed (default: nothing moves).",
+)
+@click.option(
+    "--thrash",
+    type=float,
+    metavar="X",
+    help="End a run whose compute passes X times that without a budget (default: none).",
+)
+@click.option(
+    "--json", "json_path", metavar="FILE", help="One JSON object a run and line; - is stdout."
+)
+@click.option(
+    "--plot", "plot_path", metavar="FILE", help="Slowdown against budget (png, svg, pdf)."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
+)
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    metavar="FILE",
+    help="Replay the schedules in FILE (dtr-alloc schedule), each with its own budget, instead.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    logs: tuple[str, ...],
+    budgets: tuple[str, ...],
+    heuristics: tuple[str, ...],
+    deallocs: tuple[str, ...],
+    seeds: tuple[str, ...],
+    json_path: str | None,
+    plot_path: str | None,
+    schedules: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Replays op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
+
+    A log is what DTR_ALLOC_LOG writes, or one of the DTR paper's (.xz, .gz and others are read as
+    they are). Every option that takes a LIST may be given more than once. Running out of memory
+    and thrashing are results, not failures.
+    """
+    if schedules:
+        given = ParameterSource.DEFAULT
+        for name in context.params.keys() - {"logs", "json_path", "schedules"}:
+            if context.get_parameter_source(name) is not given:
+                raise click.UsageError(f"--schedule says what --{name.rstrip('s')} would say")
+        schedule.carry_out(logs=logs, paths=schedules, json_path=json_path)
+        return
+    _run(
+        logs=logs,
+        budgets=budgets,
+        heuristics=heuristics,
+        deallocs=deallocs,
+        seeds=seeds,
+        json_path=json_path,
+        plot_path=plot_path,
+        **options,
+    )
+
+
+def _run(
+    *,
+    logs: Sequence[str],
+    budgets: Sequence[str],
+    heuristics: Sequence[str],
+    deallocs: Sequence[str],
+    seeds: Sequence[str],
+    semantics: str,
+    space: str,
+    chunk: str | None,
+    room: str,
+    placement: str,
+    moving: str | None,
+    thrash: float | None,
+    json_path: str | None,
+    plot_path: str | None,
+    jobs: int | None,
+) -> None:
+    """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
+    InputError for logs that are: then nothing was written."""
+    if space != "bytes" and semantics != "runtime":
+        raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
+    if chunk is not None and space == "bytes":
+        raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
+    if moving is not None and space == "bytes":
+        raise click.UsageError("--moving needs --space heap or fixed: counted bytes have no place")
+    if placement != Config.placement and space == "bytes":
+        raise click.UsageError(
+            f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
+        )
+    if thrash is not None and not 1 <= thrash < float("inf"):
+        raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
+    policies = each_once("--dealloc", deallocs, _deallocs)
+    plan = simulate.Plan(
+        limits=each_once("--budget", budgets, simulate.parse_limits),
+        rules=given(
+            "--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics, policies)
+        ),
+        deallocs=policies,
+        seeds=each_once("--seed", seeds, simulate.parse_seeds),
+        semantics=semantics,
+        space=space,
+        chunk_bytes=0 if chunk is None else given("--chunk", lambda: parse_size(chunk)),
+        room=room,
+        placement=placement,
+        move_bytes_per_s=0 if moving is None else given("--moving", lambda: parse_size(moving)),
+        thrash=thrash,
+    )
+    given("the combination", plan.check)
+    if plot_path is not None:
+        _check_plot(plot_path)
+    study = simulate.Study(plan, compiled(logs), jobs or cores())
+
+    rows = []
+    errors = Console(stderr=True)
+    with results_file(json_path) as file, _progress(errors, len(study.setups)) as advance:
+        try:
+            for row in study:
+                rows.append(row)
+                if file is not None:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                advance()
+        except ValueError as error:
+            raise InputError(f"{', '.join(logs)}: {error}") from None
+        except (RuntimeError, OSError) as error:
+            raise click.ClickException(str(error)) from None
+    shown = Console(stderr=json_path == "-")
+    if not shown.is_terminal:
+        shown = Console(stderr=json_path == "-", width=120)
+    for heading, table in simulate_report.tables(rows):
+        shown.print(heading, markup=False, highlight=False, soft_wrap=True)
+        shown.print(table)
+    if plot_path is not None:
+        try:
+            simulate_report.picture(rows, Path(plot_path))
+        except OSError as error:
+            raise click.ClickException(f"--plot: {error}") from None
+
+
+def _deallocs(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",")]
+    for dealloc in found:
+        if dealloc not in simulate.DEALLOCS:
+            raise ValueError(f"{dealloc!r}; allowed: {', '.join(simulate.DEALLOCS)}")
+    return found
+
+
+def _check_plot(path: str) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        message = "--plot needs matplotlib: pip install 'dtr-alloc[plots]'"
+        raise click.ClickException(message) from None
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in kinds:
+        raise click.UsageError(f"--plot: {path!r}; allowed endings: {', '.join(sorted(kinds))}")
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, if that is a terminal; gives what moves it on by one run."""
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("runs", total=total)
+        yield lambda: progress.advance(task)

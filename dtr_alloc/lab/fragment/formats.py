@@ -1,0 +1,68 @@
+"""A trace from a file of any kind that we read, and to any that we write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dtr_alloc import bounded
+from dtr_alloc.lab.fragment import rmm, torch_export, torch_snapshot
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Trace, TraceError
+
+WRITES = ("trace", "torch", "rmm")
+"""What write() can make."""
+
+
+def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
+    """Reads and checks a trace, a log of RMM or a memory snapshot of PyTorch.
+
+    Takes time and memory as the three readers and Trace.validate() say.
+
+    Raises TraceError that names the file if it is none of them, damaged, too large, or makes no
+    sense; OSError if it cannot be opened.
+    """
+    if not Path(path).is_file():  # a pipe may never answer, and could be read only once
+        os.stat(path)
+        raise TraceError(f"{os.fspath(path)} is no regular file")
+    with open(path, "rb") as file:
+        head = file.read(len(trace_file.MAGIC))
+    if head.startswith(trace_file.MAGIC[:2]):
+        trace = trace_file.read(path, allow_truncated=allow_truncated)
+    elif head[:6] == b"Thread":
+        trace = rmm.read(path)
+    elif head[:1] == b"\x80":
+        trace = torch_snapshot.read(path)
+    else:
+        raise TraceError(
+            f"{os.fspath(path)} begins with {head!r}: it is no trace of dtr_alloc, no log of RMM "
+            "and no memory snapshot of PyTorch"
+        )
+    try:
+        trace.validate()
+    except TraceError as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise TraceError(f"{os.fspath(path)}: {bounded.OUT_OF_MEMORY}") from None
+    return trace
+
+
+def write(trace: Trace, path: str | os.PathLike[str], to: str, device: int | None = None) -> None:
+    """Writes a checked trace as one of WRITES, by way of a file beside it, so that a failure leaves
+    what was there.
+
+    Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
+    """
+    makers: dict[str, Callable[[Path], None]] = {
+        "trace": lambda beside: trace_file.write(trace, beside),
+        "torch": lambda beside: torch_export.write(trace, beside),
+        "rmm": lambda beside: rmm.write(trace, beside, device=device),
+    }
+    path = Path(path)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        makers[to](beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

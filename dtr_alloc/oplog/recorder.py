@@ -1,0 +1,278 @@
+"""Writes the op log of a running job: from the engine's journal to a file.
+
+The engine keeps the journal (oplog/journal.h); here operators get their names, steps are counted,
+and now and then what has gathered is taken out and written as instructions (dtr_alloc/oplog).
+
+What a log of ours says, beyond the format's manual:
+
+- ``x<number>`` is the storage behind a tensor, as it was first met; ``x<number>v<k>`` is another
+  view of it. Memory is what counts, so names are released with the storage, when its memory is
+  freed: that is exact, also for what only autograd holds. Overwriting a storage ends its views;
+  they are defined anew when they are met again.
+- A view operator is a CALL with its time. A view that was made out of the recorder's sight is
+  a CALL of ``view`` with time 0 where it is first used.
+- An operator that cannot be repeated, or makes nothing, is an EFFECT.
+- An operator whose first argument is new memory (``empty`` and then ``copy_``) has it as a result.
+  One that overwrites and gives new tensors as well is a CALL with the time, then a MUTATE.
+- Memory of others (numpy arrays) is a constant of 0 bytes: no budget holds it. Tensors of other
+  devices, and the running statistics of a normalization in training, are no arguments.
+- A result that becomes a parameter is a constant from then on, with a new name. Optimizers MUTATE
+  their parameters.
+- Times are nanoseconds. Nothing depends on the budget but they. (Where the job itself lets go of
+  tensors in an order that depends on addresses, as autocast's cache does, two runs differ in it.)
+
+What it does not say: that an address was given away (``numpy()``, ``data_ptr()``), and what threads
+that belong to an operator allocate inside it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dtr_alloc import oplog
+from dtr_alloc.config import Steps
+from dtr_alloc.core import ffi, lib
+from dtr_alloc.file_lock import mark_in_use
+
+_IMPLICIT_VIEW = "view"
+
+
+class Log:
+    """The op log of one session.
+
+    Args:
+        runtime: holds the engine.
+        path: the file; its suffix says how it is compressed.
+        steps: which steps are written. A step ends when an optimizer's step() returns; of several
+            optimizers each call counts.
+
+    Raises InUse if another process writes this file, and OSError if it cannot be opened. A disk
+    that is full later ends the log, not the job: close() says so on stderr.
+    """
+
+    def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
+        self._in_use = mark_in_use(path, "op log", "DTR_ALLOC_LOG")
+        self._engine = runtime.engine
+        self._bridge = runtime.bridge
+        self._rules = runtime.recorder.rules
+        self._steps = steps
+        self._step = 1
+        self._writer = oplog.Writer(path)
+        self._failure: OSError | str | None = None
+        self._lock = threading.RLock()
+        self._hook: Any = None
+        self._numbers = ffi.new("int64_t[]", 1 << 16)
+        self.is_open = True
+
+    def start(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._hook = register_optimizer_step_post_hook(lambda *_: self.step_ended())
+        self._set_mode()
+
+    def _set_mode(self) -> None:
+        writing = self._step in self._steps
+        mode = lib.DTR_JOURNAL_WRITING if writing else lib.DTR_JOURNAL_FOLLOWING
+        lib.dtr_journal_set(self._engine, mode)
+        self._bridge.journal(True)
+
+    def step_ended(self) -> None:
+        """Ends a step; after the last one that is wanted, ends the log."""
+        with self._lock:
+            if not self.is_open:
+                return
+            was_wanted = self._step in self._steps
+            self._step += 1
+            if (self._step in self._steps) != was_wanted:
+                self._set_mode()
+            self._drain()
+            if self._steps.last is not None and self._step > self._steps.last:
+                self.close()
+
+    def drain(self) -> None:
+        """Writes what has gathered. Does nothing if it is being done: writing may run a finalizer
+        of the job, which may run operators."""
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            return
+        # Not by with, which waits. Whether it is held is asked, as an interrupt may have come
+        # before anything else knows.
+        try:
+            if lock.acquire(blocking=False):
+                self._drain()
+        finally:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
+
+    def _drain(self) -> None:
+        """With the lock held. The log ends where an interrupt comes while it is written, because
+        what was taken out is lost then: it could not be told which part of it was written."""
+        if not self.is_open:
+            return
+        try:
+            for instruction in self._instructions(self._take()):
+                self._writer.write(instruction)
+            self._writer.flush()
+        except OSError as error:
+            self._failure = error
+            self._end()
+        except BaseException as error:
+            self._failure = f"interrupted by {type(error).__name__} while it was written"
+            self._end()
+            raise
+
+    def _take(self) -> list[int]:
+        taken, self._numbers = _drain(lib.dtr_journal_drain, self._engine, self._numbers)
+        return taken
+
+    def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
+        """The lines that a drained journal means (layout: native/include/dtr_alloc.h)."""
+        at = 0
+
+        def take(count: int) -> list[int]:
+            nonlocal at
+            at += count
+            return numbers[at - count : at]
+
+        def take_names(count: int) -> tuple[str, ...]:
+            pairs = iter(take(2 * count))
+            return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
+
+        while at < len(numbers):
+            (kind,) = take(1)
+            if kind == lib.DTR_JOURNAL_CONSTANT:
+                number, size = take(2)
+                yield oplog.Constant(_name(number))
+                yield oplog.Memory(_name(number), size)
+            elif kind == lib.DTR_JOURNAL_CALL:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                results = [take(4) for _ in range(count)]
+                names = tuple([_name(number, view) for number, view, _, _ in results])
+                yield oplog.Call(self._operator_name(operator), args, names, time)
+                for name, (_, _, size, alias) in zip(names, results, strict=True):
+                    yield oplog.Memory(name, size)
+                    yield oplog.Alias(name, alias)
+            elif kind == lib.DTR_JOURNAL_MUTATE:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                given = take(count)
+                indices = tuple([max(index, ~index) for index in given])
+                unread = tuple([~index for index in given if index < 0])
+                yield oplog.Mutate(self._operator_name(operator), args, indices, time, unread)
+            elif kind == lib.DTR_JOURNAL_EFFECT:
+                operator, time, count = take(3)
+                args = take_names(count)
+                (count,) = take(1)
+                made = [take(3) for _ in range(count)]  # DTR_JOURNAL_CONSTANT, number, size
+                names = tuple([_name(number) for _, number, _ in made])
+                yield oplog.effect(self._operator_name(operator), args, names, time)
+                for name, (_, _, size) in zip(names, made, strict=True):
+                    yield oplog.Constant(name)
+                    yield oplog.Memory(name, size)
+            elif kind == lib.DTR_JOURNAL_RELEASE:
+                yield oplog.Release(*take_names(1))
+            else:
+                assert kind == lib.DTR_JOURNAL_MEMORY, kind
+                (count,) = take(1)
+                pairs = iter(take(2 * count))
+                trace = [
+                    f"{'+-='[what]}{number}" for what, number in zip(pairs, pairs, strict=True)
+                ]
+                yield oplog.Annotate(oplog.WORKSPACE, tuple(trace))
+
+    def _operator_name(self, number: int) -> str:
+        return self._rules[number].name if number >= 0 else _IMPLICIT_VIEW
+
+    def _end(self) -> None:
+        self._bridge.journal(False)
+        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._failure = self._failure or error
+        except ValueError:
+            pass  # it is closed already: an interrupt came in between the last time
+        self._in_use.close()
+        self.is_open = False
+
+    def close(self) -> None:
+        """Writes the rest and closes the file. More calls do nothing."""
+        with self._lock:
+            self._drain()
+            if self.is_open:
+                self._end()
+            if self._failure is not None:
+                print(
+                    f"dtr_alloc: cannot write DTR_ALLOC_LOG ({self._writer.path}) to its end: "
+                    f"{self._failure}",
+                    file=sys.stderr,
+                )
+                self._failure = None
+
+    def stop(self) -> None:
+        """The reverse of start(), and close()."""
+        self.close()
+        # Not when the last step ends: PyTorch is going through its hooks just then.
+        if self._hook is not None:
+            self._hook.remove()
+
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._lock = threading.RLock()  # the old one may be held by a thread that is not here
+        self.is_open = False
+        self._bridge.journal(False)
+        self._writer.abandon()
+        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+
+
+def _drain(drain: Callable[..., int], engine: Any, buffer: Any) -> tuple[list[int], Any]:
+    """All that one of the engine's lists has, and the buffer for next time: it grows as needed."""
+    while (count := drain(engine, buffer, len(buffer))) > len(buffer):
+        buffer = ffi.new("int64_t[]", 2 * count)
+    return (list(ffi.unpack(buffer, count)) if count else []), buffer
+
+
+def _name(number: int, view: int = 0) -> str:
+    return f"x{number}v{view}" if view else f"x{number}"
+
+
+class Decision(NamedTuple):
+    """What the engine did, in the words of the log.
+
+    Attributes:
+        kind: ``room`` and ``hand``: a storage was evicted, to make room or by hand; ``gone``: its
+            content went because it died or was overwritten; ``again``: an operator ran again.
+        name: the storage, or ``""``.
+        number: how often the storage had been overwritten; or the operator's index among all CALL,
+            MUTATE and EFFECT of the log, -1 if it is not in the log.
+    """
+
+    kind: str
+    name: str
+    number: int
+
+
+_DECISIONS = ("room", "hand", "gone", "again")
+
+
+def watch_decisions(engine: Any, on: bool) -> None:
+    """Starts or stops the list that take_decisions takes. The log names them, so it must be on."""
+    lib.dtr_decisions_set(engine, on)
+
+
+def take_decisions(engine: Any) -> list[Decision]:
+    """The engine's decisions since the last call, in order."""
+    flat = iter(_drain(lib.dtr_decisions_drain, engine, ffi.new("int64_t[]", 1024))[0])
+    return [
+        Decision("again", "", a)
+        if _DECISIONS[kind] == "again"
+        else Decision(_DECISIONS[kind], _name(a), b)
+        for kind, a, b in zip(flat, flat, flat, strict=True)
+    ]

@@ -1,0 +1,339 @@
+"""The public API: a session of the runtime, from enable() to disable()."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Container, Iterable
+from contextlib import ContextDecorator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtr_alloc import costs, pools, report
+from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
+from dtr_alloc.core import DriverError, StateError, check, ffi, lib
+from dtr_alloc.torch import escapes
+from dtr_alloc.torch.pins import parts
+from dtr_alloc.torch.runtime import Runtime
+
+_state = threading.RLock()
+_runtime: Runtime | None = None
+
+
+def _choose_device(device: str) -> str:
+    if device == "auto":
+        # Not torch.cuda.is_available(): where NVML is absent or not asked it goes through
+        # CUDA's runtime. The probe initializes the driver and makes no context.
+        has_cuda = torch.version.cuda is not None and _no_cuda_reason() is None
+        return "cuda" if has_cuda else "cpu"
+    if device == "cuda":
+        if torch.version.cuda is None:
+            raise DriverError(
+                f"device 'cuda': PyTorch {torch.__version__} is built without CUDA; install a "
+                "CUDA build of PyTorch, or choose device 'cpu'"
+            )
+        if reason := _no_cuda_reason():
+            raise DriverError(f"device 'cuda': {reason}")
+    return device
+
+
+def _no_cuda_reason() -> str | None:
+    try:
+        pools.count_cuda_devices()
+    except DriverError as error:
+        return str(error)
+    return None
+
+
+def _refuse_if_cuda_is_in_use() -> None:
+    if torch.cuda.is_initialized():
+        raise StateError(
+            "CUDA is in use already, and PyTorch cannot change its allocator afterwards: enable "
+            "dtr_alloc before the first CUDA call; with DTR_ALLOC_BUDGET it is enabled at the end "
+            "of `import torch`"
+        )
+
+
+def enable(budget: object = None, **settings: object) -> None:
+    """Holds this process to a memory budget from now on.
+
+    Args:
+        budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
+            allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
+            ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
+            and no recorder, only the allocator, where nothing but a trace is.
+        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
+            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, placement,
+            poison, verify, log, log_steps, trace, stats, report.
+
+    Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
+    setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
+    already, DriverError for device ``"cuda"`` without CUDA or a device, BridgeError without a C++
+    compiler, and torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+
+    On CUDA every visible device has the budget, each for itself, and PyTorch's own calls go on
+    working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
+    ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
+    """
+    given = given_settings(budget=budget, **settings).keys()
+    if not {"budget", "log", "trace"} & given:
+        raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
+    _enable(load_config(budget=budget, **settings), _is_light(given))
+
+
+def enable_from_environment() -> None:
+    """enable() with nothing but DTR_ALLOC_*: what the ``torch.backends`` entry point calls."""
+    _enable(load_config(), _is_light(given_settings().keys()))
+
+
+def _is_light(given: Iterable[str]) -> bool:
+    """Whether these settings ask for a trace and nothing else that needs the recorder."""
+    return "trace" in given and not {"budget", "log"} & set(given)
+
+
+def _enable(config: Config, light: bool) -> None:
+    global _runtime
+    with _state:
+        if is_enabled():
+            assert _runtime is not None
+            raise StateError(
+                f"dtr_alloc is enabled already, with budget {_runtime.config.budget}; "
+                "call disable() first, or set_budget() to change the budget"
+            )
+        if _runtime is None and config.device != "cpu":
+            _refuse_if_cuda_is_in_use()
+        device_type = _choose_device(config.device)
+        pools.check_fits(device_type, config)
+        # Read before anything is changed: it may be damaged.
+        file = None if config.costs is None else costs.CostFile.read(config.costs, device_type)
+        if _runtime is None:
+            _runtime = Runtime(config, device_type)
+            atexit.register(_write_costs_at_exit)
+        _runtime.start(config, file, light)
+        if _runtime.log is not None:
+            atexit.unregister(_close_log)
+            atexit.register(_close_log)
+        report.write_at_exit(config, stats)
+
+
+def _write_costs_at_exit() -> None:
+    if _runtime is not None and _runtime.is_active:
+        _runtime.write_costs()
+
+
+def disable() -> None:
+    """Ends the budget: every live evicted tensor becomes resident again, without a limit.
+
+    On CUDA only the recorder goes. PyTorch cannot change its allocator once it is in use, so
+    memory goes on coming from our pools, without a limit, until the process ends.
+
+    Raises StateError if dtr_alloc is not enabled, and whatever a rematerialization raises; then
+    everything is as it was.
+    """
+    with _state:
+        _enabled().stop()
+
+
+class session(ContextDecorator):
+    """``enable`` on entry, ``disable`` on exit."""
+
+    def __init__(self, budget: object = None, **settings: object) -> None:
+        self._budget = budget
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        was_enabled = is_enabled()
+        try:
+            enable(self._budget, **self._settings)
+        except BaseException:
+            # Nobody leaves what was not entered.
+            if not was_enabled and is_enabled():
+                disable()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            disable()
+        except (KeyboardInterrupt, SystemExit):
+            if is_enabled():
+                disable()
+            raise
+
+
+def is_enabled() -> bool:
+    """Whether a budget is in force."""
+    return _runtime is not None and _runtime.is_active
+
+
+def _enabled() -> Runtime:
+    if _runtime is None or not _runtime.is_active:
+        raise StateError("dtr_alloc is not enabled")
+    return _runtime
+
+
+def set_budget(budget: object) -> None:
+    """Changes the budget. A smaller one evicts at once.
+
+    Raises torch.OutOfMemoryError, and keeps the old budget, if what cannot be evicted does not fit.
+    """
+    try:
+        parsed = Budget.parse(budget)
+    except ValueError:
+        raise ConfigError("the argument budget", budget, BUDGET_FORMS) from None
+    if _enabled().is_light:
+        raise StateError("only a trace is being recorded: nothing could be evicted for a budget")
+    _enabled().set_budget(parsed)
+
+
+def stats() -> dict[str, Any]:
+    """Counters since the runtime was created (peaks: since reset_peak_stats), in bytes and seconds.
+
+    ``budget_bytes`` is 2**64 - 1 if unlimited; ``bookkeeping_seconds`` count between calls of
+    time_bookkeeping(True) and (False). Works after disable() too; raises StateError if
+    dtr_alloc was never enabled.
+    """
+    if _runtime is None:
+        raise StateError("dtr_alloc was not enabled in this process")
+    return _runtime.stats()
+
+
+def time_bookkeeping(on: bool) -> None:
+    """Whether the engine times itself: it reads the clock twice in each of its calls."""
+    runtime = _enabled()
+    runtime.configure(runtime.config, time_bookkeeping=on)
+
+
+def trust_contents() -> None:
+    """Compares no contents (graph/contents.cpp) until the session ends: to measure the cost."""
+    runtime = _enabled()
+    runtime.configure(runtime.config, contents=lib.DTR_CONTENTS_TRUSTED)
+
+
+def limit_rematerializations(most: int | None) -> None:
+    """Lets so many operators run again from now on; the next one raises StateError, and so does
+    whatever needs its result. For jobs that would rather fail than thrash. None: any number."""
+    _enabled().bridge.limit_repeats(most)
+
+
+def run_as_operator(
+    function: Callable[..., Any], *arguments: Any, mutated: Container[int] = (), name: str = ""
+) -> Any:
+    """Runs a function of tensors as one operator, such as a kernel that PyTorch does not know.
+
+    Its results can be evicted, and are computed by calling it again with the same values; it must
+    give the same then. It may ask tensors for their addresses, and use them until it returns.
+    Autograd does not look inside: call this in forward() and backward() of a
+    torch.autograd.Function. Without a budget, and inside of another such function, it is just
+    called.
+
+    Args:
+        function: returns a tensor, or a list or tuple of tensors, in memory that PyTorch allocated.
+            It uses no tensors but its arguments, and others that stay as they are.
+        arguments: tensors, and values of any other type, which are kept.
+        mutated: positions of the tensors that it overwrites.
+        name: for messages, logs and costs; by default that of the function.
+    """
+    with torch.no_grad():
+        if _runtime is None or not is_enabled() or not _runtime.recorder.sees(arguments):
+            return function(*arguments)
+        runtime = _runtime
+
+        def of_list(values: list[Any]) -> Any:
+            return escapes.addresses_not_kept(function, *values)
+
+        name = name or f"{function.__module__}.{function.__qualname__}"
+        return runtime.recorder.run(of_list, list(arguments), name, mutated)
+
+
+def reset_peak_stats() -> None:
+    """Starts the peaks anew from the present values."""
+    _enabled().pools.reset_peak()
+
+
+def check_invariants() -> None:
+    """Verifies the structures of heap and engine; raises StateError naming the broken rule."""
+    if _runtime is None:
+        return
+    _runtime.pools.check_invariants()
+    check(lib.dtr_engine_check_invariants(_runtime.engine))
+
+
+def trim() -> int:
+    """Gives free memory back to the system; returns the bytes."""
+    return _enabled().pools.trim()
+
+
+def compact() -> int:
+    """Moves what may be moved (docs/concepts/moving.md) from the end of each heap to free places
+    before it, so that what is free lies together; returns the bytes that moved. trim() after it
+    gives the most back. Raises DriverError if a copy fails; what has moved until then has moved."""
+    runtime = _enabled()
+    moved = ffi.new("uint64_t *")
+    total = 0
+    for pool in runtime.pools.handles:
+        check(lib.dtr_engine_compact(runtime.engine, pool, moved))
+        total += int(moved[0])
+    return total
+
+
+def is_resident(tensor: Tensor) -> bool:
+    """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all
+    that it is made of."""
+    runtime = _enabled()
+    handles = [runtime.handle(part) for part in parts(tensor)]
+    return all(lib.dtr_is_resident(runtime.engine, handle) for handle in handles if handle)
+
+
+def evict(tensor: Tensor) -> bool:
+    """Evicts the tensor's storage now, the way that is cheaper. False if it cannot be: it is a
+    constant (and not to be swapped to host memory), pinned, in use by an operator, evicted already,
+    or not managed. Of a sparse tensor, True if any of what it is made of was evicted. Raises
+    DriverError if its copy to host memory fails."""
+    runtime = _enabled()
+    evicted = False
+    for part in parts(tensor):
+        if handle := runtime.handle(part):
+            done = lib.dtr_evict(runtime.engine, handle)
+            if done < 0:
+                check(-done)
+            evicted |= bool(done)
+    return evicted
+
+
+def materialize(tensor: Tensor) -> None:
+    """Makes the tensor's storage resident. It may be evicted again later; see pin()."""
+    runtime = _enabled()
+    for part in parts(tensor):
+        runtime.bring_back(runtime.handle(part))
+
+
+def pin(tensor: Tensor) -> None:
+    """Makes the tensor resident and keeps it so until unpin(), which must be called as often, with
+    the tensor or an alias of it. If the tensor is given other memory (set_(), .data), that is
+    pinned, and the old one no more."""
+    _enabled().pins.pin(tensor)
+
+
+def unpin(tensor: Tensor) -> None:
+    """Takes one pin() back. Raises StateError if the tensor is not pinned."""
+    _enabled().pins.unpin(tensor)
+
+
+def _close_log() -> None:
+    if _runtime is not None and _runtime.log is not None:
+        _runtime.log.close()
+
+
+def _after_fork_in_child() -> None:
+    # The locks of the core and the bridge are free (allocator/at_fork.h); that of this module may
+    # be held by a thread that is not here.
+    global _state
+    _state = threading.RLock()
+    if _runtime is not None and _runtime.is_active:
+        _runtime.stop_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

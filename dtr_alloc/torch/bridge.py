@@ -1,0 +1,371 @@
+"""Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
+
+The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
+versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
+kept in a folder (bridge_cache.py) under a name that says for what it was made (as Triton keeps its
+launchers). That takes seconds, and is said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dtr_alloc import compiler
+from dtr_alloc.torch.bridge_cache import BridgeError, Cache, candidates
+
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+# A symbol that this torch does not have is an error now, not when it is first called.
+LINK_FLAGS = ("-Wl,--no-undefined",)
+
+
+def _source_folder() -> Path:
+    return Path(str(files("dtr_alloc.native"))).absolute()
+
+
+def _sources(device: str) -> list[Path]:
+    names = ["torch_bridge.cpp", "capture.cpp"] + (["cuda_bridge.cpp"] if device == "cuda" else [])
+    return [_source_folder() / "bridge" / name for name in names]
+
+
+def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[str]:
+    """The compiler's command line for a library against the installed torch.
+
+    Raises BridgeError if device is "cuda" and the headers or the library of CUDA's runtime are
+    nowhere to be found.
+    """
+    import torch
+
+    home = Path(torch.__file__).parent
+    include = [_source_folder() / "include", home / "include"]
+    include += [home / "include/torch/csrc/api/include"]
+    libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    if device == "cuda":
+        include += _cuda_headers()
+        # Virtual functions of allocators are inherited from the libraries that define them.
+        libraries += ["-lc10_cuda", "-ltorch_cuda", "-ltorch_cpu", "-ltorch", _cuda_runtime()]
+    abi = int(torch.compiled_with_cxx11_abi())
+    return [
+        *(cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-I{path.absolute()}" for path in include),
+        *(*map(str, sources), "-o", str(output), *LINK_FLAGS, *libraries),
+    ]
+
+
+def _cuda_headers() -> list[Path]:
+    """Folders that together hold cuda_runtime.h and what it includes.
+
+    The wheels that torch installs for CUDA 13 lack its crt/ folder, which comes with the
+    compiler (nvcc); a CUDA toolkit has it, and so has triton, which torch depends on.
+    """
+    import torch
+
+    site = Path(torch.__file__).parent.parent
+    toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda")
+    looked = [
+        *sorted(site.glob("nvidia/cu[0-9]*/include")),
+        *(site / "nvidia/cuda_runtime/include", site / "nvidia/cuda_nvcc/include"),
+        *(toolkit / "include", site / "triton/backends/nvidia/include"),
+    ]
+    found = [path for path in looked if path.is_dir()]
+    for header in ("cuda_runtime.h", "crt/host_config.h"):
+        if not any((path / header).exists() for path in found):
+            raise BridgeError(
+                f"the bridge to PyTorch needs {header} of CUDA {torch.version.cuda}, and none of "
+                f"these folders has it: {', '.join(map(str, looked))}. Install a CUDA toolkit "
+                "and set CUDA_HOME"
+            )
+    return found
+
+
+def _cuda_runtime() -> str:
+    """The CUDA runtime library that torch has loaded into this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :] if "/" in line else ""
+        if Path(path).name.startswith("libcudart"):
+            return path
+    raise BridgeError("the bridge to PyTorch needs the CUDA runtime, which torch has not loaded")
+
+
+def library_name(device: str) -> str:
+    """What the bridge for this torch, these sources and this compiler is called."""
+    import torch
+
+    key = hashlib.sha256()
+    key.update(str(torch.version.git_version).encode())
+    key.update(
+        f"{torch.__version__} {compiler.find()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
+    )
+    headers = [*_source_folder().glob("include/**/*.h"), *_source_folder().glob("bridge/*.h")]
+    for path in [*_sources(device), *sorted(headers)]:
+        key.update(path.read_bytes())
+    return f"bridge-{device}-{torch.__version__}-{key.hexdigest()[:16]}.so"
+
+
+def kinds() -> list[str]:
+    """The devices that the installed torch is built for: "cpu", and "cuda" if it is."""
+    import torch
+
+    return ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
+
+
+def status() -> dict[str, Any]:
+    """What is known, without building it, of the bridge for the device that jobs use first:
+    compiler, cached, path, reason."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        return {"compiler": compiler.find(), "cached": False, "path": None, "reason": str(error)}
+    name = library_name(kinds()[-1])
+    path, reasons = None, []
+    for folder in candidates():
+        path = folder.absolute() / name
+        try:
+            with Cache(folder, create=False) as cache:
+                fault = cache.fault(name)
+        except BridgeError as error:
+            if folder.exists():
+                reasons.append(str(error))
+            continue
+        if fault is None:
+            return {"compiler": compiler.find(), "cached": True, "path": str(path), "reason": None}
+        if fault:
+            reasons.append(f"{path} {fault}")
+    reasons.append("compiled on first use" if compiler.find() else _no_compiler())
+    return {
+        "compiler": compiler.find(),
+        "cached": False,
+        "path": str(candidates()[0].absolute() / name),
+        "reason": "; ".join(reasons),
+    }
+
+
+def _no_compiler() -> str:
+    return (
+        f"no C++ compiler: looked for {compiler.looked_for()}. The bridge to PyTorch is compiled "
+        "on first use; install one (Debian: apt install g++) or name it in DTR_ALLOC_CXX"
+    )
+
+
+def build(device: str) -> Path:
+    """Compiles the bridge if no cache has it; returns its path. Raises BridgeError."""
+    name = library_name(device)
+    with _cache_with(name, device) as cache:
+        return cache.path / name
+
+
+def _cache_with(name: str, device: str) -> Cache:
+    """A cache that has the bridge, which is compiled now if none has."""
+    for folder in candidates():
+        try:
+            cache = Cache(folder, create=False)
+        except BridgeError:  # said below, if it is needed
+            continue
+        if cache.fault(name) is None:
+            return cache
+        cache.close()
+    cache = _cache_to_build_in()
+    try:
+        if (cxx := compiler.find()) is None:
+            raise BridgeError(_no_compiler())
+        if fault := cache.fault(name):
+            print(f"dtr_alloc: {cache.path / name} {fault}, and is built again", file=sys.stderr)
+        print(
+            f"dtr_alloc: compiling the bridge to PyTorch for {device}, once: it is kept in "
+            f"{cache.path}",
+            file=sys.stderr,
+        )
+        line = command(cxx, device, _sources(device), Path(name))
+        try:
+            cache.build(name, lambda folder: _compile(line, folder), _load)
+        except BridgeError as error:
+            raise BridgeError(f"the bridge to PyTorch was not built by {cxx}: {error}") from None
+    except BaseException:
+        cache.close()
+        raise
+    return cache
+
+
+def _cache_to_build_in() -> Cache:
+    """The first that can be used; says why those before it cannot."""
+    reasons = []
+    for folder in candidates():
+        try:
+            cache = Cache(folder, create=True)
+        except BridgeError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            print(f"dtr_alloc: {reason}", file=sys.stderr)
+        return cache
+    raise BridgeError("; ".join(reasons))
+
+
+def _compile(line: list[str], folder: int) -> None:
+    """Runs the compiler in the folder with this descriptor, where its temporary files go too."""
+    try:
+        done = subprocess.run(
+            line,
+            cwd=f"/proc/self/fd/{folder}",
+            env={**os.environ, "TMPDIR": "."},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise BridgeError(f"it cannot be run ({error})") from None
+    if done.returncode != 0:
+        how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+        raise BridgeError(f"it ended with {how} ({' '.join(line)}):\n{done.stderr[-4000:]}")
+
+
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+        library.dtr_bridge_connect  # noqa: B018
+    except (OSError, AttributeError) as error:
+        raise BridgeError(f"the bridge to PyTorch does not load: {error}") from None
+    return library
+
+
+_PYTHON_API = (
+    *("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype", "PyObject_CallObject"),
+    *("Py_DecRef", "PyBytes_AsStringAndSize", "PyErr_Fetch", "PyErr_Restore"),
+)
+"""What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
+
+PHASES = ("job", "capture", "operators", "again", "engine", "allocator")
+"""What a thread's time goes into: native/bridge/phases.h says what each is."""
+_C10_TYPES = {"cpu": 0, "cuda": 1}
+_DROPPED_BATCH = 1024
+
+
+class Bridge:
+    """The loaded library and its entry points."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.device = device
+        name = library_name(device)
+        with _cache_with(name, device) as cache:
+            self.path = cache.path / name
+            self._library = library = _load(cache.address(name))
+        library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
+        library.dtr_bridge_connect.restype = ctypes.c_void_p
+        library.dtr_bridge_limit_repeats.argtypes = [ctypes.c_int64]
+        library.dtr_bridge_dropped_calls.restype = ctypes.c_uint64
+        library.dtr_bridge_dropped_calls.argtypes = [
+            *(ctypes.c_uint64, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64),
+        ]
+        if device == "cuda":
+            library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
+        functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_API]
+        table = (ctypes.c_void_p * len(functions))(
+            *[ctypes.cast(function, ctypes.c_void_p) for function in functions]
+        )
+        # An object ends in its type in every build of CPython.
+        type_offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+        library.dtr_bridge_meet_python(
+            table, ctypes.c_void_p(id(torch.nn.Parameter)), ctypes.c_uint64(type_offset)
+        )
+        # With the GIL held, and raising what it sets.
+        self.raise_kept = ctypes.PyDLL(str(self.path)).dtr_bridge_raise
+        self.raise_kept.argtypes = [ctypes.c_int64]
+        self.raise_kept.restype = None
+        self._phases = (ctypes.c_int64 * len(PHASES))()
+        self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
+        self._dropped_lock = threading.Lock()
+
+    def connect(self, core_table: int) -> int:
+        """Hands in the address of the core's table; returns that of the framework's."""
+        table = self._library.dtr_bridge_connect(core_table)
+        if not table:
+            raise BridgeError(f"{self.path} speaks another version of the table than this core")
+        return table
+
+    def install_cpu(self, on: bool) -> None:
+        """Makes the core the source of CPU tensor memory from now on, or stops that."""
+        self._library.dtr_bridge_install_cpu(on)
+
+    def register_capture(self, device_type: str, by_mode: bool) -> bool:
+        """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
+        of the dispatch mode. False if PyTorch uses that key."""
+        return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
+
+    def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
+        """Has these operators, by name and overload, and no others go past the capture. Not while
+        operators run."""
+        names, overloads = (
+            (ctypes.c_char_p * len(operators))(*[text.encode() for text in texts])
+            for texts in (zip(*operators, strict=True) if operators else ((), ()))
+        )
+        self._library.dtr_bridge_let_pass(names, overloads, ctypes.c_uint64(len(operators)))
+
+    def capture(self, on: bool) -> None:
+        """Whether operators that come by are recorded."""
+        self._library.dtr_bridge_capture(on)
+
+    def include_thread(self, on: bool) -> None:
+        """Whether operators of this thread come by, and of threads that autograd runs for it."""
+        self._library.dtr_bridge_include_thread(on)
+
+    def freeze(self, by: int) -> None:
+        """One CUDA graph more (1) or less (-1) is being captured: nothing is repeated meanwhile."""
+        self._library.dtr_bridge_freeze(by)
+
+    def journal(self, on: bool) -> None:
+        """Whether an op log is written."""
+        self._library.dtr_bridge_journal(on)
+
+    def score(self, on: bool) -> None:
+        """Whether a Python callable chooses what is evicted, whose errors are to be explained."""
+        self._library.dtr_bridge_score(on)
+
+    def limit_repeats(self, most: int | None) -> None:
+        """How many operators may run again from now on; None: any number."""
+        self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
+
+    def phases(self, on: bool) -> dict[str, float]:
+        """What this thread's time went into since the last call, in seconds by PHASES.
+
+        Args:
+            on: whether it is counted from now on.
+        """
+        self._library.dtr_bridge_phases(on, self._phases)
+        return {phase: ns / 1e9 for phase, ns in zip(PHASES, self._phases, strict=True)}
+
+    def name(self, key: int, name: str) -> None:
+        """Says what messages call the operator of a key, if Python implements it."""
+        self._library.dtr_bridge_name(ctypes.c_uint64(key), name.encode())
+
+    def forget_rules(self) -> None:
+        """Has the rule of each operator asked for anew."""
+        self._library.dtr_bridge_forget_rules()
+
+    def forget_dropped(self, calls: dict[int, Any]) -> None:
+        """Removes the calls of Python's, by number, that nothing needs any more."""
+        with self._dropped_lock:
+            forget = 0
+            while taken := self._library.dtr_bridge_dropped_calls(
+                forget, self._dropped, _DROPPED_BATCH
+            ):
+                for number in self._dropped[:taken]:
+                    calls.pop(number, None)
+                forget = taken
+
+    def install_cuda(self) -> None:
+        """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""
+        reason = self._library.dtr_bridge_install_cuda()
+        if reason is not None:
+            raise BridgeError(f"the CUDA allocator cannot be installed: {reason.decode()}")

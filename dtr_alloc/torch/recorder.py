@@ -1,0 +1,373 @@
+"""The op recorder's Python half: rules, doors, and operators that Python implements.
+
+Operators are captured and repeated in C++ (native/bridge/capture.cpp, repeat.h). Here stands what
+only Python knows:
+
+- *Rules.* When the capture meets an operator for the first time, it asks here how to treat it
+  (dtr_alloc/torch/op_rules.py), and never again.
+- *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or,
+  where PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a
+  mode costs more and changes what PyTorch does where it asks whether there are modes.
+- *Calls.* A Python function of tensors that counts as one operator, such as a compiled graph: what
+  repeats it is the function itself.
+
+The capture calls Python as operators of the library ``dtr_alloc`` that are implemented here: so
+PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in both directions.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtr_alloc.core import error_of, lib
+from dtr_alloc.costs import operator_key, signed
+from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.op_rules import OFTEN_PASSING, Rule, rule_for
+from dtr_alloc.torch.threads import EachThread
+
+_KEY = torch._C._dispatch_key_parse("Fake")
+_INSIDE_KEY = torch._C._dispatch_key_parse("TESTING_ONLY_GenericWrapper")
+_SECOND_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode"))
+_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Python
+)
+ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
+"""Excluded where operators run as kernels only."""
+
+
+class _Mark:
+    """Stands for a tensor among the arguments that a call keeps."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "TENSOR"
+
+
+TENSOR = _Mark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function that runs as one operator.
+
+    Attributes:
+        function: takes a list of arguments, which it may empty.
+        kept: the arguments, TENSOR for a tensor.
+    """
+
+    function: Callable[[list[Any]], Any]
+    kept: list[Any]
+
+
+class _FirstRun:
+    """The first run of a call. Called by the capture; nobody else has it but who waits for it.
+
+    Attributes:
+        begun: whether the capture has it, and says when its call is needed no more.
+        returned: what it gave.
+    """
+
+    __slots__ = ("_function", "_given", "begun", "returned")
+
+    def __init__(self, function: Callable[[list[Any]], Any], given: list[Any]) -> None:
+        self._function = function
+        self._given = given
+        self.begun = False
+        self.returned: Any = None
+
+    def __call__(self) -> bytes:
+        """The addresses of its results, 0 for what is no tensor."""
+        self.begun = True
+        given, self._given = self._given, []
+        self.returned = self._function(given)
+        parts = [0 if part is None else part._cdata for part in _parts(self.returned)]
+        return struct.pack(f"={len(parts)}q", *parts)
+
+
+class Door(TorchDispatchMode):
+    """Brings one thread's operators to the capture where the dispatch key is taken."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
+            # A subclass with a dispatch of its own unwraps first; its inner operators come by.
+            return NotImplemented
+        # Of the keys above it, a mode leaves all excluded.
+        included = torch._C._dispatch_tls_local_include_set() | _SECOND_KEYS
+        excluded = torch._C._dispatch_tls_local_exclude_set() - _SECOND_KEYS
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
+            return func._op(*args, **(kwargs or {}))
+
+
+class _Thread(threading.local):
+    """What the recorder knows of a thread: the mode that it entered."""
+
+    door: Door | None = None
+
+
+class Recorder:
+    """The recorder of a process.
+
+    Args:
+        bridge: to PyTorch.
+        device_type: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        rules: of the operators that were met, in that order.
+        by_mode: whether a dispatch mode feeds the capture.
+        explain: raises the error that a Python heuristic failed with, if one did on this thread;
+            is given the message of the error that came of it.
+        drain_log: takes what has gathered for the op log.
+    """
+
+    def __init__(self, bridge: Bridge, device_type: str) -> None:
+        self.rules: list[Rule] = []
+        self.explain: Callable[[str], None] = _nothing
+        self.drain_log: Callable[[], None] = _nothing
+        self._bridge = bridge
+        self._calls: dict[int, _Call] = {}
+        self._keys: dict[str, int] = {}
+        self._numbers = count(1)
+        self._thread = _Thread()
+        self._rules_lock = threading.Lock()
+        self._each_thread = EachThread(self._enter, self._leave)
+        _define(self)
+        self.by_mode = not bridge.register_capture(device_type, by_mode=False)
+        if self.by_mode:
+            bridge.register_capture(device_type, by_mode=True)
+        else:
+            _let_higher_order_operators_pass()
+        operators = torch.ops.dtr_alloc
+        self._materialize = operators.materialize.default._handle.redispatch_boxed
+        self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
+        self._settle = operators.settle.default._handle.redispatch_boxed
+        self._run = operators.run.default._handle.redispatch_boxed
+
+    # ---- what is captured ----
+
+    def start(self, views: bool) -> None:
+        """Records the operators of all threads (dtr_alloc/torch/threads.py).
+
+        Args:
+            views: whether operators that need no data come to the capture, too: for op logs.
+        """
+        self._bridge.let_pass([] if views else _operators_that_pass())
+        self._bridge.capture(True)
+        self._each_thread.start()
+
+    def stop(self) -> None:
+        """The reverse of start(). Operators of threads that go on pass unrecorded."""
+        self._bridge.capture(False)
+        self._each_thread.stop()
+        self._leave()
+
+    def _enter(self) -> None:
+        if not self.by_mode:
+            self._bridge.include_thread(True)
+        elif self._thread.door is None:
+            self._thread.door = Door()
+            self._thread.door.__enter__()
+
+    def _leave(self) -> None:
+        if not self.by_mode:
+            self._bridge.include_thread(False)
+        elif (door := self._thread.door) is not None:
+            self._thread.door = None
+            door.__exit__(None, None, None)
+
+    def can_stop(self) -> bool:
+        """Whether start() can be undone on this thread now."""
+        if not self.by_mode:
+            return True
+        depth = torch._C._len_torch_dispatch_stack()
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._thread.door
+
+    # ---- what the runtime asks for ----
+
+    def bring_back(self, handle: int) -> None:
+        """Makes a storage resident, given by its address."""
+        self._materialize(_NO_KEYS, handle)
+
+    def bring_back_all(self) -> None:
+        """Makes every live evicted storage resident."""
+        self._materialize_all(_NO_KEYS)
+
+    def settle(self, tensor: Tensor) -> None:
+        """Computes what depends on a tensor, as before an operator that overwrites it."""
+        self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
+
+    def sees(self, arguments: Sequence[Any]) -> bool:
+        """Whether operators on these arguments would come to the capture on this thread, as they
+        are: not inside of another operator, and not on tensors with a dispatch of their own."""
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY) or not (
+            self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        ):
+            return False
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY) or (
+            torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        ):
+            return False
+        for value in arguments:
+            kind = type(value)
+            if kind is Tensor or not isinstance(value, Tensor):
+                continue
+            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                return False
+        return True
+
+    def run(
+        self,
+        function: Callable[[list[Any]], Any],
+        arguments: list[Any],
+        name: str,
+        mutated: Container[int] = (),
+        replayable: bool = True,
+    ) -> Any:
+        """Runs a function of tensors as one operator, and returns what it returns.
+
+        Args:
+            function: gets a list of arguments and may empty it. Run again with the same values, it
+                must give the same results. It may neither keep its arguments nor use tensors that
+                are no arguments, unless they stay as they are.
+            arguments: tensors, and anything else, which is kept. Emptied, so that the function can
+                let go of what it needs no more.
+            name: what it is called in costs, logs and messages.
+            mutated: positions of tensors that it overwrites.
+            replayable: False: its results are constants.
+        """
+        self._bridge.forget_dropped(self._calls)
+        number = next(self._numbers)
+        kept = list(arguments)
+        entries = []
+        for position, value in enumerate(arguments):
+            if isinstance(value, Tensor):
+                kept[position] = TENSOR
+                use = lib.DTR_USE_MUTATE if position in mutated else lib.DTR_USE_READ
+                entries.append(value._cdata | use)
+        first = _FirstRun(function, list(arguments))
+        arguments.clear()
+        key = self._key_of(name)
+        try:
+            self._calls[number] = _Call(function, kept)
+            self._run(_NO_KEYS, number, id(first), entries, key, replayable)
+        except BaseException:
+            if not first.begun:
+                self._calls.pop(number, None)
+            try:
+                self._bridge.raise_kept(number)
+            except BaseException as kept:
+                raise kept from None
+            raise
+        return first.returned
+
+    def _key_of(self, name: str) -> int:
+        key = self._keys.get(name)
+        if key is None:
+            unsigned = operator_key(name)
+            self._bridge.name(unsigned, name)
+            key = self._keys[name] = signed(unsigned)
+        return key
+
+    def forget_calls(self) -> None:
+        """After the engine was reset: nothing is repeated any more."""
+        self._calls.clear()
+
+    # ---- what the capture asks for ----
+
+    def decide(self, name: str, overload: str) -> list[int]:
+        """The rule of an operator, as numbers."""
+        rule = rule_for(_overload(name, overload))
+        with self._rules_lock:
+            self.rules.append(rule)
+            number = len(self.rules) - 1
+        return rule.numbers(number)
+
+    def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Runs a call again, with these tensors."""
+        call = self._calls[number]
+        rebuilt = iter(tensors)
+        arguments = [next(rebuilt) if value is TENSOR else value for value in call.kept]
+        return _parts(call.function(arguments))
+
+
+@functools.cache
+def _operators_that_pass() -> list[tuple[str, str]]:
+    """Names and overloads of operators that nobody records and that jobs call often."""
+    found = []
+    for qualified in torch._C._dispatch_get_all_op_names():
+        name, _, overload = qualified.partition(".")
+        namespace, _, base = name.partition("::")
+        if (
+            namespace == "aten"
+            and base in OFTEN_PASSING
+            and rule_for(_overload(name, overload)).passes
+        ):
+            found.append((name, overload))
+    return found
+
+
+def _overload(name: str, overload: str) -> OpOverload:
+    """The operator of a name such as ``aten::add`` and an overload, ``""`` for the first one."""
+    namespace, _, base = name.partition("::")
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    return found
+
+
+def _parts(results: Any) -> list[Tensor | None]:
+    """What a call gave, with None for what is no tensor."""
+    parts = results if isinstance(results, list | tuple) else [results]
+    return [part if isinstance(part, Tensor) else None for part in parts]
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+_library: torch.library.Library | None = None
+
+
+def _define(recorder: Recorder) -> None:
+    """The operators that the capture calls; native/bridge/capture.cpp implements others."""
+    global _library
+    if _library is not None:
+        _library._destroy()  # of a recorder whose making was interrupted
+    library = _library = torch.library.Library("dtr_alloc", "FRAGMENT")
+
+    def implement(schema: str, function: Callable[..., Any]) -> None:
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+
+    def fail(status: int, message: str) -> None:
+        raise error_of(status, message)
+
+    implement("decide(str name, str overload) -> int[]", recorder.decide)
+    implement("execute(int call, Tensor?[] tensors) -> Tensor?[]", recorder.execute)
+    implement("fail(int status, str message) -> ()", fail)
+    implement("explain(str message) -> ()", lambda message: recorder.explain(message))
+    implement("drain_log() -> ()", lambda: recorder.drain_log())
+
+
+def _let_higher_order_operators_pass() -> None:
+    """Operators with functions as arguments (flex_attention, cond) look for a Python kernel at
+    every key that is included, and find none at ours. What they call comes by itself.
+
+    Upstream: torch/_ops.py, HigherOrderOperator.dispatch.
+    """
+    from torch import _ops
+
+    for operator in _ops._higher_order_ops.values():
+        operator.fallthrough(_KEY)
+    # Those that are made later begin with these.
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_KEY)

@@ -1,0 +1,414 @@
+"""The runtime of a process: an engine with one pool per device, the bridge to torch, the recorder.
+
+The pools outlive a session: memory that they gave out may still be in use, and the next session
+takes the same pools with another budget. dtr_alloc/torch/api.py switches a runtime on and off.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtr_alloc import costs, pools, report
+from dtr_alloc.config import SAMPLINGS, Budget, Config, ConfigError
+from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+from dtr_alloc.scorer import Scorer
+from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
+from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.pins import Pins
+from dtr_alloc.torch.recorder import Recorder
+
+if TYPE_CHECKING:
+    from dtr_alloc.oplog.recorder import Log
+    from dtr_alloc.traces.recording import Recording
+
+_C10_CPU, _C10_CUDA = 0, 1
+
+
+class Runtime:
+    """What lives as long as the process once it was enabled."""
+
+    def __init__(self, config: Config, device_type: str) -> None:
+        self.device_type = device_type
+        self.device = torch.device(device_type)
+        self.notices_writes = device_type == "cpu"
+        self.config = config
+        self.bridge = Bridge(device_type)
+        self.pools = pools.of_process(device_type, config)
+        self._scorers = [scorer_of(config)]
+        self.engine = _create_engine(config, self.scorer)
+        for index, pool in enumerate(self.pools.handles):
+            place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
+            check(lib.dtr_engine_add_pool(self.engine, *place, pool))
+        table = self.bridge.connect(int(ffi.cast("intptr_t", lib.dtr_engine_core(self.engine))))
+        check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
+        self.cost_file: costs.CostFile | None = None
+        self.recorder = Recorder(self.bridge, device_type)
+        self.pins = Pins(self)
+        self.recorder.explain = self._explain
+        self.recorder.drain_log = self._drain_log
+        self.bridge.score(self.scorer is not None)
+        self.log: Log | None = None
+        self.recording: Recording | None = None
+        self.is_light = False
+        self.is_active = False
+        self._step_hooks: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def begin_capture(self) -> None:
+        """Until end_capture(), all that is live is resident and stays so. Raises
+        torch.OutOfMemoryError, and nothing has begun, if it does not fit."""
+        check(lib.dtr_engine_freeze(self.engine, True))
+        self.bridge.freeze(1)
+        try:
+            self.recorder.bring_back_all()
+            for index in range(len(self.pools.handles)):
+                torch.cuda.synchronize(index)
+        except BaseException as error:
+            self.end_capture()
+            if isinstance(error, torch.OutOfMemoryError):
+                error.add_note(
+                    "dtr_alloc: while a CUDA graph is captured nothing can be evicted, so all "
+                    "live tensors must fit into the budget; capture before they are made, or "
+                    "raise the budget"
+                )
+            raise
+
+    def end_capture(self) -> None:
+        """Once for each begin_capture()."""
+        self.bridge.freeze(-1)
+        check(lib.dtr_engine_freeze(self.engine, False))
+
+    def set_budget(self, budget: Budget) -> None:
+        """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
+        before, config = self.pools.budget_bytes(), self.config
+        try:
+            self.pools.set_budget(budget)
+            self.configure(Config(**{**vars(config), "budget": budget}))
+        except BaseException as error:
+            interrupt = self._interrupt_behind(error)
+            self.configure(config)
+            self.pools.set_budget_bytes(before)
+            if interrupt is not None:
+                raise interrupt from None
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """The counters of pools and engine, in bytes and seconds."""
+        stats = ffi.new("dtr_engine_stats *")
+        lib.dtr_engine_get_stats(self.engine, stats)
+        engine = record(stats, field_names("dtr_engine_stats"))
+        seconds = {
+            f"{name}_seconds": engine.pop(f"{name}_ns") / 1e9
+            for name in ("recompute", "search", "bookkeeping")
+        }
+        records = engine["live_storages"] + engine["live_ops"]
+        return {**self.pools.total_stats(), **engine, **seconds, "live_records": records}
+
+    def configure(self, config: Config, **options: object) -> None:
+        """Takes other settings, and fields of dtr_engine_options that no setting has; the budget is
+        set apart."""
+        scorer = scorer_of(config)
+        ours, _kept = _engine_options(config, scorer)
+        for name, value in options.items():
+            setattr(ours, name, value)
+        self._scorers.append(scorer)  # the engine calls the one before until it has this one
+        check(lib.dtr_engine_configure(self.engine, ours))
+        del self._scorers[:-1]
+        self.config = config
+        self.bridge.score(scorer is not None)
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What calls the heuristic, if that is a Python callable."""
+        return self._scorers[-1]
+
+    def _explain(self, message: str) -> None:
+        if self.scorer is not None and (cause := self.scorer.take_failure()) is not None:
+            if not isinstance(cause, Exception):
+                raise cause  # Ctrl-C is no failure of the heuristic
+            raise RuntimeError(message) from cause
+
+    def _drain_log(self) -> None:
+        if self.log is not None:
+            self.log.drain()
+
+    def _interrupt_behind(self, error: BaseException) -> BaseException | None:
+        """What a Python heuristic was interrupted by, if an error came of that."""
+        if isinstance(error, Exception) and self.scorer is not None:
+            cause = self.scorer.take_failure()
+            if cause is not None and not isinstance(cause, Exception):
+                return cause
+        return None
+
+    def start(self, config: Config, costs_file: costs.CostFile | None, light: bool) -> None:
+        """Puts the allocator, the escapes and the recorder in place, in this order. Whatever is
+        raised meanwhile, nothing is in place then.
+
+        Args:
+            config: the settings from now on.
+            costs_file: what the session begins with; None: no costs are known.
+            light: the allocator only, to record a trace.
+        """
+        self._unwind()
+        budgets = self.pools.budget_bytes()
+        try:
+            self.configure(config)
+            self.set_budget(config.budget)
+            self.pools.reset_peak()
+            self._undo.append(self.write_costs)
+            self.use_costs(costs_file)
+            self.is_light = light
+            self.log = None
+            self._undo.append(self._stop_recording)
+            self._start_recording()
+            self._install_allocator()
+            if not light:
+                self._start_recorder()
+            self.is_active = True
+        except BaseException:
+            self.is_active = False
+            self.cost_file = None
+            self._unwind()
+            self.pools.set_budget_bytes(budgets)
+            raise
+
+    def _start_recorder(self) -> None:
+        if self.config.log is not None:
+            self.log = _open_log(self, self.config)
+        self._undo.append(escapes.uninstall)
+        escapes.install(self)
+        self.pins.install()
+        if self.device_type == "cuda":
+            cuda_graphs.install(self)
+        if self.log is not None:
+            self._undo.append(self.log.stop)
+            self.log.start()
+        self._undo.append(self.recorder.forget_calls)
+        self._undo.append(self.recorder.stop)
+        self.recorder.start(views=self.log is not None)
+        self._undo.append(compiled.stop)
+        compiled.start(self)
+
+    def _install_allocator(self) -> None:
+        if self.device_type == "cuda":
+            self.bridge.install_cuda()
+            unsupported.install("cuda")
+        else:
+            self._undo.append(lambda: self.bridge.install_cpu(False))
+            self.bridge.install_cpu(True)
+
+    def _unwind(self) -> None:
+        """Undoes what start() did, the last first. A step may be undone twice, or without having
+        been done. An interrupt waits until all are; what a second one leaves, the next start()
+        undoes."""
+        try:
+            while self._undo:
+                self._undo[-1]()
+                self._undo.pop()
+        except BaseException:
+            while self._undo:
+                step = self._undo.pop()
+                with suppress(Exception):  # a step that fails has failed above
+                    step()
+            raise
+
+    def _start_recording(self) -> None:
+        if self.config.trace is None:
+            return
+        # Imported when it is used, as most jobs record nothing.
+        from dtr_alloc.traces import recording
+        from dtr_alloc.traces.trace import Kind
+
+        path = report.fill_in(self.config.trace)
+        mode = "light" if self.is_light else "budget"
+        self.recording = recording.start(self.pools, path, mode, costs.operator_name)
+        if (running := self.recording) is None:
+            return
+        for device in range(len(self.pools.handles)):
+            running.note(Kind.STEP, device)
+            self._step_hooks.append(
+                register_optimizer_step_post_hook(
+                    lambda *_, device=device: running.note(Kind.STEP, device)
+                )
+            )
+
+    def _stop_recording(self) -> None:
+        if self.config.trace is None:
+            return
+        from dtr_alloc.traces import recording
+
+        for hook in self._step_hooks:
+            hook.remove()
+        self._step_hooks.clear()
+        self.recording = None
+        recording.stop()
+
+    def stop(self) -> None:
+        """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back.
+
+        On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
+        """
+        if not self.is_light and not self.recorder.can_stop():
+            raise StateError(
+                "disable: another dispatch mode was entered on this thread and not left, or "
+                "enable() was called on another thread"
+            )
+        budgets = self.pools.budget_bytes()
+        try:
+            # The promise ends here: what was evicted needs its place again.
+            if not self.is_light:
+                self.pools.set_budget(Budget())
+                self.recorder.bring_back_all()
+                check(lib.dtr_engine_reset(self.engine))
+            self.is_active = False
+            self._unwind()
+        except BaseException:
+            if self.is_active:
+                try:
+                    self.pools.set_budget_bytes(budgets)
+                except torch.OutOfMemoryError:
+                    # An interrupt after the reset: nothing is known that could be evicted.
+                    self.is_active = False
+            if not self.is_active:
+                self._unwind()
+            raise
+
+    def use_costs(self, file: costs.CostFile | None) -> None:
+        """A session begins with the costs that its file says, or with none."""
+        if file is None:
+            costs.forget(self.engine)
+        else:
+            file.install(self.engine)
+        self.cost_file = file
+
+    def write_costs(self) -> None:
+        """Writes the session's cost file, if it has one, for the only time."""
+        if self.cost_file is not None:
+            self.cost_file.try_to_write(self.engine)
+            self.cost_file = None
+
+    def stop_in_child(self) -> None:
+        """After fork: the child allocates as without us, and records nothing. What was evicted
+        stays so, and throws when it is read. CUDA does not work in a forked child, with us or
+        without."""
+        self.is_active = False
+        self._undo.clear()
+        self.cost_file = None  # the parent writes it
+        escapes.uninstall()
+        if self.device_type == "cpu":
+            self.bridge.install_cpu(False)
+        self.bridge.capture(False)
+        if self.log is not None and self.log.is_open:
+            self.log.abandon()
+
+    # ---- one storage at a time ----
+
+    def address(self, tensor: Tensor) -> Any:
+        return ffi.cast("void *", tensor._cdata)
+
+    def handle(self, tensor: Tensor) -> Any:
+        """The storage of a tensor, or NULL if it is not on a managed device."""
+        return lib.dtr_handle_of(self.engine, self.address(tensor))
+
+    def bring_back(self, handle: Any) -> None:
+        if handle and not lib.dtr_is_resident(self.engine, handle):
+            self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
+
+    def pin(self, tensor: Tensor) -> UntypedStorage:
+        """Makes a tensor resident until unpin() of its storage, which it returns."""
+        storage = tensor.untyped_storage()
+        check(lib.dtr_pin(self.engine, self.address(tensor), 0))
+        try:
+            # Only now: from here on nobody evicts it.
+            self.bring_back(ffi.cast("void *", storage._cdata))
+        except BaseException:
+            self.unpin(storage)
+            raise
+        return storage
+
+    def unpin(self, storage: UntypedStorage) -> bool:
+        """Takes one pin() back; False if there is none."""
+        return lib.dtr_unpin(self.engine, ffi.cast("void *", storage._cdata)) > 0
+
+    def pin_for_a_while(self, tensor: Tensor) -> Any:
+        """Keeps a tensor resident while what is returned lives. That ends without Python: nothing
+        that is raised leaves the pin behind."""
+        owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
+        check(lib.dtr_pin_for(self.engine, self.address(tensor), owner))
+        self.bring_back(self.handle(tensor))
+        return owner
+
+    def give_away(self, tensor: Tensor) -> None:
+        """The address of the tensor's memory is given to others, who may keep it."""
+        owner = self.pin_for_a_while(tensor)
+        check(lib.dtr_pin(self.engine, self.address(tensor), 1))
+        del owner
+
+    def share(self, tensor: Tensor) -> None:
+        """The tensor's memory is given to others that may write to it. On the CPU their writes are
+        noticed; elsewhere nothing must depend on the content that they may overwrite."""
+        self.give_away(tensor)
+        if not self.notices_writes:
+            self.recorder.settle(tensor)
+            check(lib.dtr_pin(self.engine, self.address(tensor), 2))
+
+
+def scorer_of(config: Config) -> Scorer | None:
+    """What calls the configured heuristic, if that is a Python callable."""
+    return None if config.heuristic.score is None else Scorer(config.heuristic)
+
+
+def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
+    """The options, and what must be kept as long as they are used."""
+    # Under lazy with nothing that asks for memory, nothing dead would ever go.
+    for_good = config.dealloc == "lazy" and config.budget == Budget()
+    dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
+    options = ffi.new("dtr_engine_options *")
+    options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
+    options.min_evict_bytes = config.min_evict.size_bytes
+    options.min_evict_share = float(config.min_evict.share)
+    options.sampling = SAMPLINGS.index(config.sampling)
+    options.history_ops = config.history
+    options.dealloc = dealloc
+    options.swap_bytes = config.swap
+    options.verify = config.verify
+    options.room = config.heuristic.room_number(config.room)
+    options.moving = config.moving
+    options.contents = (
+        lib.DTR_CONTENTS_WHOLE if config.debug == "contents" else lib.DTR_CONTENTS_SAMPLED
+    )
+    if scorer is not None:
+        options.score = scorer.pointer
+    return options, dealloc
+
+
+def _open_log(runtime: Runtime, config: Config) -> Log | None:
+    # Imported when it is used: it brings the reading and writing of logs along.
+    from dtr_alloc.file_lock import InUse
+    from dtr_alloc.oplog import LogError
+    from dtr_alloc.oplog.recorder import Log
+
+    assert config.log is not None
+    path = report.fill_in(config.log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return Log(runtime, path, config.log_steps)
+    except InUse as error:
+        print(f"dtr_alloc: {error}", file=sys.stderr)
+        return None
+    except LogError as error:
+        raise ConfigError("log", str(path), error.reason) from None
+
+
+def _create_engine(config: Config, scorer: Scorer | None) -> Any:
+    engine = ffi.new("dtr_engine **")
+    options, _kept = _engine_options(config, scorer)
+    check(lib.dtr_engine_create(options, engine))
+    return engine[0]

@@ -1,0 +1,249 @@
+"""Records what the pools of this process do, while they do it, in a trace file (setting ``trace``).
+
+The pools add to a log in the core (allocator/event_log.h) and wait for nothing. A thread of ours
+takes out what has gathered, a few times a second, and writes it in blocks: a job that is killed
+leaves a file that ends a moment before (docs/reference/trace-format.md). Needs no torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.file_lock import InUse, mark_in_use
+from dtr_alloc.pools import Pools
+from dtr_alloc.report import package_version
+from dtr_alloc.traces.trace import COLUMNS, Kind
+from dtr_alloc.traces.trace_file import TraceWriter
+
+SECONDS_BETWEEN_DRAINS = 0.1
+_CAPACITY = 1 << 16
+_OPERATOR = 6  # where the core's column of operators stands, and ours of names
+
+_lock = threading.RLock()
+_current: Recording | None = None
+
+
+class Recording:
+    """One trace file, from start() to stop().
+
+    Args:
+        pools: whose events; as those of devices 0, 1, ...
+        path: the file, which is replaced; the folders above it are made.
+        mode: ``light`` or ``budget``, for the meta.
+        name_of: the operator behind a key that dtr_op_begin was given, "" if unknown.
+
+    Raises InUse if another process writes the file, OSError if it cannot be opened.
+    """
+
+    def __init__(self, pools: Pools, path: Path, mode: str, name_of: Callable[[int], str]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._mark = mark_in_use(path, "trace", "DTR_ALLOC_TRACE")
+        self._pools = pools
+        self._name_of = name_of
+        self._writer = TraceWriter(path, _meta(pools, mode))
+        log = ffi.new("dtr_event_log **")
+        check(lib.dtr_event_log_create(log))
+        self._log = ffi.gc(log[0], lib.dtr_event_log_destroy)
+        self._arrays = [
+            array(column.typecode, bytes(column.width * _CAPACITY))
+            for column in COLUMNS[:_OPERATOR]
+        ]
+        self._arrays.append(array("Q", bytes(8 * _CAPACITY)))
+        self._columns = ffi.new("dtr_event_columns *")
+        self._kept = []
+        types = ("uint8_t", "int64_t", "uint64_t", "uint64_t", "uint64_t", "uint16_t", "uint64_t")
+        fields = ("kind", "time_ns", "address", "size_bytes", "stream", "device", "op")
+        for field, ctype, numbers in zip(fields, types, self._arrays, strict=True):
+            self._kept.append(ffi.from_buffer(f"{ctype}[]", numbers, require_writable=True))
+            setattr(self._columns, field, self._kept[-1])
+        self._numbers: dict[int, int] = {0: 0}  # of names in the file, by the operator's key
+        self._failure: OSError | None = None
+        self._draining = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dtr_alloc trace", daemon=True)
+
+    def start(self) -> None:
+        """Begins with what is in the pools."""
+        for device, pool in enumerate(self._pools.handles):
+            check(lib.dtr_pool_set_log(pool, self._log, device))
+        self._thread.start()
+
+    def note(self, kind: Kind, device: int = 0) -> None:
+        """Adds an event without an address, such as the beginning of a step."""
+        lib.dtr_pool_note(self._pools.handles[device], kind, ffi.NULL, 0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_DRAINS):
+            self.drain()
+
+    def drain(self) -> None:
+        """Writes what has gathered. What the disk refuses ends the recording, not the job."""
+        with self._draining:
+            while self._failure is None:
+                count = lib.dtr_event_log_drain(self._log, self._columns, _CAPACITY)
+                if count == 0:
+                    return
+                try:
+                    self._writer.write(self._taken(count))
+                except OSError as error:
+                    self._failure = error
+                    self._detach()
+
+    def _taken(self, count: int) -> list[array[int]]:
+        taken = [numbers[:count] for numbers in self._arrays]
+        keys = taken[_OPERATOR]
+        numbers = self._numbers
+        for key in set(keys) - numbers.keys():
+            numbers[key] = self._writer.name(self._name_of(key))
+        taken[_OPERATOR] = array("I", [numbers[key] for key in keys])
+        return taken
+
+    def _detach(self) -> None:
+        for pool in self._pools.handles:
+            lib.dtr_pool_set_log(pool, ffi.NULL, 0)
+
+    def stop(self) -> None:
+        """Writes the rest and ends the file. More calls do nothing, or what an interrupted one has
+        left to do."""
+        if self._mark.closed:
+            return
+        self._detach()
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self.drain()
+        lost = lib.dtr_event_log_lost(self._log)
+        try:
+            if self._failure is None:
+                self._writer.close({"lost_events": int(lost)} if lost else {})
+            else:
+                self._writer.abandon()
+        except OSError as error:
+            self._failure = error
+        self._mark.close()
+        if self._failure is not None:
+            text = f"cannot be written to its end: {self._failure}"
+        elif lost:
+            text = f"ends early: {lost} events came faster than they could be written"
+        else:
+            return
+        print(f"dtr_alloc: DTR_ALLOC_TRACE ({self.path}) {text}", file=sys.stderr)
+
+    # ---- fork: the file is the parent's ----
+
+    def before_fork(self) -> None:
+        self._draining.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._draining.release()
+
+    def after_fork_in_child(self) -> None:
+        self._draining.release()
+        self._ended.set()
+        self._detach()
+        self._writer.abandon()
+        self._mark.close()
+
+
+def _meta(pools: Pools, mode: str) -> dict[str, Any]:
+    return {
+        "source": "dtr_alloc",
+        "version": package_version("dtr-alloc"),
+        "time_unit": "ns",
+        "mode": mode,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": list(sys.orig_argv),
+        "devices": [
+            {
+                "kind": pools.device_type,
+                "budget_bytes": of["budget_bytes"],
+                "total_bytes": of["total_bytes"],
+                "chunk_bytes": of["chunk_bytes"],
+                "fixed": _is_fixed(pool),
+            }
+            for pool, of in zip(pools.handles, pools.stats(), strict=True)
+        ],
+    }
+
+
+def _is_fixed(pool: Any) -> bool:
+    room = ffi.new("dtr_pool_room *")
+    check(lib.dtr_pool_get_room(pool, 1, room))
+    return bool(room.fixed)
+
+
+def _no_name(_: int) -> str:
+    return ""
+
+
+def start(
+    pools: Pools, path: Path, mode: str, name_of: Callable[[int], str] = _no_name
+) -> Recording | None:
+    """Begins the process's recording, unless there is one; the process's end or stop() ends it.
+
+    Returns the one that runs; None, with a line on stderr, if another process writes the file.
+    Raises OSError if it cannot be opened.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            return _current
+        try:
+            made = Recording(pools, path, mode, name_of)
+        except InUse as error:
+            print(f"dtr_alloc: {error}", file=sys.stderr)
+            return None
+        _current = made
+        try:
+            made.start()
+        except BaseException:
+            stop()
+            raise
+        return made
+
+
+def stop() -> None:
+    """Ends the process's recording, if there is one."""
+    global _current
+    with _lock:
+        if _current is not None:
+            _current.stop()
+            _current = None
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    if _current is not None:
+        _current.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _current is not None:
+        _current.after_fork_in_parent()
+    _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _current
+    if _current is not None:
+        _current.after_fork_in_child()
+        _current = None
+    _lock.release()
+
+
+atexit.register(stop)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -1,0 +1,375 @@
+"""A trace in memory: what an allocator did, one row an event, as columns of plain numbers.
+
+Traces come from our pools (dtr_alloc.traces.recording), from PyTorch's memory snapshots and from
+RMM's logs, and are replayed, measured and exported from here.
+docs/reference/trace-format.md is the manual of the events.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import compress
+from operator import add
+from typing import Any, NamedTuple
+
+from dtr_alloc.bounded import is_plain, shown
+
+MOST_EVENTS = 1 << 25
+"""Of a trace that is read. All in all they take some ten gigabytes, and a minute to go through."""
+
+MOST_NAME_BYTES = 1 << 26
+"""Of all its names, in UTF-8."""
+
+MOST_DEVICES = 256
+MOST_TIME_NS = 2**62
+MOST_BYTES = 2**60
+"""Of all blocks of a trace together, and of all its segments, so that sums stay within 64 bits
+however an allocator rounds."""
+
+
+class TraceError(ValueError):
+    """A trace makes no sense, or its file cannot be read: the message says where and why."""
+
+
+class Kind(IntEnum):
+    """What an event is. Address and size are of the block, unless it says otherwise."""
+
+    ALLOCATE = 0
+    """A block begins to be in use. Size: as asked for."""
+    FREE = 1
+    """The block at this address is free."""
+    EVICT = 2
+    """The next event of this address, its FREE, is an eviction."""
+    REMATERIALIZE = 3
+    """What was evicted is back: the block at this address, in use already, has its content."""
+    MOVE_FROM = 4
+    """A content moved from this block; MOVE_TO is the next event of the device. The FREE of
+    this block is the next event of its address."""
+    MOVE_TO = 5
+    """To this block, which is in use already."""
+    ROOM = 6
+    """A request of this size found no place, and room is asked for. No address."""
+    OUT_OF_MEMORY = 7
+    """A request of this size failed. No address."""
+    SEGMENT_ALLOCATE = 8
+    """Physical memory came to these addresses."""
+    SEGMENT_FREE = 9
+    """Physical memory left these addresses."""
+    BUDGET = 10
+    """The size is the budget from here on; 2**64 - 1: none. No address."""
+    STEP = 11
+    """A training step begins."""
+    MARK = 12
+    """Something that its name says."""
+
+
+class Column(NamedTuple):
+    """A column of a trace: its attribute, its array's type, and the bytes of a number."""
+
+    name: str
+    typecode: str
+    width: int
+
+
+COLUMNS = (
+    Column("kind", "B", 1),
+    Column("time_ns", "q", 8),
+    Column("address", "Q", 8),
+    Column("size_bytes", "Q", 8),
+    Column("stream", "Q", 8),
+    Column("device", "H", 2),
+    Column("name", "I", 4),
+)
+
+_LAST_KIND = max(Kind)
+
+
+class Lifetimes(NamedTuple):
+    """The allocations of a trace, in order.
+
+    Attributes:
+        start: the index of the event that allocates.
+        end: that of the event that frees, -1 if none does.
+        size_bytes: as asked for.
+        stream: of the allocation.
+        device: of the allocation.
+    """
+
+    start: array[int]
+    end: array[int]
+    size_bytes: array[int]
+    stream: array[int]
+    device: array[int]
+
+
+def _bytes() -> array[int]:
+    return array("B")
+
+
+def _words() -> array[int]:
+    return array("Q")
+
+
+@dataclass
+class Trace:
+    """What an allocator did. The columns are of equal length, one row an event.
+
+    Attributes:
+        meta: ``source`` (``dtr_alloc``, ``torch``, ``rmm``), ``time_unit`` (``ns``) and what else
+            the source says; plain JSON.
+        names: strings that events refer to; names[0] is ``""``.
+        kind: one of Kind.
+        time_ns: since the first event; never decreasing.
+        address: where; 0 where there is none.
+        size_bytes: see Kind.
+        stream: the stream's number in its program, 0 for the default one.
+        device: the number of the device.
+        name: index in names: the operator, or what a person may want to read.
+    """
+
+    meta: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=lambda: [""])
+    kind: array[int] = field(default_factory=_bytes)
+    time_ns: array[int] = field(default_factory=lambda: array("q"))
+    address: array[int] = field(default_factory=_words)
+    size_bytes: array[int] = field(default_factory=_words)
+    stream: array[int] = field(default_factory=_words)
+    device: array[int] = field(default_factory=lambda: array("H"))
+    name: array[int] = field(default_factory=lambda: array("I"))
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def add(
+        self,
+        kind: int,
+        *,
+        time_ns: int = 0,
+        address: int = 0,
+        size_bytes: int = 0,
+        stream: int = 0,
+        device: int = 0,
+        name: int = 0,
+    ) -> None:
+        """Appends an event. Raises OverflowError for a number that its column cannot hold, and
+        appends nothing then."""
+        row = (kind, time_ns, address, size_bytes, stream, device, name)
+        done = 0
+        try:
+            for column, number in zip(COLUMNS, row, strict=True):
+                getattr(self, column.name).append(number)
+                done += 1
+        except OverflowError:
+            for column in COLUMNS[:done]:
+                getattr(self, column.name).pop()
+            raise
+
+    def columns(self) -> list[array[int]]:
+        """The columns, in the order of COLUMNS."""
+        return [getattr(self, column.name) for column in COLUMNS]
+
+    def select(self, rows: Iterable[int]) -> Trace:
+        """The trace of these rows, in this order; meta and names are shared."""
+        chosen = list(rows)
+        made = Trace(self.meta, self.names)
+        for column in COLUMNS:
+            of = getattr(self, column.name)
+            setattr(made, column.name, array(column.typecode, [of[row] for row in chosen]))
+        return made
+
+    def validate(self) -> None:
+        """Checks all that the top of docs/reference/trace-format.md promises, and the limits above.
+
+        Takes about a microsecond and at most 300 bytes for each event.
+
+        Raises TraceError that names the event's index and what is wrong with it.
+        """
+        self._validate_columns()
+        self._validate_meta()
+        self._validate_sizes()
+        before = 0
+        for index, time in enumerate(self.time_ns):
+            if time < before:
+                raise TraceError(
+                    f"event {index} is at {time} ns, before event {index - 1} at {before} ns; "
+                    "allowed: times from 0 that never decrease"
+                )
+            before = time
+        if before > MOST_TIME_NS:
+            raise TraceError(f"the last event is at {before} ns; allowed: up to 2**62")
+        self._follow()
+
+    def lifetimes(self) -> Lifetimes:
+        """Each allocation with its end, in the order of allocations: what replays feed on.
+
+        A block that moved is one allocation: from where it was allocated first to where its last
+        place was freed. Raises TraceError as validate() does for what has no partner.
+        """
+        return self._follow()
+
+    def _validate_columns(self) -> None:
+        lengths = {column.name: len(getattr(self, column.name)) for column in COLUMNS}
+        if len(set(lengths.values())) > 1:
+            raise TraceError(f"the columns have different lengths: {lengths}")
+        for column in COLUMNS:
+            found = getattr(self, column.name)
+            if not isinstance(found, array) or found.typecode != column.typecode:
+                raise TraceError(f"the column {column.name} is no array of {column.typecode!r}")
+        if not self.names or self.names[0] != "":
+            raise TraceError(f"names[0] is {self.names[:1]!r}; allowed: the empty string")
+        if not len(self):
+            return
+        if len(self) > MOST_EVENTS:
+            raise TraceError(f"there are {len(self)} events; allowed: up to {MOST_EVENTS}")
+        if max(self.device) >= MOST_DEVICES:
+            index = next(i for i, at in enumerate(self.device) if at >= MOST_DEVICES)
+            raise TraceError(
+                f"event {index} is of device {self.device[index]}; allowed: 0 to {MOST_DEVICES - 1}"
+            )
+        if max(self.kind) > _LAST_KIND:
+            index = next(i for i, kind in enumerate(self.kind) if kind > _LAST_KIND)
+            raise TraceError(f"event {index} is of kind {self.kind[index]}; allowed: 0 to 12")
+        if max(self.name) >= len(self.names):
+            index = next(i for i, name in enumerate(self.name) if name >= len(self.names))
+            raise TraceError(
+                f"event {index} has name {self.name[index]}; there are {len(self.names)}"
+            )
+
+    def _validate_meta(self) -> None:
+        """The types of what is read of it."""
+        if not isinstance(self.meta, dict) or not is_plain(self.meta):
+            raise TraceError("the meta is not what JSON can hold, or has more than 100000 values")
+        source, devices = self.meta.get("source"), self.meta.get("devices", [])
+        if not isinstance(source, str | None):
+            raise TraceError(f"the meta's 'source' is {shown(source)}; allowed: a text")
+        if not isinstance(devices, list) or not all(isinstance(of, dict) for of in devices):
+            raise TraceError(
+                f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects"
+            )
+        for of in devices:
+            chunk = of.get("chunk_bytes") or 0
+            if not isinstance(chunk, int) or not 0 <= chunk <= MOST_BYTES:
+                raise TraceError(
+                    f"the meta's 'chunk_bytes' is {shown(chunk)}; allowed: 0 to {MOST_BYTES}"
+                )
+
+    def _validate_sizes(self) -> None:
+        """Addresses end within 64 bits, and sums of sizes do."""
+        for kinds, what in (
+            ((Kind.ALLOCATE, Kind.FREE), "blocks"),
+            ((Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE), "segments"),
+        ):
+            is_one = bytes(kind in kinds for kind in range(256))
+            chosen = self.kind.tobytes().translate(is_one)
+            if sum(compress(self.size_bytes, chosen)) > 2 * MOST_BYTES:
+                raise TraceError(
+                    f"the sizes of all {what} add up to more than {MOST_BYTES} bytes, the most "
+                    "that are read"
+                )
+            ends = map(add, compress(self.address, chosen), compress(self.size_bytes, chosen))
+            if max(ends, default=0) >= 2**64:
+                rows = zip(self.address, self.size_bytes, chosen, strict=True)
+                index = next(
+                    i for i, (at, size, is_of) in enumerate(rows) if is_of and at + size >= 2**64
+                )
+                raise TraceError(
+                    f"event {index} is of {self.size_bytes[index]} bytes at "
+                    f"{self.address[index]:#x}; allowed: addresses of 64 bits"
+                )
+
+    def _follow(self) -> Lifetimes:
+        return _Follower(self).run()
+
+
+class _Follower:
+    """Goes through a trace and pairs what belongs together."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.live: dict[int | tuple[int, int], int] = {}  # by place: index in the lists below
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.dropped: set[int] = set()  # allocations that only continue another one
+        self.expected: dict[int | tuple[int, int], int] = {}  # by place: the mark before its FREE
+        self.moving: dict[int, int] = {}  # by device: the MOVE_FROM whose MOVE_TO is due
+
+    def run(self) -> Lifetimes:
+        trace = self.trace
+        live, starts, ends = self.live, self.starts, self.ends
+        expected, moving = self.expected, self.moving
+        columns = zip(trace.kind, trace.address, trace.device, strict=True)
+        for index, (kind, address, device) in enumerate(columns):
+            place = (device, address) if device else address
+            if moving and device in moving and kind != Kind.MOVE_TO:
+                raise self.error(moving[device], f"no MOVE_TO follows it: event {index} does")
+            if kind == 0:
+                if place in live:
+                    raise self.error(
+                        index,
+                        f"a block is in use there since event {starts[live[place]]}",
+                    )
+                live[place] = len(starts)
+                starts.append(index)
+                ends.append(-1)
+            elif kind == 1:
+                if expected:
+                    expected.pop(place, None)
+                block = live.pop(place, None)
+                if block is None:
+                    raise self.error(index, "no block is in use there")
+                if block >= 0:
+                    ends[block] = index
+            elif kind <= Kind.MOVE_TO:
+                self.mark(index, kind, place, device)
+        if moving:
+            raise self.error(next(iter(moving.values())), "no MOVE_TO follows it: the trace ends")
+        return self.result()
+
+    def mark(self, index: int, kind: int, place: int | tuple[int, int], device: int) -> None:
+        live = self.live
+        if place not in live:
+            raise self.error(index, "no block is in use there")
+        if place in self.expected:
+            raise self.error(
+                index, f"the FREE that event {self.expected[place]} announces must come first"
+            )
+        if kind == Kind.EVICT:
+            self.expected[place] = index
+        elif kind == Kind.MOVE_FROM:
+            self.expected[place] = index
+            self.moving[device] = index
+        elif kind == Kind.MOVE_TO:
+            if device not in self.moving:
+                raise self.error(index, "no MOVE_FROM stands before it")
+            begun = self.moving.pop(device)
+            source = self.trace.address[begun]
+            old = (device, source) if device else source
+            moved = live[old]
+            self.dropped.add(live[place])
+            live[place] = moved
+            live[old] = -1  # its FREE ends nothing
+
+    def error(self, index: int, reason: str) -> TraceError:
+        kind = Kind(self.trace.kind[index]).name
+        where = f"{kind} of {self.trace.address[index]:#x}"
+        if device := self.trace.device[index]:
+            where += f" on device {device}"
+        return TraceError(f"event {index}, {where}: {reason}")
+
+    def result(self) -> Lifetimes:
+        trace, starts, ends = self.trace, self.starts, self.ends
+        if self.dropped:
+            kept = [block for block in range(len(starts)) if block not in self.dropped]
+            starts = [starts[block] for block in kept]
+            ends = [ends[block] for block in kept]
+        sizes, streams, devices = trace.size_bytes, trace.stream, trace.device
+        return Lifetimes(
+            array("q", starts),
+            array("q", ends),
+            array("Q", [sizes[start] for start in starts]),
+            array("Q", [streams[start] for start in starts]),
+            array("H", [devices[start] for start in starts]),
+        )

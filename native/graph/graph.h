@@ -1,0 +1,121 @@
+// graph.h: the records of a job, and the ways to find them: by handle, by address, in the order of
+// execution. It owns them all. The engine's mutex guards it.
+#pragma once
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "base/pointer_map.h"
+#include "dtr/framework.h"
+#include "records.h"
+
+namespace dtr {
+
+// Keeps dead objects for reuse, so that the steady state does not allocate. An
+// Op keeps the capacity of its vectors.
+template <typename T>
+class Recycler {
+ public:
+  Recycler() = default;
+  Recycler(const Recycler&) = delete;
+  Recycler& operator=(const Recycler&) = delete;
+  ~Recycler() {
+    for (T* object : spare_) delete object;
+  }
+  T* get() {
+    if (spare_.empty()) return new T();
+    T* object = spare_.back();
+    spare_.pop_back();
+    return object;
+  }
+  void put(T* object) {
+    if (spare_.size() < kMost)
+      spare_.push_back(object);
+    else
+      delete object;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  std::vector<T*> spare_;
+};
+
+class Graph {
+ public:
+  // A record that nothing refers to yet.
+  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
+  // An empty one, without a place in the order of execution.
+  Op* new_op();
+  // The newest in that order.
+  void append(Op* op);
+  // Of a storage that nothing refers to any more.
+  void recycle(Storage* storage) { storages_.put(storage); }
+  // Takes an op without edges and outputs out of the order of execution.
+  void recycle(Op* op);
+
+  static void link(Edge& edge, Op* op, Storage* input);
+  static void unlink(Edge& edge);
+
+  Op* oldest_op() const { return oldest_op_; }
+  Op* newest_op() const { return newest_op_; }
+  // A number above every Storage::mark, for one walk.
+  uint64_t next_walk() { return ++walk_; }
+  uint64_t last_walk() const { return walk_; }
+
+  std::unordered_set<Storage*> all_storages() const;
+  // The order of execution, both ends of each edge, each output's place. Throws StateError.
+  void check(uint64_t live_ops) const;
+
+  PointerMap<Storage> by_handle;
+  PointerMap<Storage> by_address;  // of resident storages whose memory is ours
+
+ private:
+  Recycler<Storage> storages_;
+  Recycler<Op> ops_;
+  Op* oldest_op_ = nullptr;
+  Op* newest_op_ = nullptr;
+  uint64_t next_storage_id_ = 1;
+  uint64_t next_op_id_ = 1;
+  uint64_t walk_ = 0;
+};
+
+// Nanoseconds of the storage's own op.
+inline int64_t cost_of(const Storage* storage) {
+  return storage->parent ? storage->parent->cost_ns : 0;
+}
+
+// Made from nothing (random data, a range). A source is a component of its own:
+// it is next to all that read it, and would join everything into one.
+inline bool is_source(const Storage* storage) {
+  return storage->parent && storage->parent->edges.empty();
+}
+
+// What a storage was computed from, and what was computed from it, where that is recorded.
+template <typename F>
+void for_inputs(const Storage* storage, F&& visit) {
+  if (!storage->parent) return;
+  for (const Edge& edge : storage->parent->edges)
+    if (edge.input && edge.input != storage) visit(edge.input);
+}
+
+template <typename F>
+void for_dependents(const Storage* storage, F&& visit) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage != storage) visit(output.storage);
+}
+
+// Those on both sides that count for the costs of others (R4).
+template <typename F>
+void for_evicted_neighbors(const Storage* storage, F&& visit) {
+  if (storage->parent)
+    for (const Edge& edge : storage->parent->edges)
+      if (edge.input && edge.input->counted) visit(edge.input);
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage->counted && output.storage != storage)
+        visit(output.storage);
+}
+
+}  // namespace dtr

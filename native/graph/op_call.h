@@ -1,0 +1,43 @@
+// op_call.h: one operator call, from its begin to its end.
+#pragma once
+
+#include <cstdint>
+
+#include "base/scratch.h"
+#include "dtr/framework.h"
+#include "records.h"
+
+namespace dtr {
+
+// One tensor argument.
+struct Input {
+  const void* tensor = nullptr;
+  Storage* storage = nullptr;  // locked; null: not tracked (opaque, empty, foreign device)
+  Use use = Use::read;
+  bool opaque = false;
+  bool constant = false;   // the recorder says: a parameter
+  bool shared = false;     // another argument has the same storage
+  bool part = false;       // overwrites a part of its storage, and all of that
+  bool begins = false;     // it is the first part: the old content is no input (R16)
+  void* copy = nullptr;    // what it held before the op overwrites it (DTR_OP_KEEPS_OLD)
+  uint32_t geometry = 0;   // first of its sizes and strides in OpCall::geometry
+  dtr_tensor_desc desc{};  // as it was before the op ran
+};
+
+// Whether the content after the op has nothing of the content before it.
+inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
+
+struct OpCall {
+  uint64_t op_key = 0;
+  Scratch<Input> inputs;
+  // Sizes and strides of the inputs before the op ran: it may resize them (out=).
+  Scratch<int64_t> geometry;
+  bool open = false;
+  bool replayable = false;
+  bool keeps_old = false;   // DTR_OP_KEEPS_OLD
+  bool copies = false;      // DTR_OP_COPIES
+  bool overwrites = false;  // some of its inputs
+  bool loses = false;       // some that it also reads, and that cannot be computed again
+};
+
+}  // namespace dtr

@@ -1,0 +1,35 @@
+// device.h: the memory of one device, and what may be evicted from it.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "bandwidth.h"
+#include "candidates.h"
+#include "dtr_alloc.h"
+#include "graph/records.h"
+#include "move_price.h"
+#include "timing.h"
+
+namespace dtr {
+
+struct Device {
+  uint8_t type;
+  int8_t index;
+  dtr_pool* pool;
+  size_t number;  // among the engine's devices, from 0
+  Candidates candidates = {};
+  std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
+  double largest_parked_bytes = 0;   // of those parked because they are small
+  PendingTimes pending_times = {};
+  bool one_range = false;  // the pool's addresses are: not of segments, nor counted
+  Bandwidth way_out = {};  // to host memory
+  Bandwidth way_in = {};
+  MovePrice move_price = {};
+  double hole_search_ns = 0;   // what the last one took
+  uint32_t looks_in_vain = 0;  // for moves, since the last that was not
+  std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
+};
+
+}  // namespace dtr
