@@ -11,31 +11,31 @@
  *   The comment of a function says what it does and returns. Three further points follow, as far as
  *   they differ from what holds for every function:
  *
- *   Owner: The caller owns the handle that a function writes to *out, and destroys it once; *out is
- *     NULL if the function failed. The caller owns all memory that it passes, and the function keeps
- *     no pointer to it. The library owns memory to which a function returns a pointer.
+ *   Owner: The caller owns the handle that a function writes to *out, and destroys it once; *out
+ *     is NULL if the function failed. The caller owns the memory that it passes, and the function
+ *     keeps no pointer to it. The library owns memory to which a function returns a pointer.
  *
- *   Threads: Any thread may call. The function takes the locks that it needs (allocator/locks.h
- *     lists them). No function takes the Python GIL; a dtr_score_fn may. A caller that
- *     holds the GIL may keep it. Nobody destroys an object that another thread uses.
+ *   Threads: Any thread may call. The function takes the locks that it needs; allocator/locks.h
+ *     lists them. No function takes the Python GIL, but a dtr_score_fn may. A caller that holds the
+ *     GIL may keep it. Nobody destroys an object that another thread uses.
  *
- *   Fails iff: DTR_INVALID if a handle is NULL, destroyed, of another kind or no handle at all, if
- *     a pointer is NULL that must not be, or if a number is out of range; DTR_STATE if something
- *     else still needs what would be destroyed. It looks at all of its arguments first, and a failed
- *     call leaves its objects as they were.
+ *   Fails iff: DTR_INVALID if a handle is NULL, destroyed, of another kind or no handle at all,
+ *     if a pointer is NULL that must not be, or if a number is out of range; DTR_STATE if something
+ *     still needs an object that would be destroyed. A function looks at all of its arguments first,
+ *     and a failed call leaves its objects as they were.
  *
  *   No function can tell whether the memory behind a pointer is there, and as long as the numbers
  *   beside it say.
  *
  * Results
  *   A function that can fail returns a status (dtr/status.h), or, where 0 and more are results, the
- *   status negated. A function that returns a pointer or a count returns NULL or 0 if it failed.
- *   dtr_last_error() has the message.
+ *   status negated. A function that returns a pointer or a count returns NULL or 0 if it failed;
+ *   one that returns a type or an index, -1. dtr_last_error() has the message.
  *
  * Handles
- *   The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, of which none is given twice.
- *   Only a dtr_sim_tensor is an address, which another tensor may have later. Any other void * is an
- *   address of memory, or an object of the framework.
+ *   The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, and none is given twice.
+ *   Only a dtr_sim_tensor is an address, which another tensor may have later. Each other void * is
+ *   an address of memory, or an object of the framework.
  */
 #ifndef DTR_ALLOC_H
 #define DTR_ALLOC_H

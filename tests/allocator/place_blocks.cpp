@@ -16,7 +16,7 @@ namespace {
 
 using dtr::BlockInfo;
 using dtr::BlockState;
-using dtr::End;
+using dtr::Hint;
 using dtr::PlacementKind;
 
 constexpr uint64_t kBudget = 64 << 20;

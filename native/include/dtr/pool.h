@@ -91,10 +91,9 @@ typedef struct dtr_block {
 enum {
   DTR_ROOM_IS_NONE = 0,  /* nothing is left to give */
   DTR_ROOM_IS_FREED = 1, /* something was freed: the allocation is tried again */
-  DTR_ROOM_BY_REMAP =
-      2 /* the allocation is tried again, and may remap: take memory that is under no
-                            block from its addresses to others. A pool without a dtr_room_fn may
-                            always remap; another one only after this answer or DTR_ROOM_IS_NONE */
+  DTR_ROOM_BY_REMAP = 2  /* the allocation is tried again, and may remap: take memory that is under
+                            no block from its addresses to others. With a dtr_room_fn a pool does so
+                            only after this answer or DTR_ROOM_IS_NONE, without one always */
 };
 
 /* Makes room for an allocation that does not fit, and returns one of the above. Runs on the
