@@ -73,7 +73,7 @@ sanitize: $(SANITIZED)/core
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	  DTR_ALLOC_BUILD=sanitize \
-	  DTR_ALLOC_CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache \
+	  CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache \
 	  $(abspath $(PY)) -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
 	  $(SANITIZED_TESTS)
 

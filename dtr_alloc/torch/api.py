@@ -65,9 +65,8 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
-        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
-            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, placement,
-            poison, verify, log, log_steps, trace, stats, report.
+        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
+            log, log_steps, trace, stats, report, pool, debug.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -84,9 +83,10 @@ def enable(budget: object = None, **settings: object) -> None:
     _enable(load_config(budget=budget, **settings), _is_light(given))
 
 
-def enable_from_environment() -> None:
-    """enable() with nothing but DTR_ALLOC_*: what the ``torch.backends`` entry point calls."""
-    _enable(load_config(), _is_light(given_settings().keys()))
+def enable_from_environment(**settings: object) -> None:
+    """enable() with DTR_ALLOC_*, and settings that have no variable: the ``torch.backends`` entry
+    point calls this."""
+    _enable(load_config(**settings), _is_light(given_settings().keys()))
 
 
 def _is_light(given: Iterable[str]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import costs, pools, report
-from dtr_alloc.config import SAMPLINGS, Budget, Config, ConfigError
+from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
@@ -368,22 +368,18 @@ def scorer_of(config: Config) -> Scorer | None:
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
     # Under lazy with nothing that asks for memory, nothing dead would ever go.
-    for_good = config.dealloc == "lazy" and config.budget == Budget()
-    dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
+    heuristic = config.heuristic
+    for_good = heuristic.dealloc == "lazy" and config.budget == Budget()
+    dealloc = ffi.new("char[]", b"eager" if for_good else heuristic.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
-    options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
-    options.min_evict_bytes = config.min_evict.size_bytes
-    options.min_evict_share = float(config.min_evict.share)
-    options.sampling = SAMPLINGS.index(config.sampling)
-    options.history_ops = config.history
+    options.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
+    options.history_ops = HISTORY_OPS
     options.dealloc = dealloc
     options.swap_bytes = config.swap
-    options.verify = config.verify
-    options.room = config.heuristic.room_number(config.room)
-    options.moving = config.moving
-    options.contents = (
-        lib.DTR_CONTENTS_WHOLE if config.debug == "contents" else lib.DTR_CONTENTS_SAMPLED
-    )
+    options.verify = config.debug.verify
+    options.room = heuristic.room_number()
+    options.moving = not config.debug.no_moves
+    options.contents = lib.DTR_CONTENTS_WHOLE if config.debug.contents else lib.DTR_CONTENTS_SAMPLED
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc

@@ -22,7 +22,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
 from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
-from dtr_alloc.heuristics import PRESETS
+from dtr_alloc.lab.presets import PRESETS
 
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom

@@ -1,6 +1,6 @@
 """Op logs are read, checked, packed and written. Needs nothing.
 
-DTR_ALLOC_SIMRD_LOGS may name a folder with the logs that were published with the DTR paper, which
+SIMRD_LOGS may name a folder with the logs that were published with the DTR paper, which
 have no license and so are not here.
 """
 
@@ -442,9 +442,9 @@ def test_the_generated_logs_are_there():
 
 
 def test_the_published_logs_compile():
-    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    folder = os.environ.get("SIMRD_LOGS")
     if not folder:
-        pytest.skip("DTR_ALLOC_SIMRD_LOGS does not name the folder of the published logs")
+        pytest.skip("SIMRD_LOGS does not name the folder of the published logs")
     paths = [path for path in sorted(Path(folder).iterdir()) if ".log" in path.name]
     assert paths
     for path in paths:

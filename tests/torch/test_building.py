@@ -54,7 +54,7 @@ def test_a_device_that_torch_is_not_built_for_is_named(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_it_says_how_to_get_one(tmp_path: Path) -> None:
-    refused = build(tmp_path, DTR_ALLOC_CXX="no-such-compiler")
+    refused = build(tmp_path, CXX="no-such-compiler")
     assert refused.returncode == 1
     assert "no C++ compiler: looked for 'no-such-compiler'" in refused.stderr
     assert not list(tmp_path.iterdir())
@@ -86,7 +86,7 @@ def cxx(tmp_path, library, monkeypatch):
             f"echo compiled >> {tmp_path / 'compiled'}\n{script}\n"
         )
         path.chmod(0o755)
-        monkeypatch.setenv("DTR_ALLOC_CXX", str(path))
+        monkeypatch.setenv("CXX", str(path))
         return path
 
     use()

@@ -51,9 +51,7 @@ if __name__ == "__main__":
 def python(*arguments, cwd, **environ):
     """Runs python with only the DTR_ALLOC_* variables given; CPU tensors, one thread."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={**clean, **keep, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environ},
@@ -106,7 +104,7 @@ class TestTheSameBits:
         assert read_stats(job / "stats.json")["job"]["argv"][-1] == "job.py"
 
     def test_where_freed_memory_is_overwritten_and_given_back_at_once(self, job, expected):
-        settings = {"DTR_ALLOC_POISON": "1", "DTR_ALLOC_KEEP": "0", "DTR_ALLOC_CHUNK": "64KiB"}
+        settings = {"DTR_ALLOC_DEBUG": "poison", "DTR_ALLOC_POOL": "keep:0,chunk:64KiB"}
         result = python(
             "job.py", cwd=job, DTR_ALLOC_BUDGET=BUDGET, DTR_ALLOC_STATS="stats.json", **settings
         )
@@ -211,7 +209,7 @@ def test_a_budget_that_cannot_be_enforced_ends_the_job(tmp_path):
         "import torch; print('trained')",
         cwd=tmp_path,
         DTR_ALLOC_BUDGET="1GiB",
-        DTR_ALLOC_CXX="no-such-compiler",
+        CXX="no-such-compiler",
         DTR_ALLOC_CACHE=str(tmp_path / "cache"),
     )
     assert result.returncode == 1

@@ -44,9 +44,7 @@ print(sum(p.double().sum().item() for p in model.parameters()).hex())
 def start(code, folder, *command, **environ):
     (folder / "job.py").write_text(code)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
     return subprocess.Popen(
         [sys.executable, "-m", "dtr_alloc.cli", *(command or ("run",)), "job.py"],
