@@ -1,7 +1,8 @@
-"""Writes the op log of a running job: from the engine's journal to a file.
+"""Writes the op log of a running job: from the engine's records to a file.
 
-The engine keeps the journal (oplog/journal.h); here operators get their names, steps are counted,
-and now and then what has gathered is taken out and written as instructions (dtr_alloc/oplog).
+The engine keeps the records (native/oplog/op_log_recorder.h); here operators get their names, steps
+are counted, and now and then what has gathered is taken out and written as instructions
+(dtr_alloc/oplog).
 
 What a log of ours says, beyond the format's manual:
 

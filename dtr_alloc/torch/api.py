@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Iterable
 from contextlib import ContextDecorator
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,24 +138,54 @@ def disable() -> None:
         _enabled().stop()
 
 
+class _Leaver(partial[None]):
+    """Ends a session when it is called, or else when the with-statement lets go of it.
+
+    An interrupt may come where a function of Python begins, before its first instruction. This one
+    is called as C is, and no frame of a call refers to it.
+    """
+
+    session: session
+
+    def __del__(self) -> None:
+        if self.session._is_to_end and is_enabled():
+            self.session._leave()
+
+
+class _Exit:
+    """``__exit__`` of a session. A with-statement looks it up before it calls ``__enter__``."""
+
+    def __get__(self, of: session | None, owner: type[session]) -> Callable[..., None]:
+        if of is None:
+            return owner._leave
+        leaver = _Leaver(of._leave)
+        leaver.session = of
+        return leaver
+
+
 class session(ContextDecorator):
     """``enable`` on entry, ``disable`` on exit."""
 
     def __init__(self, budget: object = None, **settings: object) -> None:
         self._budget = budget
         self._settings = settings
+        self._is_to_end = False
 
     def __enter__(self) -> None:
         was_enabled = is_enabled()
         try:
             enable(self._budget, **self._settings)
+            self._is_to_end = True
         except BaseException:
             # Nobody leaves what was not entered.
             if not was_enabled and is_enabled():
                 disable()
             raise
 
-    def __exit__(self, *_: object) -> None:
+    __exit__ = _Exit()
+
+    def _leave(self, *_: object) -> None:
+        self._is_to_end = False
         try:
             disable()
         except (KeyboardInterrupt, SystemExit):
@@ -207,7 +238,7 @@ def time_bookkeeping(on: bool) -> None:
 
 
 def trust_contents() -> None:
-    """Compares no contents (graph/contents.cpp) until the session ends: to measure the cost."""
+    """Compares no contents (graph/contents.h) until the session ends: to measure the cost."""
     runtime = _enabled()
     runtime.configure(runtime.config, contents=lib.DTR_CONTENTS_TRUSTED)
 

@@ -13,7 +13,7 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
 
 What is not caught here meets a storage whose every access throws (native/bridge/), so it fails
 with a message and never reads garbage; or it has the address from before, and what it writes there
-is noticed on the CPU (native/graph/contents.cpp).
+is noticed on the CPU (native/graph/contents.h).
 """
 
 from __future__ import annotations

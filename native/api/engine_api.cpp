@@ -165,7 +165,7 @@ void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, bool owned) {
   dtr::Engine& in = of(engine);
   require_between("escaped", escaped, 0, 2);
   in.check_tensor(tensor);
-  return in.hand_pin(tensor, escaped, owned);
+  return in.user_pin(tensor, escaped, owned);
 }
 
 dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
@@ -420,7 +420,9 @@ int32_t dtr_journal_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
     dtr::Engine& of_engine = of(engine);
     require_between("mode", mode, DTR_JOURNAL_OFF, DTR_JOURNAL_WRITING);
-    of_engine.journal_set(mode);
+    of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
+      log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
+    });
   });
 }
 
@@ -438,7 +440,9 @@ int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, i
     check_sum("tensors and results", tensors, results, of.buffer);
     check_tensors(of.engine, of.buffer, 0, tensors, false);
     check_tensors(of.engine, of.buffer, tensors, results, true);
-    of.engine.journal_view(of, tensors, results, name, cost_ns);
+    of.engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
+      log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
+    });
   });
 }
 
@@ -446,19 +450,25 @@ uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capaci
   return answer(uint64_t{0}, [&] {
     dtr::Engine& from = of(engine);
     require_array(numbers, capacity, "numbers");
-    return from.journal_drain(numbers, capacity);
+    return from.on_op_log(
+        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { return log.drain(numbers, capacity); });
   });
 }
 
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on) {
-  return guard([&] { of(engine).decisions_set(on != 0); });
+  return guard([&] {
+    of(engine).on_op_log(
+        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { log.set_deciding(on != 0); });
+  });
 }
 
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& from = of(engine);
     require_array(numbers, capacity, "numbers");
-    return from.decisions_drain(numbers, capacity);
+    return from.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
+      return log.drain_decisions(numbers, capacity);
+    });
   });
 }
 
@@ -466,7 +476,7 @@ int32_t dtr_evict(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_evict(handle);
+    return in.user_evict(handle);
   }));
 }
 
@@ -475,7 +485,7 @@ int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_move(handle, avoid_begin, avoid_end);
+    return in.user_move(handle, avoid_begin, avoid_end);
   }));
 }
 
@@ -502,7 +512,7 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_is_resident(handle);
+    return in.user_is_resident(handle);
   }));
 }
 
@@ -514,7 +524,7 @@ int32_t dtr_unpin(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_unpin(handle);
+    return in.user_unpin(handle);
   }));
 }
 
@@ -531,7 +541,7 @@ int32_t dtr_end_pin(dtr_pin_owner* owner) {
   return guard([&] {
     require(owner, "owner");
     if (void* handle = std::exchange(owner->handle, nullptr))
-      of(owner->engine).hand_end_pin(handle);
+      of(owner->engine).user_end_pin(handle);
   });
 }
 

@@ -44,7 +44,7 @@ bool Engine::is_movable(const Storage* storage) const {
   return storage->state == State::resident && storage->managed && !storage->external &&
          !storage->captured && storage->locks == storage->holds && storage->pins == 0 &&
          !capture_.is_under_way() &&
-         (storage->used_on != kNoStream || !has_streams(storage->device_type));
+         (storage->used_on != kNoStream || !streams_.has_streams(storage->device_type));
 }
 
 double Engine::move_ns(const Storage* storage) {
@@ -56,7 +56,8 @@ double Engine::move_ns(const Storage* storage) {
 // Copies between two free places, if there are two, as a move would.
 void Engine::calibrate_moves(Device& device) {
   if (capture_.is_under_way()) return;
-  const uint64_t stream = has_streams(device.type) ? stream_of(device.type, device.index) : 0;
+  const uint64_t stream =
+      streams_.has_streams(device.type) ? streams_.current(device.type, device.index) : 0;
   for (uint64_t bytes = kMostScratch; bytes >= Bandwidth::kLeastBytes; bytes /= 2) {
     void* scratch[2] = {nullptr, nullptr};
     for (void*& block : scratch)
@@ -69,7 +70,7 @@ void Engine::calibrate_moves(Device& device) {
         break;
       if (timer)
         device.pending_moves[timer] = bytes;
-      else if (i > 0 && !has_streams(device.type))  // the first brings the memory along
+      else if (i > 0 && !streams_.has_streams(device.type))  // the first brings the memory along
         device.move_price.add_copy(bytes, now_ns() - begin);
     }
     for (void* block : scratch) dtr_pool_free(device.pool, block);
@@ -92,7 +93,7 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
   void* const from = storage->address;
   if (handle && framework_->data(handle) != from) return false;
   Device& device = device_of(storage);
-  const bool queues = has_streams(storage->device_type);
+  const bool queues = streams_.has_streams(storage->device_type);
   const uint64_t stream = queues ? storage->used_on : 0;
   const uint64_t bytes = storage->size_bytes;
   void* to = nullptr;
@@ -140,11 +141,11 @@ bool Engine::relocate(Storage* storage, const void* avoid_begin, const void* avo
   ++stats_.moves;
   stats_.moved_bytes += bytes;
   stats_.move_ns += static_cast<uint64_t>(end_ns - begin_ns);
-  if (watcher_) watcher_->moved(storage->id);
+  environment_.observers.notify(&Observer::moved, storage);
   return true;
 }
 
-bool Engine::hand_move(void* handle, const void* avoid_begin, const void* avoid_end) {
+bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);
@@ -174,6 +175,15 @@ uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
     if (relocate(storage, nullptr, nullptr, false, deferred)) ++moved;
   }
   return moved;
+}
+
+// Whether the timer is a copy's.
+bool Engine::copy_took(Device& device, uint64_t timer, int64_t ns) {
+  const auto moved = device.pending_moves.find(timer);
+  if (moved == device.pending_moves.end()) return false;
+  device.move_price.add_copy(moved->second, ns);
+  device.pending_moves.erase(moved);
+  return true;
 }
 
 // The options have changed.

@@ -360,7 +360,7 @@ bool Engine::evict(Storage* storage, Deferred& deferred, std::unique_lock<Engine
 
 // The same; the content is given up.
 bool Engine::drop(Storage* storage, Deferred& deferred) {
-  if (has_changed(storage)) {
+  if (contents_.has_changed(storage)) {
     // Its op would not give it again. What was computed from the old content notices that itself.
     ++stats_.unseen_writes;
     forget_parent(storage, deferred);
@@ -371,9 +371,9 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(storage->handle);
-    keep_expected(storage);
+    verifier_.keep_expected(storage);
     if (!framework_->detach(storage->handle, storage)) {
-      forget_expected(storage, deferred);
+      Verifier::forget_expected(storage, deferred);
       return false;
     }
     deferred.free_block(*storage, address);
@@ -384,10 +384,10 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
   }
   graph_.by_address.erase(address);
   // What the job itself dropped is free as if there were no evictions.
-  if (storage->live || eviction_cause_ != Journal::Cause::gone)
+  if (storage->live || eviction_cause_ != EvictionCause::gone)
     dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
   become_evicted(storage);
-  if (watcher_) watcher_->evicted(storage->id);
+  environment_.observers.notify(&Observer::evicted, storage);
   ++stats_.evictions;
   stats_.evicted_bytes += storage->size_bytes;
   return true;
@@ -444,6 +444,21 @@ Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
   return failed;
 }
 
+// Evicts what only waits. False if there is nothing.
+bool Engine::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  const SearchContext context = context_of(device);
+  const auto alone_ns = [this](const Storage* storage) {
+    return with_swap(storage, static_cast<double>(cost_of(storage)));
+  };
+  while (Storage* waiting = waiting_.choose(device, context, alone_ns)) {
+    waiting_.note_preemption(waiting);
+    if (!evict(waiting, deferred, lock)) continue;
+    ++stats_.yields;
+    return true;
+  }
+  return false;
+}
+
 // The pool's room callback: evicts what was chosen for the request, or lets go of a dead constant
 // that turned out to be dispensable, or moves what lies in the way, or, as the last resort, evicts
 // what only waits.
@@ -483,9 +498,9 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       }
       size_t evicted = 0;
       evicting.begin();
-      eviction_cause_ = Journal::Cause::room;
+      eviction_cause_ = EvictionCause::room;
       Storage* failed = evict_victims(moment, deferred, lock, &evicted);
-      eviction_cause_ = Journal::Cause::gone;
+      eviction_cause_ = EvictionCause::gone;
       freed |= evicted > 0;
       if (is_window) stats_.window_evictions += evicted;
       if (fragmented) stats_.contiguity_evictions += evicted;
@@ -500,11 +515,11 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     moved_.wait(lock);
     return DTR_ROOM_IS_FREED;
   }
-  for (size_t i = kept_constants_.size(); !freed && i-- > 0;) {
-    Storage* constant = kept_constants_[i];
+  for (size_t i = dead_.constants().size(); !freed && i-- > 0;) {
+    Storage* constant = dead_.constants()[i];
     if (constant->locks > 0 || !dtr_pool_contains(device.pool, constant->address)) continue;
     ++constant->locks;
-    freed = settle(constant, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+    freed = settling_.settle(constant, nullptr, Settling::kAnyBytes, deferred);
     unlock(constant, deferred);
   }
   if (!freed && options_.moving) {
@@ -514,9 +529,9 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   }
   if (!freed) {
     evicting.begin();
-    eviction_cause_ = Journal::Cause::room;
-    freed = yield_held(device, deferred, lock);
-    eviction_cause_ = Journal::Cause::gone;
+    eviction_cause_ = EvictionCause::room;
+    freed = preempt(device, deferred, lock);
+    eviction_cause_ = EvictionCause::gone;
     if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;

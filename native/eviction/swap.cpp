@@ -14,6 +14,8 @@
 // is queued on its stream from then on comes behind the copy. One buffer's copies are ordered by
 // hand where they are on two streams.
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "base/error.h"
 #include "run/engine.h"
@@ -42,17 +44,6 @@ bool is_timed(uint8_t device_type, const Bandwidth& way, uint64_t bytes) {
 Bandwidth Engine::bandwidth_of(double bytes_per_s, uint8_t device_type) {
   if (bytes_per_s > 0) return Bandwidth(bytes_per_s / kNsPerSecond, true);
   return Bandwidth(device_type == 0 ? kFileBytesPerNs : kLinkBytesPerNs, false);
-}
-
-// Where this thread queues work for the storage's device.
-uint64_t Engine::stream_of_thread(const Storage* storage) const {
-  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
-  return stream == kNoStream ? 0 : stream;
-}
-
-// Behind which a copy of a resident content comes; this thread's if no use is known.
-uint64_t Engine::stream_of_last_use(const Storage* storage) const {
-  return storage->used_on == kNoStream ? stream_of_thread(storage) : storage->used_on;
 }
 
 bool Engine::is_swappable(const Storage* storage) const {
@@ -112,8 +103,8 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   std::vector<HostCopy*> surplus;
   HostCopy* copy = host_.take(device.pool, bytes, &surplus);
   graph_.by_address.erase(address);
-  let_go_of_constant(storage);
-  if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
+  dead_.let_go(storage);
+  environment_.observers.notify(&Observer::lost, storage, eviction_cause_);
   storage->address = nullptr;
   storage->state = State::swapped;
   storage->host = copy;
@@ -123,10 +114,10 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   update_candidate(storage);
   copy->moving = true;
   ++storage->locks;
-  const uint64_t stream = stream_of_last_use(storage);
+  const uint64_t stream = streams_.of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
-  eviction_cause_ = Journal::Cause::gone;  // of what others do meanwhile
+  eviction_cause_ = EvictionCause::gone;  // of what others do meanwhile
 
   lock.unlock();
   for (HostCopy* old : surplus) give_back(old);
@@ -168,7 +159,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
     if (storage->live) framework_->attach(storage->handle, address);
     graph_.by_address.insert(address, storage);
     become_resident(storage, address);
-    if (!storage->live && !storage->parent) keep_constant(storage);
+    if (!storage->live && !storage->parent) dead_.keep(storage);
     unlock(storage, deferred);
     throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + " (" +
                              std::to_string(bytes) + " bytes) cannot go to host memory, of which " +
@@ -178,7 +169,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   if (timed && device.way_out.add(bytes, end - begin)) reset_all_bounds();
   ++stats_.swaps;
   stats_.swapped_out_bytes += bytes;
-  if (watcher_) watcher_->evicted(storage->id);
+  environment_.observers.notify(&Observer::evicted, storage);
   unlock(storage, deferred);
   return true;
 }
@@ -196,7 +187,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   void* const handle = storage->live ? storage->handle : nullptr;
   if (handle) framework_->retain_weak(handle);
   copy->moving = true;
-  uint64_t stream = stream_of_thread(storage);
+  uint64_t stream = streams_.for_copy(storage);
   const bool timed = !ahead && is_timed(device.type, device.way_in, bytes);
 
   lock.unlock();
@@ -241,12 +232,13 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   drop_host_copy(storage);
   stats_.swapped_in_bytes += bytes;
   if (storage->live) framework_->attach(storage->handle, address);
-  if (has_streams(storage->device_type)) storage->used_on = storage->remade_on = stream;  // O2
+  if (streams_.has_streams(storage->device_type))
+    storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
   graph_.by_address.insert(address, storage);
   become_resident(storage, address);
   dtr_pool_note(device.pool, DTR_EVENT_REMATERIALIZE, address, bytes);
-  if (!storage->live && !storage->parent) keep_constant(storage);
+  if (!storage->live && !storage->parent) dead_.keep(storage);
   return true;
 }
 
@@ -271,9 +263,9 @@ void Engine::swapped_died(Storage* storage, Deferred& deferred) {
   if (storage->parent) {
     drop_host_copy(storage);
     become_evicted(storage);
-  } else if (dealloc_ == Dealloc::eager || dealloc_ == Dealloc::lazy) {
+  } else if (dead_.settles_constants()) {
     ++storage->locks;
-    settle(storage, nullptr, storage->size_bytes, deferred);
+    settling_.settle(storage, nullptr, storage->size_bytes, deferred);
     --storage->locks;
   }
 }
@@ -301,6 +293,46 @@ void Engine::release_host_memory(bool all, Deferred& deferred) {
   else
     host_.shrink(&surplus);
   for (HostCopy* copy : surplus) deferred.free_host(copy);
+}
+
+// An operator needs the storage, and it has come back, by itself or just now.
+void Engine::note_return(Storage* storage, Frame& frame) {
+  if (storage->prefetched) {
+    storage->prefetched = false;
+    ++stats_.prefetch_hits;
+  }
+  if (!streams_.has_streams(storage->device_type)) return;
+  prefetcher_.note_return(storage->id);
+  frame.returned = storage->id;
+}
+
+// Called without the mutex, when all that the operator needs is there.
+void Engine::prefetch(Frame& frame) {
+  uint64_t id = std::exchange(frame.returned, 0);
+  if (id == 0) return;
+  Deferred deferred(environment_, *this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  for (int ahead = 0; ahead < Prefetcher::kAhead && !capture_.is_under_way(); ++ahead) {
+    id = prefetcher_.after(id);
+    if (id == 0) return;
+    const auto found = swapped_.find(id);
+    if (found == swapped_.end()) continue;
+    Storage* storage = found->second;
+    if (storage->locks > 0 || storage->host->moving) continue;
+    ++storage->locks;
+    bool fits = false;
+    try {
+      fits = swap_in(storage, deferred, lock, true);
+    } catch (const std::exception&) {
+      // It is still in host memory, and the operator that needs it will be told.
+    }
+    if (fits) {
+      storage->prefetched = true;
+      ++stats_.prefetches;
+    }
+    unlock(storage, deferred);
+    if (!fits) return;
+  }
 }
 
 }  // namespace dtr

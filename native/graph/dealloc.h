@@ -1,4 +1,4 @@
-// dealloc.h: the deallocation policies by name; what they do stands in dealloc.cpp.
+// dealloc.h: the deallocation policies by name; what they do stands in dead_storages.h.
 #pragma once
 
 #include <cstdint>

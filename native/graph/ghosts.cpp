@@ -58,7 +58,7 @@ double Engine::ghost_factor(const Storage* storage) const {
 // Under DTR_GHOSTS_AT_ONCE, the memory of every ghost without askers goes back. (Not under the
 // other policies for the dead: they keep dead storages that nobody brought back, too.)
 void Engine::release_ghosts(Deferred& deferred) {
-  if (options_.ghosts != DTR_GHOSTS_AT_ONCE || dealloc_ != Dealloc::eager) return;
+  if (options_.ghosts != DTR_GHOSTS_AT_ONCE || dead_.policy() != Dealloc::eager) return;
   for (Device* device : devices_) {
     grow_up(*device);
     // From the end: the last candidate fills the gap.

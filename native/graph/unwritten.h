@@ -9,9 +9,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "dtr/framework.h"
+#include "op_call.h"
+#include "require.h"
 
 namespace dtr {
 
@@ -175,6 +181,58 @@ class Unwritten {
   std::array<int64_t, kMostDims> strides_{};  // bytes, descending
   std::array<int64_t, kMostDims> extents_{};
   std::vector<Box> boxes_;  // disjoint
+};
+
+// The accounts of the contents that are unwritten (R16).
+class UnwrittenParts {
+ public:
+  // Whether the op may read what was not written of a content.
+  bool reads(const OpCall& op, const Input& input, const Storage* storage) const {
+    if (input.use == Use::write_only) return false;
+    // An op that copies one part to another: write() sees to it.
+    if (op.copies && &input == &op.inputs[1] && op.inputs[0].storage == storage) return false;
+    return input.use == Use::scratch || !of_.at(storage).has(input.desc);
+  }
+
+  // What is not written of the version that begins as the op has overwritten a part of one that
+  // ends; false: it cannot be told.
+  bool write(const OpCall& op, const Input& input, Unwritten* left) const {
+    if (input.begins) return left->begin(input.desc);
+    *left = of_.at(input.storage);
+    if (op.copies && input.shared) return input.part && left->copy(input.desc, op.inputs[1].desc);
+    return !input.part || left->write(input.desc);
+  }
+
+  void begin(Storage* storage, Unwritten left) {
+    storage->unwritten = true;
+    of_.emplace(storage, std::move(left));
+  }
+  // Ends the account: all is written, or the rest is nobody's any more.
+  void forget(Storage* storage) {
+    if (!storage->unwritten) return;
+    storage->unwritten = false;
+    of_.erase(storage);
+  }
+
+  // R16.
+  void check(const std::unordered_set<Storage*>& storages) const {
+    uint64_t unwritten = 0;
+    for (const Storage* storage : storages) {
+      require(storage->unwritten == (of_.count(storage) > 0), "R16: its account is elsewhere",
+              storage);
+      if (!storage->unwritten) continue;
+      ++unwritten;
+      require(
+          storage->state == State::resident && storage->live && storage->managed && storage->parent,
+          "R16: an unwritten content is no version of a live storage", storage);
+    }
+    if (unwritten != of_.size())
+      throw StateError("R16: there are " + std::to_string(of_.size()) + " accounts of " +
+                       std::to_string(unwritten) + " unwritten storages");
+  }
+
+ private:
+  std::unordered_map<const Storage*, Unwritten> of_;
 };
 
 }  // namespace dtr

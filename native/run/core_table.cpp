@@ -121,12 +121,12 @@ int32_t remat_want_any(dtr_frame* frame) {
 }
 
 int32_t pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return guard([&] { engine_of(engine)->hand_pin(tensor, escaped, false); });
+  return guard([&] { engine_of(engine)->user_pin(tensor, escaped, false); });
 }
 
 int32_t unpin(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(
-      result_or_status([&] { return engine_of(engine)->hand_unpin(handle); }));
+      result_or_status([&] { return engine_of(engine)->user_unpin(handle); }));
 }
 
 uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
@@ -139,7 +139,9 @@ void journal_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator
 void journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                   int64_t cost_ns) {
   Frame& of = frame_of(frame);
-  of.engine.journal_view(of, tensors, results, name, cost_ns);
+  of.engine.on_op_log([&](OpLogRecorder& log, Deferred&) {
+    log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
+  });
 }
 
 }  // namespace

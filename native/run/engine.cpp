@@ -12,8 +12,9 @@ namespace dtr {
 Engine::Engine(const dtr_engine_options& options)
     : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
   options_ = options;
-  dealloc_from_name(options.dealloc, &dealloc_);
+  dead_.configure();
   host_.set_cap(options.swap_bytes);
+  environment_.observers.add(&op_log_);
   core_ = core_table(this);
 }
 
@@ -36,8 +37,8 @@ void Engine::configure(const dtr_engine_options& options) {
                       options.heuristic.seed != options_.heuristic.seed;
   const bool notes_contents = options.contents != options_.contents;
   options_ = options;
-  if (notes_contents) note_contents();
-  dealloc_from_name(options.dealloc, &dealloc_);
+  if (notes_contents) contents_.note_all();
+  dead_.configure();
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
   needs_ = Needs::of(options.heuristic, options.room);
   if (reseed) random_ = Random(options.heuristic.seed);
@@ -109,7 +110,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   else
     *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) {
-    if (journal_.on() && !arena) journal_allocated(address, size_bytes);
+    if (!arena) op_log_.allocated(address, size_bytes);
     return address;
   }
   text = dtr_last_error();
@@ -123,9 +124,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
   Storage* storage = graph_.new_storage(desc, managed);
   storage->last_access_ns = clock_ns_;
-  if (managed && !pins_.empty())
-    if (const auto found = pins_.find(desc.handle); found != pins_.end())
-      storage->pins = found->second;
+  if (managed) storage->pins = pins_.of(desc.handle);
   ++stats_.live_storages;
   return storage;
 }
@@ -155,7 +154,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
     storage->constant_for_good = true;
     if (desc.device_type != 0) storage->captured = true;  // F2
   }
-  note_content(storage);
+  contents_.note(storage);
   return storage;
 }
 
@@ -177,8 +176,8 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
   graph_.by_handle.erase(storage->handle);
   if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
-    forget_pins(storage->handle, deferred);
-  if (journal_.on() && storage->live) journal_.released(storage);
+    pins_.forget(storage->handle, deferred);
+  if (storage->live) environment_.observers.notify(&Observer::released, storage);
   if (storage->live)
     deferred.release_weak(storage->handle);
   else
@@ -187,7 +186,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   storage->handle = nullptr;
   storage->live = false;
   if (storage->unwritten) {
-    forget_unwritten(storage);  // nobody will read it
+    unwritten_.forget(storage);  // nobody will read it
     update_candidate(storage);
   }
   if (storage->candidate >= 0) reweigh(storage);
@@ -228,11 +227,11 @@ void Engine::grow_up(Device& device) {
 
 // The content is gone: from here on the storage counts for the costs of its neighbors.
 void Engine::become_evicted(Storage* storage) {
-  if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
+  environment_.observers.notify(&Observer::lost, storage, eviction_cause_);
   storage->address = nullptr;
   storage->state = State::evicted;
   storage->prefetched = false;
-  forget_unwritten(storage);
+  unwritten_.forget(storage);
   update_candidate(storage);
   if (storage->lost) return;
   ++stats_.evicted_storages;
@@ -253,24 +252,24 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
-  forget_expected(storage, deferred);
+  Verifier::forget_expected(storage, deferred);
   if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
-  forget_unwritten(storage);
+  unwritten_.forget(storage);
   op->outputs[storage->output].storage = nullptr;
   --op->recorded_outputs;
   if (op->recorded_outputs == 0)
     discard_op(op, deferred);
   else
-    reconsider_inputs(op, deferred);
+    dead_.reconsider_inputs(op, deferred);
 }
 
 void Engine::discard_op(Op* op, Deferred& deferred) {
   for (Edge& edge : op->edges) {
     Storage* input = edge.input;
     Graph::unlink(edge);
-    reconsider(input, deferred);
+    dead_.reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
   if (op->closure)
@@ -291,8 +290,7 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
     storage->ancestors_known = storage->descendants_known = false;
     reset_bounds(device_of(storage), storage);
   }
-  if (!storage->live && storage->managed && storage->state == State::resident)
-    keep_constant(storage);
+  if (!storage->live && storage->managed && storage->state == State::resident) dead_.keep(storage);
   ++stats_.settled;
 }
 
@@ -317,14 +315,14 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     const bool resident = storage->state == State::resident;
     void* address = storage->address;
     if (resident && storage->managed) graph_.by_address.erase(address);
-    let_go_of_constant(storage);
+    dead_.let_go(storage);
     if (storage->host) drop_host_copy(storage);
-    forget_expected(storage, deferred);
+    Verifier::forget_expected(storage, deferred);
     storage->state = State::freed;
     storage->address = nullptr;
-    if (storage->to_banish) forget_banishing(storage);
+    dead_.forget(storage);
     update_candidate(storage);
-    if (watcher_ && resident && storage->managed) watcher_->died(storage->id);
+    if (resident && storage->managed) environment_.observers.notify(&Observer::died, storage);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
     else if (resident && storage->managed)
@@ -342,16 +340,21 @@ void Engine::remove(Storage* first, Deferred& deferred) {
 void Engine::unlock(Storage* storage, Deferred& deferred) {
   if (--storage->locks > 0) return;
   unpark(storage);
-  reconsider(storage, deferred);
-  if (storage->parent) reconsider_inputs(storage->parent, deferred);
+  dead_.reconsider(storage, deferred);
+  if (storage->parent) dead_.reconsider_inputs(storage->parent, deferred);
   maybe_remove(storage, deferred);
+}
+
+void Engine::banish_queued(Deferred& deferred) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  dead_.banish_queued(deferred);
 }
 
 // ---- what the framework tells ----
 
 void Engine::freed(void* address) {
   if (!address) return;
-  if (journal_.on()) journal_freed(address);
+  op_log_.freed(address);
   Deferred deferred(environment_, *this);
   bool give_back = true;
   dtr_pool* pool = nullptr;
@@ -362,17 +365,17 @@ void Engine::freed(void* address) {
     Storage* storage = graph_.by_address.find(address);
     if (storage) {
       lose_handle(storage, deferred);
-      give_back = !keeps_memory_of_dead(storage, deferred);
+      give_back = !dead_.keeps_memory(storage, deferred);
       if (give_back) {
         graph_.by_address.erase(address);
         if (storage->state == State::resident) {
-          if (watcher_) watcher_->died(storage->id);
+          environment_.observers.notify(&Observer::died, storage);
           if (!storage->parent) storage->lost = true;
           if (storage->children || storage->locks > 0) {
             become_evicted(storage);
           } else {
             // Nothing will ask for it again: no detour through an evicted component.
-            if (journal_.deciding()) journal_.evicted(storage, eviction_cause_);
+            environment_.observers.notify(&Observer::lost, storage, eviction_cause_);
             storage->address = nullptr;
             storage->state = State::evicted;
             update_candidate(storage);
@@ -413,7 +416,7 @@ void Engine::evicted_died(Storage* storage) {
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
   if (storage->state == State::swapped) swapped_died(storage, deferred);
-  if (dealloc_ == Dealloc::banish) mark_for_banishing(storage, deferred);
+  dead_.evicted_died(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
@@ -429,8 +432,7 @@ void Engine::reset() {
   for (const Storage* storage : all)
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
-  journal_.reset();  // that records vanish is nothing that the job does
-  journal_sweep(deferred);
+  op_log_.reset(deferred);  // that records vanish is nothing that the job does
   // Without parents nothing depends on anything, so all that is dead vanishes, and
   // the living need no record.
   while (graph_.newest_op()) {
@@ -453,8 +455,7 @@ void Engine::reset() {
     --stats_.live_storages;
     graph_.recycle(storage);
   }
-  for (const auto& [handle, pins] : pins_) deferred.release_weak(const_cast<void*>(handle));
-  pins_.clear();
+  pins_.clear(deferred);
   release_host_memory(true, deferred);
 }
 
@@ -502,14 +503,19 @@ uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
   return count;
 }
 
-void Engine::watch(Watcher* watcher) {
+void Engine::watch(Observer* observer) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  watcher_ = watcher;
+  environment_.observers.add(observer);
+}
+
+void Engine::unwatch(Observer* observer) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  environment_.observers.remove(observer);
 }
 
 void Engine::tell_of_room(uint64_t size_bytes) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  if (watcher_) watcher_->asked_for_room(size_bytes);
+  environment_.observers.notify(&Observer::asked_for_room, size_bytes);
 }
 
 uint64_t Engine::id_of(const void* handle) {

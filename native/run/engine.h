@@ -13,19 +13,6 @@
 // (costs.h) a deterministic job is evicted in the same way each time. What an op reads
 // is stamped with the clock before it, what it makes with the clock after. An op that
 // failed cost nothing.
-//
-// The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to end),
-// contents.cpp (contents that change unseen),
-// core_table.cpp (what a framework may ask), engine_api.cpp (what others may), hand.cpp (what a
-// user does by hand), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp
-// (places for a request in one piece), swap.cpp (contents that go to host memory), prefetch.cpp
-// (their way back), verify.cpp (whether the same comes back), neighborhood.cpp (what the costs of
-// candidates are made of), settle.cpp (before content is lost for good), dealloc.cpp (after a
-// storage died), ghosts.cpp (which of the dead are still needed), remat.cpp (bringing content
-// back), waiting.cpp (what waits meanwhile, where memory is short), moving.cpp (contents that go to
-// other addresses), holes.cpp (places made by that), order.cpp (streams), freeze.cpp (while a graph
-// is captured), ends.cpp (which end of the heap is wished for), timing.cpp (how long queued work
-// takes), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <condition_variable>
@@ -44,22 +31,28 @@
 #include "dtr_alloc.h"
 #include "eviction/host_memory.h"
 #include "eviction/placement_hint.h"
+#include "eviction/prefetcher.h"
 #include "frame.h"
 #include "graph/component.h"
-#include "graph/dealloc.h"
+#include "graph/contents.h"
+#include "graph/dead_storages.h"
 #include "graph/deferred.h"
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/lifecycle.h"
+#include "graph/pins.h"
 #include "graph/records.h"
+#include "graph/stream_order.h"
 #include "graph/unwritten.h"
+#include "graph/verifier.h"
 #include "locks.h"
-#include "oplog/journal.h"
+#include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
 #include "policy/device.h"
 #include "policy/score.h"
 #include "policy/search_context.h"
+#include "policy/waiting_inputs.h"
 #include "policy/window.h"
 
 namespace dtr {
@@ -93,17 +86,18 @@ class Engine final : private Lifecycle {
   void held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting);
   void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
-  // Null for nobody. It must outlive the engine, or be taken back.
-  void watch(Watcher* watcher);
+  // An observer must outlive the engine, or be taken back.
+  void watch(Observer* observer);
+  void unwatch(Observer* observer);
   void tell_of_room(uint64_t size_bytes);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
   uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
 
-  // ---- freeze.cpp ----
+  // ---- graph_capture.cpp ----
   void freeze(bool on);
 
-  // ---- frame.cpp ----
+  // ---- op_call.cpp ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
@@ -123,31 +117,32 @@ class Engine final : private Lifecycle {
   int32_t make_room(Device& device, uint64_t size_bytes);
   void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
-  // ---- by hand (hand.cpp) ----
-  bool hand_evict(void* handle);
-  bool hand_is_resident(void* handle);
+  // ---- what users ask for (user_requests.cpp) ----
+  bool user_evict(void* handle);
+  bool user_is_resident(void* handle);
   // The handle, if a pin was added. owned: it stays an address of this storage, also if that dies,
-  // until hand_end_pin().
-  void* hand_pin(const void* tensor, int32_t escaped, bool owned);
-  void hand_end_pin(void* handle);
-  bool hand_unpin(void* handle);
+  // until user_end_pin().
+  void* user_pin(const void* tensor, int32_t escaped, bool owned);
+  void user_end_pin(void* handle);
+  bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
   void check_connected() const;
   // Throws for what can be told to be no tensor of the connected framework.
   void check_tensor(const void* tensor) const;
 
   // ---- moving.cpp ----
-  bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
+  bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
-  // ---- journal.cpp ----
-  void journal_view(Frame& frame, uint32_t tensors, uint32_t results, int32_t name,
-                    int64_t cost_ns);
-  void journal_set(int32_t mode);
-  uint64_t journal_drain(int64_t* numbers, uint64_t capacity);
-  void decisions_set(bool on);
-  uint64_t decisions_drain(int64_t* numbers, uint64_t capacity);
+  // ---- the op log ----
+  // With the recorder and a Deferred, under the mutex.
+  template <typename F>
+  auto on_op_log(F&& call) {
+    Deferred deferred(environment_, *this);
+    std::lock_guard<EngineMutex> lock(mutex_);
+    return call(op_log_, deferred);
+  }
 
   // ---- invariants.cpp ----
   void check_invariants();
@@ -163,32 +158,20 @@ class Engine final : private Lifecycle {
   void maybe_remove(Storage* storage, Deferred& deferred) override;
   void remove(Storage* storage, Deferred& deferred);
   void lose_handle(Storage* storage, Deferred& deferred) override;
-  void forget_pins(void* handle, Deferred& deferred);
-  void forget_dead_pins(Deferred& deferred);
   void become_evicted(Storage* storage) override;
   void become_resident(Storage* storage, void* address) override;
   void leave_neighborhoods(Storage* storage);
   void update_candidate(Storage* storage) override;
   void grow_up(Device& device);
   void unlock(Storage* storage, Deferred& deferred) override;
+  void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const;
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
 
-  // contents.cpp
-  bool is_watched(const Storage* storage) const {
-    return storage->device_type == 0 && (storage->external || options_.contents != 0);
-  }
-  uint64_t checksum_of(const Storage* storage) const;
-  void note_content(Storage* storage);
-  bool has_changed(const Storage* storage) const;
-  Storage* content_changed(Storage* old, Deferred& deferred);
-  void check_contents(const Op* op, Deferred& deferred);
-  void note_contents();
-
-  // frame.cpp
+  // op_call.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void find_shared(Frame& frame);
   void describe_inputs(Frame& frame);
@@ -198,9 +181,6 @@ class Engine final : private Lifecycle {
   void keep_in_copy(Input& input);
   Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
-  bool write_part(Frame& frame, const Input& input, Unwritten* unwritten);
-  bool reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const;
-  void forget_unwritten(Storage* storage);
   void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
@@ -210,55 +190,14 @@ class Engine final : private Lifecycle {
   void about_to_run(Frame& frame);
   int64_t cost_of_call(Frame& frame, int64_t reading_ns);
 
-  // timing.cpp
-  Device* queue_of(const Frame& frame) const;
-  void decide_timing(Frame& frame);
-  void start_timer(Frame& frame);
-  void stop_timer(Frame& frame, bool wanted);
-  void learn(Frame& frame, uint64_t signature);
-
-  // order.cpp
-  bool has_streams(uint8_t device_type) const {
-    return device_type != 0 && framework_->current_stream;
-  }
-  uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
-  void order_use(Storage* storage);
-  void order_inputs(const Frame& frame);
-
   // graph_capture.cpp
   void keep(Frame& frame, bool on);
   void capture_inputs(const Frame& frame, Deferred& deferred);
-
-  // dealloc.cpp
-  void keep_constant(Storage* storage);
-  void let_go_of_constant(Storage* storage);
-  bool keeps_memory_of_dead(Storage* storage, Deferred& deferred);
-  void mark_for_banishing(Storage* storage, Deferred& deferred);
-  void queue_for_banishing(Storage* storage, Deferred& deferred);
-  void reconsider(Storage* storage, Deferred& deferred) {
-    if (storage->to_banish) queue_for_banishing(storage, deferred);
-  }
-  void reconsider_inputs(const Op* op, Deferred& deferred) {
-    if (to_banish_ == 0) return;
-    for (const Edge& edge : op->edges)
-      if (edge.input) reconsider(edge.input, deferred);
-  }
-  void forget_banishing(Storage* storage);
-  void banish_queued(Deferred& deferred) override;
-  const Storage* keeps_from_banishing(const Storage* storage) const;
-  void banish(Storage* storage, Deferred& deferred);
 
   // ghosts.cpp
   void update_asking(Storage* changed, bool gone);
   double ghost_factor(const Storage* storage) const;
   void release_ghosts(Deferred& deferred);
-
-  // settle.cpp
-  void settle_sources(Frame& frame, Deferred& deferred);
-  bool settle(Storage* storage, std::vector<Storage*>* targets, uint64_t most_bytes,
-              Deferred& deferred);
-  bool history_outweighs(Storage* storage, uint64_t* counted);
-  bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
   // neighborhood.cpp
   void merge_components(const Storage* storage);
@@ -351,6 +290,7 @@ class Engine final : private Lifecycle {
                 Deferred& deferred);
   void calibrate_moves(Device& device);
   void configure_moving();
+  bool copy_took(Device& device, uint64_t timer, int64_t ns);
   Device& device_with(const dtr_pool* pool) const;
 
   // holes.cpp
@@ -364,28 +304,11 @@ class Engine final : private Lifecycle {
   bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
   bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
 
-  // prefetch.cpp
   void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
   void configure_swap(Deferred& deferred);
   void release_host_memory(bool all, Deferred& deferred);
-  uint64_t stream_of_thread(const Storage* storage) const;
-  uint64_t stream_of_last_use(const Storage* storage) const;
-
-  // verify.cpp
-  void keep_expected(Storage* storage);
-  void forget_expected(Storage* storage, Deferred& deferred);
-  void compare(const Storage* storage, const Op* op, const void* address);
-
-  // waiting.cpp
-  void begin_request();
-  void begin_round() { peaks_.clear(); }
-  void hold_inputs(Frame& frame, bool held);
-  uint64_t peak_beside(const Storage* wanted);
-  void order_by_peak(std::vector<Storage*>& wanted);
-  Storage* next_missing(const Op* op);
-  Storage* choose_held(Device& device, const SearchContext& moment);
-  bool yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // invariants.cpp
   void check_asking(const Storage* storage);
@@ -402,27 +325,25 @@ class Engine final : private Lifecycle {
   void drop_consumed(Frame& frame, Deferred& deferred);
   void end_step(Frame& frame, Deferred& deferred);
 
-  // journal.cpp; the first three belong to the thread that runs an op and need no mutex
-  void journal_allocated(const void* address, uint64_t size_bytes);
-  void journal_freed(const void* address);
-  void journal_running(Frame* frame);
-  void journal_meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
-  void journal_sweep(Deferred& deferred);
-  void journal_begin(Frame& frame, bool runs_at_once, Deferred& deferred);
-  int64_t journal_end(Frame& frame, bool pure, int64_t cost_ns);
-  void journal_unhold(Frame& frame);
-
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
   Environment environment_;
   Graph graph_;
   GraphCapture capture_;
+  StreamOrder streams_{environment_, capture_};
+  Pins pins_{environment_};
+  Verifier verifier_{environment_, streams_};
+  WaitingInputs waiting_{environment_};
+  CallTimer timer_{environment_, streams_, capture_};
+  Settling settling_{environment_, graph_, *this};
+  DeadStorages dead_{environment_, *this, settling_};
+  Contents contents_{environment_, graph_, *this, settling_};
+  UnwrittenParts unwritten_;
+  OpLogRecorder op_log_{environment_, graph_};
   dtr_engine_options& options_ = environment_.options;
-  Dealloc dealloc_ = Dealloc::eager;  // options_.dealloc
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  Watcher*& watcher_ = environment_.watcher;
   std::vector<Device*> devices_;
   struct RoomCaller {
     Engine* engine;
@@ -430,51 +351,36 @@ class Engine final : private Lifecycle {
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  // How often each handle is pinned, which is held weakly for that time (R15).
-  std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;                           // once there are so many
-  std::unordered_map<const Storage*, Unwritten> unwritten_;  // R16
-  std::vector<Storage*> kept_constants_;  // dead, resident, parentless, with children
-  std::vector<Storage*> banish_queue_;    // to be tried; null: gone meanwhile
-  uint64_t to_banish_ = 0;                // storages that are
   std::vector<int64_t> dropped_ops_;
   Components components_;
   CostTable costs_;
   int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
   uint64_t visits_ = 0;
-  std::vector<Storage*> pending_;                  // worklist of walks through neighborhoods
-  uint64_t price_look_ = 0;                        // the search for windows that prices are of
-  std::vector<dtr_run_block> run_;                 // blocks, as the pool tells them
-  FewWindows few_;                                 // the best of the last search
-  std::vector<Storage*> members_;                  // of the window that was looked at last
-  std::vector<int64_t> costs_of_members_;          // of joint_price()
-  uint64_t largest_hole_ = 0;                      // that a member could move to; 0: none moves
-  std::vector<Storage*> victims_;                  // what choose_victims() chose
-  std::vector<Storage*> other_victims_;            // buffer of evict_victims()
-  std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
-  std::unordered_map<uint64_t, uint32_t> yields_;  // by storage's id; of one request
-  std::vector<Storage*> asking_;                   // worklist of update_asking()
-  std::vector<const Storage*> peaks_pending_;      // of peak_beside()
-  std::vector<Storage*> missing_;                  // of next_missing()
-  std::vector<Storage*> removal_;                  // worklist of remove()
+  std::vector<Storage*> pending_;          // worklist of walks through neighborhoods
+  uint64_t price_look_ = 0;                // the search for windows that prices are of
+  std::vector<dtr_run_block> run_;         // blocks, as the pool tells them
+  FewWindows few_;                         // the best of the last search
+  std::vector<Storage*> members_;          // of the window that was looked at last
+  std::vector<int64_t> costs_of_members_;  // of joint_price()
+  uint64_t largest_hole_ = 0;              // that a member could move to; 0: none moves
+  std::vector<Storage*> victims_;          // what choose_victims() chose
+  std::vector<Storage*> other_victims_;    // buffer of evict_victims()
+  std::vector<Storage*> asking_;           // worklist of update_asking()
+  std::vector<Storage*> removal_;          // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
-  TimedCalls timed_calls_;
   PlacementHint hints_;
 
   HostMemory host_;
-  std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
-  uint32_t evicting_ = 0;                             // threads whose victims are not yet free
-  std::unordered_map<uint64_t, Storage*> swapped_;    // by id
-  std::unordered_map<uint64_t, uint64_t> followers_;  // ids: what came back after what
-  uint64_t last_return_ = 0;                          // the id of what came back last
+  std::condition_variable_any moved_;               // a copy, or another thread's Evicting
+  uint32_t evicting_ = 0;                           // threads whose victims are not yet free
+  std::unordered_map<uint64_t, Storage*> swapped_;  // by id
+  Prefetcher prefetcher_;
   bool parked_for_host_ = false;  // some constants are parked for lack of host memory
-  uint64_t verify_turn_ = 0;      // evictions since one's content was kept (verify.cpp)
 
-  Journal journal_;
-  Journal::Cause eviction_cause_ = Journal::Cause::gone;  // of the evictions that happen now
+  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the evictions that happen now
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

@@ -32,7 +32,7 @@ void Engine::capture_inputs(const Frame& frame, Deferred& deferred) {
     storage->constant_for_good = true;
     forget_parent(storage, deferred);
     update_candidate(storage);
-    settle(storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred);
+    settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred);
   }
 }
 

@@ -13,6 +13,7 @@
 namespace dtr {
 
 void Engine::check_invariants() {
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
@@ -22,8 +23,9 @@ void Engine::check_invariants() {
   if (storages.size() != stats_.live_storages)
     throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
                      std::to_string(stats_.live_storages));
-  uint64_t evicted = 0, candidates = 0, kept_bytes = 0, to_banish = 0, host_bytes = 0,
-           unwritten = 0;
+  dead_.check(storages);
+  unwritten_.check(storages);
+  uint64_t evicted = 0, candidates = 0, host_bytes = 0;
   std::unordered_map<const ComponentNode*, int64_t> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
@@ -56,9 +58,12 @@ void Engine::check_invariants() {
     if (storage->handle)
       require(graph_.by_handle.find(storage->handle) == storage, "R5: the handle leads elsewhere",
               storage->id);
-    if (storage->handle && resident)
+    // Kept alive meanwhile: another thread may just be letting go of it.
+    if (storage->handle && resident && framework_->retain_strong(storage->handle)) {
+      deferred.release_strong(storage->handle);
       require(framework_->data(storage->handle) == storage->address,
               "R5: the handle's address is another", storage->id);
+    }
     require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
             storage->id);
     const bool candidate = resident && storage->managed && !storage->unwritten &&
@@ -72,29 +77,7 @@ void Engine::check_invariants() {
                                   : device.young[static_cast<size_t>(-2 - storage->candidate)];
       require(listed == storage, "R6: the index leads elsewhere", storage->id);
     }
-    const bool kept = resident && storage->managed && !storage->live && !storage->parent;
-    require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage->id);
-    if (kept) {
-      kept_bytes += storage->size_bytes;
-      require(kept_constants_[storage->kept] == storage, "R5: the index leads elsewhere",
-              storage->id);
-    }
-    if (storage->to_banish) {
-      ++to_banish;
-      require(!storage->live, "R9: a live storage is to be banished", storage->id);
-      require(storage->queued || keeps_from_banishing(storage),
-              "R9: nothing keeps it from being banished", storage->id);
-    }
-    require(storage->unwritten == (unwritten_.count(storage) > 0), "R16: its account is elsewhere",
-            storage->id);
-    if (storage->unwritten) {
-      ++unwritten;
-      require(resident && storage->live && storage->managed && storage->parent,
-              "R16: an unwritten content is no version of a live storage", storage->id);
-    }
-    const auto pinned = pins_.find(storage->handle);
-    require(storage->pins == (storage->live && pinned != pins_.end() ? pinned->second : 0),
-            "R15: it has other pins than its handle", storage->id);
+    pins_.check(storage);
     require(storage->holds <= storage->locks, "R11: more holds than locks", storage->id);
     check_asking(storage);
     if (resident && storage->managed)
@@ -105,19 +88,10 @@ void Engine::check_invariants() {
       require(graph_.by_address.find(storage->address) == storage,
               "R4: the address leads elsewhere", storage->id);
   }
-  if (kept_bytes != stats_.kept_constant_bytes)
-    throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
-                     " bytes, counted are " + std::to_string(stats_.kept_constant_bytes));
   if (host_bytes != stats_.host_bytes || host_bytes > host_.in_use_bytes())
     throw StateError("R14: " + std::to_string(host_bytes) + " bytes are swapped out, counted are " +
                      std::to_string(stats_.host_bytes) + ", in use " +
                      std::to_string(host_.in_use_bytes()));
-  if (to_banish != to_banish_)
-    throw StateError("R9: " + std::to_string(to_banish) +
-                     " storages are to be banished, counted are " + std::to_string(to_banish_));
-  if (unwritten != unwritten_.size())
-    throw StateError("R16: there are " + std::to_string(unwritten_.size()) + " accounts of " +
-                     std::to_string(unwritten) + " unwritten storages");
   uint64_t listed = 0;
   for (const Device* device : devices_) listed += device->candidates.size() + device->young.size();
   if (candidates != listed) throw StateError("R6: the list of candidates is too long");

@@ -89,11 +89,12 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     frame.replayable = false;
     return;
   }
-  if (storage->state == State::resident && storage->overwriters == 0 && has_changed(storage))
-    storage = content_changed(storage, deferred);
+  if (storage->state == State::resident && storage->overwriters == 0 &&
+      contents_.has_changed(storage))
+    storage = contents_.changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
   if (storage->prefetched) note_return(storage, frame);
-  if (storage->unwritten && reads_unwritten(frame, input, storage))
+  if (storage->unwritten && unwritten_.reads(frame, input, storage))
     forget_parent(storage, deferred);
   if (input.constant) {
     storage->constant_for_good = true;
@@ -101,7 +102,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
     uint64_t counted = 0;
-    const bool outweighs = history_outweighs(storage, &counted);
+    const bool outweighs = settling_.history_outweighs(storage, &counted);
     const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
     storage->chain = kLongChain - static_cast<uint32_t>(next);
     if (outweighs) forget_parent(storage, deferred);
@@ -135,14 +136,14 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     }
   }
   if (!(need & DTR_NEED_WORK)) prefetch(frame);
-  start_timer(frame);
+  CallTimer::start(frame.timing);
   return need;
 }
 
 // Everything is resident.
 void Engine::about_to_run(Frame& frame) {
-  order_inputs(frame);
-  decide_timing(frame);
+  streams_.before_use(frame);
+  timer_.decide(frame.timing, frame, frame.signature.value());
   if (!frame.room_ns) {
     frame.room_ns = &room_ns_of_thread();
     frame.running_op = &running_op_of_thread();
@@ -194,9 +195,10 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   if (capture_.is_under_way()) capture_inputs(frame, deferred);
   if (covers) find_shared(frame);
   if (frame.overwrites || capture_.is_under_way()) need |= begin_overwriting(frame, deferred);
-  if (stats_.live_ops > options_.history_ops && !settle_history(nullptr, deferred))
+  if (stats_.live_ops > options_.history_ops && !settling_.settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
-  if (journal_.on()) journal_begin(frame, !(need & DTR_NEED_WORK), deferred);
+  op_log_.begins(frame.log, frame.inputs, deferred);
+  if (frame.log.open && !(need & DTR_NEED_WORK)) op_log_.runs(&frame.log);
   const bool kept = frame.replayable && !frame.loses;
   if ((flags & DTR_OP_REPLAYABLE) && !kept) need |= DTR_NO_CLOSURE;
   return need;
@@ -263,7 +265,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
   for (const Input& input : frame.inputs)
     if (input.storage && !input.copy && (overwrites(input.use) || capture_.is_under_way()) &&
         !input.storage->parent && input.storage->children &&
-        !settle(input.storage, nullptr, std::numeric_limits<uint64_t>::max(), deferred))
+        !settling_.settle(input.storage, nullptr, Settling::kAnyBytes, deferred))
       need |= DTR_NEED_WORK;
   return need;
 }
@@ -271,16 +273,16 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
-  if (!frame.requested) begin_request();
+  if (!frame.requested) waiting_.begin_request();
   frame.requested = true;
-  begin_round();
+  waiting_.begin_round();
   std::vector<Storage*> wanted;
   for (const Input& input : frame.inputs)
     if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);
-  order_by_peak(wanted);
+  waiting_.order_by_peak(wanted);
   // The last one pushed is brought back first.
   for (size_t i = wanted.size(); i-- > 0;) push_wanted(frame, wanted[i], false);
-  hold_inputs(frame, !frame.stack.empty());
+  WaitingInputs::set_waiting(frame, !frame.stack.empty());
   if (!frame.stack.empty()) return 1;
   std::vector<Storage*> targets;
   for (const Input& input : frame.inputs)
@@ -288,16 +290,16 @@ int32_t Engine::op_prepare(Frame& frame) {
   for (const Input& input : frame.inputs)
     if (input.storage && (overwrites(input.use) || capture_.is_under_way()) &&
         !input.storage->parent)
-      settle(input.storage, &targets, std::numeric_limits<uint64_t>::max(), deferred);
-  if (targets.empty()) settle_history(&targets, deferred);
+      settling_.settle(input.storage, &targets, Settling::kAnyBytes, deferred);
+  if (targets.empty()) settling_.settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
-  hold_inputs(frame, !frame.stack.empty());
+  WaitingInputs::set_waiting(frame, !frame.stack.empty());
   if (!frame.stack.empty()) return 1;
-  if (frame.log.open) journal_running(&frame);
+  if (frame.log.open) op_log_.runs(&frame.log);
   about_to_run(frame);
   lock.unlock();
   prefetch(frame);
-  start_timer(frame);
+  CallTimer::start(frame.timing);
   return 0;
 }
 
@@ -351,8 +353,7 @@ void* Engine::copy_of(const Storage* storage) const {
       storage->size_bytes > kMostCopied || capture_.is_under_way())
     return nullptr;
   dtr_pool* pool = device_of(storage).pool;
-  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
-  const uint64_t on = stream == kNoStream ? 0 : stream;
+  const uint64_t on = streams_.for_copy(storage);
   void* copy = nullptr;
   if (dtr_pool_try_allocate(pool, storage->size_bytes, on, &copy) != DTR_OK || !copy)
     return nullptr;
@@ -371,7 +372,7 @@ void Engine::keep_in_copy(Input& input) {
   graph_.by_address.insert(old->address, old);
   old->remade_on = kNoStream;
   update_candidate(old);
-  keep_constant(old);
+  dead_.keep(old);
 }
 
 // Whether a tensor that covered its storage, or a part of it, when the op began does so after it.
@@ -390,32 +391,6 @@ bool Engine::still_covers(const Input& input) const {
 bool Engine::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
   return !storage->parent && storage->managed && !storage->constant_for_good &&
          storage->size_bytes > kTinyBytes && Unwritten().begin(part);
-}
-
-// Whether an op may read what was not written of a content.
-bool Engine::reads_unwritten(const Frame& frame, const Input& input, const Storage* storage) const {
-  if (input.use == Use::write_only) return false;
-  // An op that copies one part to another: write_part() sees to it.
-  if (frame.copies && &input == &frame.inputs[1] && frame.inputs[0].storage == storage)
-    return false;
-  return input.use == Use::scratch || !unwritten_.at(storage).has(input.desc);
-}
-
-// Accounts for a part that the op has overwritten, of a version that ends; false: what is not
-// written cannot be told.
-bool Engine::write_part(Frame& frame, const Input& input, Unwritten* unwritten) {
-  if (input.begins) return unwritten->begin(input.desc);
-  *unwritten = std::move(unwritten_.at(input.storage));
-  if (frame.copies && input.shared)
-    return input.part && unwritten->copy(input.desc, frame.inputs[1].desc);
-  return !input.part || unwritten->write(input.desc);
-}
-
-// Ends the account: all is written, or what is not is nobody's any more.
-void Engine::forget_unwritten(Storage* storage) {
-  if (!storage->unwritten) return;
-  storage->unwritten = false;
-  unwritten_.erase(storage);
 }
 
 // The record of the content that the old one's buffer holds from now on; the old one has none (R1).
@@ -445,25 +420,22 @@ void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, D
   const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
   const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
                         old->size_bytes <= kTinyBytes ||
-                        (in_parts && !write_part(frame, input, &unwritten));
+                        (in_parts && !unwritten_.write(frame, input, &unwritten));
   if (constant && !old->parent && !input.copy) {
-    note_content(old);
+    contents_.note(old);
     return;  // it was settled before the op ran: the record may serve the new content
   }
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
   Storage* fresh = hand_over(old, desc);
-  note_content(fresh);
+  contents_.note(fresh);
   if (!constant) {
     fresh->parent = op;
     fresh->chain = op->chain;
     fresh->output = static_cast<uint32_t>(op->outputs.size());
     op->outputs.push_back({fresh, position, true});
     ++op->recorded_outputs;
-    if (!unwritten.empty()) {
-      fresh->unwritten = true;
-      unwritten_.emplace(fresh, std::move(unwritten));
-    }
+    if (!unwritten.empty()) unwritten_.begin(fresh, std::move(unwritten));
   }
   if (input.copy) {
     keep_in_copy(input);
@@ -489,10 +461,10 @@ void Engine::describe_results(Frame& frame, uint32_t results) {
 int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
   const uint64_t signature = frame.signature.value();
   uint64_t bytes = 0;
-  bool queued = frame.queued_in != nullptr;
+  bool queued = frame.timing.queued_in != nullptr;
   for (const dtr_tensor_desc& result : frame.results) {
     bytes += result.storage_bytes;
-    queued |= has_streams(result.device_type);
+    queued |= streams_.has_streams(result.device_type);
   }
   if (!queued) return costs_.add(signature, frame.op_key, reading_ns);
   for (const Input& input : frame.inputs)
@@ -506,19 +478,22 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   *frame.running_op = 0;
   hints_.op_ends();
   const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
-  stop_timer(frame, cost_ns < 0);
+  CallTimer::stop(frame.timing, cost_ns < 0);
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
-  learn(frame, signature);
+  timer_.learn(frame.timing, signature, frame.op_key, costs_,
+               [this](const dtr_pool* pool, uint64_t timer, int64_t ns) {
+                 return copy_took(device_with(pool), timer, ns);
+               });
   if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
   hints_.op_cost(frame.call, cost_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
   bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
   const bool pure = replayable;
-  if (frame.log.open) journal_running(nullptr);
+  if (frame.log.open) op_log_.runs(nullptr);
   bool overwritten = false;
   if (frame.overwrites)
     for (Input& input : frame.inputs) {
@@ -562,12 +537,12 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     }
     Storage* storage = new_storage(desc, true);
     storage->live = true;
-    storage->used_on = stream_of(desc.device_type, desc.device_index);
-    note_content(storage);
+    storage->used_on = streams_.current(desc.device_type, desc.device_index);
+    contents_.note(storage);
     framework_->retain_weak(desc.handle);
     graph_.by_handle.insert(desc.handle, storage);
     graph_.by_address.insert(desc.data, storage);
-    if (frame.log.open) frame.log.results.push_back({storage, Journal::look(desc), false});
+    OpLogRecorder::made(frame.log, storage, desc);
     if (replayable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
@@ -586,10 +561,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     id = 0;
   }
   if (id) op->closure = closure;
-  if (frame.log.open) {
-    const int64_t index = journal_end(frame, pure, cost_ns);
-    if (id) op->log_index = index;
-  }
+  const int64_t log_index = op_log_.ended(frame.log, frame.inputs, pure, cost_ns);
+  if (id) op->log_index = log_index;
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
@@ -600,7 +573,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
-  stop_timer(frame, false);
+  CallTimer::stop(frame.timing, false);
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   abandon(frame, started, deferred);
@@ -609,9 +582,9 @@ void Engine::op_abort(Frame& frame, bool started) {
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   if (frame.running_op) *frame.running_op = 0;
   hints_.op_ends();
-  frame.timed = false;
-  hold_inputs(frame, false);
-  if (frame.log.open) journal_running(nullptr);
+  frame.timing.is_due = false;
+  WaitingInputs::set_waiting(frame, false);
+  if (frame.log.open) op_log_.runs(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use) && !input.copy) --input.storage->overwriters;
@@ -623,7 +596,7 @@ void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
         input.storage->state == State::resident)
       new_version(frame, input, nullptr, static_cast<int32_t>(i), deferred);
   }
-  if (frame.log.open) journal_unhold(frame);
+  op_log_.aborted(frame.log);
   for (const Input& input : frame.inputs)
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();

@@ -201,7 +201,7 @@ struct Buffer {
   uint64_t serial = 0;  // in order of creation
 };
 
-class RuntimeReplay final : private Watcher {
+class RuntimeReplay final : private Observer {
  public:
   RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
                 Replay& out)
@@ -234,7 +234,7 @@ class RuntimeReplay final : private Watcher {
 
   // Lets go of everything, however the run ended.
   void close() {
-    engine_.watch(nullptr);
+    engine_.unwatch(this);
     release_all(results_);
     release_all(temporaries_);
     release_all(rebuilt_);
@@ -417,7 +417,7 @@ class RuntimeReplay final : private Watcher {
     for (Buffer* buffer : names_) {
       if (!buffer) continue;
       if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
-      engine_.hand_pin(buffer->tensor, false, false);
+      engine_.user_pin(buffer->tensor, false, false);
     }
   }
 
@@ -549,15 +549,15 @@ class RuntimeReplay final : private Watcher {
     return storage_id < storage_tensors_.size() ? storage_tensors_[storage_id] : kUnknown;
   }
 
-  void evicted(uint64_t storage_id) override {
+  void evicted(const Storage* storage) override {
     ++out_.result.forced;
-    out_.decide('E', serial_of(storage_id));
+    out_.decide('E', serial_of(storage->id));
   }
 
-  void died(uint64_t storage_id) override {
-    if (serial_of(storage_id) == kUnknown) return;
+  void died(const Storage* storage) override {
+    if (serial_of(storage->id) == kUnknown) return;
     ++out_.result.other;
-    out_.decide('D', serial_of(storage_id));
+    out_.decide('D', serial_of(storage->id));
   }
 
   void banished(uint64_t storage_id) override {

@@ -43,6 +43,7 @@ MEASURED = {"large": check_large, "profile": check_profile}
 """Studies that a bench measures, in its smoke mode, with what that promises."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", study.NAMES)
 def test_a_study_computes_and_its_pictures_come_from_its_json(name, tmp_path):
     folder = published_logs()

@@ -35,17 +35,6 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".dtr_alloc-lock")
 
 
-def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(tmp_path: Path) -> None:
-    first = build(tmp_path, "--device", "cpu")
-    assert first.returncode == 0, first.stderr
-    assert Path(first.stdout.strip()).parent == tmp_path
-    assert visible(tmp_path) == [Path(first.stdout.strip()).name]
-    assert "compiling the bridge to PyTorch for cpu" in first.stderr
-    second = build(tmp_path, "--device", "cpu")
-    assert second.stdout == first.stdout
-    assert "compiling" not in second.stderr
-
-
 def test_a_device_that_torch_is_not_built_for_is_named(tmp_path: Path) -> None:
     refused = build(tmp_path, "--device", "tpu")
     assert refused.returncode == 2
@@ -98,6 +87,17 @@ def cache(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("DTR_ALLOC_CACHE", str(folder))
     return folder
+
+
+def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(cache, cxx) -> None:
+    first = build(cache, "--device", "cpu")
+    assert first.returncode == 0, first.stderr
+    assert Path(first.stdout.strip()).parent == cache
+    assert visible(cache) == [Path(first.stdout.strip()).name]
+    assert "compiling the bridge to PyTorch for cpu" in first.stderr
+    second = build(cache, "--device", "cpu")
+    assert second.stdout == first.stdout
+    assert "compiling" not in second.stderr
 
 
 class TestTheFolder:

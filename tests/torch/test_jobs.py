@@ -103,6 +103,7 @@ class TestTheSameBits:
         self.check(result, expected, job)
         assert read_stats(job / "stats.json")["job"]["argv"][-1] == "job.py"
 
+    @pytest.mark.long
     def test_where_freed_memory_is_overwritten_and_given_back_at_once(self, job, expected):
         settings = {"DTR_ALLOC_DEBUG": "poison", "DTR_ALLOC_POOL": "keep:0,chunk:64KiB"}
         result = python(
@@ -115,6 +116,7 @@ class TestTheSameBits:
         result = run_command("run", "--budget", BUDGET, "--stats", "stats.json", "job.py", cwd=job)
         self.check(result, expected, job)
 
+    @pytest.mark.long
     def test_as_a_module(self, job, expected):
         options = ["--budget", BUDGET, "--device", "cpu", "--stats", "stats.json"]
         result = run_command("run", *options, "-m", "job", "4", cwd=job)
@@ -132,6 +134,7 @@ class TestTheSameBits:
         result = python("start.py", cwd=job)
         assert (result.returncode, result.stdout) == (0, expected), result.stderr
 
+    @pytest.mark.long
     def test_from_python_with_dtr_alloc_imported_first(self, job, expected):
         (job / "start.py").write_text(
             f"import dtr_alloc\ndtr_alloc.enable(budget={BUDGET!r})\nimport job\njob.main()\n"
@@ -139,6 +142,7 @@ class TestTheSameBits:
         result = python("start.py", cwd=job)
         assert (result.returncode, result.stdout) == (0, expected), result.stderr
 
+    @pytest.mark.long
     def test_by_the_environment_with_dtr_alloc_imported_first(self, job, expected):
         (job / "start.py").write_text(
             "import dtr_alloc\nassert dtr_alloc.is_enabled()\nimport job\njob.main()\n"

@@ -19,7 +19,13 @@ FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15
 MOST_REPEATS = 3_000  # rematerializations of a run; beyond, it works but would take minutes
 
 
-@pytest.mark.parametrize("name", JOBS)
+QUICK = ("mlp", "transformer", "unrolled_gan", "inplace", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in JOBS],
+)
 def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> None:
     """From the unconstrained peak downward until out of memory, everything a user can compare is
     the same; half of the activation memory is enough; after what is too little the process goes

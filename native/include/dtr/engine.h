@@ -76,7 +76,7 @@ enum {
   DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
 };
 
-/* What waits for a rematerialization to go on (run/waiting.cpp), */
+/* What waits for a rematerialization to go on (policy/waiting_inputs.h), */
 enum {
   DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
                              what needs most memory is brought back first */
@@ -92,7 +92,7 @@ enum {
   DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
-/* Whether contents on the CPU are compared with their last known state (graph/contents.cpp), in
+/* Whether contents on the CPU are compared with their last known state (graph/contents.h), in
  * memory that the host can read. Those whose address was given away always are, and whole. */
 enum {
   DTR_CONTENTS_TRUSTED = 0,
@@ -108,7 +108,7 @@ typedef struct dtr_engine_options {
   uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
   /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
    * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
-   * for good once no dependent is evicted, and makes constants of these (graph/dealloc.cpp). */
+   * for good once no dependent is evicted, and makes constants of these (graph/dead_storages.h). */
   const char* dealloc;
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */

@@ -1,4 +1,4 @@
-/* dtr/op_log.h: what the job does, for op logs (oplog/journal.h). */
+/* dtr/op_log.h: what the job does, for op logs (oplog/op_log_recorder.h). */
 #ifndef DTR_OP_LOG_H
 #define DTR_OP_LOG_H
 

@@ -1,0 +1,58 @@
+// contents.h: whether a content is still the one that the engine knows.
+//
+// Operators tell the engine what they overwrite. Others write past them: NumPy, kernels that get a
+// pointer, processes that share the memory. Where the host can read the memory, which is on the
+// CPU, every content has a checksum of its last known state, and is compared with it
+//
+//  - when an op begins to use it: if it differs, the old content ends as if an op had overwritten
+//    it, and what is there now is a constant;
+//  - before it is given up: if it differs, it stays, because its op would not give it again;
+//  - before a rematerialization reads it: if it differs, it is computed again, too, or, where it
+//    cannot be, the rematerialization fails.
+//
+// So nothing is computed from a content that changed unseen. The checksum is of the whole content
+// where its address was given away, or with DTR_CONTENTS_WHOLE. Else it is of a few words, evenly
+// spread: a write to all of a content is noticed, a write to a small part of it may not be.
+#pragma once
+
+#include "deferred.h"
+#include "environment.h"
+#include "graph.h"
+#include "lifecycle.h"
+#include "settling.h"
+
+namespace dtr {
+
+class Contents {
+ public:
+  Contents(Environment& environment, const Graph& graph, Lifecycle& lifecycle, Settling& settling)
+      : environment_(environment), graph_(graph), lifecycle_(lifecycle), settling_(settling) {}
+
+  // A resident storage's content is as it should be.
+  void note(Storage* storage) const {
+    if (is_watched(storage)) storage->checksum = checksum_of(storage);
+  }
+  // After the settings have changed.
+  void note_all() const;
+
+  bool has_changed(const Storage* storage) const {
+    return is_watched(storage) && checksum_of(storage) != storage->checksum;
+  }
+  // The content of a live resident storage has; returns the record of what its memory holds now.
+  Storage* changed(Storage* old, Deferred& deferred);
+  // What an op is about to read again is as it was, or evicted, if its own op can give it again.
+  void compare_inputs(const Op* op, Deferred& deferred);
+
+ private:
+  bool is_watched(const Storage* storage) const {
+    return storage->device_type == 0 && (storage->external || environment_.options.contents != 0);
+  }
+  uint64_t checksum_of(const Storage* storage) const;
+
+  Environment& environment_;
+  const Graph& graph_;
+  Lifecycle& lifecycle_;
+  Settling& settling_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,151 @@
+// dead_storages.cpp: see dead_storages.h.
+#include "dead_storages.h"
+
+#include <algorithm>
+#include <string>
+
+#include "require.h"
+
+namespace dtr {
+
+namespace {
+
+// What stands between a dead storage and being banished; null if nothing does.
+const Storage* keeps_from_banishing(const Storage* storage) {
+  if (storage->locks > 0) return storage;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs) {
+      const Storage* dependent = output.storage;
+      if (dependent && (!has_content(dependent) || dependent->locks > 0)) return dependent;
+    }
+  return nullptr;
+}
+
+}  // namespace
+
+bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {
+  if (!storage->children && storage->locks == 0) return false;
+  // An op in flight gave its buffer another size, after it may have written to it: that
+  // is not the recorded content.
+  if (storage->overwriters > 0) return false;
+  // Another op in flight dropped its argument as soon as it had read it. What that computes from a
+  // constant will depend on it.
+  const bool is_read = storage->locks > storage->holds && !storage->parent;
+  if (!is_read && settles_constants()) {
+    if (storage->parent || !storage->children) return policy_ == Dealloc::lazy && storage->parent;
+    ++storage->locks;  // its last dependent would take it along, and the block with it
+    const bool settled = settling_.settle(storage, nullptr, storage->size_bytes, deferred);
+    --storage->locks;
+    if (settled) return false;
+  }
+  if (!storage->parent) keep(storage);
+  if (policy_ == Dealloc::banish) mark(storage, deferred);
+  return true;
+}
+
+void DeadStorages::keep(Storage* constant) {
+  if (constant->kept >= 0) return;
+  constant->kept = static_cast<int64_t>(constants_.size());
+  constants_.push_back(constant);
+  environment_.stats.kept_constant_bytes += constant->size_bytes;
+}
+
+void DeadStorages::let_go(Storage* storage) {
+  if (storage->kept < 0) return;
+  environment_.stats.kept_constant_bytes -= storage->size_bytes;
+  constants_.back()->kept = storage->kept;
+  constants_[storage->kept] = constants_.back();
+  constants_.pop_back();
+  storage->kept = -1;
+}
+
+void DeadStorages::settle_sources(Deferred& deferred) {
+  for (size_t i = constants_.size(); i-- > 0;) {
+    if (i >= constants_.size()) continue;  // settling one may take others along
+    Storage* source = constants_[i];
+    if (!source->is_source) continue;
+    source->is_source = false;
+    ++source->locks;
+    settling_.settle(source, nullptr, source->size_bytes, deferred);
+    lifecycle_.unlock(source, deferred);
+  }
+}
+
+void DeadStorages::mark(Storage* storage, Deferred& deferred) {
+  if (!storage->to_banish) ++to_banish_;
+  storage->to_banish = true;
+  queue(storage, deferred);
+}
+
+void DeadStorages::queue(Storage* storage, Deferred& deferred) {
+  deferred.banish_queued();
+  if (storage->queued) return;
+  storage->queued = true;
+  queue_.push_back(storage);
+}
+
+void DeadStorages::forget(Storage* storage) {
+  if (!storage->to_banish) return;
+  storage->to_banish = false;
+  --to_banish_;
+  if (!storage->queued) return;
+  storage->queued = false;
+  // What is removed was queued just before, mostly: it stands near the end.
+  const auto at = std::find(queue_.rbegin(), queue_.rend(), storage);
+  if (at != queue_.rend()) *at = nullptr;
+}
+
+void DeadStorages::banish_queued(Deferred& deferred) {
+  // One that goes may have others tried again: those that it depended on.
+  while (!queue_.empty()) {
+    Storage* storage = queue_.back();
+    queue_.pop_back();
+    if (!storage) continue;
+    storage->queued = false;
+    banish(storage, deferred);
+  }
+}
+
+void DeadStorages::banish(Storage* storage, Deferred& deferred) {
+  if (keeps_from_banishing(storage)) return;
+  std::vector<Storage*> dependents;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage) dependents.push_back(output.storage);
+  ++environment_.stats.banished;
+  const uint64_t id = storage->id;
+  // A dead dependent may vanish with the others; the locks keep the list whole until then.
+  ++storage->locks;
+  for (Storage* dependent : dependents) ++dependent->locks;
+  for (Storage* dependent : dependents) lifecycle_.forget_parent(dependent, deferred);
+  for (Storage* dependent : dependents) lifecycle_.unlock(dependent, deferred);
+  lifecycle_.unlock(storage, deferred);
+  environment_.observers.notify(&Observer::banished, id);
+}
+
+void DeadStorages::check(const std::unordered_set<Storage*>& storages) const {
+  uint64_t kept_bytes = 0, to_banish = 0;
+  for (const Storage* storage : storages) {
+    const bool kept =
+        storage->state == State::resident && storage->managed && !storage->live && !storage->parent;
+    require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage);
+    if (kept) {
+      kept_bytes += storage->size_bytes;
+      require(constants_[storage->kept] == storage, "R5: the index leads elsewhere", storage);
+    }
+    if (!storage->to_banish) continue;
+    ++to_banish;
+    require(!storage->live, "R9: a live storage is to be banished", storage);
+    require(storage->queued || keeps_from_banishing(storage),
+            "R9: nothing keeps it from being banished", storage);
+  }
+  const uint64_t counted = environment_.stats.kept_constant_bytes;
+  if (kept_bytes != counted)
+    throw StateError("R5: kept constants have " + std::to_string(kept_bytes) +
+                     " bytes, counted are " + std::to_string(counted));
+  if (to_banish != to_banish_)
+    throw StateError("R9: " + std::to_string(to_banish) +
+                     " storages are to be banished, counted are " + std::to_string(to_banish_));
+}
+
+}  // namespace dtr

@@ -1,0 +1,104 @@
+// dead_storages.h: what becomes of a storage that the framework dropped (DTR paper, appendix C.5).
+//
+// Nothing can ask for a dead storage that nothing depends on: it goes at once, under every
+// policy. One with dependents is
+//
+//   eager   evicted at once; a constant is settled if that makes constants of no more
+//           bytes than its own, else kept;
+//   ignore  kept: evictable, or as a constant;
+//   lazy    kept, evictable: until memory is needed, what is computed from it costs less to
+//           bring back. A constant goes as under eager;
+//   banish  removed for good once no dependent is evicted: its dependents forget their
+//           parent and cannot be evicted any more, and its record goes. Until then it is
+//           as under ignore, and tried again whenever one of its dependents was unlocked
+//           (a rematerialization locks what it brings back) or has vanished.
+//
+// A locked dependent waits, too: an op in flight may be about to overwrite it, and as a
+// constant it would be lost for those that depend on it (R8).
+//
+// Overwritten versions are not banished. They did not die, their buffer went to the next
+// version, so nothing would be gained, and the next version could not be evicted: every
+// activation of a job with in-place functions would stay. They go as under eager.
+#pragma once
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "dealloc.h"
+#include "deferred.h"
+#include "environment.h"
+#include "lifecycle.h"
+#include "settling.h"
+
+namespace dtr {
+
+class DeadStorages {
+ public:
+  DeadStorages(Environment& environment, Lifecycle& lifecycle, Settling& settling)
+      : environment_(environment), lifecycle_(lifecycle), settling_(settling) {}
+
+  // By the options.
+  void configure() { dealloc_from_name(environment_.options.dealloc, &policy_); }
+  Dealloc policy() const { return policy_; }
+  // Whether a constant is settled when it dies, if that costs no memory.
+  bool settles_constants() const { return policy_ == Dealloc::eager || policy_ == Dealloc::lazy; }
+
+  // The handle of a resident storage died. True: the engine owns the memory from now on
+  // (R5). False: it goes back.
+  bool keeps_memory(Storage* storage, Deferred& deferred);
+  // The handle of an evicted one died.
+  void evicted_died(Storage* storage, Deferred& deferred) {
+    if (policy_ == Dealloc::banish) mark(storage, deferred);
+  }
+
+  // ---- constants that something depends on: what settles them frees memory ----
+  const std::vector<Storage*>& constants() const { return constants_; }
+  // Dead, resident, without a parent.
+  void keep(Storage* constant);
+  // It is not that any more.
+  void let_go(Storage* storage);
+  // A rematerialization has used it.
+  void note_source(Storage* storage, bool* used) {
+    if (storage->kept >= 0 && settles_constants()) storage->is_source = *used = true;
+  }
+  // The rematerialization is done. What it was computed from was kept because it was evicted: where
+  // it is back, and takes no more memory than the constant, it becomes one in its place. Else an
+  // optimizer's state that is evicted between its steps would keep the gradient of each step, and
+  // free nothing.
+  void settle_sources(Deferred& deferred);
+
+  // ---- banishing ----
+  // What stood in the way may have gone: tried again once the call is done. (Not here: the callers
+  // walk the edges that banishing cuts.)
+  void reconsider(Storage* storage, Deferred& deferred) {
+    if (storage->to_banish) queue(storage, deferred);
+  }
+  void reconsider_inputs(const Op* op, Deferred& deferred) {
+    if (to_banish_ == 0) return;
+    for (const Edge& edge : op->edges)
+      if (edge.input) reconsider(edge.input, deferred);
+  }
+  // Of those that are to be tried.
+  void banish_queued(Deferred& deferred);
+  // The record goes.
+  void forget(Storage* storage);
+
+  // R5 (constants) and R9.
+  void check(const std::unordered_set<Storage*>& storages) const;
+
+ private:
+  void mark(Storage* storage, Deferred& deferred);
+  void queue(Storage* storage, Deferred& deferred);
+  void banish(Storage* storage, Deferred& deferred);
+
+  Environment& environment_;
+  Lifecycle& lifecycle_;
+  Settling& settling_;
+  Dealloc policy_ = Dealloc::eager;
+  std::vector<Storage*> constants_;
+  std::vector<Storage*> queue_;  // to be tried; null: gone meanwhile
+  uint64_t to_banish_ = 0;       // storages that are
+};
+
+}  // namespace dtr

@@ -1,0 +1,91 @@
+// settling.cpp: see settling.h.
+#include "settling.h"
+
+namespace dtr {
+
+bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
+                      Deferred& deferred) {
+  if (!lost->children) return true;
+  const uint64_t walk = graph_.next_walk();
+  std::vector<Storage*> pending{lost};
+  std::vector<Storage*> resident;
+  uint64_t bytes = 0;
+  bool possible = true;
+  while (!pending.empty()) {
+    const Storage* storage = pending.back();
+    pending.pop_back();
+    for (const Edge* edge = storage->children; edge; edge = edge->next)
+      for (const Output& output : edge->op->outputs) {
+        Storage* dependent = output.storage;
+        if (!dependent || dependent->mark == walk) continue;
+        dependent->mark = walk;
+        if (has_content(dependent) && dependent->live) {
+          resident.push_back(dependent);
+          if (dependent->overwriters > 0) pending.push_back(dependent);  // R8
+          if (is_candidate(dependent)) bytes += dependent->size_bytes;
+        } else if (dependent->live) {
+          possible = false;
+          if (targets) targets->push_back(dependent);
+        } else if (dependent->locks > 0) {
+          // A rematerialization in progress counts on it, and may overwrite it: as a
+          // constant it would be lost for its other dependents.
+          possible = false;
+        } else {
+          pending.push_back(dependent);
+        }
+      }
+    if ((!possible && !targets) || bytes > most_bytes) return false;
+  }
+  if (!possible || bytes > most_bytes) return false;
+  for (Storage* storage : resident) lifecycle_.forget_parent(storage, deferred);
+  return true;
+}
+
+bool Settling::history_outweighs(const Storage* storage, uint64_t* counted) {
+  constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
+  const uint64_t most = storage->size_bytes / kRecordBytes;
+  const uint64_t walk = graph_.next_walk();
+  pending_.assign(1, storage);
+  *counted = 0;
+  while (!pending_.empty()) {
+    const Storage* next = pending_.back();
+    pending_.pop_back();
+    if (!next->parent) continue;
+    for (const Edge& edge : next->parent->edges) {
+      Storage* input = edge.input;
+      if (input->live || input->mark == walk) continue;
+      input->mark = walk;
+      if (++*counted > most) return true;
+      pending_.push_back(input);
+    }
+  }
+  return false;
+}
+
+bool Settling::settle_history(std::vector<Storage*>* targets, Deferred& deferred) {
+  const uint64_t& live_ops = environment_.stats.live_ops;
+  while (live_ops > environment_.options.history_ops) {
+    const uint64_t before = live_ops;
+    const size_t wanted = targets ? targets->size() : 0;
+    std::vector<Storage*> outputs;
+    for (const Output& output : graph_.oldest_op()->outputs)
+      if (output.storage) outputs.push_back(output.storage);
+    for (Storage* storage : outputs) {
+      if (has_content(storage) && storage->live) {
+        if (storage->overwriters == 0 || settle(storage, targets, kAnyBytes, deferred))  // R8
+          lifecycle_.forget_parent(storage, deferred);
+      } else if (storage->live) {
+        if (targets) targets->push_back(storage);
+      } else {
+        // Its last dependent gone, the dead storage vanishes, and the op with it.
+        ++storage->locks;
+        settle(storage, targets, kAnyBytes, deferred);
+        lifecycle_.unlock(storage, deferred);
+      }
+    }
+    if (live_ops == before || (targets && targets->size() > wanted)) return false;
+  }
+  return true;
+}
+
+}  // namespace dtr

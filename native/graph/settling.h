@@ -1,0 +1,51 @@
+// settling.h: before a content that cannot be recomputed is lost for good, its dependents become
+// independent of it.
+//
+// Walking down from the storage that will be lost: a resident live dependent becomes
+// a constant and ends the walk there; a dead one passes the demand on to its own
+// dependents and vanishes with its last one; a live evicted one must be
+// rematerialized first, by the caller.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "deferred.h"
+#include "environment.h"
+#include "graph.h"
+#include "lifecycle.h"
+
+namespace dtr {
+
+class Settling {
+ public:
+  static constexpr uint64_t kAnyBytes = std::numeric_limits<uint64_t>::max();
+
+  Settling(const Environment& environment, Graph& graph, Lifecycle& lifecycle)
+      : environment_(environment), graph_(graph), lifecycle_(lifecycle) {}
+
+  // True: nothing depends on `lost` any more. False: nothing was changed, and *targets
+  // (if given) got the live evicted dependents, or more than most_bytes would have
+  // become constant.
+  bool settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
+              Deferred& deferred);
+
+  // Whether the dead records that the storage's history consists of take more memory than
+  // the storage itself. Then it had better be a constant: a running average would keep
+  // its whole past, and free a few bytes when evicted. *counted: the dead records met.
+  bool history_outweighs(const Storage* storage, uint64_t* counted);
+
+  // Cuts the oldest ops off until no more than history_ops remain (DTR has no such
+  // rule; without it a running average would keep its whole past). True: done. False: *targets,
+  // if given, got what must be rematerialized first.
+  bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
+
+ private:
+  const Environment& environment_;
+  Graph& graph_;
+  Lifecycle& lifecycle_;
+  std::vector<const Storage*> pending_;
+};
+
+}  // namespace dtr

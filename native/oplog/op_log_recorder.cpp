@@ -1,0 +1,492 @@
+// op_log_recorder.cpp: see op_log_recorder.h.
+#include "op_log_recorder.h"
+
+#include <algorithm>
+
+namespace dtr {
+
+// ---- memory of one op ----
+
+void MemoryTrace::allocated(const void* address, uint64_t size_bytes) {
+  events_.push_back({static_cast<uint32_t>(pieces_.size()), false});
+  pieces_.push_back({address, size_bytes});
+}
+
+void MemoryTrace::freed(const void* address) {
+  for (size_t i = pieces_.size(); i-- > 0;)
+    if (pieces_[i].address == address) {
+      pieces_[i].address = nullptr;
+      events_.push_back({static_cast<uint32_t>(i), true});
+      return;
+    }
+}
+
+void MemoryTrace::put(const std::vector<const void*>& results,
+                      const std::vector<const void*>& ignored, std::vector<int64_t>* out) const {
+  const size_t begin = out->size();
+  std::vector<int64_t> temporary(pieces_.size(), -1);
+  int64_t temporaries = 0, next_result = 0;
+  bool plain = true;
+  // What was there before the op, which only fills it.
+  for (size_t i = 0; i < results.size(); ++i)
+    if (std::none_of(pieces_.begin(), pieces_.end(),
+                     [&](const Piece& piece) { return piece.address == results[i]; })) {
+      const auto which = static_cast<int64_t>(i);
+      plain &= which == next_result++;
+      out->insert(out->end(), {DTR_MEMORY_RESULT, which});
+    }
+  for (const Event& event : events_) {
+    const Piece& piece = pieces_[event.piece];
+    int64_t& index = temporary[event.piece];
+    if (event.freed) {
+      out->insert(out->end(), {DTR_MEMORY_FREE, index});
+      continue;
+    }
+    const auto has = [&](const std::vector<const void*>& some) {
+      return piece.address ? std::find(some.begin(), some.end(), piece.address) : some.end();
+    };
+    if (has(ignored) != ignored.end()) continue;
+    const auto result = has(results);
+    if (result != results.end()) {
+      const int64_t which = result - results.begin();
+      plain &= which == next_result++;
+      out->insert(out->end(), {DTR_MEMORY_RESULT, which});
+    } else {
+      plain = false;
+      index = temporaries++;
+      out->insert(out->end(), {DTR_MEMORY_ALLOCATE, static_cast<int64_t>(piece.size_bytes)});
+    }
+  }
+  if (plain) out->resize(begin);
+}
+
+// ---- names ----
+
+namespace {
+
+// How a tensor lies in its storage.
+uint64_t geometry_of(const dtr_tensor_desc& desc) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, a number at a time
+  const auto add = [&](int64_t number) {
+    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
+    hash ^= hash >> 29;
+  };
+  add(desc.ndim);
+  for (int32_t d = 0; d < desc.ndim; ++d) {
+    add(desc.sizes[d]);
+    add(desc.strides[d]);
+  }
+  add(desc.offset);
+  add(desc.scalar_type);
+  add(desc.flags);
+  return hash;
+}
+
+// The op that this thread runs just now, if it is recorded.
+struct Running {
+  const OpLogRecorder* by = nullptr;
+  OpenLog* log = nullptr;
+};
+
+thread_local Running running;
+
+}  // namespace
+
+void OpLogRecorder::set_mode(Mode mode, Deferred& deferred) {
+  sweep(deferred);  // under the old mode: deaths belong to it
+  turn(mode, deferred);
+}
+
+void OpLogRecorder::turn(Mode mode, Deferred& deferred) {
+  if (mode == Mode::writing && mode_ != Mode::writing) {
+    operators_ = 0;
+    std::vector<uint64_t> numbers;
+    for (const auto& entry : names_) numbers.push_back(entry.first);
+    std::sort(numbers.begin(), numbers.end());
+    mode_ = mode;
+    for (const uint64_t number : numbers) {
+      Known& known = names_.at(number);
+      known.views.clear();
+      put_constant(number, known);
+    }
+  }
+  mode_ = mode;
+  on_ = mode != Mode::off;
+  if (mode != Mode::off) return;
+  names_.clear();
+  sweep(deferred);
+}
+
+void OpLogRecorder::reset(Deferred& deferred) {
+  turn(Mode::off, deferred);
+  last_number_ = 0;
+}
+
+void OpLogRecorder::put(LogName name) {
+  put(static_cast<int64_t>(name.number));
+  put(name.view);
+}
+
+void OpLogRecorder::put_constant(uint64_t number, const Known& known) {
+  put(DTR_JOURNAL_CONSTANT);
+  put(static_cast<int64_t>(number));
+  put(static_cast<int64_t>(known.size_bytes));
+}
+
+void OpLogRecorder::put_view_releases(uint64_t number, Known& known) {
+  if (is_writing())
+    for (const View& view : known.views) {
+      put(DTR_JOURNAL_RELEASE);
+      put(LogName{number, view.view});
+    }
+  known.views.clear();
+}
+
+void OpLogRecorder::put_releases(uint64_t number, Known& known) {
+  put_view_releases(number, known);
+  if (!is_writing()) return;
+  put(DTR_JOURNAL_RELEASE);
+  put(LogName{number, 0});
+}
+
+uint64_t OpLogRecorder::define(Storage* storage, uint64_t geometry) {
+  storage->log_number = ++last_number_;
+  storage->log_version = 0;
+  Known& known = names_[storage->log_number];
+  known = Known{};
+  known.size_bytes = storage->managed ? storage->size_bytes : 0;
+  known.root = geometry;
+  return storage->log_number;
+}
+
+void OpLogRecorder::define_constant(Storage* storage, uint64_t geometry) {
+  const uint64_t number = define(storage, geometry);
+  Known& known = names_.at(number);
+  known.constant = true;
+  if (is_writing()) put_constant(number, known);
+}
+
+bool OpLogRecorder::knows(const Storage* storage, uint64_t geometry) const {
+  const auto found = names_.find(storage->log_number);
+  if (found == names_.end()) return false;
+  const Known& known = found->second;
+  return known.root == geometry ||
+         std::any_of(known.views.begin(), known.views.end(),
+                     [&](const View& view) { return view.geometry == geometry; });
+}
+
+LogName OpLogRecorder::name_of(const Storage* storage, uint64_t geometry) {
+  const uint64_t number = storage->log_number;
+  const Known& known = names_.at(number);
+  if (known.root == geometry || !is_writing()) return {number, 0};
+  for (const View& view : known.views)
+    if (view.geometry == geometry) return {number, view.view};
+  put_views(storage, {number, 0}, {geometry}, -1, 0);
+  return {number, known.last_view};
+}
+
+void OpLogRecorder::put_views(const Storage* storage, LogName base,
+                              const std::vector<uint64_t>& geometries, int32_t operator_name,
+                              int64_t cost_ns) {
+  const uint64_t number = storage->log_number;
+  Known& known = names_.at(number);
+  put(DTR_JOURNAL_CALL);
+  put(operator_name);
+  put(cost_ns);
+  put(1);
+  put(base);
+  put(static_cast<int64_t>(geometries.size()));
+  for (const uint64_t geometry : geometries) {
+    known.views.push_back({geometry, ++known.last_view});
+    put(LogName{number, known.last_view});
+    put(static_cast<int64_t>(known.size_bytes));
+    put(0);
+  }
+  ++operators_;
+}
+
+void OpLogRecorder::forget(uint64_t number) {
+  const auto found = names_.find(number);
+  if (found == names_.end()) return;
+  put_releases(number, found->second);
+  names_.erase(found);
+}
+
+void OpLogRecorder::released(const Storage* storage) {
+  if (!is_on()) return;
+  const auto found = names_.find(storage->log_number);
+  if (found != names_.end() && found->second.held > 0)
+    found->second.released = true;  // J3
+  else
+    forget(storage->log_number);
+}
+
+void OpLogRecorder::turn_constant(Storage* storage, bool overwritten) {
+  const Known& known = names_.at(storage->log_number);
+  if (known.constant && !overwritten) return;
+  const uint64_t geometry = known.root;
+  released(storage);
+  define_constant(storage, geometry);
+}
+
+void OpLogRecorder::meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred) {
+  if (knows(storage)) return;
+  if (storage->managed) {
+    define_constant(storage, geometry_of(desc));
+    return;
+  }
+  const auto found = others_.find(desc.handle);
+  if (found != others_.end()) {
+    storage->log_number = found->second;
+    return;
+  }
+  sweep(deferred);
+  environment_.framework->retain_weak(desc.handle);
+  define_constant(storage, geometry_of(desc));
+  others_.emplace(desc.handle, storage->log_number);
+}
+
+void OpLogRecorder::sweep(Deferred& deferred) {
+  for (auto entry = others_.begin(); entry != others_.end();) {
+    const uint64_t ours = graph_.by_handle.find(entry->first) ? 1 : 0;  // our own record holds it
+    if (is_on() && environment_.framework->strong_count(entry->first) > ours) {
+      ++entry;
+      continue;
+    }
+    forget(entry->second);
+    deferred.release_weak(entry->first);
+    entry = others_.erase(entry);
+  }
+}
+
+// ---- operators ----
+
+void OpLogRecorder::allocated(const void* address, uint64_t size_bytes) const {
+  if (is_on() && running.by == this && address) running.log->memory.allocated(address, size_bytes);
+}
+
+void OpLogRecorder::freed(const void* address) const {
+  if (is_on() && running.by == this) running.log->memory.freed(address);
+}
+
+void OpLogRecorder::runs(OpenLog* log) const {
+  running = {log ? this : nullptr, log};
+  if (log) log->memory.clear();
+}
+
+void OpLogRecorder::begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred) {
+  if (!is_on()) return;
+  log.open = true;
+  log.arguments.clear();
+  log.results.clear();
+  for (const Input& input : inputs) {
+    OpenLog::Argument argument;
+    Storage* storage = input.storage;
+    if (storage && is_whole(input) && storage->managed && !knows(storage)) {
+      argument.made_here = true;
+    } else if (storage && input.use != Use::scratch) {
+      meet(storage, input.desc, deferred);
+      if (input.constant) turn_constant(storage, false);
+      argument.name.number = storage->log_number;
+      if (input.use == Use::read) argument.name = name_of(storage, geometry_of(input.desc));
+      ++names_.at(argument.name.number).held;
+    }
+    log.arguments.push_back(argument);
+  }
+}
+
+void OpLogRecorder::made(OpenLog& log, Storage* storage, const dtr_tensor_desc& desc) {
+  if (log.open) log.results.push_back({storage, geometry_of(desc), false});
+}
+
+int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pure,
+                             int64_t cost_ns) {
+  if (!log.open) return -1;
+  log.open = false;
+  if (!is_on()) return -1;
+  std::vector<Argument> arguments;
+  std::vector<OpenLog::Result> results;
+  std::vector<const Input*> overwritten;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Input& input = inputs[i];
+    Storage* now = graph_.by_handle.find(input.desc.handle);
+    if (log.arguments[i].made_here) {
+      if (now && !knows(now)) results.push_back({now, geometry_of(input.desc), input.constant});
+      continue;
+    }
+    const uint64_t number = log.arguments[i].name.number;
+    if (number == 0) continue;
+    // Once if it is there several times; not if its memory was exchanged.
+    const bool writes = (input.use == Use::mutate || input.use == Use::write_only) && now &&
+                        now->log_number == number && knows(now) &&
+                        std::none_of(overwritten.begin(), overwritten.end(), [&](const Input* o) {
+                          return o->desc.handle == input.desc.handle;
+                        });
+    arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
+    if (writes) overwritten.push_back(&input);
+  }
+  results.insert(results.end(), log.results.begin(), log.results.end());
+  const int64_t index = put_operator(log, arguments, results, pure, cost_ns);
+  for (const Input* input : overwritten) {
+    Storage* now = graph_.by_handle.find(input->desc.handle);
+    if (pure) {
+      Known& known = names_.at(now->log_number);
+      put_view_releases(now->log_number, known);
+      now->log_version = ++known.version;
+    } else if (now->managed) {
+      turn_constant(now, true);
+    }
+  }
+  unhold(log);
+  return index;
+}
+
+void OpLogRecorder::aborted(OpenLog& log) {
+  if (!log.open) return;
+  log.open = false;
+  unhold(log);
+}
+
+void OpLogRecorder::unhold(OpenLog& log) {
+  for (const OpenLog::Argument& argument : log.arguments) {
+    const auto found = names_.find(argument.name.number);
+    if (found == names_.end() || found->second.held == 0) continue;  // it was off in between
+    if (--found->second.held == 0 && found->second.released) forget(found->first);
+  }
+  log.arguments.clear();
+}
+
+void OpLogRecorder::viewed(const int64_t* buffer, uint32_t tensors, uint32_t results,
+                           int32_t operator_name, int64_t cost_ns) {
+  if (!is_writing()) return;
+  const auto describe = [&](uint32_t i) {
+    dtr_tensor_desc desc;
+    environment_.framework->describe(reinterpret_cast<const void*>(buffer[i]), &desc);
+    return desc;
+  };
+  const Storage* storage = nullptr;
+  LogName base;
+  std::vector<uint64_t> geometries;
+  for (uint32_t i = tensors; i < tensors + results; ++i) {
+    if (buffer[i] == 0) continue;
+    const dtr_tensor_desc desc = describe(i);
+    const Storage* of = desc.handle ? graph_.by_handle.find(desc.handle) : nullptr;
+    if (!of || of->address != desc.data || (storage && of != storage) || !knows(of)) continue;
+    const uint64_t geometry = geometry_of(desc);
+    for (uint32_t k = 0; !storage && k < tensors; ++k) {
+      const dtr_tensor_desc from = describe(k);
+      if (from.handle != of->handle) continue;
+      storage = of;
+      base = name_of(of, geometry_of(from));
+    }
+    if (storage && !knows(of, geometry) &&
+        std::find(geometries.begin(), geometries.end(), geometry) == geometries.end())
+      geometries.push_back(geometry);
+  }
+  if (!geometries.empty()) put_views(storage, base, geometries, operator_name, cost_ns);
+}
+
+void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Result>& results,
+                               const std::vector<OpenLog::Result>& ignored) {
+  const auto addresses = [](const std::vector<OpenLog::Result>& some) {
+    std::vector<const void*> found;
+    for (const OpenLog::Result& result : some) found.push_back(result.storage->address);
+    return found;
+  };
+  const size_t begin = records_.size();
+  records_.insert(records_.end(), {DTR_JOURNAL_MEMORY, 0});
+  log.memory.put(addresses(results), addresses(ignored), &records_);
+  if (const size_t length = records_.size() - begin - 2; length > 0)
+    records_[begin + 1] = static_cast<int64_t>(length / 2);
+  else
+    records_.resize(begin);
+}
+
+int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argument>& arguments,
+                                    const std::vector<OpenLog::Result>& results, bool pure,
+                                    int64_t cost_ns) {
+  std::vector<OpenLog::Result> called, constants;
+  for (const OpenLog::Result& result : results)
+    (pure && !result.constant ? called : constants).push_back(result);
+  const auto mutated = std::count_if(arguments.begin(), arguments.end(),
+                                     [](const Argument& a) { return a.overwritten; });
+  const bool repeatable = pure && (!called.empty() || mutated > 0);
+  const int64_t index = is_writing() ? operators_ : -1;
+  if (is_writing())
+    put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
+  const auto put_head = [&](int64_t kind, int64_t time) {
+    put(kind);
+    put(log.operator_name);
+    put(time);
+    put(static_cast<int64_t>(arguments.size()));
+    for (const Argument& argument : arguments) put(argument.name);
+    ++operators_;
+  };
+  if (!called.empty()) {
+    if (is_writing()) {
+      put_head(DTR_JOURNAL_CALL, cost_ns);
+      put(static_cast<int64_t>(called.size()));
+    }
+    for (const OpenLog::Result& result : called) {
+      const uint64_t number = define(result.storage, result.geometry);
+      if (!is_writing()) continue;
+      put(LogName{number, 0});
+      put(static_cast<int64_t>(result.storage->size_bytes));
+      put(-1);
+    }
+  }
+  if (mutated > 0 && pure && is_writing()) {
+    // The cost is that of both lines together.
+    put_head(DTR_JOURNAL_MUTATE, called.empty() ? cost_ns : 0);
+    put(mutated);
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (arguments[i].overwritten)
+        put(arguments[i].read ? static_cast<int64_t>(i) : -1 - static_cast<int64_t>(i));
+  }
+  if (!repeatable && is_writing()) {
+    put_head(DTR_JOURNAL_EFFECT, cost_ns);
+    put(static_cast<int64_t>(constants.size()));
+  }
+  for (const OpenLog::Result& result : constants) define_constant(result.storage, result.geometry);
+  return index;
+}
+
+// ---- draining ----
+
+namespace {
+
+uint64_t move_out(std::vector<int64_t>& from, int64_t* numbers, uint64_t capacity) {
+  const uint64_t count = from.size();
+  if (count > capacity) return count;
+  std::copy(from.begin(), from.end(), numbers);
+  from.clear();
+  return count;
+}
+
+}  // namespace
+
+uint64_t OpLogRecorder::drain(int64_t* numbers, uint64_t capacity) {
+  return move_out(records_, numbers, capacity);
+}
+
+uint64_t OpLogRecorder::drain_decisions(int64_t* numbers, uint64_t capacity) {
+  return move_out(decisions_, numbers, capacity);
+}
+
+void OpLogRecorder::set_deciding(bool on) {
+  deciding_ = on;
+  if (!on) decisions_.clear();
+}
+
+void OpLogRecorder::lost(const Storage* storage, EvictionCause cause) {
+  if (!deciding_) return;
+  decisions_.insert(decisions_.end(),
+                    {static_cast<int64_t>(cause), static_cast<int64_t>(storage->log_number),
+                     static_cast<int64_t>(storage->log_version)});
+}
+
+void OpLogRecorder::ran_again(const Op* op) {
+  if (deciding_) decisions_.insert(decisions_.end(), {DTR_DECISION_RAN_AGAIN, op->log_index, 0});
+}
+
+}  // namespace dtr
