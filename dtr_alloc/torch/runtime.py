@@ -25,7 +25,7 @@ from dtr_alloc.torch.pins import Pins
 from dtr_alloc.torch.recorder import Recorder
 
 if TYPE_CHECKING:
-    from dtr_alloc.oplog.recorder import Log
+    from dtr_alloc.oplog.recorder import OpLogRecorder
     from dtr_alloc.traces.recording import Recording
 
 _C10_CPU, _C10_CUDA = 0, 1
@@ -54,7 +54,7 @@ class Runtime:
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)
-        self.log: Log | None = None
+        self.log: OpLogRecorder | None = None
         self.recording: Recording | None = None
         self.is_light = False
         self.is_active = False
@@ -385,18 +385,18 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     return options, dealloc
 
 
-def _open_log(runtime: Runtime, config: Config) -> Log | None:
+def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:
     # Imported when it is used: it brings the reading and writing of logs along.
-    from dtr_alloc.file_lock import InUse
+    from dtr_alloc.file_lock import FileTaken
     from dtr_alloc.oplog import LogError
-    from dtr_alloc.oplog.recorder import Log
+    from dtr_alloc.oplog.recorder import OpLogRecorder
 
     assert config.log is not None
     path = report.fill_in(config.log)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return Log(runtime, path, config.log_steps)
-    except InUse as error:
+        return OpLogRecorder(runtime, path, config.log_steps)
+    except FileTaken as error:
         print(f"dtr_alloc: {error}", file=sys.stderr)
         return None
     except LogError as error:

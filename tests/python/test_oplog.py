@@ -290,7 +290,7 @@ class TestErrors:
         def no_library():
             raise ImportError
 
-        monkeypatch.setattr(oplog, "_zstd", no_library)
+        monkeypatch.setattr(oplog.format, "_zstd", no_library)
         with pytest.raises(LogError, match=r"backports\.zstd"):
             compile_log(tmp_path / "job.log.zst")
 
@@ -317,7 +317,7 @@ class TestFiles:
 
     def test_zst_where_a_library_is_installed(self, tmp_path):
         try:
-            oplog._zstd()
+            oplog.format._zstd()
         except ImportError:
             pytest.skip("no library for .zst is installed")
         path = tmp_path / "job.log.zst"
