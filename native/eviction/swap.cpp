@@ -81,7 +81,8 @@ bool Engine::is_better_swapped(Storage* storage) {
 
 // Has the content copied to host memory and gives the storage's memory back. False, and nothing
 // changed, if the cap leaves no room or the memory cannot be had just now. The mutex is let go
-// while it copies. Throws, the storage as it was, if the driver refuses.
+// while it copies. Where the driver refuses host memory, what can be recomputed is dropped. Throws,
+// the storage as it was, if that cannot be, or a copy fails.
 bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   if (!host_.has_room(storage->size_bytes)) return false;
   void* const handle = storage->handle;
@@ -117,6 +118,7 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   const uint64_t stream = streams_.of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
+  const EvictionCause cause = eviction_cause_;
   eviction_cause_ = EvictionCause::gone;  // of what others do meanwhile
 
   lock.unlock();
@@ -155,12 +157,20 @@ bool Engine::swap_out(Storage* storage, Deferred& deferred, std::unique_lock<Eng
   copy->stream = stream;
   moved_.notify_all();
   if (status != DTR_OK) {
+    const bool has_buffer = copy->buffer != nullptr;
     drop_host_copy(storage);
     if (storage->live) framework_->attach(storage->handle, address);
     graph_.by_address.insert(address, storage);
     become_resident(storage, address);
     if (!storage->live && !storage->parent) dead_.keep(storage);
+    // Host memory cannot be had: what can be recomputed is given up instead.
+    bool dropped = false;
+    if (!has_buffer && storage->parent) {
+      eviction_cause_ = cause;
+      dropped = drop(storage, deferred);
+    }
     unlock(storage, deferred);
+    if (dropped) return true;
     throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + " (" +
                              std::to_string(bytes) + " bytes) cannot go to host memory, of which " +
                              std::to_string(host_.in_use_bytes()) + " of " +

@@ -54,6 +54,7 @@
 #include "policy/search_context.h"
 #include "policy/waiting_inputs.h"
 #include "policy/window.h"
+#include "rematerializer.h"
 
 namespace dtr {
 
@@ -104,7 +105,7 @@ class Engine final : private Lifecycle {
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
 
-  // ---- remat.cpp ----
+  // ---- bringing content back (rematerializer.h) ----
   bool remat_want(Frame& frame, void* handle);
   bool remat_want_any(Frame& frame);
   int64_t remat_next(Frame& frame);
@@ -313,14 +314,6 @@ class Engine final : private Lifecycle {
   void check_search();
   void check_windows(Device& device, const SearchContext& moment);
 
-  // remat.cpp
-  void push_wanted(Frame& frame, Storage* storage, bool forget);
-  void bring_back(Frame& frame, Storage* missing);
-  void describe_step(Frame& frame, Op* op);
-  void place(Storage* storage, void* address, bool held, Deferred& deferred);
-  void drop_consumed(Frame& frame, Deferred& deferred);
-  void end_step(Frame& frame, Deferred& deferred);
-
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
   Environment environment_;
@@ -336,6 +329,10 @@ class Engine final : private Lifecycle {
   Contents contents_{environment_, graph_, *this, settling_};
   UnwrittenParts unwritten_;
   OpLogRecorder op_log_{environment_, graph_};
+  PlacementHint hints_;
+  CostTable costs_;
+  Rematerializer rematerializer_{{environment_, graph_, *this, streams_, contents_, dead_,
+                                  verifier_, waiting_, hints_, costs_}};
   dtr_engine_options& options_ = environment_.options;
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
@@ -349,7 +346,6 @@ class Engine final : private Lifecycle {
 
   std::vector<int64_t> dropped_ops_;
   Components components_;
-  CostTable costs_;
   int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
   uint64_t visits_ = 0;
@@ -367,7 +363,6 @@ class Engine final : private Lifecycle {
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
-  PlacementHint hints_;
 
   HostMemory host_;
   std::condition_variable_any moved_;               // a copy, or another thread's Evicting

@@ -139,8 +139,14 @@ def test_the_peak_of_the_replay_is_the_jobs(job):
 @pytest.mark.parametrize(
     ("heuristic", "ratio"),
     [
-        *(("marginal", 0.8), ("marginal", 0.5), ("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5)),
-        *(("dtr-full", 0.6), ("m=size,room=single", 0.7), ("lru", 0.6)),
+        *(("marginal", 0.5), ("dtr-eqclass", 0.5), ("lru", 0.6)),
+        *(
+            pytest.param(heuristic, ratio, marks=pytest.mark.long)
+            for heuristic, ratio in (
+                *(("marginal", 0.8), ("dtr-eqclass", 0.8), ("dtr-full", 0.6)),
+                ("m=size,room=single", 0.7),
+            )
+        ),
     ],
 )
 def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
@@ -209,7 +215,10 @@ for line in sys.stdin:
 
 @pytest.fixture(
     scope="module",
-    params=[("mlp", 0.5), ("transformer", 0.5), ("lstm", 0.5), ("inplace", 1)],
+    params=[
+        *(("mlp", 0.5), ("inplace", 1)),
+        *(pytest.param((job, 0.5), marks=pytest.mark.long) for job in ("transformer", "lstm")),
+    ],
     ids=lambda job: job[0],
 )
 def trained(request, tmp_path_factory):
