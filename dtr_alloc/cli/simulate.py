@@ -48,7 +48,7 @@ from dtr_alloc.lab import simulate, simulate_report
     "What becomes of a tensor that is released: eager evicts it at once, banish removes it for "
     "good if nothing needs it, ignore does nothing.",
 )
-@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' only.")
+@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' and --sampling sqrt.")
 @click.option(
     "--semantics",
     type=click.Choice(["simrd", "runtime"]),
@@ -91,6 +91,22 @@ from dtr_alloc.lab import simulate, simulate_report
     metavar="SIZE",
     help="Move contents where that costs less than evicting, at so many bytes a second (200GB), "
     "the log's costs being nanoseconds; with --space heap or fixed (default: nothing moves).",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(simulate.SAMPLINGS),
+    default=simulate.SAMPLINGS[0],
+    show_default=True,
+    help="Choose among all n candidates, or, as DTR's prototype, among a random sample of the "
+    "square root of n (with --semantics simrd).",
+)
+@click.option(
+    "--least-size-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="X",
+    help="Evict nothing smaller than X times the candidates' mean size; DTR's prototype has 0.01 "
+    "(with --semantics simrd; default: 0).",
 )
 @click.option(
     "--thrash",
@@ -165,6 +181,8 @@ def _run(
     room: str,
     placement: str,
     moving: str | None,
+    sampling: str,
+    least_size_share: float,
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
@@ -182,6 +200,10 @@ def _run(
         raise click.UsageError(
             f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
         )
+    if sampling != simulate.SAMPLINGS[0] and semantics != "simrd":
+        raise click.UsageError(f"--sampling {sampling} needs --semantics simrd")
+    if least_size_share != 0 and semantics != "simrd":
+        raise click.UsageError(f"--least-size-share {least_size_share} needs --semantics simrd")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
@@ -198,6 +220,8 @@ def _run(
         room=room,
         placement=placement,
         move_bytes_per_s=0 if moving is None else given("--moving", lambda: parse_size(moving)),
+        sampling=sampling,
+        least_size_share=least_size_share,
         thrash=thrash,
     )
     given("the combination", plan.check)

@@ -54,6 +54,7 @@ of the job's operators, and at its low end for others and for constants (Coop, N
 again as they are."""
 GHOSTS = ("first", "at-once", "discounted")
 WAITING = ("yields", "holds")
+SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in the C header (DTR_REPLAY_...). ``assert``: simrd's own assertion fails."""
 
@@ -187,6 +188,8 @@ def replay(
     waiting: str = "yields",
     room: str = "heuristic",
     placement: str = PLACEMENTS[0],
+    sampling: str = SAMPLINGS[0],
+    least_size_share: float = 0,
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -196,7 +199,7 @@ def replay(
         heuristic: what is evicted; text is read as ``parse_heuristic`` does.
         budget_bytes: None: no limit.
         dealloc: what becomes of what dies; one of DEALLOCS.
-        seed: of ``random``.
+        seed: of ``random`` and of samples.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
@@ -214,6 +217,10 @@ def replay(
         room: as the setting ``room``, in runtime semantics.
         placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is dear to compute
             again is known from the log.
+        sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
+            simrd's semantics only. ``sqrt``: a random sample of the square root of n.
+        least_size_share: a storage that is smaller than this share (0 to 1) of the candidates' mean
+            size is no candidate; in simrd's semantics only. DTR's prototype has 0.01.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a program that makes no sense.
@@ -224,6 +231,7 @@ def replay(
     _choice("ghosts", ghosts, GHOSTS)
     _choice("waiting", waiting, WAITING)
     _choice("placement", placement, PLACEMENTS)
+    _choice("sampling", sampling, SAMPLINGS)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     if semantics == "simrd" and (ghosts, waiting) != (GHOSTS[0], WAITING[0]):
@@ -241,6 +249,8 @@ def replay(
     options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
     # A sum of times stays within 64 bits, whatever is asked for.
     options.max_recompute = min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM)
+    options.sampling = SAMPLINGS.index(sampling)
+    options.least_size_share = least_size_share
     code = ffi.from_buffer("int64_t[]", program.code)
     out = ffi.new("dtr_replay **")
     begin = time.perf_counter()
@@ -471,6 +481,8 @@ class Plan:
     room: str = "heuristic"
     placement: str = PLACEMENTS[0]
     move_bytes_per_s: float = 0
+    sampling: str = SAMPLINGS[0]
+    least_size_share: float = 0
     thrash: float | None = None
 
     def check(self) -> None:
@@ -485,7 +497,7 @@ class Plan:
     def setups(self, logs: int) -> Iterator[Setup]:
         """In the order in which results are reported."""
         for log, dealloc, rule in itertools.product(range(logs), self.deallocs, self.rules):
-            random = rule.heuristic.select == "random"
+            random = rule.heuristic.select == "random" or self.sampling != SAMPLINGS[0]
             for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
                 yield Setup(log, dealloc, rule, seed, limit)
 
@@ -531,6 +543,8 @@ def _replay_of(
         measure=plan.semantics == "runtime",
         room=plan.room,
         placement=plan.placement,
+        sampling=plan.sampling,
+        least_size_share=plan.least_size_share,
         max_recompute=max_recompute,
     )
 
@@ -578,6 +592,8 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
         "search_seconds": run.search_ns / 1e9,
         "chunk_bytes": plan.chunk_bytes,
         "placement": plan.placement,
+        "sampling": plan.sampling,
+        "least_size_share": plan.least_size_share,
         "forced_requests": run.forced_requests,
         "forced_times": run.forced_times,
         "lost_bytes": run.lost_bytes,

@@ -71,6 +71,13 @@ class Pool {
     dropped_ = 0;
   }
 
+  // In the order.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (const uint32_t id : ids_)
+      if (id != kNone) visit(id);
+  }
+
   // The n-th in the order.
   uint32_t nth(size_t n) const {
     for (const uint32_t id : ids_)

@@ -14,6 +14,12 @@ void check(const dtr_replay_options& options) {
   if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_LAZY)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
                                "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
+  if (options.sampling < DTR_SAMPLING_NONE || options.sampling > DTR_SAMPLING_SQRT)
+    throw dtr::InvalidArgument("sampling is " + std::to_string(options.sampling) +
+                               "; allowed: 0 (none), 1 (sqrt)");
+  if (!(options.least_size_share >= 0 && options.least_size_share <= 1))
+    throw dtr::InvalidArgument("least_size_share is " + std::to_string(options.least_size_share) +
+                               "; allowed: 0 to 1");
 }
 
 }  // namespace

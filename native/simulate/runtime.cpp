@@ -639,6 +639,11 @@ void replay_runtime(const dtr_runtime_options& options, const Program& program, 
                           std::to_string(kSimulatedUnit));
   if (options.replay.newest_staleness)
     throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
+  if (options.replay.sampling != DTR_SAMPLING_NONE)
+    throw InvalidArgument("sampling is sqrt; allowed with runtime semantics: none");
+  if (options.replay.least_size_share != 0)
+    throw InvalidArgument("least_size_share is " + std::to_string(options.replay.least_size_share) +
+                          "; allowed with runtime semantics: 0");
   const Checked checked = check_program(program);
   if (options.space != DTR_SPACE_BYTES &&
       options.replay.budget_bytes < World::chunk_bytes(options)) {

@@ -31,6 +31,7 @@ Machine::Machine(const dtr_replay_options& options, Replay& replay, Given* given
       scored && (heuristic.cost == DTR_COST_ANCESTORS || heuristic.cost == DTR_COST_NEIGHBORHOOD);
   walks_neighborhood_ = neighborhood && (banishes() || options.newest_staleness);
   caches_regions_ = neighborhood && !walks_neighborhood_;
+  draws_candidates_ = options.sampling != DTR_SAMPLING_NONE || options.least_size_share > 0;
   keeps_components_ = scored && heuristic.cost == DTR_COST_COMPONENT;
   counts_askers_ = scored && heuristic.cost == DTR_COST_MARGINAL;
   if (keeps_components_ && banishes())

@@ -1,7 +1,8 @@
 // simrd.h: a machine with the semantics of simrd, the simulator of the DTR paper.
 //
 // It replays op logs with exactly the decisions of the published simulator, so that a number of
-// ours can stand beside a published one. What differs from the engine, which the replay with
+// ours can stand beside a published one. (On request it searches less, as DTR's prototype does:
+// draw_candidates.) What differs from the engine, which the replay with
 // runtime semantics drives (runtime.h):
 //   - Views are tensors of their own: evicting a storage undefines them all, and using one again
 //     runs its view operator again. Mutation makes a copy.
@@ -167,6 +168,7 @@ class Machine {
 
   // ---- scores.cpp ----
   uint32_t choose();
+  void draw_candidates();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
   double marginal_cost(uint32_t storage);
@@ -198,6 +200,8 @@ class Machine {
   Regions regions_{graph_};
   Region walk_up_, walk_down_;
   Mersenne random_;
+  bool draws_candidates_ = false;     // a choice is made among some of the pool:
+  std::vector<uint32_t> candidates_;  // these, in its order
   std::vector<Step> stack_;
   std::vector<uint32_t> missing_;
   std::vector<uint32_t> pending_;  // worklist

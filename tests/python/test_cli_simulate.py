@@ -133,6 +133,16 @@ def test_a_placement_is_for_a_heap():
     assert "--placement two_ended needs --space heap or fixed" in simulate(*arguments).stderr
 
 
+def test_a_sample_has_a_row_for_each_seed():
+    arguments = (UNET, "--budget", "0.6", "--least-size-share", "0.01", "--json", "-")
+    found = rows(simulate(*arguments, "--sampling", "sqrt", "--seed", "0,1").stdout)
+    assert [row["seed"] for row in found] == [0, 1]
+    assert {(row["sampling"], row["least_size_share"]) for row in found} == {("sqrt", 0.01)}
+    (plain,) = rows(simulate(*arguments).stdout)
+    assert (plain["sampling"], plain["seed"]) == ("none", None)
+    assert len({row["decisions_sha256"] for row in (*found, plain)}) == 3
+
+
 def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     for name in ("plot.png", "folder/plot.svg"):
@@ -171,6 +181,12 @@ def test_help_has_every_option():
         (["--seed", "x"], "--seed: seed 'x'; allowed"),
         (["--space", "heap"], "--space heap needs --semantics runtime"),
         (["--space", "fixed"], "--space fixed needs --semantics runtime"),
+        (["--sampling", "sqrt", "--semantics", "runtime"], "--sampling sqrt needs --semantics"),
+        (
+            ["--least-size-share", "0.01", "--semantics", "runtime"],
+            "--least-size-share 0.01 needs --semantics simrd",
+        ),
+        (["--least-size-share", "2"], "--least-size-share"),
         (["--chunk", "4KiB"], "--chunk needs --space heap or fixed"),
         (["--moving", "1GB"], "--moving needs --space heap or fixed"),
         (["--space", "disk"], "'disk' is not one of"),

@@ -33,12 +33,19 @@ enum {
   DTR_DEALLOC_LAZY = 3 /* in simrd's semantics the same as ignore: it pins all constants */
 };
 
+/* Among how many of the candidates a search looks for the least score: DTR's prototype draws a
+ * sample of them. */
+enum { DTR_SAMPLING_NONE = 0, DTR_SAMPLING_SQRT = 1 };
+
 typedef struct dtr_replay_options {
   dtr_heuristic heuristic;
   int32_t dealloc;          /* DTR_DEALLOC_... */
   int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
   uint64_t budget_bytes;    /* UINT64_MAX: no limit */
   int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
+  int32_t sampling;         /* in simrd's semantics: DTR_SAMPLING_..., by the heuristic's seed */
+  double least_size_share;  /* likewise, 0 to 1: storages below this share of the candidates' mean
+                               size are no candidates, as in DTR's prototype (0.01) */
 } dtr_replay_options;
 
 enum {
@@ -110,7 +117,7 @@ int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* 
                          dtr_replay** out);
 
 typedef struct dtr_runtime_options {
-  dtr_replay_options replay; /* newest_staleness must be 0 */
+  dtr_replay_options replay; /* what is simrd's alone must be 0 */
   int32_t space;             /* DTR_SPACE_... */
   int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
   uint64_t history_ops;      /* as in dtr_engine_options */
