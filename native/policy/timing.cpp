@@ -55,7 +55,7 @@ void Engine::stop_timer(Frame& frame, bool wanted) {
 
 void Engine::learn(Frame& frame, uint64_t signature) {
   if (!frame.timer && frame.times.count == 0) return;
-  for (Device* device : devices_) {
+  for (const auto& device : devices_) {
     if (device->pool != frame.queued_in) continue;
     for (uint64_t i = 0; i < frame.times.count; ++i) {
       const auto moved = device->pending_moves.find(frame.times.timers[i]);

@@ -42,9 +42,10 @@
 #include "base/scoped_timer.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
-#include "eviction/host_memory.h"
+#include "eviction/compaction.h"
+#include "eviction/move.h"
 #include "eviction/placement_hint.h"
-#include "eviction/prefetcher.h"
+#include "eviction/swap_space.h"
 #include "frame.h"
 #include "graph/component.h"
 #include "graph/contents.h"
@@ -139,7 +140,6 @@ class Engine final : private Lifecycle {
   // Throws for what can be told to be no tensor of the connected framework.
   void check_tensor(const void* tensor) const;
 
-  // ---- moving.cpp ----
   bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
@@ -173,11 +173,14 @@ class Engine final : private Lifecycle {
   void become_resident(Storage* storage, void* address) override;
   void leave_neighborhoods(Storage* storage);
   void update_candidate(Storage* storage) override;
+  void change_address(Storage* storage, void* address) override;
+  void prices_changed() override;
+  void host_memory_freed() override;
   void grow_up(Device& device);
   void unlock(Storage* storage, Deferred& deferred) override;
   void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
-  Device& device_of(const Storage* storage) const;
+  Device& device_of(const Storage* storage) const { return devices_.of(storage); }
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
@@ -209,10 +212,10 @@ class Engine final : private Lifecycle {
   void learn(Frame& frame, uint64_t signature);
 
   // order.cpp
-  bool has_streams(uint8_t device_type) const {
-    return device_type != 0 && framework_->current_stream;
+  bool has_streams(uint8_t device_type) const { return environment_.has_streams(device_type); }
+  uint64_t stream_of(uint8_t device_type, int8_t device_index) const {
+    return environment_.stream_of(device_type, device_index);
   }
-  uint64_t stream_of(uint8_t device_type, int8_t device_index) const;
   void order_use(Storage* storage);
   void order_inputs(const Frame& frame);
 
@@ -244,8 +247,10 @@ class Engine final : private Lifecycle {
 
   // room.cpp
   class Evicting;
-  bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool drop(Storage* storage, Deferred& deferred);
+  bool is_better_swapped(Storage* storage);
+  bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
+             std::unique_lock<EngineMutex>& lock);
+  bool drop(Storage* storage, EvictionCause cause, Deferred& deferred);
   Storage* evict_victims(const SearchContext& moment, Deferred& deferred,
                          std::unique_lock<EngineMutex>& lock, size_t* evicted);
   Storage* choose(Device& device, const SearchContext& moment);
@@ -274,7 +279,6 @@ class Engine final : private Lifecycle {
     if (storage->parked) reweigh(storage);
   }
   void reset_bounds(Device& device, Storage* storage);
-  void reset_all_bounds();
 
   // window.cpp
   // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
@@ -295,46 +299,10 @@ class Engine final : private Lifecycle {
   Way choose_victims(Device& device, const SearchContext& moment, uint64_t size_bytes,
                      std::unique_lock<EngineMutex>& lock);
 
-  // swap.cpp
-  static Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type);
-  bool is_swapping() const { return options_.swap_bytes > 0; }
-  bool is_swappable(const Storage* storage) const;
-  bool is_better_swapped(Storage* storage);
-  double swap_ns(const Storage* storage) const;
-  double with_swap(const Storage* storage, double recompute_ns) const;
-  double at_most_swap(const Storage* storage, double recompute_ns) const;
-  bool swap_out(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
-               bool ahead = false);
-  void drop_host_copy(Storage* storage);
-  void swapped_died(Storage* storage, Deferred& deferred);
-
-  // moving.cpp
-  bool is_movable(const Storage* storage) const;
-  double move_ns(const Storage* storage);
-  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
-                Deferred& deferred);
-  void calibrate_moves(Device& device);
-  void configure_moving();
-  Device& device_with(const dtr_pool* pool) const;
-
-  // holes.cpp
+  // What evicting it loses, where nothing is known of when it is needed again.
   double loss_ns(Storage* storage);
-  bool moves_aside() const;
-  void find_largest_hole(const Device& device);
-  double at_most_move(Storage* storage, double cost_ns);
-  bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
-                    Deferred& deferred);
-  bool open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns, Deferred& deferred);
-  bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
-  bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
-
-  void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
-  void configure_swap(Deferred& deferred);
-  void release_host_memory(bool all, Deferred& deferred);
-  uint64_t stream_of_thread(const Storage* storage) const;
-  uint64_t stream_of_last_use(const Storage* storage) const;
+  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // verify.cpp
   void keep_expected(Storage* storage);
@@ -375,12 +343,16 @@ class Engine final : private Lifecycle {
   DeadStorages dead_{environment_, *this, settling_};
   Contents contents_{environment_, graph_, *this, settling_};
   UnwrittenParts unwritten_;
+  Devices devices_;
+  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_};
+  const SwapCosts& swap_costs_ = swap_space_.costs();
+  Mover mover_{environment_, graph_, devices_, capture_, *this};
+  Compactor compactor_{environment_, graph_, capture_, mover_};
   OpLogRecorder op_log_{environment_, graph_};
   dtr_engine_options& options_ = environment_.options;
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  std::vector<Device*> devices_;
   struct RoomCaller {
     Engine* engine;
     Device* device;
@@ -389,7 +361,7 @@ class Engine final : private Lifecycle {
 
   // How often each handle is pinned, which is held weakly for that time (R15).
   std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;                           // once there are so many
+  size_t look_for_dead_pins_ = 64;  // once there are so many
   std::vector<int64_t> dropped_ops_;
   Components components_;
   CostTable costs_;
@@ -402,7 +374,6 @@ class Engine final : private Lifecycle {
   FewWindows few_;                                 // the best of the last search
   std::vector<Storage*> members_;                  // of the window that was looked at last
   std::vector<int64_t> costs_of_members_;          // of joint_price()
-  uint64_t largest_hole_ = 0;                      // that a member could move to; 0: none moves
   std::vector<Storage*> victims_;                  // what choose_victims() chose
   std::vector<Storage*> other_victims_;            // buffer of evict_victims()
   std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
@@ -417,15 +388,12 @@ class Engine final : private Lifecycle {
   TimedCalls timed_calls_;
   PlacementHint hints_;
 
-  HostMemory host_;
-  std::condition_variable_any moved_;                 // a copy, or another thread's Evicting
-  uint32_t evicting_ = 0;                             // threads whose victims are not yet free
-  std::unordered_map<uint64_t, Storage*> swapped_;    // by id
-  Prefetcher prefetcher_;
-  bool parked_for_host_ = false;  // some constants are parked for lack of host memory
-  uint64_t verify_turn_ = 0;      // evictions since one's content was kept (verify.cpp)
+  std::condition_variable_any evicted_;  // another thread's Evicting is over
+  uint32_t evicting_ = 0;                // threads whose victims are not yet free
+  bool parked_for_host_ = false;         // some constants are parked for lack of host memory
+  uint64_t verify_turn_ = 0;             // evictions since one's content was kept (verify.cpp)
 
-  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the evictions that happen now
+  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the content that is lost now
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

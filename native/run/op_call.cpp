@@ -89,10 +89,11 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
     frame.replayable = false;
     return;
   }
-  if (storage->state == State::resident && storage->overwriters == 0 && contents_.has_changed(storage))
+  if (storage->state == State::resident && storage->overwriters == 0 &&
+      contents_.has_changed(storage))
     storage = contents_.changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
-  if (storage->prefetched) note_return(storage, frame);
+  if (storage->prefetched) swap_space_.note_return(storage, &frame.returned);
   if (storage->unwritten && unwritten_.reads(frame, input, storage))
     forget_parent(storage, deferred);
   if (input.constant) {
@@ -118,6 +119,15 @@ void Engine::find_shared(Frame& frame) {
   for (const Input& input : frame.inputs)
     if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
   for (Input& input : frame.inputs) input.shared = input.storage && input.storage->mark == twice;
+}
+
+// All that the operator needs is there.
+void Engine::prefetch(Frame& frame) {
+  const uint64_t returned = std::exchange(frame.returned, 0);
+  if (returned == 0) return;
+  Deferred deferred(environment_, *this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  swap_space_.prefetch(returned, capture_, deferred, lock);
 }
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
@@ -547,7 +557,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);
-    } else if (is_swapping()) {
+    } else if (swap_costs_.is_on()) {
       update_candidate(storage);
     }
   }

@@ -20,11 +20,6 @@
 
 namespace dtr {
 
-uint64_t Engine::stream_of(uint8_t device_type, int8_t device_index) const {
-  if (!has_streams(device_type)) return kNoStream;
-  return framework_->current_stream(device_type, device_index);
-}
-
 // Work that this thread queues next reads or overwrites the storage. (While a graph is
 // captured no stream may wait for what is outside; nothing has to, see F1.)
 void Engine::order_use(Storage* storage) {

@@ -9,6 +9,7 @@
 // is only brought back in its turn. (The prototype of the paper locks all of them.)
 // Those locks yield where there is no other way (waiting.cpp), until the step runs.
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -56,7 +57,7 @@ int64_t Engine::remat_next(Frame& frame) {
     }
     if (target->state == State::swapped) {
       if (swap_in(target, deferred, lock))
-        note_return(target, frame);
+        swap_space_.note_return(target, &frame.returned);
       else
         end_step(frame, deferred);
       continue;
@@ -87,6 +88,19 @@ int64_t Engine::remat_next(Frame& frame) {
     return static_cast<int64_t>(target->parent->id);
   }
   return 0;
+}
+
+// SwapSpace::swap_in(), and says where the memory went if there is none.
+bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  try {
+    return swap_space_.swap_in(storage, deferred, lock);
+  } catch (const OutOfMemory& error) {
+    const uint64_t size_bytes = storage->size_bytes;
+    lock.unlock();
+    std::string text = error.what();
+    out_of_memory_text(&text, size_bytes, device_of(storage).pool);
+    throw OutOfMemory(text);
+  }
 }
 
 // The innermost step waits for an input, and holds it: once, if it had yielded, too.

@@ -37,7 +37,7 @@ std::unique_ptr<HostCopy, void (*)(HostCopy*)> read(dtr_pool* pool, const void* 
 void Engine::keep_expected(Storage* storage) {
   if (options_.verify == 0 || !storage->parent || ++verify_turn_ < options_.verify) return;
   storage->expected = read(device_of(storage).pool, storage->address, storage->size_bytes,
-                           stream_of_last_use(storage))
+                           environment_.stream_of_last_use(storage))
                           .release();
   verify_turn_ = 0;
 }
@@ -52,7 +52,8 @@ void Engine::forget_expected(Storage* storage, Deferred& deferred) {
 void Engine::compare(const Storage* storage, const Op* op, const void* address) {
   if (!storage->expected) return;
   const uint64_t bytes = storage->size_bytes;
-  const auto copy = read(device_of(storage).pool, address, bytes, stream_of_thread(storage));
+  const auto copy =
+      read(device_of(storage).pool, address, bytes, environment_.stream_of_thread(storage));
   const auto* was = static_cast<const unsigned char*>(storage->expected->buffer);
   const auto* is = static_cast<const unsigned char*>(copy->buffer);
   ++stats_.verified;

@@ -85,7 +85,7 @@ uint64_t Engine::peak_beside(const Storage* wanted) {
     if (storage->parent && storage->state != State::swapped) {
       for (const Edge& edge : storage->parent->edges) {
         const Storage* input = edge.input;
-        if (input->parent || is_swapping()) running += input->size_bytes;
+        if (input->parent || swap_costs_.is_on()) running += input->size_bytes;
         if (input->state == State::resident) continue;
         const auto known = peaks_.find(input->id);
         if (known == peaks_.end())
@@ -137,8 +137,9 @@ Storage* Engine::choose_held(Device& device, const SearchContext& moment) {
     if (yields >= kMostYields) continue;
     const double staleness =
         at_least_1(static_cast<double>(moment.now_ns - storage->last_access_ns));
-    const double value = at_least_1(with_swap(storage, static_cast<double>(cost_of(storage)))) /
-                         (static_cast<double>(storage->size_bytes) * std::sqrt(staleness));
+    const double value =
+        at_least_1(swap_costs_.with_swap(storage, static_cast<double>(cost_of(storage)))) /
+        (static_cast<double>(storage->size_bytes) * std::sqrt(staleness));
     const auto rank = std::make_tuple(yields, value, storage->id);
     if (best && rank > least) continue;
     best = storage;
@@ -152,7 +153,7 @@ bool Engine::yield_held(Device& device, Deferred& deferred, std::unique_lock<Eng
   const SearchContext moment = context_of(device);
   while (Storage* held = choose_held(device, moment)) {
     ++yields_[held->id];  // also if it is not to be had just now
-    if (!evict(held, deferred, lock)) continue;
+    if (!evict(held, EvictionCause::room, deferred, lock)) continue;
     ++stats_.yields;
     return true;
   }
