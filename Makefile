@@ -14,7 +14,7 @@ CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -33,7 +33,7 @@ fuzz: $(VENV)/core
 	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without building or running anything.
-check: $(VENV)/packages
+check: $(VENV)/packages docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -73,7 +73,7 @@ sanitize: $(SANITIZED)/core
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	  DTR_ALLOC_BUILD=sanitize \
-	  DTR_ALLOC_CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache \
+	  CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache \
 	  $(abspath $(PY)) -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
 	  $(SANITIZED_TESTS)
 
@@ -88,6 +88,26 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	  > $(SANITIZED)/c++ && chmod +x $(SANITIZED)/c++
 	cd $(SANITIZED)/tree && DTR_ALLOC_BUILD=sanitize $(abspath $(PY)) setup.py -q build_ext --inplace
 	touch $@
+
+# The engine and the pool under ThreadSanitizer: threads that call operators under one budget, with
+# hundreds of thousands of evictions (tests/native/threads.cpp). Addresses are not randomized, as
+# ThreadSanitizer needs some for itself.
+TSAN := build/tsan
+TSAN_OBJECTS := $(patsubst %.cpp,$(TSAN)/%.o,$(filter %.cpp,$(filter-out \
+  native/simulate/% native/schedule/% native/fragment/%,$(CORE))) tests/native/threads.cpp)
+EVICTIONS ?= 100000
+tsan: $(TSAN)/threads
+	TSAN_OPTIONS=halt_on_error=1 setarch -R $< $(EVICTIONS)
+
+$(TSAN)/threads: $(TSAN_OBJECTS)
+	$(CXX) -fsanitize=thread $^ -o $@ -ldl -lpthread
+
+$(TSAN)/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -Iallocator -Inative \
+	  -Inative/include -MMD -MP -c $< -o $@
+
+-include $(TSAN_OBJECTS:.o=.d)
 
 # The bridge for CUDA against CUDA builds of torch, given by their pythons; no GPU, no nvcc:
 #   make cuda-bridge-check CUDA_TORCH_PYTHONS="/a/bin/python /b/bin/python"

@@ -36,7 +36,7 @@ from bench import results
 from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS
-from dtr_alloc.heuristics import PRESETS
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.torch.api import time_bookkeeping
 
 MOST_REPEATS = 10_000

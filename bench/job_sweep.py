@@ -26,7 +26,7 @@ MOST_REPEATS = 20_000
 FRACTIONS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
 POLICIES = {
     "default": {},
-    "dtr-eqclass, eager": {"heuristic": "dtr-eqclass", "dealloc": "eager"},
+    "dtr-eqclass, eager": {"heuristic": "dtr-eqclass"},
 }
 
 

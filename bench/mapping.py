@@ -98,7 +98,7 @@ class Trial:
                 budget=self.budget,
                 device="cpu",
                 costs=self.costs,
-                fixed=self.way == "fixed",
+                pool="fixed" if self.way == "fixed" else None,
                 **self.settings,
             )
         steps: list[dict[str, float]] = []

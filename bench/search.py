@@ -32,8 +32,8 @@ from rich.table import Table
 
 from bench import results
 from bench.heap import cpu_name
-from dtr_alloc import heuristics
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.lab import presets
 
 SIZES = (1_000, 10_000)
 TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}
@@ -81,7 +81,7 @@ class SimulatedJob:
         pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0, 0, 0, fixed])
         self.pool = self._created(lib.dtr_pool_create, "dtr_pool **", pool_options)
         engine_options = ffi.new("dtr_engine_options *")
-        parsed = heuristics.parse(heuristic)
+        parsed = presets.parse(heuristic)
         engine_options.heuristic = ffi.new("dtr_heuristic *", parsed.numbers())[0]
         engine_options.history_ops = 1 << 40
         for name, value in options.items():

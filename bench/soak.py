@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -38,6 +39,7 @@ import dtr_alloc
 from bench import measure, results
 from bench.models import JOBS, differences, digest
 from dtr_alloc import heuristics
+from dtr_alloc.lab.presets import PRESETS
 
 ADDRESSES = 16 << 30
 """The most address space of the process: where it is limited the heap maps memory when it needs
@@ -46,7 +48,8 @@ SPARE = 128 << 20
 """Address space that the host driver leaves to others."""
 MOST_REPEATS = 20_000
 """Rematerializations after which an attempt is given up: the budget works in principle."""
-HANG_SECONDS = 240
+HANG_SECONDS = 900
+"""More than any round takes on a machine that does much else."""
 GROWTH_BYTES = 16 << 20
 """What the resident set may grow by, from the second quarter of the rounds to the last."""
 
@@ -89,12 +92,13 @@ class Round:
             "steps": draw.choice([2, 3]),
         }
         self.settings: dict[str, Any] = {
-            "heuristic": draw.choice([*sorted(heuristics.PRESETS), heuristics.DEFAULT]),
+            "heuristic": replace(
+                preset := PRESETS[draw.choice([*sorted(PRESETS), heuristics.DEFAULT])],
+                dealloc=draw.choice(["eager", "eager", "lazy", "ignore", "banish"]),
+                room=draw.choice([preset.room, preset.room, "single", "auto"]),
+            ),
             "swap": draw.choice([0, 0, 1 << 20, 16 << 20]),
-            "moving": draw.choice([True, False]),
-            "dealloc": draw.choice(["eager", "eager", "lazy", "ignore", "banish"]),
-            "room": draw.choice(["heuristic", "heuristic", "single", "auto"]),
-            "debug": draw.choice(["off", "off", "off", "contents"]),
+            "debug": draw.choice(["off", "no-moves", "contents", "no-moves,poison"]),
         }
         self.fraction = draw.choice([draw.uniform(0.0, 0.3), draw.uniform(0.2, 1.0)])
         self.troubles = draw.sample(sorted(TROUBLES), draw.choice([1, 2]))
@@ -257,8 +261,6 @@ class Round:
         before = dtr_alloc.stats()
         if self.draw.random() < 0.1:
             self._interrupted(self._whole_session)
-            if dtr_alloc.is_enabled():
-                dtr_alloc.disable()  # it came when __exit__ was called, before that did anything
             measure.forget_broken_backward()
         with self.session():
             self.kept = [torch.linspace(0, 1, 4096) * i for i in range(8)]

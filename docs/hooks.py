@@ -59,16 +59,37 @@ def _rules_of(path: Path, root: Path) -> list[Rule]:
 
 
 def settings(root: Path = ROOT) -> str:
-    """The fields of Config as Markdown, each under its variable."""
+    """The fields of Config as Markdown, each under its variable, with its default and its parts."""
+    from dtr_alloc.config import WITHOUT_VARIABLE, Config, variable
+
     module = ast.parse((root / "dtr_alloc/config.py").read_text())
-    config = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Config")
+    classes = {n.name: _fields(n) for n in module.body if isinstance(n, ast.ClassDef)}
     parts = []
-    for field, text in zip(config.body, config.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            name = ast.unparse(field.target)
-            body = _as_markdown(ast.literal_eval(text.value))
-            parts.append(f"### `DTR_ALLOC_{name.upper()}`\n\n{body}\n")
+    for name, text in classes["Config"].items():
+        value = getattr(Config(), name)
+        default = "" if value is None else f"Default: `{value}`\n\n"
+        head = name if name in WITHOUT_VARIABLE else variable(name)
+        parts.append(f"### `{head}`\n\n{default}{text}\n")
+        if name in ("pool", "debug"):
+            words = classes[type(value).__name__]
+            parts += [
+                f"- `{word.replace('_', '-')}`: {_inline(text)}" for word, text in words.items()
+            ]
+            parts.append("")
     return "\n".join(parts)
+
+
+def _fields(class_: ast.ClassDef) -> dict[str, str]:
+    """The documented fields of a class, as Markdown."""
+    return {
+        ast.unparse(field.target): _as_markdown(ast.literal_eval(text.value))
+        for field, text in zip(class_.body, class_.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _inline(text: str) -> str:
+    return text.replace("\n", " ")
 
 
 def _as_markdown(docstring: str) -> str:
@@ -98,8 +119,8 @@ def rules_index(root: Path = ROOT) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([|*_<\\`])", r"\\\1", text)
+    """Text that a cell of a table shows as it is, with its code."""
+    return re.sub(r"[|_]", r"\\\g<0>", text.replace("<", "&lt;"))
 
 
 def _picture(name: str) -> str:

@@ -20,6 +20,9 @@ from typing import NoReturn
 
 SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
 
+settings: dict[str, object] = {}
+"""What the command line gave and no variable says."""
+
 _stands_aside = False
 
 
@@ -46,10 +49,10 @@ def switch_on() -> None:
     from dtr_alloc.config import ConfigError, load_config
 
     try:
-        load_config()  # a wrong setting is said before torch is imported
+        load_config(**settings)  # a wrong setting is said before torch is imported
         from dtr_alloc.torch import api
 
-        api.enable_from_environment()
+        api.enable_from_environment(**settings)
     except ConfigError as error:
         _give_up(str(error), status=2)
     except Exception as error:

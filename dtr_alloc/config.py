@@ -30,26 +30,21 @@ UNLIMITED_BYTES = 2**64 - 1
 """What the C header calls "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
-SAMPLINGS = ("off", "sqrt")
-"""By their numbers in the C header (DTR_SAMPLING_...)."""
-PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
-DEBUGS = ("off", "contents")
-"""The heap's placement policies, in the order of the DTR_PLACE_ numbers of the C header."""
-
-ROOMS = ("heuristic", *heuristics.ROOMS)
-DEALLOCS = ("eager", "banish", "ignore", "lazy")
-"""By their numbers in the C header (DTR_DEALLOC_...)."""
+HISTORY_OPS = 262144
+"""The most operator records that are kept before the oldest settle: their results become resident
+and forget how they were computed."""
 
 PREFIX = "DTR_ALLOC_"
 
 OTHER_VARIABLES = {
     "DTR_ALLOC_CONFIG": "a TOML file with settings, keys as the fields of Config",
-    "DTR_ALLOC_BUILD": "how the core is compiled, read by native/build_core.py",
     "DTR_ALLOC_CACHE": "the folder in which the compiled torch bridge is kept",
-    "DTR_ALLOC_CXX": "the C++ compiler for the torch bridge",
-    "DTR_ALLOC_SIMRD_LOGS": "the folder of the op logs published with the DTR paper, for tests",
+    "DTR_ALLOC_BUILD": "how the core is compiled, read by native/build_core.py",
 }
 """Known variables that are not fields of Config, and what they are."""
+
+WITHOUT_VARIABLE = ("log_steps",)
+"""Settings that only a call, the command line or a file gives."""
 
 _UNITS = {
     "b": 1,
@@ -68,15 +63,16 @@ _STEPS = re.compile(r"(?P<first>[0-9]*)(?P<dots>\.\.)?(?P<last>[0-9]*)", re.ASCI
 
 SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
 BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
-MIN_EVICT_FORMS = f"{SIZE_FORMS}, or a share of the candidates' mean size (0% to 100%)"
 SWITCH_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 
-SIZE_WORDS = {"swap": ("off", 0), "chunk": ("auto", 0), "keep": ("all", UNLIMITED_BYTES)}
-"""Sizes, by field, that are written as a word."""
 SWITCHES = "1, true, yes, on, 0, false, no, off"
+POOL_FORMS = (
+    "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
+)
+DEBUG_FORMS = "off, or parts with commas between them: poison, verify:N (100), contents, no-moves"
 
 
 class ConfigError(ValueError):
@@ -191,37 +187,6 @@ class Budget:
         return "unlimited" if self.size_bytes is None else str(self.size_bytes)
 
 
-@dataclass(frozen=True)
-class Smallest:
-    """The least size that is evicted: bytes, or a share of the candidates' mean size.
-
-    Attributes:
-        size_bytes: the bytes; 0 with a share.
-        share: from 0 to 1. Exact, as in Budget.
-    """
-
-    size_bytes: int = 0
-    share: Fraction = Fraction(0)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or (self.share and self.size_bytes):
-            raise ValueError(f"not a least size: {self.size_bytes} bytes, share {self.share}")
-
-    @classmethod
-    def parse(cls, value: object) -> Smallest:
-        """From bytes, text or another one. Raises ValueError, as parse_size does."""
-        if isinstance(value, Smallest):
-            return value
-        if isinstance(value, str):
-            match = _NUMBER.fullmatch(value.strip())
-            if match is not None and match["unit"] == "%":
-                return cls(share=Fraction(match["number"]) / 100)
-        return cls(size_bytes=parse_size(value))
-
-    def __str__(self) -> str:
-        return f"{_decimal(self.share * 100)}%" if self.share else str(self.size_bytes)
-
-
 def _decimal(number: Fraction) -> str:
     """A decimal fraction written out exactly; rounded to 18 places if it is not one."""
     if number.denominator == 1:
@@ -257,8 +222,102 @@ class Steps:
             raise ValueError(f"not a range of steps: {shown(value)}")
         return cls(first, last)
 
+    def __str__(self) -> str:
+        return f"{self.first}..{'' if self.last is None else self.last}"
+
     def __contains__(self, step: int) -> bool:
         return self.first <= step and (self.last is None or step <= self.last)
+
+
+def _parts(value: object, parsers: Mapping[str, Callable[[str], Any] | None]) -> dict[str, Any]:
+    """The fields that ``name:text,word,...`` sets; a name without a parser is a word."""
+    if not isinstance(value, str):
+        raise ValueError(f"not text: {shown(value)}")
+    found: dict[str, Any] = {}
+    for part in value.split(","):
+        name, colon, text = (piece.strip() for piece in part.partition(":"))
+        field = name.replace("-", "_")
+        parse = parsers.get(name)
+        if name not in parsers or field in found or bool(colon) != (parse is not None):
+            raise ValueError(f"wrong part {shown(part)}")
+        found[field] = True if parse is None else parse(text)
+    return found
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How the heap of a process is made. Fixed when it gets one; a default goes with any."""
+
+    chunk: int = 0
+    """The unit, in bytes, in which the heap gets memory from the driver and gives it back: a
+    multiple of the driver's own (2 MiB on CUDA); 0 (written ``auto``): the driver's default."""
+
+    keep: int = UNLIMITED_BYTES
+    """How much free memory stays with the process, in bytes, when more gets free: the rest goes
+    back to the driver. 2**64 - 1 (written ``all``): all of it."""
+
+    fixed: bool = False
+    """Whether the heap has no more addresses than the budget has bytes, as one piece of memory that
+    was allocated at once would have. Without it free memory is mapped to where a tensor needs it;
+    with it a tensor needs a hole of its size. To measure what fragmentation costs."""
+
+    @classmethod
+    def parse(cls, value: object) -> PoolOptions:
+        """From ``chunk:2MiB,keep:1GiB,fixed``. Raises ValueError."""
+        if isinstance(value, PoolOptions):
+            return value
+        return cls(
+            **_parts(
+                value,
+                {
+                    "chunk": _size_or("auto", 0, least=1),
+                    "keep": _size_or("all", UNLIMITED_BYTES),
+                    "fixed": None,
+                },
+            )
+        )
+
+    def __str__(self) -> str:
+        chunk = self.chunk or "auto"
+        keep = "all" if self.keep == UNLIMITED_BYTES else self.keep
+        return f"chunk:{chunk},keep:{keep}{',fixed' * self.fixed}"
+
+
+@dataclass(frozen=True)
+class Debug:
+    """Checks that cost time, to find faults of a job's operators or of ours."""
+
+    poison: bool = False
+    """Freed memory is filled with 0xFF bytes, which floats read as NaN: finds reads of memory that
+    is gone. Fixed when the process gets its heap."""
+
+    verify: int = 0
+    """Of every so many evictions of live tensors one keeps a copy, which is compared with the
+    recomputed content: finds operators that do not repeat. 0: none."""
+
+    contents: bool = False
+    """Each tensor on the CPU is compared, in every byte, with its content after an operator last
+    wrote it, before it is used, evicted or computed from: finds writes that no operator makes.
+    Otherwise a few words of it are."""
+
+    no_moves: bool = False
+    """No tensor is copied to another address of the heap, also where that would make room."""
+
+    @classmethod
+    def parse(cls, value: object) -> Debug:
+        """From ``poison,verify:100,contents,no-moves`` or ``off``. Raises ValueError."""
+        if isinstance(value, Debug):
+            return value
+        if isinstance(value, str) and value.strip() == "off":
+            return cls()
+        names = ("poison", "contents", "no-moves")
+        return cls(**_parts(value, {**dict.fromkeys(names), "verify": _count}))
+
+    def __str__(self) -> str:
+        parts = [name for name in ("poison", "contents") if getattr(self, name)]
+        parts += [f"verify:{self.verify}"] if self.verify else []
+        parts += ["no-moves"] if self.no_moves else []
+        return ",".join(parts) or "off"
 
 
 @dataclass(frozen=True)
@@ -274,31 +333,6 @@ class Config:
 
     heuristic: Heuristic = heuristics.PRESETS[heuristics.DEFAULT]
     """How the engine chooses what to evict; see dtr_alloc.heuristics."""
-
-    dealloc: str = "eager"
-    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
-    evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
-    budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
-    budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
-    on it, and never evicts what was computed from it any more. One of DEALLOCS."""
-
-    room: str = "heuristic"
-    """How an allocation that does not fit gets room: ``single`` evicts the storage of the least
-    score until it fits, ``window`` the cheapest run of neighbors that makes a place, ``auto`` what
-    costs less, ``heuristic`` as the heuristic was published (``auto`` if it is ours or given by
-    its parts). One of ROOMS."""
-
-    min_evict: Smallest = Smallest()
-    """Storages smaller than this are never chosen for eviction. ``1%`` (of the mean size of what
-    can be evicted) is what the DTR paper's prototype does."""
-
-    sampling: str = "off"
-    """``sqrt``: the search looks at a random sample of sqrt(n) of n candidates, as the DTR
-    paper's prototype does; ``off``: at all of them."""
-
-    history: int = 262144
-    """The most operator records that are kept before the oldest settle: what hangs on them is
-    made resident and forgets how it was computed."""
 
     costs: Path | None = None
     """A file with what operators cost, read when the budget comes into force and written when it
@@ -317,45 +351,11 @@ class Config:
     """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
     (written ``off``): none are."""
 
-    moving: bool = True
-    """Whether tensors may be copied to other addresses of the heap where what is free is not in one
-    piece, rather than fail. A tensor whose address was given away stays where it is."""
+    pool: PoolOptions = PoolOptions()
+    """How the heap is made: ``chunk:2MiB,keep:1GiB``."""
 
-    chunk: int = 0
-    """The unit, in bytes, in which the heap gets memory from the driver and gives it back: a
-    multiple of the driver's own (2 MiB on CUDA); 0 (written ``auto``): the driver's default. Fixed
-    when a process gets its heap; the default goes with any that it has."""
-
-    keep: int = UNLIMITED_BYTES
-    """How much free memory stays with the process, in bytes, when more gets free: the rest goes
-    back to the driver. 2**64 - 1 (written ``all``): all of it. Fixed as ``chunk`` is."""
-
-    fixed: bool = False
-    """Whether the heap has no more addresses than the budget has bytes, as one piece of memory that
-    was allocated at once would have. Without it free memory is mapped to where a tensor needs it;
-    with it a tensor needs a hole of its size. To measure what fragmentation costs. Fixed as
-    ``chunk`` is."""
-
-    placement: str = "best_fit"
-    """Which hole of the heap a tensor gets: ``best_fit``, the smallest that is large enough;
-    ``first_fit``, the lowest; ``two_ended``, the best fit, cut at its high end for what costs less
-    to compute again, by the byte, than the median of the job's operators, and at its low end for
-    what costs more and for constants (Coop, NeurIPS 2023; eviction/placement_hint.h);
-    ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
-    again as they are. Fixed as ``chunk`` is."""
-
-    poison: bool = False
-    """Whether freed memory is filled with 0xFF bytes, which floats read as NaN, to find reads of
-    what is gone. Fixed as ``chunk`` is."""
-
-    verify: int = 0
-    """Of every so many evictions of live tensors one keeps a copy, which is compared with what is
-    computed again, to find operators that do not repeat; 0: none."""
-
-    debug: str = "off"
-    """``contents``: each tensor on the CPU is compared, in every byte, with what it held when an
-    operator last wrote it, before it is used, evicted or computed from: to find writes that no
-    operator makes. Otherwise a few words of it are."""
+    debug: Debug = Debug()
+    """Checks that cost time: ``poison,verify:100,contents``."""
 
     log: Path | None = None
     """Where the op log of the job is written (dtr_alloc/oplog), compressed as the suffix says
@@ -379,19 +379,14 @@ def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
     return parse
 
 
-def _count(least: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value, re.ASCII):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise ValueError("not a count")
-        return value
-
-    return parse
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text, re.ASCII):
+        raise ValueError(f"not a count: {shown(text)}")
+    return int(text)
 
 
-def _size_or_word(field: str, least: int = 0) -> Callable[[object], int]:
-    word, means = SIZE_WORDS[field]
+def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
+    """A size, or the word that stands for one."""
 
     def parse(value: object) -> int:
         if isinstance(value, str) and value.strip().lower() == word:
@@ -428,42 +423,25 @@ def _report(value: object) -> bool | Path:
 
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
-    # The second part is a function because what is allowed may grow.
+    # The second part is a function because the allowed values may grow.
     "budget": (Budget.parse, lambda: BUDGET_FORMS),
-    "device": (lambda v: _choice(DEVICES)(v), lambda: ", ".join(DEVICES)),
+    "device": (_choice(DEVICES), lambda: ", ".join(DEVICES)),
     "heuristic": (heuristics.parse, heuristics.allowed),
-    "dealloc": (lambda v: _choice(DEALLOCS)(v), lambda: ", ".join(DEALLOCS)),
-    "room": (lambda v: _choice(ROOMS)(v), lambda: ", ".join(ROOMS)),
-    "min_evict": (Smallest.parse, lambda: MIN_EVICT_FORMS),
-    "sampling": (lambda v: _choice(SAMPLINGS)(v), lambda: ", ".join(SAMPLINGS)),
-    "history": (_count(1), lambda: "a whole number of records, at least 1"),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
-    "swap": (_size_or_word("swap"), lambda: f"{SIZE_FORMS}, or 'off'"),
-    "moving": (_switch, lambda: SWITCHES),
-    "chunk": (_size_or_word("chunk", least=1), lambda: f"{SIZE_FORMS}, or 'auto'"),
-    "keep": (_size_or_word("keep"), lambda: f"{SIZE_FORMS}, or 'all'"),
-    "fixed": (_switch, lambda: SWITCHES),
-    "placement": (lambda v: _choice(PLACEMENTS)(v), lambda: ", ".join(PLACEMENTS)),
-    "poison": (_switch, lambda: SWITCHES),
-    "verify": (_count(0), lambda: "a whole number of evictions, 0 for none"),
-    "debug": (lambda v: _choice(DEBUGS)(v), lambda: ", ".join(DEBUGS)),
+    "report": (_report, lambda: f"{SWITCHES}, or a path"),
+    "swap": (_size_or("off", 0), lambda: f"{SIZE_FORMS}, or 'off'"),
+    "pool": (PoolOptions.parse, lambda: POOL_FORMS),
+    "debug": (Debug.parse, lambda: DEBUG_FORMS),
     "log": (_path, lambda: "a path"),
     "log_steps": (
         Steps.parse,
         lambda: "steps counted from 1, both ends included: 3, 3..5, 3.. or ..5",
     ),
     "trace": (_path, lambda: "a path"),
-    "report": (_report, lambda: f"{SWITCHES}, or a path"),
 }
 
 FIELDS = tuple(field.name for field in fields(Config))
-
-
-def written(field: str, value: object) -> str:
-    """A field's value as a user would write it, where that is a word; else as it prints."""
-    word, means = SIZE_WORDS.get(field, ("", None))
-    return word if value == means and word else str(value)
 
 
 def variable(field: str) -> str:
@@ -473,7 +451,8 @@ def variable(field: str) -> str:
 
 def known_variables() -> tuple[str, ...]:
     """Every DTR_ALLOC_* variable that means something, sorted."""
-    return tuple(sorted([variable(field) for field in FIELDS] + list(OTHER_VARIABLES)))
+    fields = [variable(field) for field in FIELDS if field not in WITHOUT_VARIABLE]
+    return tuple(sorted([*fields, *OTHER_VARIABLES]))
 
 
 @dataclass(frozen=True)
@@ -541,7 +520,7 @@ def given_settings(
     path = environ.get("DTR_ALLOC_CONFIG")
     found = _from_file(path) if path else {}
     for field in FIELDS:
-        if text := environ.get(variable(field)):
+        if field not in WITHOUT_VARIABLE and (text := environ.get(variable(field))):
             found[field] = _setting(field, variable(field), text)
     for field, value in arguments.items():
         if value is not None:
@@ -556,10 +535,4 @@ def load_config(environ: Mapping[str, str] | None = None, /, **arguments: object
     Raises as given_settings does.
     """
     settings = given_settings(environ, **arguments)
-    config = Config(**{field: setting.value for field, setting in settings.items()})
-    try:
-        config.heuristic.room_number(config.room)
-    except ValueError as error:
-        room = settings["room"]
-        raise ConfigError(room.source, room.written, str(error).partition("allowed: ")[2]) from None
-    return config
+    return Config(**{field: setting.value for field, setting in settings.items()})

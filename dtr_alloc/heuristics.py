@@ -20,16 +20,14 @@ How room is made with a score is the other half of a published policy, ``room``:
 * ``auto``: the way that costs less (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
-(``c=ancestors,m=size,s=0.5``; parts left out are ``none``, 0 and 1), or by a name registered for a
-Python callable.
+(``c=ancestors,m=size,s=0.5``; ``r``, ``room`` and ``dealloc`` are parts too; those left out are as
+in Heuristic), or by a name registered for a Python callable.
 
 Presets, each with the room that it was published with, and their sources: ``dtr-full``,
-``dtr-eqclass``, ``dtr-local``, ``lru``, ``largest`` and ``random``: DTR paper, section 4.1;
-``msps``: Peng et al., Capuchin (ASPLOS 2020), as compared in the DTR paper; ``estar``: the reduced
-heuristic of the paper's proof, definition A.2; ``megengine``: MegEngine's article, section 3.6;
-``coop``: Zhang et al., Coop (NeurIPS 2023), whose score leaves the size to the window that is
-evicted (a neighborhood's cost, as its code in OneFlow has it unless told otherwise);
-``marginal``: our own (docs/concepts/default-policy.md).
+``dtr-eqclass`` and ``lru``: DTR paper, section 4.1; ``coop``: Zhang et al., Coop (NeurIPS 2023),
+whose score leaves the size to the window that is evicted (a neighborhood's cost, as its code in
+OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md). The
+other published ones are in dtr_alloc/lab/presets.py.
 """
 
 from __future__ import annotations
@@ -49,6 +47,8 @@ SELECTIONS = ("score", "random", "callback")
 """By their numbers in the C header (DTR_SELECT_...)."""
 ROOMS = ("auto", "single", "window")
 """By their numbers in the C header (DTR_ROOM_...)."""
+DEALLOCS = ("eager", "banish", "ignore", "lazy")
+"""By their numbers in the C header (DTR_DEALLOC_...)."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,18 @@ class Heuristic:
     recompute_factor: float = 1.0
     select: str = "score"
     seed: int = 0
-    """Of the random numbers, for ``select="random"`` and for sampling."""
+    """Of the random numbers, for ``select="random"``."""
     score: Callable[[Candidate], float] | None = None
     """For ``select="callback"``: gives a candidate's score. Slow: it is called for every candidate
     of every search."""
     room: str = "auto"
     """One of ROOMS. Windows need scores: with another ``select`` all is single."""
+    dealloc: str = "eager"
+    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
+    evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
+    budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
+    budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
+    on it, and never evicts what was computed from it any more. One of DEALLOCS."""
 
     def __post_init__(self) -> None:
         for part, value, allowed in (
@@ -107,6 +113,7 @@ class Heuristic:
             ("m", self.size, SIZES),
             ("select", self.select, SELECTIONS),
             ("room", self.room, ROOMS),
+            ("dealloc", self.dealloc, DEALLOCS),
         ):
             if value not in allowed:
                 raise ValueError(f"{part} is {shown(value)}; allowed: {', '.join(allowed)}")
@@ -153,13 +160,7 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
         for heuristic in (
             Heuristic("dtr-full", "neighborhood", "size", 1, room="single"),
             Heuristic("dtr-eqclass", "component", "size", 1, room="single"),
-            Heuristic("dtr-local", "local", "size", 1, room="single"),
             Heuristic("lru", "none", "none", 1, room="single"),
-            Heuristic("largest", "none", "size", 0, room="single"),
-            Heuristic("random", select="random", room="single"),
-            Heuristic("msps", "ancestors", "size", 0, room="single"),
-            Heuristic("estar", "neighborhood", "size", 0, room="single"),
-            Heuristic("megengine", "component", "size+free", 1, 1.5, room="single"),
             Heuristic("coop", "component", "none", 1, room="window"),
             Heuristic("marginal", "marginal", "size", 0.5),
         )
@@ -169,17 +170,19 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
 DEFAULT = "marginal"
 """The preset that is used where none is asked for."""
 
-FORMS = (
-    f"{', '.join(PRESETS)}; or parts, such as c=ancestors,m=size,s=0.5,r=1 "
-    f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more)"
+PART_FORMS = (
+    "parts, such as c=ancestors,m=size,s=0.5,r=1 "
+    f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more; "
+    f"room: {', '.join(ROOMS)}; dealloc: {', '.join(DEALLOCS)})"
 )
 
 _registered: dict[str, Heuristic] = {}
 
 
-def allowed() -> str:
-    """What parse() accepts, for error messages: with the names registered by now."""
-    return "; ".join([FORMS, *([f"registered: {', '.join(_registered)}"] if _registered else [])])
+def allowed(presets: Mapping[str, Heuristic] = PRESETS) -> str:
+    """The values that parse() accepts, for error messages: with the names registered by now."""
+    forms = f"{', '.join(presets)}; or {PART_FORMS}"
+    return "; ".join([forms, *([f"registered: {', '.join(_registered)}"] if _registered else [])])
 
 
 def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
@@ -202,28 +205,36 @@ register_heuristic = register
 """The name that the package gives it."""
 
 
-def parse(value: object) -> Heuristic:
-    """The heuristic that a name or parts mean. Raises ValueError, naming what is wrong."""
+def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristic:
+    """The heuristic that a name or parts mean. Raises ValueError that names the wrong part."""
     if isinstance(value, Heuristic):
         return value
     if not isinstance(value, str):
         raise ValueError(f"not a heuristic: {shown(value)}")
     text = value.strip()
-    known = PRESETS.get(text) or _registered.get(text)
+    known = presets.get(text) or _registered.get(text)
     if known is not None:
         return known
     if "=" not in text:
-        raise ValueError(f"unknown heuristic {shown(text)}; allowed: {allowed()}")
+        raise ValueError(f"unknown heuristic {shown(text)}; allowed: {allowed(presets)}")
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, _, given = (piece.strip() for piece in part.partition("="))
-        if key not in ("c", "m", "s", "r") or not given or key in parts:
+        if key not in ("c", "m", "s", "r", "room", "dealloc") or not given or key in parts:
             raise ValueError(
-                f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed()}"
+                f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed(presets)}"
             )
         parts[key] = given
     try:
         staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))
     except ValueError:
-        raise ValueError(f"not a number in {shown(text)}; allowed: {allowed()}") from None
-    return Heuristic(text, parts.get("c", "none"), parts.get("m", "none"), staleness, factor)
+        raise ValueError(f"not a number in {shown(text)}; allowed: {allowed(presets)}") from None
+    return Heuristic(
+        text,
+        parts.get("c", "none"),
+        parts.get("m", "none"),
+        staleness,
+        factor,
+        room=parts.get("room", "auto"),
+        dealloc=parts.get("dealloc", "eager"),
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtr_alloc.config import PLACEMENTS, UNLIMITED_BYTES, Budget, Config, written
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
 FIXED = ("chunk", "keep", "fixed", "placement", "poison")
@@ -120,13 +120,18 @@ def check_fits(device_type: str, config: Config) -> None:
             f"this process has managed device {_pools.device_type!r}, and cannot change to "
             f"{device_type!r}"
         )
-    for field in FIXED:
-        made, wished = getattr(_pools.config, field), getattr(config, field)
-        if wished not in (made, getattr(Config(), field)):
+    made, wished, default = map(_heap_settings, (_pools.config, config, Config()))
+    for name, value in wished.items():
+        if value not in (made[name], default[name]):
             raise StateError(
-                f"this process's heap was made with {field} {written(field, made)}, and cannot "
-                f"change to {written(field, wished)}"
+                f"this process's heap was made with {name} {made[name]}, and cannot change to "
+                f"{value}"
             )
+
+
+def _heap_settings(config: Config) -> dict[str, object]:
+    """The settings that are fixed when a process gets its heap."""
+    return {**vars(config.pool), "poison": config.debug.poison}
 
 
 def count_cuda_devices() -> int:
@@ -142,11 +147,10 @@ def _create(device_type: str, config: Config) -> list[Any]:
     driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
     options.driver = driver
     options.budget_bytes = UNLIMITED_BYTES
-    options.chunk_bytes = config.chunk
-    options.keep_bytes = max(1, config.keep)  # 0 stands for all there
-    options.fixed = config.fixed
-    options.placement = PLACEMENTS.index(config.placement)
-    options.poison = config.poison
+    options.chunk_bytes = config.pool.chunk
+    options.keep_bytes = max(1, config.pool.keep)  # 0 stands for all there
+    options.fixed = config.pool.fixed
+    options.poison = config.debug.poison
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")
     try:

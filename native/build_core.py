@@ -16,7 +16,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "native" / "include"
-BRIDGE = ROOT / "native" / "bridge"  # compiled on the user's machine (dtr_alloc/bridge.py)
+BRIDGE = ROOT / "native" / "bridge"  # compiled on the user's machine (dtr_alloc/torch/bridge.py)
 INCLUDE = [str(ROOT / folder) for folder in ("native", "native/include", "allocator")]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 

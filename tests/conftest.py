@@ -2,8 +2,10 @@
 
 import ast
 import gc
+import os
 import pickle
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,13 @@ with suppress(ImportError):  # not where only torch and pytest are installed
         "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("untimed")
+
+# Processes that tests start import the package that the tests import, whatever their folder is. The
+# core and the compiled bridge, too, are then those that the tests know.
+PACKAGE = find_spec("dtr_alloc")
+if PACKAGE is not None:
+    paths = [str(Path(PACKAGE.origin).parent.parent), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 SNAPSHOTS = Path(__file__).parent / "data/torch_snapshots"
 

@@ -117,10 +117,6 @@ def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
-@click.option(
-    "--dealloc", metavar="P", help="What becomes of dropped tensors: eager, lazy, banish, ignore."
-)
-@click.option("--room", metavar="R", help="How room is made: heuristic, auto, single, window.")
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
@@ -134,8 +130,6 @@ def command(
     budget: str | None,
     device: str | None,
     heuristic: str | None,
-    dealloc: str | None,
-    room: str | None,
     log: str | None,
     log_steps: str | None,
     trace: str | None,
@@ -151,14 +145,12 @@ def command(
     Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
     by DTR_ALLOC_CONFIG must give one; with --log it is unlimited, and with --trace alone only the
     allocator is on, and nothing is ever evicted. Processes that the job starts get the same
-    settings each.
+    settings each, --log-steps excepted.
     """
     options = {
         "budget": budget,
         "device": device,
         "heuristic": heuristic,
-        "dealloc": dealloc,
-        "room": room,
         "log": log,
         "log_steps": log_steps,
         "trace": trace,
@@ -186,7 +178,9 @@ def command(
     if not is_module and not os.path.exists(script):
         raise click.UsageError(f"there is no script {script!r}")
     for name, value in options.items():
-        if value is not None:
+        if name in config.WITHOUT_VARIABLE:
+            _autoload.settings[name] = value
+        elif value is not None:
             os.environ[config.variable(name)] = value
     # The file may have given it; the entry point looks at the variable only.
     if "trace" in given:

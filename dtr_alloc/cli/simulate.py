@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dtr_alloc import config, heuristics
+from dtr_alloc import heuristics
 from dtr_alloc.cli import schedule
 from dtr_alloc.cli.common import (
     InputError,
@@ -24,7 +24,7 @@ from dtr_alloc.cli.common import (
     list_option,
     results_file,
 )
-from dtr_alloc.config import Config, parse_size
+from dtr_alloc.config import parse_size
 from dtr_alloc.lab import simulate, simulate_report
 
 
@@ -81,8 +81,8 @@ from dtr_alloc.lab import simulate, simulate_report
 )
 @click.option(
     "--placement",
-    type=click.Choice(config.PLACEMENTS),
-    default=config.Config.placement,
+    type=click.Choice(simulate.PLACEMENTS),
+    default=simulate.PLACEMENTS[0],
     show_default=True,
     help="Which hole of the heap a tensor gets (with --space heap or fixed).",
 )
@@ -178,7 +178,7 @@ def _run(
         raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
     if moving is not None and space == "bytes":
         raise click.UsageError("--moving needs --space heap or fixed: counted bytes have no place")
-    if placement != Config.placement and space == "bytes":
+    if placement != simulate.PLACEMENTS[0] and space == "bytes":
         raise click.UsageError(
             f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
         )

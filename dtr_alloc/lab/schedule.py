@@ -36,10 +36,11 @@ from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any
 
-from dtr_alloc import bounded, heuristics
+from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
-from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.heuristics import DEALLOCS
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Rule, Run, replay, run_of
 from dtr_alloc.oplog import Program, open_file
 
@@ -166,7 +167,7 @@ def best_preset(
     what the log takes without a budget."""
     base = replay(program, "lru").model_cost
     best = None
-    for preset, dealloc in product(heuristics.PRESETS.values(), deallocs):
+    for preset, dealloc in product(PRESETS.values(), deallocs):
         most = int(base * (thrash - 1)) if best is None else best.cost - base
         found = of_policy(program, Rule(preset.name, preset), budget_bytes, most, dealloc)
         if found is not None and (best is None or found.cost < best.cost):

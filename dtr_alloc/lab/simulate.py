@@ -36,14 +36,22 @@ from multiprocessing import get_context
 from typing import Any
 
 from dtr_alloc import config, heuristics
-from dtr_alloc.config import DEALLOCS
 from dtr_alloc.core import check, ffi, field_names, lib, record
-from dtr_alloc.heuristics import Heuristic
+from dtr_alloc.heuristics import DEALLOCS, Heuristic
+from dtr_alloc.lab import presets
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.oplog import MOST_SUM, Program
 from dtr_alloc.scorer import Scorer
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap", "fixed")
+PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+"""Which hole of a heap a tensor gets, by their numbers in the C header (DTR_PLACE_...):
+``best_fit``, the smallest that is large enough; ``first_fit``, the lowest; ``two_ended``, the best
+fit, cut at its high end for a tensor that costs less to compute again, by the byte, than the median
+of the job's operators, and at its low end for others and for constants (Coop, NeurIPS 2023);
+``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+again as they are."""
 GHOSTS = ("first", "at-once", "discounted")
 WAITING = ("yields", "holds")
 STATUSES = ("ok", "oom", "thrash", "assert")
@@ -97,7 +105,7 @@ def _simrd_names() -> dict[str, Rule]:
         for size, stale in (("Size", ""), ("", "Stale"), ("", "")):
             if name or size or stale:
                 parts[f"Ab{name}{size}{stale}"] = (cost, "size" if size else "none", bool(stale))
-    rules = {"RandomStorage": Rule("RandomStorage", heuristics.PRESETS["random"])}
+    rules = {"RandomStorage": Rule("RandomStorage", PRESETS["random"])}
     for name, (cost, size, staleness, *newest) in parts.items():
         heuristic = Heuristic(name, cost, size, float(staleness))
         rules[name] = Rule(name, heuristic, *newest)
@@ -174,12 +182,11 @@ def replay(
     move_bytes_per_s: float = 0,
     max_recompute: int | None = None,
     outputs: bool = True,
-    min_evict_bytes: int = config.Config.min_evict.size_bytes,
-    history_ops: int = config.Config.history,
+    history_ops: int = config.HISTORY_OPS,
     ghosts: str = "first",
     waiting: str = "yields",
     room: str = "heuristic",
-    placement: str = config.Config.placement,
+    placement: str = PLACEMENTS[0],
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -189,7 +196,7 @@ def replay(
         heuristic: what is evicted; text is read as ``parse_heuristic`` does.
         budget_bytes: None: no limit.
         dealloc: what becomes of what dies; one of DEALLOCS.
-        seed: of ``random``, and of sampling.
+        seed: of ``random``.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
@@ -200,7 +207,6 @@ def replay(
             spends more than oplog.MOST_SUM does so in any case.
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
-        min_evict_bytes: as the setting ``min_evict``, in runtime semantics.
         history_ops: as the setting ``history``, in runtime semantics.
         ghosts: what becomes of dead storages that were brought back; one of GHOSTS, in runtime
             semantics only (DTR_GHOSTS_... in native/include/dtr_alloc.h).
@@ -217,14 +223,14 @@ def replay(
     _choice("space", space, SPACES)
     _choice("ghosts", ghosts, GHOSTS)
     _choice("waiting", waiting, WAITING)
-    _choice("placement", placement, config.PLACEMENTS)
+    _choice("placement", placement, PLACEMENTS)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     if semantics == "simrd" and (ghosts, waiting) != (GHOSTS[0], WAITING[0]):
         raise ValueError("ghosts and waiting are for semantics 'runtime'")
     if semantics == "simrd" and room != "heuristic":
         raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
-    if space == "bytes" and placement != config.Config.placement:
+    if space == "bytes" and placement != PLACEMENTS[0]:
         raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best_fit")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_replay_options *")
@@ -248,12 +254,11 @@ def replay(
         runtime.measure = measure
         runtime.move_bytes_per_s = move_bytes_per_s
         runtime.outputs = outputs
-        runtime.min_evict_bytes = min_evict_bytes
         runtime.history_ops = history_ops
         runtime.ghosts = GHOSTS.index(ghosts)
         runtime.waiting = WAITING.index(waiting)
         runtime.room = parts.room_number(room)
-        runtime.placement = config.PLACEMENTS.index(placement)
+        runtime.placement = PLACEMENTS.index(placement)
         scorer = None if parts.score is None else Scorer(parts)
         if scorer is not None:
             runtime.score = scorer.pointer
@@ -314,8 +319,8 @@ def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
         if text in SIMRD_NAMES:
             raise ValueError(f"{text!r} is a name of simrd's; allowed with --semantics simrd only")
         if not text:
-            raise ValueError(f"a heuristic is empty; allowed: {heuristics.FORMS}")
-    parsed = heuristics.parse(value)
+            raise ValueError(f"a heuristic is empty; allowed: {heuristics.allowed(PRESETS)}")
+    parsed = presets.parse(value)
     if semantics == "simrd" and parsed.select == "callback":
         raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
     return Rule(parsed.name, parsed)
@@ -352,9 +357,7 @@ def parse_heuristics(
         names = [text]
         if text == "all":
             names = [
-                name
-                for name, preset in heuristics.PRESETS.items()
-                if _can_be_fed(preset, semantics, deallocs)
+                name for name, preset in PRESETS.items() if _can_be_fed(preset, semantics, deallocs)
             ]
         for rule in (parse_heuristic(name, semantics) for name in names):
             rules.setdefault(rule.name, rule)
@@ -466,7 +469,7 @@ class Plan:
     space: str = "bytes"
     chunk_bytes: int = 0
     room: str = "heuristic"
-    placement: str = config.Config.placement
+    placement: str = PLACEMENTS[0]
     move_bytes_per_s: float = 0
     thrash: float | None = None
 

@@ -1,9 +1,9 @@
-"""Writes the op log of a running job: from the engine's journal to a file.
+"""Writes the op log of a running job: from the engine's own recorder to a file.
 
-The engine keeps the records (native/oplog/op_log_recorder.h); here operators get their names, steps are counted,
-and now and then what has gathered is taken out and written as instructions (dtr_alloc/oplog).
+The engine gathers numbers (native/oplog). Here operators get their names, steps are counted, and
+now and then the numbers are taken out and written as instructions (dtr_alloc/oplog/format.py).
 
-What a log of ours says, beyond the format's manual:
+Our logs keep these rules, beyond the format's manual:
 
 - ``x<number>`` is the storage behind a tensor, as it was first met; ``x<number>v<k>`` is another
   view of it. Memory is what counts, so names are released with the storage, when its memory is
@@ -36,12 +36,12 @@ from typing import Any, NamedTuple
 from dtr_alloc import oplog
 from dtr_alloc.config import Steps
 from dtr_alloc.core import ffi, lib
-from dtr_alloc.file_lock import mark_in_use
+from dtr_alloc.file_lock import lock_file
 
 _IMPLICIT_VIEW = "view"
 
 
-class Log:
+class OpLogRecorder:
     """The op log of one session.
 
     Args:
@@ -50,12 +50,12 @@ class Log:
         steps: which steps are written. A step ends when an optimizer's step() returns; of several
             optimizers each call counts.
 
-    Raises InUse if another process writes this file, and OSError if it cannot be opened. A disk
+    Raises FileTaken if another process writes this file, and OSError if it cannot be opened. A disk
     that is full later ends the log, not the job: close() says so on stderr.
     """
 
     def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
-        self._in_use = mark_in_use(path, "op log", "DTR_ALLOC_LOG")
+        self._lock_on_file = lock_file(path, "op log", "DTR_ALLOC_LOG")
         self._engine = runtime.engine
         self._bridge = runtime.bridge
         self._rules = runtime.recorder.rules
@@ -130,7 +130,7 @@ class Log:
         return taken
 
     def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
-        """The lines that a drained journal means (layout: native/include/dtr_alloc.h)."""
+        """The lines that drained numbers mean (layout: native/include/dtr/op_log.h)."""
         at = 0
 
         def take(count: int) -> list[int]:
@@ -199,7 +199,7 @@ class Log:
             self._failure = self._failure or error
         except ValueError:
             pass  # it is closed already: an interrupt came in between the last time
-        self._in_use.close()
+        self._lock_on_file.close()
         self.is_open = False
 
     def close(self) -> None:

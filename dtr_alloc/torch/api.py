@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Iterable
 from contextlib import ContextDecorator
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,9 +66,8 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
-        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, dealloc, room,
-            min_evict, sampling, history, costs, swap, moving, chunk, keep, fixed, placement,
-            poison, verify, log, log_steps, trace, stats, report.
+        **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
+            log, log_steps, trace, stats, report, pool, debug.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -84,9 +84,10 @@ def enable(budget: object = None, **settings: object) -> None:
     _enable(load_config(budget=budget, **settings), _is_light(given))
 
 
-def enable_from_environment() -> None:
-    """enable() with nothing but DTR_ALLOC_*: what the ``torch.backends`` entry point calls."""
-    _enable(load_config(), _is_light(given_settings().keys()))
+def enable_from_environment(**settings: object) -> None:
+    """enable() with DTR_ALLOC_*, and settings that have no variable: the ``torch.backends`` entry
+    point calls this."""
+    _enable(load_config(**settings), _is_light(given_settings().keys()))
 
 
 def _is_light(given: Iterable[str]) -> bool:
@@ -137,24 +138,54 @@ def disable() -> None:
         _enabled().stop()
 
 
+class _Leaver(partial[None]):
+    """Ends a session when it is called, or else when the with-statement lets go of it.
+
+    An interrupt may come where a function of Python begins, before its first instruction. This one
+    is called as C is, and no frame of a call refers to it.
+    """
+
+    session: session
+
+    def __del__(self) -> None:
+        if self.session._is_to_end and is_enabled():
+            self.session._leave()
+
+
+class _Exit:
+    """``__exit__`` of a session. A with-statement looks it up before it calls ``__enter__``."""
+
+    def __get__(self, of: session | None, owner: type[session]) -> Callable[..., None]:
+        if of is None:
+            return owner._leave
+        leaver = _Leaver(of._leave)
+        leaver.session = of
+        return leaver
+
+
 class session(ContextDecorator):
     """``enable`` on entry, ``disable`` on exit."""
 
     def __init__(self, budget: object = None, **settings: object) -> None:
         self._budget = budget
         self._settings = settings
+        self._is_to_end = False
 
     def __enter__(self) -> None:
         was_enabled = is_enabled()
         try:
             enable(self._budget, **self._settings)
+            self._is_to_end = True
         except BaseException:
             # Nobody leaves what was not entered.
             if not was_enabled and is_enabled():
                 disable()
             raise
 
-    def __exit__(self, *_: object) -> None:
+    __exit__ = _Exit()
+
+    def _leave(self, *_: object) -> None:
+        self._is_to_end = False
         try:
             disable()
         except (KeyboardInterrupt, SystemExit):

@@ -151,7 +151,7 @@ def status() -> dict[str, Any]:
 def _no_compiler() -> str:
     return (
         f"no C++ compiler: looked for {compiler.looked_for()}. The bridge to PyTorch is compiled "
-        "on first use; install one (Debian: apt install g++) or name it in DTR_ALLOC_CXX"
+        "on first use; install one (Debian: apt install g++) or name it in CXX"
     )
 
 

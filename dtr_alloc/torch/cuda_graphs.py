@@ -3,7 +3,7 @@
 A captured graph uses the addresses that it was given whenever it is replayed. So what is live
 becomes resident before a capture begins and nothing is evicted during it; what a captured operator
 touched stays where it is for good; and the graph's own memory, which PyTorch asks for in a private
-pool, is part of the budget and is never evicted (run/freeze.cpp, bridge/cuda_bridge.cpp).
+pool, is part of the budget and is never evicted (graph/graph_capture.h, bridge/cuda_bridge.cpp).
 """
 
 from __future__ import annotations

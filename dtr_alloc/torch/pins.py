@@ -1,4 +1,4 @@
-"""Pins by hand. The engine counts them by storage (run/hand.cpp); here stands whose they are.
+"""Users' pins. The engine counts them by handle (graph/pins.h); here stands whose they are.
 
 A pin is asked for with a tensor. It stays with that tensor if it is given other memory (``set_()``,
 ``.data = ``), and any alias of the tensor may take it back.

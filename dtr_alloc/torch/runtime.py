@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import costs, pools, report
-from dtr_alloc.config import SAMPLINGS, Budget, Config, ConfigError
+from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
@@ -25,7 +25,7 @@ from dtr_alloc.torch.pins import Pins
 from dtr_alloc.torch.recorder import Recorder
 
 if TYPE_CHECKING:
-    from dtr_alloc.oplog.recorder import Log
+    from dtr_alloc.oplog.recorder import OpLogRecorder
     from dtr_alloc.traces.recording import Recording
 
 _C10_CPU, _C10_CUDA = 0, 1
@@ -54,7 +54,7 @@ class Runtime:
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)
-        self.log: Log | None = None
+        self.log: OpLogRecorder | None = None
         self.recording: Recording | None = None
         self.is_light = False
         self.is_active = False
@@ -368,39 +368,35 @@ def scorer_of(config: Config) -> Scorer | None:
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
     # Under lazy with nothing that asks for memory, nothing dead would ever go.
-    for_good = config.dealloc == "lazy" and config.budget == Budget()
-    dealloc = ffi.new("char[]", b"eager" if for_good else config.dealloc.encode())
+    heuristic = config.heuristic
+    for_good = heuristic.dealloc == "lazy" and config.budget == Budget()
+    dealloc = ffi.new("char[]", b"eager" if for_good else heuristic.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
-    options.heuristic = ffi.new("dtr_heuristic *", config.heuristic.numbers())[0]
-    options.min_evict_bytes = config.min_evict.size_bytes
-    options.min_evict_share = float(config.min_evict.share)
-    options.sampling = SAMPLINGS.index(config.sampling)
-    options.history_ops = config.history
+    options.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
+    options.history_ops = HISTORY_OPS
     options.dealloc = dealloc
     options.swap_bytes = config.swap
-    options.verify = config.verify
-    options.room = config.heuristic.room_number(config.room)
-    options.moving = config.moving
-    options.contents = (
-        lib.DTR_CONTENTS_WHOLE if config.debug == "contents" else lib.DTR_CONTENTS_SAMPLED
-    )
+    options.verify = config.debug.verify
+    options.room = heuristic.room_number()
+    options.moving = not config.debug.no_moves
+    options.contents = lib.DTR_CONTENTS_WHOLE if config.debug.contents else lib.DTR_CONTENTS_SAMPLED
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
 
 
-def _open_log(runtime: Runtime, config: Config) -> Log | None:
+def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:
     # Imported when it is used: it brings the reading and writing of logs along.
-    from dtr_alloc.file_lock import InUse
+    from dtr_alloc.file_lock import FileTaken
     from dtr_alloc.oplog import LogError
-    from dtr_alloc.oplog.recorder import Log
+    from dtr_alloc.oplog.recorder import OpLogRecorder
 
     assert config.log is not None
     path = report.fill_in(config.log)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return Log(runtime, path, config.log_steps)
-    except InUse as error:
+        return OpLogRecorder(runtime, path, config.log_steps)
+    except FileTaken as error:
         print(f"dtr_alloc: {error}", file=sys.stderr)
         return None
     except LogError as error:

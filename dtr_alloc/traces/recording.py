@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.file_lock import InUse, mark_in_use
+from dtr_alloc.file_lock import FileTaken, lock_file
 from dtr_alloc.pools import Pools
 from dtr_alloc.report import package_version
 from dtr_alloc.traces.trace import COLUMNS, Kind
@@ -41,13 +41,13 @@ class Recording:
         mode: ``light`` or ``budget``, for the meta.
         name_of: the operator behind a key that dtr_op_begin was given, "" if unknown.
 
-    Raises InUse if another process writes the file, OSError if it cannot be opened.
+    Raises FileTaken if another process writes the file, OSError if it cannot be opened.
     """
 
     def __init__(self, pools: Pools, path: Path, mode: str, name_of: Callable[[int], str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._mark = mark_in_use(path, "trace", "DTR_ALLOC_TRACE")
+        self._mark = lock_file(path, "trace", "DTR_ALLOC_TRACE")
         self._pools = pools
         self._name_of = name_of
         self._writer = TraceWriter(path, _meta(pools, mode))
@@ -200,7 +200,7 @@ def start(
             return _current
         try:
             made = Recording(pools, path, mode, name_of)
-        except InUse as error:
+        except FileTaken as error:
             print(f"dtr_alloc: {error}", file=sys.stderr)
             return None
         _current = made

@@ -165,7 +165,7 @@ void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, bool owned) {
   dtr::Engine& in = of(engine);
   require_between("escaped", escaped, 0, 2);
   in.check_tensor(tensor);
-  return in.hand_pin(tensor, escaped, owned);
+  return in.user_pin(tensor, escaped, owned);
 }
 
 dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
@@ -476,7 +476,7 @@ int32_t dtr_evict(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_evict(handle);
+    return in.user_evict(handle);
   }));
 }
 
@@ -485,7 +485,7 @@ int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_move(handle, avoid_begin, avoid_end);
+    return in.user_move(handle, avoid_begin, avoid_end);
   }));
 }
 
@@ -512,7 +512,7 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_is_resident(handle);
+    return in.user_is_resident(handle);
   }));
 }
 
@@ -524,7 +524,7 @@ int32_t dtr_unpin(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    return in.hand_unpin(handle);
+    return in.user_unpin(handle);
   }));
 }
 
@@ -541,7 +541,7 @@ int32_t dtr_end_pin(dtr_pin_owner* owner) {
   return guard([&] {
     require(owner, "owner");
     if (void* handle = std::exchange(owner->handle, nullptr))
-      of(owner->engine).hand_end_pin(handle);
+      of(owner->engine).user_end_pin(handle);
   });
 }
 

@@ -1,7 +1,7 @@
 // capture.cpp: operators, seen below autograd and without Python: a boxed fallback on a dispatch
 // key of its own, which each thread includes whose operators are recorded.
 //
-// One operator, in order (the engine's side is native/run/frame.cpp):
+// One operator, in order (the engine's side is native/run/op_call.cpp):
 //
 // 1. Its tensor arguments go to the core, which locks their storages and answers what is missing:
 //    nearly always nothing. The rest of its arguments is kept as a closure.
@@ -11,7 +11,7 @@
 // 4. Its results go to the core. If one of them can be recomputed, the record takes the closure.
 //
 // Where the key is taken, a dispatch mode in Python brings operators here by a second key
-// (dtr_alloc/recorder.py); all else is the same.
+// (dtr_alloc/torch/recorder.py); all else is the same.
 //
 // Upstream contracts, by header:
 //   ATen/core/dispatch/Dispatcher.h   redispatchBoxed() takes the key set as it is; a boxed kernel
@@ -369,7 +369,7 @@ void watch_composites() {
   }
 }
 
-// ---- operators that Python calls (dtr_alloc/recorder.py) ----
+// ---- operators that Python calls (dtr_alloc/torch/recorder.py) ----
 
 // materialize(int handle) -> (): makes a storage resident.
 void materialize(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
@@ -532,7 +532,7 @@ std::string largest_holders() {
 
 }  // namespace dtr_bridge
 
-// ---- what Python calls by ctypes (dtr_alloc/bridge.py) ----
+// ---- what Python calls by ctypes (dtr_alloc/torch/bridge.py) ----
 
 using dtr_bridge::settings;
 

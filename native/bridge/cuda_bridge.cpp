@@ -396,7 +396,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   }
 
   // The driver exports no memory that is mapped as ours is, and who reads a tensor in another
-  // process cannot be made to wait for its content (dtr_alloc/refusals.py).
+  // process cannot be made to wait for its content (dtr_alloc/torch/unsupported.py).
   caching::ShareableHandle shareIpcHandle(void*) override { refuse_sharing(); }
   std::shared_ptr<void> getIpcDevPtr(std::string) override { refuse_sharing(); }
 

@@ -1,7 +1,7 @@
 // python.h: how the bridge reaches Python, without Python's headers.
 //
-// It calls functions of Python as operators that Python implements (dtr_alloc/recorder.py): PyTorch
-// takes the GIL, converts arguments and results, and carries exceptions through in both directions.
+// It calls functions of Python as operators that Python implements (dtr_alloc/torch/recorder.py):
+// PyTorch takes the GIL, converts arguments and results, and carries exceptions in both directions.
 // Whoever waits for one of the bridge's locks lets go of the GIL meanwhile, because the thread that
 // holds the lock may be waiting for the GIL.
 #pragma once
@@ -166,7 +166,8 @@ inline void call_python_unseen(const char* name, c10::Stack* stack) {
   call_python(name, stack);
 }
 
-// Raises in Python what a status of the core means, or a failed heuristic (dtr_alloc/recorder.py).
+// Raises in Python the error of a status of the core, or of a failed heuristic
+// (dtr_alloc/torch/recorder.py).
 [[noreturn]] inline void fail(int32_t status, const std::string& message) {
   c10::Stack stack{static_cast<int64_t>(status), message};
   call_python_unseen("fail", &stack);

@@ -1,4 +1,4 @@
-// rules.h: how each operator is treated, decided once, in Python (dtr_alloc/purity.py).
+// rules.h: how each operator is treated, decided once, in Python (dtr_alloc/torch/op_rules.py).
 #pragma once
 
 #include <atomic>
@@ -126,7 +126,7 @@ class Rules {
     return *(by_identity_[identity] = &rules_.back());
   }
 
-  // Asks Python; the layout of its answer is Rule.numbers() of dtr_alloc/purity.py.
+  // Asks Python; the layout of its answer is Rule.numbers() of dtr_alloc/torch/op_rules.py.
   static Rule decide(const c10::OperatorHandle& op) {
     Rule rule{op};
     rule.arguments = static_cast<uint32_t>(op.schema().arguments().size());

@@ -12,7 +12,7 @@
 
 namespace dtr_bridge {
 
-// What Python sets for the whole process (dtr_alloc/bridge.py).
+// What Python sets for the whole process (dtr_alloc/torch/bridge.py).
 struct Settings {
   std::atomic<bool> capturing{false};
   std::atomic<bool> by_mode{false};       // a dispatch mode feeds the capture (kSecondKey)

@@ -1,6 +1,6 @@
 // The torch bridge: what the engine asks of PyTorch, on the c10 headers alone.
 //
-// Compiled on the user's machine against the installed torch (dtr_alloc/bridge.py),
+// Compiled on the user's machine against the installed torch (dtr_alloc/torch/bridge.py),
 // because c10's ABI changes between versions. It keeps no state of its own beyond
 // the core's table and takes no lock.
 //

@@ -30,7 +30,7 @@ bool Mover::is_movable(const Storage* storage) const {
   return storage->state == State::resident && storage->managed && !storage->external &&
          !storage->captured && storage->locks == storage->holds && storage->pins == 0 &&
          !capture_.is_under_way() &&
-         (storage->used_on != kNoStream || !environment_.has_streams(storage->device_type));
+         (storage->used_on != kNoStream || !streams_.has_streams(storage->device_type));
 }
 
 double Mover::move_ns(const Storage* storage) const {
@@ -42,7 +42,7 @@ double Mover::move_ns(const Storage* storage) const {
 void Mover::calibrate(Device& device) const {
   if (capture_.is_under_way()) return;
   const uint64_t stream =
-      environment_.has_streams(device.type) ? environment_.stream_of(device.type, device.index) : 0;
+      streams_.has_streams(device.type) ? streams_.current(device.type, device.index) : 0;
   for (uint64_t bytes = kMostScratch; bytes >= Bandwidth::kLeastBytes; bytes /= 2) {
     void* scratch[2] = {nullptr, nullptr};
     for (void*& block : scratch)
@@ -55,8 +55,7 @@ void Mover::calibrate(Device& device) const {
         break;
       if (timer)
         device.pending_moves[timer] = bytes;
-      else if (i > 0 &&
-               !environment_.has_streams(device.type))  // the first brings the memory along
+      else if (i > 0 && !streams_.has_streams(device.type))  // the first brings the memory along
         device.move_price.add_copy(bytes, now_ns() - begin);
     }
     for (void* block : scratch) dtr_pool_free(device.pool, block);
@@ -77,7 +76,7 @@ bool Mover::move(Storage* storage, const void* avoid_begin, const void* avoid_en
   void* const from = storage->address;
   if (handle && framework->data(handle) != from) return false;
   Device& device = devices_.of(storage);
-  const bool queues = environment_.has_streams(storage->device_type);
+  const bool queues = streams_.has_streams(storage->device_type);
   const uint64_t stream = queues ? storage->used_on : 0;
   const uint64_t bytes = storage->size_bytes;
   void* to = nullptr;
@@ -118,6 +117,14 @@ bool Mover::move(Storage* storage, const void* avoid_begin, const void* avoid_en
   environment_.stats.moved_bytes += bytes;
   environment_.stats.move_ns += static_cast<uint64_t>(end_ns - begin_ns);
   environment_.observers.notify(&Observer::moved, storage);
+  return true;
+}
+
+bool Mover::copy_took(Device& device, uint64_t timer, int64_t ns) {
+  const auto moved = device.pending_moves.find(timer);
+  if (moved == device.pending_moves.end()) return false;
+  device.move_price.add_copy(moved->second, ns);
+  device.pending_moves.erase(moved);
   return true;
 }
 

@@ -31,6 +31,7 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/lifecycle.h"
+#include "graph/stream_order.h"
 #include "policy/devices.h"
 
 namespace dtr {
@@ -38,11 +39,12 @@ namespace dtr {
 class Mover {
  public:
   Mover(Environment& environment, Graph& graph, const Devices& devices, const GraphCapture& capture,
-        Lifecycle& lifecycle)
+        const StreamOrder& streams, Lifecycle& lifecycle)
       : environment_(environment),
         graph_(graph),
         devices_(devices),
         capture_(capture),
+        streams_(streams),
         lifecycle_(lifecycle) {}
 
   // What moves on a new device cost.
@@ -58,6 +60,8 @@ class Mover {
   // be held, or there is no such place. Throws what the driver says, the content where it was (M5).
   bool move(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
             Deferred& deferred);
+  // A timer of the device's pool is done: whether it is a copy's.
+  static bool copy_took(Device& device, uint64_t timer, int64_t ns);
 
  private:
   // Copies between two free places, if there are two, as a move would.
@@ -67,6 +71,7 @@ class Mover {
   Graph& graph_;
   const Devices& devices_;
   const GraphCapture& capture_;
+  const StreamOrder& streams_;
   Lifecycle& lifecycle_;
 };
 

@@ -62,22 +62,22 @@ void SwapSpace::give_back_kept(bool all, Deferred& deferred) {
   for (HostCopy* copy : surplus) deferred.free_host(copy);
 }
 
-bool SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
-                         std::unique_lock<EngineMutex>& lock) {
+SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
+                                       std::unique_lock<EngineMutex>& lock) {
   const dtr_framework* framework = environment_.framework;
-  if (!host_.has_room(storage->size_bytes)) return false;
+  if (!host_.has_room(storage->size_bytes)) return Outcome::not_now;
   void* const handle = storage->handle;
   void* const address = storage->address;
   if (storage->live) {
-    if (!framework->retain_strong(handle)) return false;
+    if (!framework->retain_strong(handle)) return Outcome::not_now;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(handle);
-    if (!framework->detach(handle, storage)) return false;
+    if (!framework->detach(handle, storage)) return Outcome::not_now;
   } else if (handle) {
     // Only who holds a weak reference may count the strong ones.
     framework->retain_weak(handle);
     deferred.release_weak(handle);
-    if (framework->strong_count(handle) > 1 || !framework->take(handle)) return false;
+    if (framework->strong_count(handle) > 1 || !framework->take(handle)) return Outcome::not_now;
     lifecycle_.lose_handle(storage, deferred);
   }
   Device& device = devices_.of(storage);
@@ -96,7 +96,7 @@ bool SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferr
   lifecycle_.update_candidate(storage);
   copy->moving = true;
   ++storage->locks;
-  const uint64_t stream = environment_.stream_of_last_use(storage);
+  const uint64_t stream = streams_.of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
   lock.unlock();
@@ -135,11 +135,13 @@ bool SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferr
   copy->stream = stream;
   copied_.notify_all();
   if (status != DTR_OK) {
+    const bool has_buffer = copy->buffer != nullptr;
     drop_copy(storage);
     if (storage->live) framework->attach(storage->handle, address);
     graph_.by_address.insert(address, storage);
     lifecycle_.become_resident(storage, address);
     if (!storage->live && !storage->parent) dead_.keep(storage);
+    if (!has_buffer && storage->parent) return Outcome::no_host_memory;
     lifecycle_.unlock(storage, deferred);
     throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + " (" +
                              std::to_string(bytes) + " bytes) cannot go to host memory, of which " +
@@ -151,7 +153,7 @@ bool SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferr
   environment_.stats.swapped_out_bytes += bytes;
   environment_.observers.notify(&Observer::evicted, storage);
   lifecycle_.unlock(storage, deferred);
-  return true;
+  return Outcome::done;
 }
 
 bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
@@ -165,7 +167,7 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
   void* const handle = storage->live ? storage->handle : nullptr;
   if (handle) framework->retain_weak(handle);
   copy->moving = true;
-  uint64_t stream = environment_.stream_of_thread(storage);
+  uint64_t stream = streams_.for_copy(storage);
   const bool timed = !ahead && is_timed(device.type, device.way_in, bytes);
 
   lock.unlock();
@@ -209,7 +211,7 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
   drop_copy(storage);
   environment_.stats.swapped_in_bytes += bytes;
   if (storage->live) framework->attach(storage->handle, address);
-  if (environment_.has_streams(storage->device_type))
+  if (streams_.has_streams(storage->device_type))
     storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
   graph_.by_address.insert(address, storage);
@@ -246,7 +248,7 @@ void SwapSpace::note_return(Storage* storage, uint64_t* returned) {
     storage->prefetched = false;
     ++environment_.stats.prefetch_hits;
   }
-  if (!environment_.has_streams(storage->device_type)) return;
+  if (!streams_.has_streams(storage->device_type)) return;
   prefetcher_.note_return(storage->id);
   *returned = storage->id;
 }

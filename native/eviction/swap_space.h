@@ -28,6 +28,7 @@
 #include "graph/lifecycle.h"
 #include "graph/observer.h"
 #include "graph/settling.h"
+#include "graph/stream_order.h"
 #include "locks.h"
 #include "policy/devices.h"
 #include "policy/host_memory.h"
@@ -39,13 +40,14 @@ namespace dtr {
 class SwapSpace {
  public:
   SwapSpace(Environment& environment, Graph& graph, const Devices& devices, Lifecycle& lifecycle,
-            DeadStorages& dead, Settling& settling)
+            DeadStorages& dead, Settling& settling, const StreamOrder& streams)
       : environment_(environment),
         graph_(graph),
         devices_(devices),
         lifecycle_(lifecycle),
         dead_(dead),
-        settling_(settling) {}
+        settling_(settling),
+        streams_(streams) {}
 
   // ---- settings ----
   // What copies of a new device cost.
@@ -59,11 +61,13 @@ class SwapSpace {
   const SwapCosts& costs() const { return costs_; }
 
   // ---- copies; the lock is let go meanwhile ----
-  // Has the content copied to host memory and gives the storage's memory back. False, and nothing
-  // changed, if the cap leaves no room or the memory cannot be had just now. Throws, the storage
-  // as it was, if the driver refuses.
-  bool swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
-                std::unique_lock<EngineMutex>& lock);
+  enum class Outcome { done, not_now, no_host_memory };
+  // Has the content copied to host memory and gives the storage's memory back. not_now, and nothing
+  // changed: the cap leaves no room or the memory cannot be had just now. no_host_memory: the
+  // driver refuses host memory for a content that can be recomputed; the storage is as it was, but
+  // locked. Throws, the storage as it was, if a constant finds no host memory, or a copy fails.
+  Outcome swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
+                   std::unique_lock<EngineMutex>& lock);
   // Brings a swapped storage back, which the caller has locked. False: it is dying on another
   // thread. Throws, nothing changed, if there is no memory.
   // ahead: before anybody needs it, on the pool's side stream; false, too, if no memory is free.
@@ -92,6 +96,7 @@ class SwapSpace {
   Lifecycle& lifecycle_;
   DeadStorages& dead_;
   Settling& settling_;
+  const StreamOrder& streams_;
   HostMemory host_;
   SwapCosts costs_{environment_, devices_, host_};
   Prefetcher prefetcher_;

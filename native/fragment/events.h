@@ -1,6 +1,6 @@
 // events.h: a trace as a replay reads it: which allocation begins or ends at which row.
 //
-// Rows are those of dtr_alloc/fragment/trace.py, of one device. Allocations are numbered in the
+// Rows are those of dtr_alloc/traces/trace.py, of one device. Allocations are numbered in the
 // order in which they begin. What moved is one allocation, from where it was allocated first to
 // where its last place was freed: another allocator moves nothing, or decides itself what to move.
 #pragma once

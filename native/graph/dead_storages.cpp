@@ -126,8 +126,8 @@ void DeadStorages::banish(Storage* storage, Deferred& deferred) {
 void DeadStorages::check(const std::unordered_set<Storage*>& storages) const {
   uint64_t kept_bytes = 0, to_banish = 0;
   for (const Storage* storage : storages) {
-    const bool kept = storage->state == State::resident && storage->managed && !storage->live &&
-                      !storage->parent;
+    const bool kept =
+        storage->state == State::resident && storage->managed && !storage->live && !storage->parent;
     require(kept == (storage->kept >= 0), "R5: a constant is kept or not", storage);
     if (kept) {
       kept_bytes += storage->size_bytes;

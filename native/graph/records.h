@@ -25,20 +25,20 @@
 //      locked, or one is evicted: else it would be gone (dead_storages.h).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
 //      heuristic needs is kept: N1-N4 of neighborhood.cpp, C1 and C2 of candidates.h.
-//  R11 A hold is a lock of what does not run yet (waiting.cpp): of an op whose inputs are brought
-//      back, of a step that waits for another, or, on an output that is there already, of the
-//      step that makes it anew. Who holds looks again whether it is resident.
+//  R11 A waiting lock is one of what does not run yet (waiting_inputs.h): of an op whose inputs are
+//      brought back, of a step that waits for another, or, on an output that is there already, of
+//      the step that makes it anew. Its owner looks again whether the storage is resident.
 //  R12 Who asks for what: G1 and G2 of ghosts.cpp.
-//  R13 What streams wait for: O1 and O2 of order.cpp.
+//  R13 What streams wait for: O1 and O2 of stream_order.h.
 //  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
 //      there. To all others it is as good as resident: it counts for nobody's costs, and is no
 //      history to be recomputed. It is managed and not external. (swap.cpp)
 //  R15 Pins are of a handle, whatever content it has or whether the engine has met it; a live
 //      managed storage has as many as its handle. What is pinned is not evicted; what was evicted
-//      already comes back by whoever pinned it. (hand.cpp)
+//      already comes back by whoever pinned it. (pins.h)
 //  R16 A content is unwritten while a part of its buffer was written by no op, what that part holds
 //      being nobody's: it has a parent, but is no candidate, as a replay gives that part another
-//      content. What reads of it what was not written makes it a constant. (frame.cpp)
+//      content. What reads of it what was not written makes it a constant. (unwritten.h)
 #pragma once
 
 #include <cstddef>
@@ -116,13 +116,13 @@ struct alignas(64) Storage {
   bool descendants_known = false;
   bool parked = false;    // C2
   bool asks = false;      // G1
-  bool captured = false;  // others may overwrite it at any time (freeze.cpp, F2)
+  bool captured = false;  // others may overwrite it at any time (graph_capture.h, F2)
   uint8_t device_type = 0;
   int8_t device_index = -1;
 
   void* handle = nullptr;  // weak while live, strong while dead (R5)
   Edge* children = nullptr;
-  HostCopy* expected = nullptr;      // evicted: what must come back (verify.cpp)
+  HostCopy* expected = nullptr;      // evicted: what must come back (verifier.h)
   uint64_t visit = 0;                // visited in the neighborhood walk of that number
   uint64_t checksum = 0;             // of the content, if it is watched (contents.h)
   int64_t candidate = kNoCandidate;  // index in the list of candidates (R6), or below 0

@@ -199,8 +199,7 @@ class UnwrittenParts {
   bool write(const OpCall& op, const Input& input, Unwritten* left) const {
     if (input.begins) return left->begin(input.desc);
     *left = of_.at(input.storage);
-    if (op.copies && input.shared)
-      return input.part && left->copy(input.desc, op.inputs[1].desc);
+    if (op.copies && input.shared) return input.part && left->copy(input.desc, op.inputs[1].desc);
     return !input.part || left->write(input.desc);
   }
 
@@ -223,9 +222,9 @@ class UnwrittenParts {
               storage);
       if (!storage->unwritten) continue;
       ++unwritten;
-      require(storage->state == State::resident && storage->live && storage->managed &&
-                  storage->parent,
-              "R16: an unwritten content is no version of a live storage", storage);
+      require(
+          storage->state == State::resident && storage->live && storage->managed && storage->parent,
+          "R16: an unwritten content is no version of a live storage", storage);
     }
     if (unwritten != of_.size())
       throw StateError("R16: there are " + std::to_string(of_.size()) + " accounts of " +

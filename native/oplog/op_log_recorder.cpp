@@ -412,7 +412,8 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
                                      [](const Argument& a) { return a.overwritten; });
   const bool repeatable = pure && (!called.empty() || mutated > 0);
   const int64_t index = is_writing() ? operators_ : -1;
-  if (is_writing()) put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
+  if (is_writing())
+    put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
   const auto put_head = [&](int64_t kind, int64_t time) {
     put(kind);
     put(log.operator_name);
@@ -446,8 +447,7 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
     put_head(DTR_JOURNAL_EFFECT, cost_ns);
     put(static_cast<int64_t>(constants.size()));
   }
-  for (const OpenLog::Result& result : constants)
-    define_constant(result.storage, result.geometry);
+  for (const OpenLog::Result& result : constants) define_constant(result.storage, result.geometry);
   return index;
 }
 

@@ -10,7 +10,6 @@
 #include "dtr_alloc.h"
 #include "graph/records.h"
 #include "move_price.h"
-#include "timing.h"
 
 namespace dtr {
 
@@ -22,9 +21,8 @@ struct Device {
   Candidates candidates = {};
   std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
   double largest_parked_bytes = 0;   // of those parked because they are small
-  PendingTimes pending_times = {};
-  bool one_range = false;  // the pool's addresses are: not of segments, nor counted
-  Bandwidth way_out = {};  // to host memory
+  bool one_range = false;            // the pool's addresses are: not of segments, nor counted
+  Bandwidth way_out = {};            // to host memory
   Bandwidth way_in = {};
   MovePrice move_price = {};
   std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer

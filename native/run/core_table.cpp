@@ -121,12 +121,12 @@ int32_t remat_want_any(dtr_frame* frame) {
 }
 
 int32_t pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return guard([&] { engine_of(engine)->hand_pin(tensor, escaped, false); });
+  return guard([&] { engine_of(engine)->user_pin(tensor, escaped, false); });
 }
 
 int32_t unpin(dtr_engine* engine, void* handle) {
   return static_cast<int32_t>(
-      result_or_status([&] { return engine_of(engine)->hand_unpin(handle); }));
+      result_or_status([&] { return engine_of(engine)->user_unpin(handle); }));
 }
 
 uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,

@@ -116,9 +116,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
   Storage* storage = graph_.new_storage(desc, managed);
   storage->last_access_ns = clock_ns_;
-  if (managed && !pins_.empty())
-    if (const auto found = pins_.find(desc.handle); found != pins_.end())
-      storage->pins = found->second;
+  if (managed) storage->pins = pins_.of(desc.handle);
   ++stats_.live_storages;
   return storage;
 }
@@ -170,7 +168,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
   if (!storage->handle) return;
   graph_.by_handle.erase(storage->handle);
   if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
-    forget_pins(storage->handle, deferred);
+    pins_.forget(storage->handle, deferred);
   if (storage->live) environment_.observers.notify(&Observer::released, storage);
   if (storage->live)
     deferred.release_weak(storage->handle);
@@ -266,7 +264,7 @@ void Engine::become_resident(Storage* storage, void* address) {
 void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
-  forget_expected(storage, deferred);
+  Verifier::forget_expected(storage, deferred);
   if (storage->asks) update_asking(storage, true);
   leave_neighborhoods(storage);
   storage->parent = nullptr;
@@ -331,7 +329,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     if (resident && storage->managed) graph_.by_address.erase(address);
     dead_.let_go(storage);
     if (storage->host) swap_space_.drop_copy(storage);
-    forget_expected(storage, deferred);
+    Verifier::forget_expected(storage, deferred);
     storage->state = State::freed;
     storage->address = nullptr;
     dead_.forget(storage);
@@ -469,8 +467,7 @@ void Engine::reset() {
     --stats_.live_storages;
     graph_.recycle(storage);
   }
-  for (const auto& [handle, pins] : pins_) deferred.release_weak(const_cast<void*>(handle));
-  pins_.clear();
+  pins_.clear(deferred);
   swap_space_.give_back_kept(true, deferred);
 }
 

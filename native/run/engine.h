@@ -13,19 +13,6 @@
 // (costs.h) a deterministic job is evicted in the same way each time. What an op reads
 // is stamped with the clock before it, what it makes with the clock after. An op that
 // failed cost nothing.
-//
-// The parts: engine.cpp (life and death of records), frame.cpp (an op from begin to end),
-// contents.cpp (contents that change unseen),
-// core_table.cpp (what a framework may ask), engine_api.cpp (what others may), hand.cpp (what a
-// user does by hand), costs.cpp (what ops cost), room.cpp (choosing and evicting), window.cpp
-// (places for a request in one piece), swap.cpp (contents that go to host memory), prefetch.cpp
-// (their way back), verify.cpp (whether the same comes back), neighborhood.cpp (what the costs of
-// candidates are made of), settle.cpp (before content is lost for good), dealloc.cpp (after a
-// storage died), ghosts.cpp (which of the dead are still needed), remat.cpp (bringing content
-// back), waiting.cpp (what waits meanwhile, where memory is short), moving.cpp (contents that go to
-// other addresses), holes.cpp (places made by that), order.cpp (streams), freeze.cpp (while a graph
-// is captured), ends.cpp (which end of the heap is wished for), timing.cpp (how long queued work
-// takes), journal.cpp (op logs), invariants.cpp.
 #pragma once
 
 #include <condition_variable>
@@ -55,14 +42,18 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/lifecycle.h"
+#include "graph/pins.h"
 #include "graph/records.h"
+#include "graph/stream_order.h"
 #include "graph/unwritten.h"
+#include "graph/verifier.h"
 #include "locks.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
 #include "policy/device.h"
 #include "policy/score.h"
 #include "policy/search_context.h"
+#include "policy/waiting_inputs.h"
 #include "policy/window.h"
 
 namespace dtr {
@@ -104,10 +95,10 @@ class Engine final : private Lifecycle {
   uint64_t id_of(const void* handle);
   uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
 
-  // ---- freeze.cpp ----
+  // ---- graph_capture.cpp ----
   void freeze(bool on);
 
-  // ---- frame.cpp ----
+  // ---- op_call.cpp ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
@@ -127,20 +118,20 @@ class Engine final : private Lifecycle {
   int32_t make_room(Device& device, uint64_t size_bytes);
   void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
-  // ---- by hand (hand.cpp) ----
-  bool hand_evict(void* handle);
-  bool hand_is_resident(void* handle);
+  // ---- what users ask for (user_requests.cpp) ----
+  bool user_evict(void* handle);
+  bool user_is_resident(void* handle);
   // The handle, if a pin was added. owned: it stays an address of this storage, also if that dies,
-  // until hand_end_pin().
-  void* hand_pin(const void* tensor, int32_t escaped, bool owned);
-  void hand_end_pin(void* handle);
-  bool hand_unpin(void* handle);
+  // until user_end_pin().
+  void* user_pin(const void* tensor, int32_t escaped, bool owned);
+  void user_end_pin(void* handle);
+  bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
   void check_connected() const;
   // Throws for what can be told to be no tensor of the connected framework.
   void check_tensor(const void* tensor) const;
 
-  bool hand_move(void* handle, const void* avoid_begin, const void* avoid_end);
+  bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
@@ -167,8 +158,6 @@ class Engine final : private Lifecycle {
   void maybe_remove(Storage* storage, Deferred& deferred) override;
   void remove(Storage* storage, Deferred& deferred);
   void lose_handle(Storage* storage, Deferred& deferred) override;
-  void forget_pins(void* handle, Deferred& deferred);
-  void forget_dead_pins(Deferred& deferred);
   void become_evicted(Storage* storage) override;
   void become_resident(Storage* storage, void* address) override;
   void leave_neighborhoods(Storage* storage);
@@ -185,7 +174,7 @@ class Engine final : private Lifecycle {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
 
-  // frame.cpp
+  // op_call.cpp
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void find_shared(Frame& frame);
   void describe_inputs(Frame& frame);
@@ -203,21 +192,6 @@ class Engine final : private Lifecycle {
   void abandon(Frame& frame, bool started, Deferred& deferred);
   void about_to_run(Frame& frame);
   int64_t cost_of_call(Frame& frame, int64_t reading_ns);
-
-  // timing.cpp
-  Device* queue_of(const Frame& frame) const;
-  void decide_timing(Frame& frame);
-  void start_timer(Frame& frame);
-  void stop_timer(Frame& frame, bool wanted);
-  void learn(Frame& frame, uint64_t signature);
-
-  // order.cpp
-  bool has_streams(uint8_t device_type) const { return environment_.has_streams(device_type); }
-  uint64_t stream_of(uint8_t device_type, int8_t device_index) const {
-    return environment_.stream_of(device_type, device_index);
-  }
-  void order_use(Storage* storage);
-  void order_inputs(const Frame& frame);
 
   // graph_capture.cpp
   void keep(Frame& frame, bool on);
@@ -303,21 +277,7 @@ class Engine final : private Lifecycle {
   double loss_ns(Storage* storage);
   void prefetch(Frame& frame);
   bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-
-  // verify.cpp
-  void keep_expected(Storage* storage);
-  void forget_expected(Storage* storage, Deferred& deferred);
-  void compare(const Storage* storage, const Op* op, const void* address);
-
-  // waiting.cpp
-  void begin_request();
-  void begin_round() { peaks_.clear(); }
-  void hold_inputs(Frame& frame, bool held);
-  uint64_t peak_beside(const Storage* wanted);
-  void order_by_peak(std::vector<Storage*>& wanted);
-  Storage* next_missing(const Op* op);
-  Storage* choose_held(Device& device, const SearchContext& moment);
-  bool yield_held(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // invariants.cpp
   void check_asking(const Storage* storage);
@@ -339,14 +299,19 @@ class Engine final : private Lifecycle {
   Environment environment_;
   Graph graph_;
   GraphCapture capture_;
+  StreamOrder streams_{environment_, capture_};
+  Pins pins_{environment_};
+  Verifier verifier_{environment_, streams_};
+  WaitingInputs waiting_{environment_};
+  CallTimer timer_{environment_, streams_, capture_};
   Settling settling_{environment_, graph_, *this};
   DeadStorages dead_{environment_, *this, settling_};
   Contents contents_{environment_, graph_, *this, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
-  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_};
+  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_, streams_};
   const SwapCosts& swap_costs_ = swap_space_.costs();
-  Mover mover_{environment_, graph_, devices_, capture_, *this};
+  Mover mover_{environment_, graph_, devices_, capture_, streams_, *this};
   Compactor compactor_{environment_, graph_, capture_, mover_};
   OpLogRecorder op_log_{environment_, graph_};
   dtr_engine_options& options_ = environment_.options;
@@ -359,39 +324,30 @@ class Engine final : private Lifecycle {
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  // How often each handle is pinned, which is held weakly for that time (R15).
-  std::unordered_map<const void*, uint32_t> pins_;
-  size_t look_for_dead_pins_ = 64;  // once there are so many
   std::vector<int64_t> dropped_ops_;
   Components components_;
   CostTable costs_;
   int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
   uint64_t visits_ = 0;
-  std::vector<Storage*> pending_;                  // worklist of walks through neighborhoods
-  uint64_t price_look_ = 0;                        // the search for windows that prices are of
-  std::vector<dtr_run_block> run_;                 // blocks, as the pool tells them
-  FewWindows few_;                                 // the best of the last search
-  std::vector<Storage*> members_;                  // of the window that was looked at last
-  std::vector<int64_t> costs_of_members_;          // of joint_price()
-  std::vector<Storage*> victims_;                  // what choose_victims() chose
-  std::vector<Storage*> other_victims_;            // buffer of evict_victims()
-  std::unordered_map<uint64_t, uint64_t> peaks_;   // bytes, by storage's id; of one round
-  std::unordered_map<uint64_t, uint32_t> yields_;  // by storage's id; of one request
-  std::vector<Storage*> asking_;                   // worklist of update_asking()
-  std::vector<const Storage*> peaks_pending_;      // of peak_beside()
-  std::vector<Storage*> missing_;                  // of next_missing()
-  std::vector<Storage*> removal_;                  // worklist of remove()
+  std::vector<Storage*> pending_;          // worklist of walks through neighborhoods
+  uint64_t price_look_ = 0;                // the search for windows that prices are of
+  std::vector<dtr_run_block> run_;         // blocks, as the pool tells them
+  FewWindows few_;                         // the best of the last search
+  std::vector<Storage*> members_;          // of the window that was looked at last
+  std::vector<int64_t> costs_of_members_;  // of joint_price()
+  std::vector<Storage*> victims_;          // what choose_victims() chose
+  std::vector<Storage*> other_victims_;    // buffer of evict_victims()
+  std::vector<Storage*> asking_;           // worklist of update_asking()
+  std::vector<Storage*> removal_;          // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
-  TimedCalls timed_calls_;
   PlacementHint hints_;
 
   std::condition_variable_any evicted_;  // another thread's Evicting is over
   uint32_t evicting_ = 0;                // threads whose victims are not yet free
   bool parked_for_host_ = false;         // some constants are parked for lack of host memory
-  uint64_t verify_turn_ = 0;             // evictions since one's content was kept (verify.cpp)
 
   EvictionCause eviction_cause_ = EvictionCause::gone;  // of the content that is lost now
 

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "call_timer.h"
 #include "dtr/framework.h"
 #include "graph/op_call.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
-#include "policy/timing.h"
 
 namespace dtr {
 
@@ -43,19 +43,13 @@ struct Frame : OpCall {
   int64_t room_ns_at_begin = 0;
   int64_t* room_ns = nullptr;      // of its thread
   uint64_t* running_op = nullptr;  // likewise
-  dtr_pool* queued_in = nullptr;   // of the device that queues its work; null: none is known
-  uint64_t queued_on = kNoStream;
+  CallTiming timing;
   uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
-  bool timed = false;     // a timer is to start
-  uint64_t timer = 0;     // of that pool; 0: none runs
-  uint32_t unread = 0;    // ops since it last looked for timers that are done
-  Times times;            // what it found
   bool keeps = false;     // brings everything back: until then nothing live is evicted
   std::vector<RematStep> stack;
   std::vector<StepInput> stack_inputs;  // locked inputs of the steps, outermost first
   std::vector<Storage*> step_outputs;   // records of the step in flight, held
   std::vector<Storage*> consumed;       // old versions that the step in flight overwrites
-  bool inputs_held = false;             // the locks of `inputs` are holds (R11)
   bool requested = false;               // the op's request has begun
   bool step_open = false;
   bool used_sources = false;  // Storage::is_source of some

@@ -13,6 +13,7 @@
 namespace dtr {
 
 void Engine::check_invariants() {
+  Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
@@ -48,9 +49,12 @@ void Engine::check_invariants() {
     if (storage->handle)
       require(graph_.by_handle.find(storage->handle) == storage, "R5: the handle leads elsewhere",
               storage->id);
-    if (storage->handle && resident)
+    // Kept alive meanwhile: another thread may just be letting go of it.
+    if (storage->handle && resident && framework_->retain_strong(storage->handle)) {
+      deferred.release_strong(storage->handle);
       require(framework_->data(storage->handle) == storage->address,
               "R5: the handle's address is another", storage->id);
+    }
     require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
             storage->id);
     const bool candidate = resident && storage->managed && !storage->unwritten &&
@@ -64,9 +68,7 @@ void Engine::check_invariants() {
                                   : device.young[static_cast<size_t>(-2 - storage->candidate)];
       require(listed == storage, "R6: the index leads elsewhere", storage->id);
     }
-    const auto pinned = pins_.find(storage->handle);
-    require(storage->pins == (storage->live && pinned != pins_.end() ? pinned->second : 0),
-            "R15: it has other pins than its handle", storage->id);
+    pins_.check(storage);
     require(storage->holds <= storage->locks, "R11: more holds than locks", storage->id);
     check_asking(storage);
     if (resident && storage->managed)

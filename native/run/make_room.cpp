@@ -370,8 +370,12 @@ bool Engine::is_better_swapped(Storage* storage) {
 // be held just now (it is dying, or only a Python wrapper refers to it).
 bool Engine::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
                    std::unique_lock<EngineMutex>& lock) {
-  if (is_better_swapped(storage)) return swap_space_.swap_out(storage, cause, deferred, lock);
-  return storage->parent && drop(storage, cause, deferred);
+  if (!is_better_swapped(storage)) return storage->parent && drop(storage, cause, deferred);
+  const SwapSpace::Outcome outcome = swap_space_.swap_out(storage, cause, deferred, lock);
+  if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
+  const bool dropped = drop(storage, cause, deferred);
+  unlock(storage, deferred);
+  return dropped;
 }
 
 // The same; the content is given up.
@@ -387,9 +391,9 @@ bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
     if (!framework_->retain_strong(storage->handle)) return false;
     // Dropped after the mutex: ours may be the last reference by then.
     deferred.release_strong(storage->handle);
-    keep_expected(storage);
+    verifier_.keep_expected(storage);
     if (!framework_->detach(storage->handle, storage)) {
-      forget_expected(storage, deferred);
+      Verifier::forget_expected(storage, deferred);
       return false;
     }
     deferred.free_block(*storage, address);
@@ -460,6 +464,21 @@ Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
   }
   other_victims_ = std::move(others);
   return failed;
+}
+
+// Evicts what only waits. False if there is nothing.
+bool Engine::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  const SearchContext context = context_of(device);
+  const auto alone_ns = [this](const Storage* storage) {
+    return swap_costs_.with_swap(storage, static_cast<double>(cost_of(storage)));
+  };
+  while (Storage* waiting = waiting_.choose(device, context, alone_ns)) {
+    waiting_.note_preemption(waiting);
+    if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
+    ++stats_.yields;
+    return true;
+  }
+  return false;
 }
 
 // The pool's room callback: evicts what was chosen for the request, or lets go of a dead constant
@@ -533,7 +552,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   }
   if (!freed) {
     evicting.begin();
-    freed = yield_held(device, deferred, lock);
+    freed = preempt(device, deferred, lock);
     if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;

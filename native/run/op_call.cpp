@@ -145,14 +145,14 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     }
   }
   if (!(need & DTR_NEED_WORK)) prefetch(frame);
-  start_timer(frame);
+  CallTimer::start(frame.timing);
   return need;
 }
 
 // Everything is resident.
 void Engine::about_to_run(Frame& frame) {
-  order_inputs(frame);
-  decide_timing(frame);
+  streams_.before_use(frame);
+  timer_.decide(frame.timing, frame, frame.signature.value());
   if (!frame.room_ns) {
     frame.room_ns = &room_ns_of_thread();
     frame.running_op = &running_op_of_thread();
@@ -282,16 +282,16 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
 int32_t Engine::op_prepare(Frame& frame) {
   Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
-  if (!frame.requested) begin_request();
+  if (!frame.requested) waiting_.begin_request();
   frame.requested = true;
-  begin_round();
+  waiting_.begin_round();
   std::vector<Storage*> wanted;
   for (const Input& input : frame.inputs)
     if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);
-  order_by_peak(wanted);
+  waiting_.order_by_peak(wanted);
   // The last one pushed is brought back first.
   for (size_t i = wanted.size(); i-- > 0;) push_wanted(frame, wanted[i], false);
-  hold_inputs(frame, !frame.stack.empty());
+  WaitingInputs::set_waiting(frame, !frame.stack.empty());
   if (!frame.stack.empty()) return 1;
   std::vector<Storage*> targets;
   for (const Input& input : frame.inputs)
@@ -302,13 +302,13 @@ int32_t Engine::op_prepare(Frame& frame) {
       settling_.settle(input.storage, &targets, Settling::kAnyBytes, deferred);
   if (targets.empty()) settling_.settle_history(&targets, deferred);
   for (Storage* target : targets) push_wanted(frame, target, true);
-  hold_inputs(frame, !frame.stack.empty());
+  WaitingInputs::set_waiting(frame, !frame.stack.empty());
   if (!frame.stack.empty()) return 1;
   if (frame.log.open) op_log_.runs(&frame.log);
   about_to_run(frame);
   lock.unlock();
   prefetch(frame);
-  start_timer(frame);
+  CallTimer::start(frame.timing);
   return 0;
 }
 
@@ -362,8 +362,7 @@ void* Engine::copy_of(const Storage* storage) const {
       storage->size_bytes > kMostCopied || capture_.is_under_way())
     return nullptr;
   dtr_pool* pool = device_of(storage).pool;
-  const uint64_t stream = stream_of(storage->device_type, storage->device_index);
-  const uint64_t on = stream == kNoStream ? 0 : stream;
+  const uint64_t on = streams_.for_copy(storage);
   void* copy = nullptr;
   if (dtr_pool_try_allocate(pool, storage->size_bytes, on, &copy) != DTR_OK || !copy)
     return nullptr;
@@ -471,10 +470,10 @@ void Engine::describe_results(Frame& frame, uint32_t results) {
 int64_t Engine::cost_of_call(Frame& frame, int64_t reading_ns) {
   const uint64_t signature = frame.signature.value();
   uint64_t bytes = 0;
-  bool queued = frame.queued_in != nullptr;
+  bool queued = frame.timing.queued_in != nullptr;
   for (const dtr_tensor_desc& result : frame.results) {
     bytes += result.storage_bytes;
-    queued |= has_streams(result.device_type);
+    queued |= streams_.has_streams(result.device_type);
   }
   if (!queued) return costs_.add(signature, frame.op_key, reading_ns);
   for (const Input& input : frame.inputs)
@@ -488,12 +487,15 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   *frame.running_op = 0;
   hints_.op_ends();
   const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
-  stop_timer(frame, cost_ns < 0);
+  CallTimer::stop(frame.timing, cost_ns < 0);
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
-  learn(frame, signature);
+  timer_.learn(frame.timing, signature, frame.op_key, costs_,
+               [this](const dtr_pool* pool, uint64_t timer, int64_t ns) {
+                 return Mover::copy_took(devices_.with(pool), timer, ns);
+               });
   if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
   hints_.op_cost(frame.call, cost_ns);
   clock_ns_ += cost_ns;
@@ -544,7 +546,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     }
     Storage* storage = new_storage(desc, true);
     storage->live = true;
-    storage->used_on = stream_of(desc.device_type, desc.device_index);
+    storage->used_on = streams_.current(desc.device_type, desc.device_index);
     contents_.note(storage);
     framework_->retain_weak(desc.handle);
     graph_.by_handle.insert(desc.handle, storage);
@@ -580,7 +582,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
-  stop_timer(frame, false);
+  CallTimer::stop(frame.timing, false);
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   abandon(frame, started, deferred);
@@ -589,8 +591,8 @@ void Engine::op_abort(Frame& frame, bool started) {
 void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   if (frame.running_op) *frame.running_op = 0;
   hints_.op_ends();
-  frame.timed = false;
-  hold_inputs(frame, false);
+  frame.timing.is_due = false;
+  WaitingInputs::set_waiting(frame, false);
   if (frame.log.open) op_log_.runs(nullptr);
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];

@@ -7,7 +7,7 @@
 // nearer to running with each; it does not lock those that are resident anyway. A
 // deep stack would lock most of the budget with them, and what is evicted meanwhile
 // is only brought back in its turn. (The prototype of the paper locks all of them.)
-// Those locks yield where there is no other way (waiting.cpp), until the step runs.
+// Those locks are preempted where there is no other way (waiting_inputs.h), until the step runs.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@ bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);
   if (!storage || storage->state == State::resident) return false;
-  begin_request();
+  waiting_.begin_request();
   push_wanted(frame, storage, false);
   return true;
 }
@@ -39,7 +39,7 @@ bool Engine::remat_want_any(Frame& frame) {
   });
   keep(frame, found != nullptr);
   if (found) {
-    begin_request();
+    waiting_.begin_request();
     push_wanted(frame, found, false);
   }
   return found != nullptr;
@@ -76,7 +76,7 @@ int64_t Engine::remat_next(Frame& frame) {
       frame.stack.back().first_input = frame.stack_inputs.size();
     }
     contents_.compare_inputs(target->parent, deferred);
-    if (Storage* missing = next_missing(target->parent)) {
+    if (Storage* missing = waiting_.next_missing(target->parent)) {
       bring_back(frame, missing);
       continue;
     }
@@ -124,7 +124,7 @@ void Engine::describe_step(Frame& frame, Op* op) {
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
-    order_use(input);
+    streams_.before_use(input);
     dead_.note_source(input, &frame.used_sources);
     if (!input->handle) {
       input->handle = framework_->make(input->address, input->size_bytes, input->device_type,
@@ -183,11 +183,10 @@ void Engine::place(Storage* storage, void* address, bool held, Deferred& deferre
         framework_->make(address, storage->size_bytes, storage->device_type, storage->device_index);
     graph_.by_handle.insert(storage->handle, storage);
   }
-  forget_expected(storage, deferred);
+  Verifier::forget_expected(storage, deferred);
   graph_.by_address.insert(address, storage);
   ++storage->recomputes;
-  storage->used_on = storage->remade_on = stream_of(storage->device_type, storage->device_index);
-  storage->ordered_on = kNoStream;
+  streams_.remade(storage);
   become_resident(storage, address);
   contents_.note(storage);
   dtr_pool_note(device_of(storage).pool, DTR_EVENT_REMATERIALIZE, address, storage->size_bytes);
@@ -247,7 +246,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
       throw StateError("op " + std::to_string(op->id) + " gave " +
                        std::to_string(desc.storage_bytes) + " bytes where it gave " +
                        std::to_string(storage->size_bytes) + " the first time");
-    compare(storage, op, desc.data);
+    verifier_.compare(storage, op, desc.data);
     // The replay may have consumed an old version: its memory changes hands.
     Storage* consumed = graph_.by_handle.find(desc.handle);
     void* address = framework_->take(desc.handle);
@@ -265,7 +264,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   }
   ++stats_.rematerializations;
   environment_.observers.notify(&Observer::ran_again, op);
-  if (has_streams(frame.stack.back().target->device_type)) {
+  if (streams_.has_streams(frame.stack.back().target->device_type)) {
     stats_.recompute_ns += static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
   } else {
     if (op->signature) costs_.add_again(op->signature, reading_ns);

@@ -417,7 +417,7 @@ class RuntimeReplay final : private Observer {
     for (Buffer* buffer : names_) {
       if (!buffer) continue;
       if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
-      engine_.hand_pin(buffer->tensor, false, false);
+      engine_.user_pin(buffer->tensor, false, false);
     }
   }
 

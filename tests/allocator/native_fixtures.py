@@ -10,6 +10,12 @@ from native_pool import check, ffi, lib
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def few_or_many(few: int, many: int):
+    """Has a property tested with so many examples; with many only by `make test-all`."""
+    found = [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.long)]
+    return pytest.mark.parametrize("examples", found)
+
+
 def compile_cpp(sources, output: Path, *flags: str) -> Path:
     command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     command += [f"-I{ROOT / folder}" for folder in ("native", "native/include", "allocator")]

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
+from native_fixtures import few_or_many
 from native_pool import (
     IN_USE,
     KIB,
@@ -270,19 +271,17 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.fake.leaks() == 0
 
 
-SETTINGS = settings(
-    max_examples=200,
-    stateful_step_count=40,
-    suppress_health_check=list(HealthCheck),
-)
+SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
-def test_host_memory_agrees_with_the_model():
+@few_or_many(50, 400)
+def test_host_memory_agrees_with_the_model(examples):
     """Any sequence of operations keeps blocks apart, contents whole and the budget held."""
-    run(PoolAgainstModel, settings=SETTINGS)
+    run(PoolAgainstModel, settings=settings(SETTINGS, max_examples=examples))
 
 
-def test_cuda_memory_agrees_with_the_model(fake_cuda):
+@few_or_many(50, 400)
+def test_cuda_memory_agrees_with_the_model(fake_cuda, examples):
     """The same with streams, events completing at will, and failing driver calls."""
 
     class OnCuda(PoolAgainstModel):
@@ -290,10 +289,11 @@ def test_cuda_memory_agrees_with_the_model(fake_cuda):
         chunk = 2 << 20
         fake = fake_cuda
 
-    run(OnCuda, settings=SETTINGS)
+    run(OnCuda, settings=settings(SETTINGS, max_examples=examples))
 
 
-def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda):
+@few_or_many(50, 200)
+def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda, examples):
     """The same with idle memory going back as soon as it can, and freed blocks filled."""
 
     class GoesBack(PoolAgainstModel):
@@ -303,10 +303,11 @@ def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda):
         options: ClassVar = {"keep": 5 << 20, "poison": 1}
         hold = 2  # fills have their effect at once: the model writes at once, too
 
-    run(GoesBack, settings=settings(SETTINGS, max_examples=50))
+    run(GoesBack, settings=settings(SETTINGS, max_examples=examples))
 
 
-def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda):
+@few_or_many(50, 400)
+def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda, examples):
     """The same where the device has no virtual memory management."""
 
     class InSegments(PoolAgainstModel):
@@ -315,7 +316,7 @@ def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda):
         fake = fake_cuda
         in_segments = True
 
-    run(InSegments, settings=SETTINGS)
+    run(InSegments, settings=settings(SETTINGS, max_examples=examples))
 
 
 def test_memory_that_was_not_released_is_released_in_its_context(fake_cuda):

@@ -47,6 +47,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_dry_run_of_a_part(part: Any, dry_run: Path) -> None:
     document = json.loads((dry_run / f"gpu_{part.file or part.name}.json").read_text())

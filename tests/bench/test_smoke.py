@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"dtr_alloc", "torch", "python", "platform", "device", "threads", "seed", "bench"}
 

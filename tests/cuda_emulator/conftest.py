@@ -95,9 +95,7 @@ class Machine:
             name: value for name, value in os.environ.items() if not name.startswith("DTR_ALLOC_")
         }
         environ |= {
-            name: os.environ[name]
-            for name in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
-            if name in os.environ
+            name: os.environ[name] for name in ("DTR_ALLOC_CACHE", "CXX") if name in os.environ
         }
         preloaded = [self.library]
         if settings is not None:

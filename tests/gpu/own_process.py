@@ -69,7 +69,7 @@ def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    kept = ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
+    kept = ("DTR_ALLOC_CACHE", "CXX")
     clean |= {key: os.environ[key] for key in kept if key in os.environ}
     # Read by cuBLAS when it is first used; PyTorch asks for it in deterministic mode.
     clean |= {"PYTHONPATH": os.pathsep.join(paths), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

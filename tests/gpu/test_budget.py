@@ -83,7 +83,7 @@ def test_a_step_that_cannot_fit_raises_and_a_smaller_one_trains():
     assert dtr_alloc.stats()["out_of_memory_errors"] >= before + 3
 
 
-@own_process(poison=True)
+@own_process(debug="poison")
 def test_freed_memory_is_filled_with_nans():
     made = [torch.ones(MIB, device=DEVICE) for _ in range(8)]
     addresses = [tensor.data_ptr() for tensor in made]
@@ -93,7 +93,7 @@ def test_freed_memory_is_filled_with_nans():
     assert bool(found.isnan().all())
 
 
-@own_process(poison=True)
+@own_process(debug="poison")
 def test_nobody_reads_what_was_poisoned():
     torch.use_deterministic_algorithms(True)
     expected, shape = trained()
@@ -102,7 +102,7 @@ def test_nobody_reads_what_was_poisoned():
     assert got == expected
 
 
-@own_process(verify=1)
+@own_process(debug="verify:1")
 def test_verifying_every_rematerialization_finds_no_difference():
     torch.use_deterministic_algorithms(True)
     _, shape = trained()

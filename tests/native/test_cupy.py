@@ -301,22 +301,22 @@ def test_the_heaps_counters_and_its_free_memory_are_at_hand_without_torch(cupy):
 
 
 def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
-    monkeypatch.setenv("DTR_ALLOC_CHUNK", "4MiB")
+    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:4MiB")
     ours.enable("64MiB")
     held = cupy.cuda.alloc(100)
     (stats,) = pools.existing().stats()
     assert (stats["chunk_bytes"], stats["reserved_bytes"]) == (4 * MIB, 4 * MIB)
     ours.disable()
-    monkeypatch.setenv("DTR_ALLOC_CHUNK", "2MiB")
+    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:2MiB")
     with pytest.raises(StateError, match="made with chunk 4194304, and cannot change to 2097152"):
         ours.enable("64MiB")
-    monkeypatch.setenv("DTR_ALLOC_CHUNK", "auto")
+    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:auto")
     ours.enable("64MiB")
     del held
 
 
 def test_a_unit_that_the_driver_does_not_have_is_an_error(cupy, monkeypatch):
-    monkeypatch.setenv("DTR_ALLOC_CHUNK", "3MiB")
+    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:3MiB")
     with pytest.raises(ValueError, match="3145728"):
         ours.enable("64MiB")
     assert pools.existing() is None

@@ -19,10 +19,11 @@ from hypothesis.stateful import (
     rule,
 )
 from hypothesis.stateful import run_state_machine_as_test as run
+from native_fixtures import few_or_many
 from native_pool import IN_USE, NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
 from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
-from dtr_alloc.heuristics import PRESETS
+from dtr_alloc.lab.presets import PRESETS
 
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom
@@ -468,30 +469,28 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.pool.destroy()
 
 
-SETTINGS = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    suppress_health_check=list(HealthCheck),
-)
+SETTINGS = settings(stateful_step_count=50, suppress_health_check=list(HealthCheck))
 
 
+@few_or_many(20, 200)
 @pytest.mark.parametrize("policy", DEALLOCS)
-def test_jobs_on_host_memory_agree_with_the_model(policy):
+def test_jobs_on_host_memory_agree_with_the_model(policy, examples):
     """Any sequence of operators and interventions leaves contents, records and blocks right."""
 
     class OnHost(EngineAgainstModel):
         dealloc = policy
 
-    run(OnHost, settings=SETTINGS)
+    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
 
 
-def test_jobs_in_a_fixed_pool_agree_with_the_model():
+@few_or_many(20, 100)
+def test_jobs_in_a_fixed_pool_agree_with_the_model(examples):
     """Where holes do not come together by themselves, so that moves make room."""
 
     class OnHost(EngineAgainstModel):
         fixed = 1
 
-    run(OnHost, settings=settings(SETTINGS, max_examples=50))
+    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
 
 
 class OnCuda:
@@ -504,8 +503,9 @@ class OnCuda:
     sizes = (1024, 8192, 65536, 262144, 300 * 1024)
 
 
+@few_or_many(20, 200)
 @pytest.mark.parametrize("policy", DEALLOCS)
-def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
+def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy, examples):
     """The same on the stand-in for libcuda, whose calls fail at will, copies to the host among
     them: then a content stays where it was."""
 
@@ -513,4 +513,4 @@ def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy):
         dealloc = policy
         fake = fake_cuda
 
-    run(Machine, settings=SETTINGS)
+    run(Machine, settings=settings(SETTINGS, max_examples=examples))

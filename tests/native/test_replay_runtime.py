@@ -9,13 +9,13 @@ import pytest
 from native_pool import NativePool
 from programs import Model, describe
 
-from dtr_alloc import heuristics, oplog
+from dtr_alloc import oplog
 from dtr_alloc.core import ffi, lib
-from dtr_alloc.lab import simulate
+from dtr_alloc.lab import presets, simulate
 from dtr_alloc.lab.studies.log import Log
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
-PRESETS = list(heuristics.PRESETS)
+PRESETS = list(presets.PRESETS)
 
 
 def replay(program, heuristic="dtr-eqclass", budget=None, **options):

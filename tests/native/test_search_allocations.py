@@ -27,7 +27,9 @@ def counted_new(tmp_path_factory):
     "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings its operator new"
 )
 @pytest.mark.parametrize("room", [AUTO, SINGLE, WINDOW])
-@pytest.mark.parametrize("heuristic", ["lru", "dtr-eqclass", "marginal"])
+@pytest.mark.parametrize(
+    "heuristic", [pytest.param("lru", marks=pytest.mark.long), "dtr-eqclass", "marginal"]
+)
 def test_a_search_allocates_nothing(counted_new, heuristic, room):
     command = [sys.executable, HERE / "count_allocations.py", counted_new, heuristic, str(room)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

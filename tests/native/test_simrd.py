@@ -137,9 +137,9 @@ PUBLISHED = json.loads((DATA / "published_baselines.json").read_text())
 
 
 def published(model: str) -> Program:
-    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    folder = os.environ.get("SIMRD_LOGS")
     if not folder:
-        pytest.skip("DTR_ALLOC_SIMRD_LOGS is not set to a folder with the logs of the DTR paper")
+        pytest.skip("SIMRD_LOGS is not set to a folder with the logs of the DTR paper")
     return compile_log(Path(folder) / f"{PUBLISHED_LOGS[model]}.log.xz")
 
 

@@ -202,6 +202,35 @@ class TestPrices:
         release(source, dear, cheap)
 
 
+class TestRefusedHostMemory:
+    """On the CPU host memory is a file, which the system may refuse."""
+
+    @pytest.fixture(autouse=True)
+    def no_file_can_be_made(self, monkeypatch):
+        monkeypatch.setenv("TMPDIR", "/nonexistent")
+
+    def test_what_can_be_recomputed_is_dropped_instead(self, make_toy):
+        toy = make_toy(pages=5, kind=TestPrices.Priced, **swapping())
+        source = toy.unseen(WORDS)
+        toy.pin(source)
+        results = [toy.one("dear", source, words=WORDS, parameter=i) for i in range(8)]
+        toy.verify()
+        assert toy.stats().swaps == toy.stats().host_bytes == 0
+        assert toy.stats().evictions >= 4
+        assert all_right(toy, *results)
+        toy.unpin(source)
+        release(source, *results)
+
+    def test_a_constant_stays_and_the_operator_fails(self, make_toy):
+        toy = make_toy(pages=3, **swapping())
+        sources = [constant(toy, seed=i) for i in range(2)]
+        with pytest.raises(DriverFailed, match="cannot go to host memory"):
+            toy.one("f", sources[0], words=2 * WORDS)
+        toy.verify()
+        assert all_right(toy, *sources)
+        release(*sources)
+
+
 def beside_each_other(*works):
     """Each on a thread of its own; none may raise."""
     with ThreadPoolExecutor(len(works)) as threads:
@@ -297,7 +326,7 @@ class TestOnCuda:
             assert all_right(toy, *tensors)
             release(seed, *tensors)
             toy.finish()
-        assert failures > 10
+        assert failures > 5
 
     def test_a_copy_that_fails_leaves_the_content_where_it_was(self, fake_cuda):
         toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=(1, 0), grain=4096, **swapping())

@@ -1,4 +1,4 @@
-"""Whether a rematerialization gives the bytes that were evicted (native/run/verify.cpp).
+"""Whether a rematerialization gives the bytes that were evicted (native/graph/verifier.h).
 
 Needs the native build. The fixture checks at the end that nothing was left behind.
 """

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from native_pool import NativePool, check, ffi, lib
 
 from dtr_alloc import heuristics
+from dtr_alloc.lab import presets
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 CONSTANT = lib.DTR_USE_CONSTANT
@@ -34,7 +35,7 @@ MEASURED = -1
 def engine_options(heuristic: str | heuristics.Heuristic, **options: Any) -> Any:
     """A dtr_engine_options with everything off but what is given."""
     made = ffi.new("dtr_engine_options *")
-    made.heuristic = ffi.new("dtr_heuristic *", heuristics.parse(heuristic).numbers())[0]
+    made.heuristic = ffi.new("dtr_heuristic *", presets.parse(heuristic).numbers())[0]
     made.history_ops = 1 << 30
     for name, value in options.items():
         setattr(made, name, value)

@@ -13,7 +13,8 @@ from dtr_alloc.config import (
     Budget,
     Config,
     ConfigError,
-    Smallest,
+    Debug,
+    PoolOptions,
     Steps,
     format_size,
     given_settings,
@@ -121,16 +122,16 @@ def test_without_settings_the_defaults_hold():
 
 def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     path = tmp_path / "dtr.toml"
-    path.write_text('budget = "1GiB"\nmin_evict = "1MiB"\nhistory = 10\n')
+    path.write_text('budget = "1GiB"\nswap = "1MiB"\ndebug = "verify:10"\n')
     environ = {
         "DTR_ALLOC_CONFIG": str(path),
         "DTR_ALLOC_BUDGET": "2GiB",
-        "DTR_ALLOC_MIN_EVICT": "2MiB",
+        "DTR_ALLOC_SWAP": "2MiB",
     }
     config = load_config(environ, budget="3GiB", device=None)
     assert config.budget.resolve(0) == 3 * 2**30
-    assert config.min_evict == Smallest(2 * 2**20)
-    assert config.history == 10
+    assert config.swap == 2 * 2**20
+    assert config.debug == Debug(verify=10)
     assert config.device == "auto"
     assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
 
@@ -149,19 +150,24 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_BUDGET", "much", "60%"),
         ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
         ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
-        ("DTR_ALLOC_DEALLOC", "never", "eager"),
-        ("DTR_ALLOC_MIN_EVICT", "-1", "MiB"),
-        ("DTR_ALLOC_HISTORY", "0", "at least 1"),
         ("DTR_ALLOC_STATS", " ", "a path"),
         ("DTR_ALLOC_SWAP", "on", "or 'off'"),
-        ("DTR_ALLOC_CHUNK", "0", "or 'auto'"),
-        ("DTR_ALLOC_KEEP", "-1", "or 'all'"),
-        ("DTR_ALLOC_POISON", "2", "1, true, yes, on, 0"),
-        ("DTR_ALLOC_VERIFY", "-1", "0 for none"),
         ("DTR_ALLOC_LOG", " ", "a path"),
         *[
-            ("DTR_ALLOC_LOG_STEPS", wrong, "3..5, 3.. or ..5")
-            for wrong in ("0", "..", " ", "5..3", "..0", "1...3", "-1", "a..b", "1,2")
+            ("DTR_ALLOC_POOL", wrong, "chunk:SIZE (2MiB; or auto), keep:SIZE")
+            for wrong in ("chunk:0", "keep:-1", "chunk", "fixed:1", "chunk:1,chunk:2", "big", ",")
+        ],
+        *[
+            ("DTR_ALLOC_DEBUG", wrong, "off, or parts with commas between them: poison, verify:N")
+            for wrong in (
+                "poison:1",
+                "verify",
+                "verify:-1",
+                "verify:ten",
+                "no_moves",
+                "on",
+                "off,poison",
+            )
         ],
     ],
 )
@@ -171,6 +177,12 @@ def test_a_wrong_variable_names_itself_its_value_and_what_is_allowed(name, value
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
     assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["0", "..", " ", "5..3", "..0", "1...3", "-1", "a..b", "1,2"])
+def test_wrong_steps_name_what_is_allowed(text):
+    with pytest.raises(ConfigError, match=r"log_steps is '.*3\.\.5, 3\.\. or \.\.5"):
+        load_config({}, log_steps=text)
 
 
 def test_a_wrong_argument_names_itself():
@@ -189,7 +201,7 @@ def test_an_unknown_variable_is_an_error_that_lists_the_known_ones():
 
 
 def test_variables_of_the_build_and_the_bridge_are_known():
-    environ = {"DTR_ALLOC_BUILD": "debug", "DTR_ALLOC_CXX": "c++", "DTR_ALLOC_CACHE": "x"}
+    environ = {"DTR_ALLOC_BUILD": "debug", "CXX": "c++", "DTR_ALLOC_CACHE": "x"}
     assert load_config(environ) == Config()
 
 
@@ -199,7 +211,7 @@ def test_variables_of_the_build_and_the_bridge_are_known():
         ('bugdet = "8GiB"', "'bugdet'"),
         ('budget = "lots"', "budget in DTR_ALLOC_CONFIG"),
         ("budget = 0.5", "is 0.5"),
-        ("history = true", "history in DTR_ALLOC_CONFIG"),
+        ("debug = true", "debug in DTR_ALLOC_CONFIG"),
         ("budget =", "a TOML file"),
     ],
 )
@@ -248,58 +260,31 @@ def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
     assert steps.last is None or (steps.last in steps and steps.last + 1 not in steps)
 
 
-@pytest.mark.parametrize(
-    ("text", "smallest"),
-    [
-        ("0", Smallest()),
-        ("4KiB", Smallest(4096)),
-        ("1%", Smallest(share=Fraction(1, 100))),
-        (" 0.5 % ", Smallest(share=Fraction(1, 200))),
-        ("100%", Smallest(share=Fraction(1))),
-        (77, Smallest(77)),
-    ],
-)
-def test_a_least_size_is_bytes_or_a_share_of_the_mean(text, smallest):
-    parsed = load_config({}, min_evict=text).min_evict
-    assert parsed == smallest
-    assert Smallest.parse(str(parsed)) == smallest
-
-
-@pytest.mark.parametrize("text", ["-1", "101%", "small", "1 % of it"])
-def test_what_is_no_least_size_names_the_variable_and_what_is_allowed(text):
-    with pytest.raises(ConfigError, match=r"DTR_ALLOC_MIN_EVICT is '.*'; allowed: bytes .* 100%"):
-        load_config({"DTR_ALLOC_MIN_EVICT": text})
-
-
 def test_every_field_can_be_given_in_each_way():
     written = {
         "budget": "60%",
         "device": "cpu",
         "heuristic": "marginal",
-        "dealloc": "eager",
-        "room": "window",
-        "min_evict": "1%",
-        "sampling": "sqrt",
-        "history": "7",
         "costs": "c.json",
         "stats": "s.json",
         "report": "r.txt",
         "swap": "4GiB",
-        "moving": "off",
-        "chunk": "4MiB",
-        "keep": "1GiB",
-        "fixed": "1",
-        "placement": "first_fit",
-        "poison": "1",
-        "verify": "100",
-        "debug": "contents",
+        "pool": "chunk:4MiB,keep:1GiB,fixed",
+        "debug": "poison,verify:100,contents,no-moves",
         "log": "job.log.xz",
         "log_steps": "3..5",
         "trace": "job.trace",
     }
     assert tuple(written) == FIELDS
-    by_variable = load_config({f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()})
-    assert by_variable == load_config({}, **written)
+    steps = written.pop("log_steps")
+    by_variable = {f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()}
+    assert load_config(by_variable, log_steps=steps) == load_config({}, **written, log_steps=steps)
+    with pytest.raises(ConfigError, match="DTR_ALLOC_LOG_STEPS"):
+        load_config({"DTR_ALLOC_LOG_STEPS": steps})
+
+
+def test_there_are_no_more_variables_than_people_can_read():
+    assert len(known_variables()) <= 15
 
 
 @pytest.mark.parametrize(
@@ -308,20 +293,18 @@ def test_every_field_can_be_given_in_each_way():
         ("swap", "off", 0),
         ("swap", "0", 0),
         ("swap", "16GiB", 2**34),
-        ("chunk", " AUTO ", 0),
-        ("chunk", 2**21, 2**21),
-        ("keep", "all", UNLIMITED_BYTES),
-        ("keep", "0", 0),
-        ("poison", "yes", True),
-        ("poison", False, False),
-        ("fixed", "on", True),
-        ("moving", "0", False),
-        ("verify", "10", 10),
-        ("verify", 0, 0),
+        ("pool", " chunk: AUTO ", PoolOptions()),
+        ("pool", "fixed, keep:0", PoolOptions(keep=0, fixed=True)),
+        ("pool", "chunk:2097152,keep:all", PoolOptions(chunk=2**21)),
+        ("debug", "off", Debug()),
+        ("debug", " poison , verify:10", Debug(poison=True, verify=10)),
+        ("debug", "no-moves,contents", Debug(contents=True, no_moves=True)),
     ],
 )
 def test_a_setting_may_be_a_number_or_the_word_for_one(field, text, value):
-    assert getattr(load_config({}, **{field: text}), field) == value
+    found = getattr(load_config({}, **{field: text}), field)
+    assert found == value
+    assert getattr(load_config({}, **{field: str(found)}), field) == value
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits():

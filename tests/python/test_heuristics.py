@@ -8,6 +8,7 @@ import pytest
 from dtr_alloc import heuristics
 from dtr_alloc.config import ConfigError, load_config
 from dtr_alloc.heuristics import COSTS, PRESETS, SELECTIONS, SIZES, Heuristic, parse
+from dtr_alloc.lab import presets
 from native import build_core
 
 
@@ -22,6 +23,21 @@ def test_a_preset_is_known_by_its_name(name):
     assert parse(f" {name} ") is PRESETS[name]
     assert load_config({"DTR_ALLOC_HEURISTIC": name}).heuristic is PRESETS[name]
     assert str(PRESETS[name]) == name
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_studies_know_more_presets_than_jobs_do(name):
+    assert presets.parse(name) is presets.PRESETS[name]
+    assert presets.parse("c=local,s=1").cost == "local"
+    if name not in PRESETS:
+        with pytest.raises(ConfigError, match="allowed: dtr-full, dtr-eqclass, lru, coop, mar"):
+            load_config({}, heuristic=name)
+
+
+def test_room_and_deallocation_are_parts_too():
+    found = parse("c=marginal,m=size,s=0.5,room=single,dealloc=lazy")
+    assert (found.room, found.dealloc) == ("single", "lazy")
+    assert (parse("s=1").room, parse("s=1").dealloc) == ("auto", "eager")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +61,7 @@ def test_parts_that_are_left_out_are_none(text, parts):
     [
         *("best", "", "c=all", "c=local,c=none", "x=1", "c=", "c=local,", "s=2", "s=-0.1", "s=nan"),
         *("r=0.5", "r=inf", "r=nan", "s=fast", "dtr-eqclass,s=1", None, 3),
+        *("room=big", "dealloc=never"),
     ],
 )
 def test_what_is_no_heuristic_is_refused(text):
@@ -112,4 +129,4 @@ def test_numbers_are_the_fields_of_the_struct_in_order():
     struct = re.search(r"typedef struct dtr_heuristic \{(.*?)\} dtr_heuristic;", header, re.S)
     fields = re.findall(r"(\w+);", re.sub(r"/\*.*?\*/", "", struct[1], flags=re.S))
     assert fields == ["select", "cost", "size", "staleness_exponent", "recompute_factor", "seed"]
-    assert PRESETS["megengine"].numbers() == (0, 4, 2, 1.0, 1.5, 0)
+    assert presets.PRESETS["megengine"].numbers() == (0, 4, 2, 1.0, 1.5, 0)

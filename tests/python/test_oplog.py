@@ -1,6 +1,6 @@
 """Op logs are read, checked, packed and written. Needs nothing.
 
-DTR_ALLOC_SIMRD_LOGS may name a folder with the logs that were published with the DTR paper, which
+SIMRD_LOGS may name a folder with the logs that were published with the DTR paper, which
 have no license and so are not here.
 """
 
@@ -290,7 +290,7 @@ class TestErrors:
         def no_library():
             raise ImportError
 
-        monkeypatch.setattr(oplog, "_zstd", no_library)
+        monkeypatch.setattr(oplog.format, "_zstd", no_library)
         with pytest.raises(LogError, match=r"backports\.zstd"):
             compile_log(tmp_path / "job.log.zst")
 
@@ -317,7 +317,7 @@ class TestFiles:
 
     def test_zst_where_a_library_is_installed(self, tmp_path):
         try:
-            oplog._zstd()
+            oplog.format._zstd()
         except ImportError:
             pytest.skip("no library for .zst is installed")
         path = tmp_path / "job.log.zst"
@@ -442,9 +442,9 @@ def test_the_generated_logs_are_there():
 
 
 def test_the_published_logs_compile():
-    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    folder = os.environ.get("SIMRD_LOGS")
     if not folder:
-        pytest.skip("DTR_ALLOC_SIMRD_LOGS does not name the folder of the published logs")
+        pytest.skip("SIMRD_LOGS does not name the folder of the published logs")
     paths = [path for path in sorted(Path(folder).iterdir()) if ".log" in path.name]
     assert paths
     for path in paths:

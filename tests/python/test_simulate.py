@@ -13,6 +13,7 @@ pytest.importorskip(
 
 from dtr_alloc import heuristics, oplog
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, Study, parse_limits
 
 
@@ -91,13 +92,13 @@ def test_all_presets_are_meant_by_all_as_far_as_they_can_be_fed():
     rules = simulate.parse_heuristics(["lru", "all"], "simrd")
     names = [rule.name for rule in rules]
     assert names[0] == "lru"
-    assert sorted(names) == sorted(heuristics.PRESETS)
+    assert sorted(names) == sorted(PRESETS)
     rules = simulate.parse_heuristics(["all"], "simrd", ["eager", "banish"])
     assert sorted(set(names) - {rule.name for rule in rules}) == [
         *("coop", "dtr-eqclass", "megengine"),
     ]
     rules = simulate.parse_heuristics(["all"], "runtime")
-    assert [rule.name for rule in rules] == list(heuristics.PRESETS)
+    assert [rule.name for rule in rules] == list(PRESETS)
 
 
 def test_simrds_names_have_the_parts_of_its_classes():

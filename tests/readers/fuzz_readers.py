@@ -49,7 +49,7 @@ ADDRESS_SPACE = 3 << 30
 RECORDS = "out of host memory for the allocator's own records"
 """Of a heap of so many addresses as blocks of 2**59 bytes need: more than there is here."""
 
-SILENCE_S = 120
+SILENCE_S = 300
 """A case takes milliseconds; on a machine with other work, a second."""
 
 

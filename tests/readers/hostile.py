@@ -357,15 +357,22 @@ def packed(rng: random.Random, data: bytes) -> tuple[bytes, str]:
 
 def config_bytes(rng: random.Random) -> bytes:
     settings: dict[str, Any] = {
-        "budget": '"1GiB"', "heuristic": '"c=ancestors,m=size,s=0.5"', "history": "1000",
-        "min_evict": '"1%"', "chunk": '"2MiB"', "keep": '"all"', "swap": '"off"', "verify": "0",
-        "log_steps": '"3..5"', "moving": "true", "placement": '"best_fit"', "costs": '"a.json"',
+        "budget": '"1GiB"', "heuristic": '"c=ancestors,m=size,s=0.5"', "swap": '"off"',
+        "pool": '"chunk:2MiB,keep:all,fixed"', "debug": '"poison,verify:100"', "report": "true",
+        "log_steps": '"3..5"', "costs": '"a.json"',
     }  # fmt: skip
     many, number = "9" * 3000, rng.choice(NUMBERS)
     texts = (
         *('""', "inf", "nan", "1e400", "-1", "0", "2020-01-01", "[1, 2]", "{a = 1}", '"9e9%"'),
         *(f'"{many}%"', f'"{many}GiB"', many, "0x" + "f" * 4000, "[" * 2000, "{a=" * 900, "true"),
-        *(f'"{number}"', f"{number}", '"1..2..3"', '"s=1e999,m=size"', "'''\n'''"),
+        *(
+            f'"{number}"',
+            f"{number}",
+            '"1..2..3"',
+            '"chunk:9e9,verify:"',
+            '"s=1e999,m=size"',
+            "'''\n'''",
+        ),
     )
     for _ in range(rng.choice((1, 1, 2, 3))):
         settings[rng.choice((*settings, "a.b.c", "[a]", "[[a]]", ".".join("a" * 2000)))] = (

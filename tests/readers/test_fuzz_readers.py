@@ -20,8 +20,8 @@ def test_what_is_mutated_is_read_or_refused_by_name():
 def test_what_is_mutated_for_a_minute_is_read_or_refused_by_name():
     ran, found = fuzz(60, jobs=2, seed=10_000)
     assert not found
-    assert min(ran.values()) > 10
     assert ran.keys() == TARGETS.keys()
+    assert min(ran.values()) > 0
 
 
 def crash(*_):
@@ -55,7 +55,8 @@ def refuse(_, path):
     ],
 )
 def test_a_reader_that_does_worse_is_found_with_its_case(monkeypatch, use, story):
-    monkeypatch.setattr(fuzz_readers, "SILENCE_S", 1)
+    if use is hang:
+        monkeypatch.setattr(fuzz_readers, "SILENCE_S", 1)
     monkeypatch.setattr(fuzz_readers, "TARGETS", {"bad": Target(lambda _: b"data", use)})
     ran, found = fuzz(cases=2)
     if story is None:  # a status of 2 is what it should be

@@ -12,6 +12,7 @@ import resource
 import struct
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -413,7 +414,7 @@ class TestLogs:
         assert len(done.output) < 1000
 
     def test_a_log_that_unpacks_to_gigabytes_ends_after_so_many_bytes(self, path, monkeypatch):
-        monkeypatch.setattr(oplog, "MOST_LOG_BYTES", 1 << 16)
+        monkeypatch.setattr(oplog.format, "MOST_LOG_BYTES", 1 << 16)
         path = path.with_suffix(".xz")
         path.write_bytes(lzma.compress(START.encode() + b"\n" * (1 << 18), preset=0))
         refused(dtr_alloc("simulate", path), f"{path}, line 6", "more than 65536 bytes")
@@ -466,7 +467,7 @@ class TestLogs:
             raise MemoryError
 
         path.write_text(SMALL)
-        monkeypatch.setattr(oplog, "_decode", none)
+        monkeypatch.setattr(oplog.format, "_decode", none)
         refused(dtr_alloc("simulate", path), path, bounded.OUT_OF_MEMORY)
 
     def test_a_command_that_needs_more_memory_than_there_is_says_so(
@@ -542,7 +543,7 @@ class TestSchedules:
 
     def test_there_are_not_more_evictions_than_can_be_held(self, path, monkeypatch):
         monkeypatch.setattr(schedule, "MOST_EVICTIONS", 5)
-        made = schedule.Schedule("a", "", "eager", 1, 1, "hand", oplog.array("q", [1, 2] * 6))
+        made = schedule.Schedule("a", "", "eager", 1, 1, "hand", array("q", [1, 2] * 6))
         schedule.write(path, [made])
         with pytest.raises(schedule.ScheduleError, match="line 2: more than 5 evictions"):
             schedule.read(path)

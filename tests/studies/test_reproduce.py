@@ -43,13 +43,14 @@ MEASURED = {"large": check_large, "profile": check_profile}
 """Studies that a bench measures, in its smoke mode, with what that promises."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", study.NAMES)
 def test_a_study_computes_and_its_pictures_come_from_its_json(name, tmp_path):
     folder = published_logs()
     logs = [] if folder is None else ["--logs", folder]
     done = reproduce(name, "--smoke", "--jobs", 1, "--out", tmp_path, *logs)
     if done.exit_code and "--logs" in done.output:
-        pytest.skip("the logs that the DTR paper published are not here (DTR_ALLOC_SIMRD_LOGS)")
+        pytest.skip("the logs that the DTR paper published are not here (SIMRD_LOGS)")
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / f"{name}.json").read_text())
     assert document["study"] == name
@@ -65,7 +66,7 @@ def test_a_study_computes_and_its_pictures_come_from_its_json(name, tmp_path):
 
 
 def published_logs():
-    folder = os.environ.get("DTR_ALLOC_SIMRD_LOGS")
+    folder = os.environ.get("SIMRD_LOGS")
     return Path(folder) if folder else None
 
 

@@ -27,7 +27,7 @@ from dtr_alloc.heuristics import Candidate, register
 from dtr_alloc.torch import api, recorder
 
 BUDGET = 512 * 1024
-SECONDS = 120
+SECONDS = 900
 """After which a job hangs."""
 
 
@@ -165,7 +165,7 @@ def assert_no_lock_is_held() -> None:
 
     def ask() -> None:
         for name, lock in locks.items():
-            if lock.acquire(timeout=20):
+            if lock.acquire(timeout=300):
                 lock.release()
             else:
                 held.append(name)
@@ -228,8 +228,6 @@ def with_session(injector: Injector, _: Path) -> None:
     dtr_alloc.disable()
     with injector.following(), dtr_alloc.session(BUDGET, device="cpu"):
         torch.ones(8).add(1)
-    if dtr_alloc.is_enabled():
-        dtr_alloc.disable()  # it came when __exit__ was called, before that could do anything
     assert_off()
     enable()
 

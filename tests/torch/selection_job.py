@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     expected = train()
     try:
-        with dtr_alloc.session(budget=BUDGET, device="cpu", moving=False):
+        with dtr_alloc.session(budget=BUDGET, device="cpu", debug="no-moves"):
             train()
     except torch.OutOfMemoryError:
         print("out of memory")

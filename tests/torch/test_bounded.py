@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import MIB, one_thread  # noqa: F401
 
 from bench.long_run import growth, soak
@@ -9,6 +10,7 @@ from bench.long_run import growth, soak
 STEPS = 2_000
 
 
+@pytest.mark.long
 def test_two_thousand_steps_grow_nothing() -> None:
     """Records and the resident set stay level, and the budget holds all along."""
     budget, rows = soak(STEPS, 20, "cpu", seed=0)

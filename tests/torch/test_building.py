@@ -35,17 +35,6 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".dtr_alloc-lock")
 
 
-def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(tmp_path: Path) -> None:
-    first = build(tmp_path, "--device", "cpu")
-    assert first.returncode == 0, first.stderr
-    assert Path(first.stdout.strip()).parent == tmp_path
-    assert visible(tmp_path) == [Path(first.stdout.strip()).name]
-    assert "compiling the bridge to PyTorch for cpu" in first.stderr
-    second = build(tmp_path, "--device", "cpu")
-    assert second.stdout == first.stdout
-    assert "compiling" not in second.stderr
-
-
 def test_a_device_that_torch_is_not_built_for_is_named(tmp_path: Path) -> None:
     refused = build(tmp_path, "--device", "tpu")
     assert refused.returncode == 2
@@ -54,7 +43,7 @@ def test_a_device_that_torch_is_not_built_for_is_named(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_it_says_how_to_get_one(tmp_path: Path) -> None:
-    refused = build(tmp_path, DTR_ALLOC_CXX="no-such-compiler")
+    refused = build(tmp_path, CXX="no-such-compiler")
     assert refused.returncode == 1
     assert "no C++ compiler: looked for 'no-such-compiler'" in refused.stderr
     assert not list(tmp_path.iterdir())
@@ -86,7 +75,7 @@ def cxx(tmp_path, library, monkeypatch):
             f"echo compiled >> {tmp_path / 'compiled'}\n{script}\n"
         )
         path.chmod(0o755)
-        monkeypatch.setenv("DTR_ALLOC_CXX", str(path))
+        monkeypatch.setenv("CXX", str(path))
         return path
 
     use()
@@ -98,6 +87,17 @@ def cache(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("DTR_ALLOC_CACHE", str(folder))
     return folder
+
+
+def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(cache, cxx) -> None:
+    first = build(cache, "--device", "cpu")
+    assert first.returncode == 0, first.stderr
+    assert Path(first.stdout.strip()).parent == cache
+    assert visible(cache) == [Path(first.stdout.strip()).name]
+    assert "compiling the bridge to PyTorch for cpu" in first.stderr
+    second = build(cache, "--device", "cpu")
+    assert second.stdout == first.stdout
+    assert "compiling" not in second.stderr
 
 
 class TestTheFolder:

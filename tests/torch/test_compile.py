@@ -169,6 +169,7 @@ def assert_trains_in(share: float, kind: Callable[[], Job], steps: int = 3) -> N
     assert after["rematerializations"] > before["rematerializations"]
 
 
+@pytest.mark.long
 def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory(way: str) -> None:
     assert_trains_in(0.5, lambda: CompiledTransformer(scale=2.0))
 

@@ -28,9 +28,7 @@ print("usable")
 
 def python(code, **environ):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     return subprocess.run(
         [sys.executable, "-c", "import torch\nimport dtr_alloc\n" + code],
         env={**clean, **keep, "CUDA_VISIBLE_DEVICES": "", **environ},

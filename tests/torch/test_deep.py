@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from harness import assert_same_bits, one_thread  # noqa: F401
 from torch import Tensor
@@ -36,6 +37,7 @@ def state_of(weights: list[Tensor], loss: Tensor) -> dict[str, Tensor]:
     return {"loss": loss, "weights": torch.stack(weights), "gradients": torch.stack(gradients)}
 
 
+@pytest.mark.long
 def test_ten_thousand_layers_under_a_budget_of_two_hundred() -> None:
     """The same bits, with work in proportion to the chain: at this budget (twice the square root
     of the length) each operator is repeated a small number of times, and no record remains."""

@@ -26,7 +26,7 @@ from bench.models import differences
 
 torch.set_num_threads(1)
 reference = train_plain("transformer", 2)
-with dtr_alloc.session(budget="unlimited", device="cpu", fixed=True):
+with dtr_alloc.session(budget="unlimited", device="cpu", pool="fixed"):
     pass
 shape, _ = profile("transformer", 2)
 run = train("transformer", shape.budget(0.6), 2, check=True)

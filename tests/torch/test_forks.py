@@ -74,8 +74,10 @@ def fork_and_use_memory(tensor: torch.Tensor) -> int:
 def forks_while_threads_train(count: int) -> None:
     tensor = torch.ones(1000)
     with checked_session("2MiB"), training_threads() as steps:
-        assert {fork_and_use_memory(tensor) for _ in range(count)} == {0}
-    assert min(steps) > 1
+        forks = 0
+        while forks < count or min(steps) < 2:
+            assert fork_and_use_memory(tensor) == 0
+            forks += 1
     assert dtr_alloc.stats()["evictions"] > 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from harness import checked_session, evicted, one_thread  # noqa: F401
 from interrupted_jobs import JOBS
-from interrupting import set_async
+from interrupting import WAYS, Injector, set_async
 from torch import Tensor
 
 import dtr_alloc
@@ -150,6 +152,30 @@ def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that() ->
             x = torch.linspace(0, 1, 4096)
             torch.ops.dtr_alloc_test.noisy(x)
             assert torch.equal(evicted(x * 2), x + x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interrupt_where_a_session_is_left_ends_it(way: Callable[[], None]) -> None:
+    """Also before the first instruction of what ends it."""
+
+    def run(injector: Injector) -> None:
+        with injector.following(), dtr_alloc.session(2**20, device="cpu"):
+            torch.ones(8).add(1)
+
+    run(every := Injector())
+    places = [place for place in every.met if place[1] == "session._leave"]
+    assert places
+    for place in places:
+        run(injector := Injector(place, way=way))
+        assert injector.raised
+        assert not dtr_alloc.is_enabled()
+
+
+def test_a_session_in_an_exit_stack_ends_with_it() -> None:
+    with ExitStack() as stack:
+        stack.enter_context(dtr_alloc.session(2**20, device="cpu"))
+        assert dtr_alloc.is_enabled()
+    assert not dtr_alloc.is_enabled()
 
 
 def test_a_session_that_another_thread_interrupts_ends() -> None:

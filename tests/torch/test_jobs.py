@@ -51,9 +51,7 @@ if __name__ == "__main__":
 def python(*arguments, cwd, **environ):
     """Runs python with only the DTR_ALLOC_* variables given; CPU tensors, one thread."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={**clean, **keep, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environ},
@@ -105,8 +103,9 @@ class TestTheSameBits:
         self.check(result, expected, job)
         assert read_stats(job / "stats.json")["job"]["argv"][-1] == "job.py"
 
+    @pytest.mark.long
     def test_where_freed_memory_is_overwritten_and_given_back_at_once(self, job, expected):
-        settings = {"DTR_ALLOC_POISON": "1", "DTR_ALLOC_KEEP": "0", "DTR_ALLOC_CHUNK": "64KiB"}
+        settings = {"DTR_ALLOC_DEBUG": "poison", "DTR_ALLOC_POOL": "keep:0,chunk:64KiB"}
         result = python(
             "job.py", cwd=job, DTR_ALLOC_BUDGET=BUDGET, DTR_ALLOC_STATS="stats.json", **settings
         )
@@ -117,6 +116,7 @@ class TestTheSameBits:
         result = run_command("run", "--budget", BUDGET, "--stats", "stats.json", "job.py", cwd=job)
         self.check(result, expected, job)
 
+    @pytest.mark.long
     def test_as_a_module(self, job, expected):
         options = ["--budget", BUDGET, "--device", "cpu", "--stats", "stats.json"]
         result = run_command("run", *options, "-m", "job", "4", cwd=job)
@@ -134,6 +134,7 @@ class TestTheSameBits:
         result = python("start.py", cwd=job)
         assert (result.returncode, result.stdout) == (0, expected), result.stderr
 
+    @pytest.mark.long
     def test_from_python_with_dtr_alloc_imported_first(self, job, expected):
         (job / "start.py").write_text(
             f"import dtr_alloc\ndtr_alloc.enable(budget={BUDGET!r})\nimport job\njob.main()\n"
@@ -141,6 +142,7 @@ class TestTheSameBits:
         result = python("start.py", cwd=job)
         assert (result.returncode, result.stdout) == (0, expected), result.stderr
 
+    @pytest.mark.long
     def test_by_the_environment_with_dtr_alloc_imported_first(self, job, expected):
         (job / "start.py").write_text(
             "import dtr_alloc\nassert dtr_alloc.is_enabled()\nimport job\njob.main()\n"
@@ -211,7 +213,7 @@ def test_a_budget_that_cannot_be_enforced_ends_the_job(tmp_path):
         "import torch; print('trained')",
         cwd=tmp_path,
         DTR_ALLOC_BUDGET="1GiB",
-        DTR_ALLOC_CXX="no-such-compiler",
+        CXX="no-such-compiler",
         DTR_ALLOC_CACHE=str(tmp_path / "cache"),
     )
     assert result.returncode == 1

@@ -38,9 +38,7 @@ SCALES = {"mlp": 0.5, "transformer": 0.5, "inplace": 1, "lstm": 0.5}
 
 def run_python(*arguments, cwd, **environ):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def python(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs python with only the DTR_ALLOC_* variables given; CPU tensors, one thread."""
-    keep = ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX")
+    keep = ("DTR_ALLOC_CACHE", "CXX")
     clean = {
         key: value
         for key, value in os.environ.items()
@@ -43,7 +43,7 @@ def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
     """Views, saved tensors, statistics, changes in place, recomputed segments; what is freed is
     NaN."""
     jobs = ("transformer", "resnet", "lstm_module", "inplace", "checkpoint")
-    settings = {"DTR_ALLOC_POISON": "1", "DTR_ALLOC_CHUNK": "64KiB"}
+    settings = {"DTR_ALLOC_DEBUG": "poison", "DTR_ALLOC_POOL": "chunk:64KiB"}
     done = python(ROOT / "tests/torch/moving_jobs.py", *jobs, **settings)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(jobs)
@@ -51,7 +51,7 @@ def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
 
 def test_a_job_that_is_out_of_memory_for_want_of_one_piece_trains_by_moving() -> None:
     """With the same bits as without a budget."""
-    settings = {"DTR_ALLOC_FIXED": "1", "DTR_ALLOC_CHUNK": "64KiB"}
+    settings = {"DTR_ALLOC_POOL": "fixed,chunk:64KiB"}
     done = python(ROOT / "tests/torch/selection_job.py", **settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["out", "of", "memory", "trained"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -35,11 +35,22 @@ NEVER_THE_SAME = {"linalg.lstsq"}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def ids(operators: Iterable[Any]) -> Callable[[Any], str]:
-    return lambda op: f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name
+def name_of(op: Any) -> str:
+    return f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 COMPARED = [op for op in op_db if op.name not in NO_CONTENT | NEVER_THE_SAME]
+ONE_IN = 8
+
+
+def each(operators: list[Any]) -> Any:
+    """A parameter for each operator; most are long."""
+    marks = [[] if index % ONE_IN == 0 else [pytest.mark.long] for index in range(len(operators))]
+    found = [
+        pytest.param(op, id=name_of(op), marks=mark)
+        for op, mark in zip(operators, marks, strict=True)
+    ]
+    return pytest.mark.parametrize("op", found)
 
 
 def dtypes_of(op: Any) -> tuple[torch.dtype, ...]:
@@ -136,7 +147,7 @@ def evict_all(parts: Any) -> int:
     return sum(dtr_alloc.evict(part) for part in tensors if part.layout == torch.strided)
 
 
-@pytest.mark.parametrize("op", COMPARED, ids=ids(COMPARED))
+@each(COMPARED)
 def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) -> None:
     for dtype in dtypes_of(op):
         for autocast in (False, True):
@@ -179,7 +190,7 @@ def write_out(op: Any, sample: Any, like: list[Tensor], shape: str) -> list[Any]
     return given + (whole if shape != "none" else [])
 
 
-@pytest.mark.parametrize("op", WITH_OUT, ids=ids(WITH_OUT))
+@each(WITH_OUT)
 def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
     """None, fewer and more elements, another rank, a part of a buffer: resized as it must be."""
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,14 +12,20 @@ from harness import assert_same_bits, one_thread  # noqa: F401
 import dtr_alloc
 from bench.measure import Thrashing, profile, train, train_plain, try_train
 from bench.models import JOBS
-from dtr_alloc.config import DEALLOCS
+from dtr_alloc.heuristics import DEALLOCS, PRESETS
 
 STEPS = 3
 FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 MOST_REPEATS = 3_000  # rematerializations of a run; beyond, it works but would take minutes
 
 
-@pytest.mark.parametrize("name", JOBS)
+QUICK = ("mlp", "transformer", "unrolled_gan", "inplace", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in JOBS],
+)
 def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> None:
     """From the unconstrained peak downward until out of memory, everything a user can compare is
     the same; half of the activation memory is enough; after what is too little the process goes
@@ -82,7 +89,13 @@ def test_other_deallocation_policies_keep_the_bits(
     """At a budget that evicts: where ghosts stay until they are chosen, and where what cannot be
     asked for any more goes for good and its dependents stay (which needs more memory)."""
     shape, _ = profile(name, STEPS)
-    run = train(name, shape.budget(fraction), STEPS, check=True, settings={"dealloc": dealloc})
+    run = train(
+        name,
+        shape.budget(fraction),
+        STEPS,
+        check=True,
+        settings={"heuristic": replace(PRESETS["marginal"], dealloc=dealloc)},
+    )
     assert_same_bits(train_plain(name, STEPS), run.state, f"{name} under {dealloc}")
     assert run.evictions > 0
     assert run.rematerializations > 0
@@ -91,7 +104,8 @@ def test_other_deallocation_policies_keep_the_bits(
 
 def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -> None:
     for dealloc in DEALLOCS:
-        with dtr_alloc.session(budget="unlimited", device="cpu", dealloc=dealloc):
+        heuristic = replace(PRESETS["marginal"], dealloc=dealloc)
+        with dtr_alloc.session(budget="unlimited", device="cpu", heuristic=heuristic):
             x = torch.arange(1000.0)
             y = torch.relu(x - 500)
             z = y * 2 + 1  # y * 2 dies at once

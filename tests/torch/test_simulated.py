@@ -17,8 +17,8 @@ pytest.importorskip(
     "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
 )
 
-from dtr_alloc import heuristics, oplog
-from dtr_alloc.lab import simulate
+from dtr_alloc import oplog
+from dtr_alloc.lab import presets, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,6 +26,7 @@ JOB = """
 import json
 import torch
 from torch import nn
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.oplog import recorder
 from dtr_alloc.torch import api
 
@@ -50,9 +51,7 @@ print(json.dumps(recorder.take_decisions(api._runtime.engine)))
 def run_job(folder, **environ):
     """Runs the job with costs that are kept from run to run; returns its decisions and stats."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     (folder / "job.py").write_text(JOB)
     settings = {"COSTS": "costs.json", "STATS": "stats.json", "LOG": "job.log", "DEVICE": "cpu"}
     result = subprocess.run(
@@ -140,8 +139,14 @@ def test_the_peak_of_the_replay_is_the_jobs(job):
 @pytest.mark.parametrize(
     ("heuristic", "ratio"),
     [
-        *(("marginal", 0.8), ("marginal", 0.5), ("dtr-eqclass", 0.8), ("dtr-eqclass", 0.5)),
-        *(("dtr-full", 0.6), ("largest", 0.7), ("lru", 0.6)),
+        *(("marginal", 0.5), ("dtr-eqclass", 0.5), ("lru", 0.6)),
+        *(
+            pytest.param(heuristic, ratio, marks=pytest.mark.long)
+            for heuristic, ratio in (
+                *(("marginal", 0.8), ("dtr-eqclass", 0.8), ("dtr-full", 0.6)),
+                ("m=size,room=single", 0.7),
+            )
+        ),
     ],
 )
 def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
@@ -150,7 +155,7 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
     folder, program, stats = job
     budget = int(ratio * stats["peak_allocated_bytes"])
     # What moves cost is measured.
-    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, MOVING="0")
+    found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, DEBUG="no-moves")
     run = simulate.replay(
         program,
         heuristic,
@@ -169,11 +174,13 @@ def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristi
 
 JOBS = """
 import gc, json, os, sys
+from dataclasses import replace
 import torch
 import torch._dynamo  # which the first step of an optimizer would import, in each run again
 from bench.models import JOBS
 
 import dtr_alloc
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.oplog import recorder
 from dtr_alloc.torch import api
 
@@ -182,6 +189,9 @@ gc.disable()  # cycles die at the same place each time
 
 
 def train(settings):
+    if "heuristic" in settings:
+        preset = PRESETS[settings["heuristic"]]
+        settings["heuristic"] = replace(preset, dealloc=settings.pop("dealloc"))
     with dtr_alloc.session(**settings, device="cpu", costs="costs.json"):
         engine = api._runtime.engine
         recorder.watch_decisions(engine, True)
@@ -205,7 +215,10 @@ for line in sys.stdin:
 
 @pytest.fixture(
     scope="module",
-    params=[("mlp", 0.5), ("transformer", 0.5), ("lstm", 0.5), ("inplace", 1)],
+    params=[
+        *(("mlp", 0.5), ("inplace", 1)),
+        *(pytest.param((job, 0.5), marks=pytest.mark.long) for job in ("transformer", "lstm")),
+    ],
     ids=lambda job: job[0],
 )
 def trained(request, tmp_path_factory):
@@ -213,9 +226,7 @@ def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     (folder / "jobs.py").write_text(JOBS)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {
-        key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "DTR_ALLOC_CXX") if key in os.environ
-    }
+    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
     with subprocess.Popen(
         [sys.executable, "jobs.py", *map(str, request.param)],
         env={**clean, **keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -239,7 +250,7 @@ def trained(request, tmp_path_factory):
 
 
 PRESETS = {
-    "mlp": [*((preset, 0.7) for preset in heuristics.PRESETS), ("lru", 0.5)],
+    "mlp": [*((preset, 0.7) for preset in presets.PRESETS), ("lru", 0.5)],
     "transformer": [("marginal", 0.5), ("dtr-full", 0.7), ("dtr-eqclass", 0.5), ("megengine", 0.7)],
     "lstm": [
         ("marginal", 0.5),
@@ -260,7 +271,7 @@ def test_what_trains_under_a_budget_is_simulated_decision_for_decision(trained):
     policies = ["eager"] if job in ("mlp", "inplace") else ["eager", "lazy"]
     for (heuristic, ratio), dealloc in itertools.product(PRESETS[job], policies):
         budget = int(ratio * peak_bytes)
-        found, _ = train(budget=budget, heuristic=heuristic, dealloc=dealloc, moving=False)
+        found, _ = train(budget=budget, heuristic=heuristic, dealloc=dealloc, debug="no-moves")
         run = simulate.replay(
             program,
             heuristic,

@@ -94,7 +94,7 @@ def test_verify_names_the_operator_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Its result differs; a good operator's does not."""
-    monkeypatch.setenv("DTR_ALLOC_VERIFY", "1")
+    monkeypatch.setenv("DTR_ALLOC_DEBUG", "verify:1")
     runs = [0.0]
 
     def faulty(x: Tensor) -> Tensor:
@@ -116,5 +116,5 @@ def test_verify_names_the_operator_that_does_not_repeat_itself(
         with pytest.raises(dtr_alloc.StateError, match=r"aten::cos.*4000 bytes.*deterministic"):
             bad.sum()
         dtr_alloc.check_invariants()
-        monkeypatch.delenv("DTR_ALLOC_VERIFY")
+        monkeypatch.delenv("DTR_ALLOC_DEBUG")
         del bad

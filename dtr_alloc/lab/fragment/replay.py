@@ -9,8 +9,8 @@ Models, by name:
 * ``ours``: our pool with its memory mapped by chunks, as on a GPU; ``ours-fixed``: the same in an
   arena of as many addresses as the budget has bytes, where no remapping helps;
 * ``ours-first-fit``, ``ours-size-classes``: ``ours`` with another placement (the option
-  ``placement``, a word of config.PLACEMENTS, gives any of them one). Traces do not say what is dear
-  to compute again: with two ends all goes to the low one, as with best fit;
+  ``placement``, one of lab.simulate.PLACEMENTS, gives any of them one). Traces do not say which
+  tensors are expensive: with two ends all go to the low one, as with best fit;
 * ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. What
   the model knows and what it leaves out is the top of native/fragment/caching.h;
 * ``power_of_two``: bins of powers of two that are never split or merged;
@@ -30,8 +30,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtr_alloc.config import PLACEMENTS
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.lab.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
 MIB = 1 << 20

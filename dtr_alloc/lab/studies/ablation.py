@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc import heuristics
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, parse_heuristic
 from dtr_alloc.lab.studies.palette import COLORS
 from dtr_alloc.lab.studies.panels import panel_grid
@@ -66,7 +66,7 @@ def _deallocs(logs: Sequence[Program], options: Options) -> Iterator[list[Any]]:
 
 
 def _accesses(logs: Sequence[Program], jobs: int) -> Iterator[list[Any]]:
-    rules = [parse_heuristic(preset, "simrd") for preset in heuristics.PRESETS.values()]
+    rules = [parse_heuristic(preset, "simrd") for preset in PRESETS.values()]
     plan = Plan([Limit(ratio=0.5)], rules, thrash=THRASHING)
     for row in simulate.Study(plan, logs, jobs):
         counts = [row["status"], row["model_ops"], row["accesses"]]

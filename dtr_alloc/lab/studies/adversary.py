@@ -20,7 +20,8 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc import heuristics, oplog
+from dtr_alloc import oplog
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Run, replay
 from dtr_alloc.lab.studies.log import Log
 from dtr_alloc.lab.studies.study import Document, Options, Study
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEURISTICS = tuple(name for name, preset in heuristics.PRESETS.items() if preset.select == "score")
+HEURISTICS = tuple(name for name, preset in PRESETS.items() if preset.select == "score")
 """Every preset that is deterministic."""
 RULES: Mapping[str, Callable[[list[list[int]]], list[int]]] = {
     "shortest": lambda paths: min(paths, key=len),

@@ -9,7 +9,7 @@ that trains (runtime semantics, counted bytes), in three variants of it:
 * ``ghosts``: ghosts that nothing asks for are evicted first, the others are scored as the living
   (native/graph/ghosts.cpp); waiting holds;
 * ``yields``: the default: the same, and what waits yields where an allocation would fail, and is
-  brought back in the order of need (native/run/waiting.cpp).
+  brought back in the order of need (native/policy/waiting_inputs.h).
 
 A run that spends more than ``MOST`` times the log's compute counts as failed ("thrash"), like one
 that is out of memory ("oom").

@@ -73,7 +73,6 @@ def _runs(layers: int) -> Iterator[list[Any]]:
                     dealloc=dealloc,
                     semantics=semantics,
                     max_recompute=MOST_REPEATED * layers,
-                    min_evict_bytes=0,
                 )
                 found = (run.status, run.remat_ops)
                 yield [bound, layers, budget, heuristic, semantics, dealloc, *found]

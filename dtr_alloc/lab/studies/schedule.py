@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc import heuristics
 from dtr_alloc.lab import schedule, simulate
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Rule
 from dtr_alloc.lab.studies.job_logs import job_logs
 from dtr_alloc.lab.studies.palette import COLORS
@@ -62,7 +62,7 @@ def _cell(program: Program, ratio: float, smoke: bool) -> list[Any]:
     most = int(base.compute * (THRASHING - 1))
     of_presets = {
         preset.name: schedule.of_policy(program, Rule(preset.name, preset), budget_bytes, most)
-        for preset in heuristics.PRESETS.values()
+        for preset in PRESETS.values()
     }
     working = [found for found in of_presets.values() if found is not None]
     best_preset = min(working, key=lambda found: found.cost, default=None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import heuristics
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, Rule
 from dtr_alloc.lab.studies.job_logs import JOBS, job_logs
 from dtr_alloc.lab.studies.palette import COLORS
@@ -34,7 +35,7 @@ STEP = 5
 
 def compute(options: Options) -> Document:
     ratios = [percent / 100 for percent in range(10, 101, 20 if options.smoke else STEP)]
-    rules = [Rule(preset.name, preset) for preset in heuristics.PRESETS.values()]
+    rules = [Rule(preset.name, preset) for preset in PRESETS.values()]
     assert rules[-1].name == heuristics.DEFAULT
     published = published_logs(options)
     plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)

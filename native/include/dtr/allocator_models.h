@@ -10,7 +10,7 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* The rows of a trace are DTR_EVENT_... (dtr_alloc/fragment/trace.py says what each means). A
+/* The rows of a trace are DTR_EVENT_... (dtr_alloc/traces/trace.py says what each means). A
  * replay heeds the first two and moves; the others count for nothing there. */
 
 /* The allocations of one device in a trace, paired. Immutable: any thread. */
@@ -124,7 +124,7 @@ const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay,
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
                                                   uint64_t* count);
 
-/* What a trace did to its own heap; dtr_alloc/fragment/walk.py says how it is read. */
+/* What a trace did to its own heap; dtr_alloc/lab/fragment/walk.py says how it is read. */
 typedef struct dtr_fragment_walk_options {
   const uint8_t* kind; /* the rows' columns, of one device; they outlive the walk */
   const uint64_t* address;

@@ -76,7 +76,7 @@ enum {
   DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
 };
 
-/* What waits for a rematerialization to go on (run/waiting.cpp), */
+/* What waits for a rematerialization to go on (policy/waiting_inputs.h), */
 enum {
   DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
                              what needs most memory is brought back first */
@@ -200,7 +200,7 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
 
 /* A graph is being captured from now on (1), or no more (0; as often): no live storage is
  * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
- * nothing is computed again (run/freeze.cpp). After the 1 and before the capture, bring
+ * nothing is computed again (graph/graph_capture.h). After the 1 and before the capture, bring
  * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
  * too many. Any thread. */
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);

@@ -13,7 +13,7 @@ extern "C" {
 /* CFFI BEGIN */
 
 /* A journal is numbers, one record after another. A name is two of them: the number of a
- * storage, and 0 or which view of it (dtr_alloc/oplog.py says what a log means). */
+ * storage, and 0 or which view of it (dtr_alloc/oplog says what a log means). */
 enum {
   DTR_JOURNAL_CONSTANT = 0, /* number, size_bytes (0: memory that is not ours) */
   DTR_JOURNAL_CALL = 1,     /* operator, cost_ns, names, names[2], results, then each:

@@ -12,7 +12,7 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* A log as numbers (dtr_alloc/oplog.py makes them), one instruction after the other:
+/* A log as numbers (dtr_alloc/oplog makes them), one instruction after the other:
  *   0, name, size_bytes                                               CONSTANT
  *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
  *   2, time, args, arg..., mutated, index...                          MUTATE: -1 - i for

@@ -1,11 +1,9 @@
-// hand.cpp: what a user does by hand: evict, pin, ask.
-#include <limits>
-
+// user_requests.cpp: what users ask for: to evict, to pin, whether something is there.
 #include "engine.h"
 
 namespace dtr {
 
-bool Engine::hand_evict(void* handle) {
+bool Engine::user_evict(void* handle) {
   Deferred deferred(environment_, *this);
   std::unique_lock<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);
@@ -17,7 +15,7 @@ bool Engine::hand_evict(void* handle) {
   return evict(storage, EvictionCause::by_user, deferred, lock);
 }
 
-bool Engine::hand_move(void* handle, const void* avoid_begin, const void* avoid_end) {
+bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);
@@ -38,13 +36,13 @@ uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
   return compactor_.move_some(pool, seed, count, deferred);
 }
 
-bool Engine::hand_is_resident(void* handle) {
+bool Engine::user_is_resident(void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const Storage* storage = graph_.by_handle.find(handle);
   return !storage || storage->state == State::resident;
 }
 
-void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
+void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   dtr_tensor_desc desc;
@@ -53,9 +51,7 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
   if (escaped == 0) {
     // Whoever made it, and whatever its content will be: an op that runs may have made it, or
     // memory of others may give way to ours.
-    if (pins_.size() >= look_for_dead_pins_) forget_dead_pins(deferred);
-    uint32_t& pins = pins_[desc.handle];
-    if (pins++ == 0) framework_->retain_weak(desc.handle);
+    const uint32_t pins = pins_.add(desc.handle, deferred);
     if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
       storage->pins = pins;
     if (owned) framework_->retain_weak(desc.handle);
@@ -79,38 +75,21 @@ void* Engine::hand_pin(const void* tensor, int32_t escaped, bool owned) {
   return nullptr;
 }
 
-void Engine::hand_end_pin(void* handle) {
-  hand_unpin(handle);
+void Engine::user_end_pin(void* handle) {
+  user_unpin(handle);
   framework_->release_weak(handle);
 }
 
-bool Engine::hand_unpin(void* handle) {
+bool Engine::user_unpin(void* handle) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
-  const auto found = pins_.find(handle);
-  if (found == pins_.end()) return false;
-  const uint32_t pins = --found->second;
+  if (pins_.of(handle) == 0) return false;
+  const uint32_t pins = pins_.take_back(handle, deferred);
   if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
     storage->pins = pins;
     if (pins == 0) unpark(storage);
   }
-  if (pins == 0) forget_pins(handle, deferred);
   return true;
-}
-
-void Engine::forget_pins(void* handle, Deferred& deferred) {
-  if (pins_.erase(handle)) deferred.release_weak(handle);
-}
-
-// Of those whose death nobody tells: the engine has no record of them.
-void Engine::forget_dead_pins(Deferred& deferred) {
-  for (auto at = pins_.begin(); at != pins_.end();) {
-    void* handle = const_cast<void*>(at->first);
-    const bool dead = framework_->strong_count(handle) == 0;
-    if (dead) deferred.release_weak(handle);
-    at = dead ? pins_.erase(at) : std::next(at);
-  }
-  look_for_dead_pins_ = std::max<size_t>(64, 2 * pins_.size());
 }
 
 }  // namespace dtr

@@ -1,14 +1,11 @@
-// verify.cpp: whether a rematerialization gives the bytes that were evicted. For finding the
-// operator that does not: it costs a copy of the content, for which everybody waits.
-//
-// Every n-th eviction that gives a content up keeps a copy in host memory, beside every budget.
-// When the storage is about to come back from its op, the bytes are compared. If they differ the
-// step fails as if its closure had: the storage stays evicted, and its copy stays, too.
+// verifier.cpp: see verifier.h.
+#include "verifier.h"
+
 #include <cstring>
 #include <memory>
 
 #include "base/error.h"
-#include "engine.h"
+#include "host_copy.h"
 
 namespace dtr {
 
@@ -33,30 +30,23 @@ std::unique_ptr<HostCopy, void (*)(HostCopy*)> read(dtr_pool* pool, const void* 
 
 }  // namespace
 
-// The content is about to be given up. Throws, and nothing has happened, without host memory.
-void Engine::keep_expected(Storage* storage) {
-  if (options_.verify == 0 || !storage->parent || ++verify_turn_ < options_.verify) return;
-  storage->expected = read(device_of(storage).pool, storage->address, storage->size_bytes,
-                           environment_.stream_of_last_use(storage))
+void Verifier::keep_expected(Storage* storage) {
+  const uint64_t every = environment_.options.verify;
+  if (every == 0 || !storage->parent || ++turn_ < every) return;
+  storage->expected = read(environment_.pool_of(storage->device_type, storage->device_index),
+                           storage->address, storage->size_bytes, streams_.of_last_use(storage))
                           .release();
-  verify_turn_ = 0;
+  turn_ = 0;
 }
 
-void Engine::forget_expected(Storage* storage, Deferred& deferred) {
-  if (!storage->expected) return;
-  deferred.free_host(storage->expected);
-  storage->expected = nullptr;
-}
-
-// The op gave these bytes for an evicted storage.
-void Engine::compare(const Storage* storage, const Op* op, const void* address) {
+void Verifier::compare(const Storage* storage, const Op* op, const void* address) {
   if (!storage->expected) return;
   const uint64_t bytes = storage->size_bytes;
-  const auto copy =
-      read(device_of(storage).pool, address, bytes, environment_.stream_of_thread(storage));
+  const auto copy = read(environment_.pool_of(storage->device_type, storage->device_index), address,
+                         bytes, streams_.for_copy(storage));
   const auto* was = static_cast<const unsigned char*>(storage->expected->buffer);
   const auto* is = static_cast<const unsigned char*>(copy->buffer);
-  ++stats_.verified;
+  ++environment_.stats.verified;
   if (std::memcmp(was, is, bytes) == 0) return;
   uint64_t different = 0, first = 0;
   for (uint64_t i = bytes; i-- > 0;)

@@ -1,0 +1,323 @@
+"""Instructions of op logs, one a line, and the files of them; see dtr_alloc/oplog."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from typing import IO, Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dtr_alloc import bounded
+
+MOST = 2**62
+"""The largest size or time of a line."""
+
+MOST_SHOWN = 200
+"""Characters of a line that a message repeats."""
+
+MOST_LINE_BYTES = 1 << 24
+MOST_LOG_BYTES = 1 << 31
+"""As text, however small the file is that it is compressed in."""
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+Names: TypeAlias = tuple[str, ...]
+
+
+class LogError(ValueError):
+    """A log is wrong. Names the file, the line (None: the file as a whole) and what is wrong."""
+
+    def __init__(self, path: str, line: int | None, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}" if line else f"{path}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+
+class _Line(Struct, frozen=True, gc=False, rename="upper", tag_field="INSTRUCTION"):
+    """A line of a log. The fields are the keys, in lower case. (gc: they form no cycles.)"""
+
+
+class Annotate(_Line, frozen=True, tag="ANNOTATE"):
+    annotation: str
+    trace: Names | None = None  # of WORKSPACE
+    name: str | None = None  # from here on: of EFFECT_LINE
+    args: Names | None = None
+    result: Names | None = None
+    time: Number | None = None
+
+
+class Constant(_Line, frozen=True, tag="CONSTANT"):
+    name: str
+
+
+class Memory(_Line, frozen=True, tag="MEMORY"):
+    name: str
+    memory: Number
+
+
+class Alias(_Line, frozen=True, tag="ALIAS"):
+    name: str
+    alias: Annotated[int, Meta(ge=-1, le=MOST)]
+
+
+class Call(_Line, frozen=True, tag="CALL"):
+    name: str
+    args: Names
+    result: Annotated[Names, Meta(min_length=1)]
+    time: Number
+
+
+class Mutate(_Line, frozen=True, tag="MUTATE"):
+    name: str
+    args: Names
+    mutate: Annotated[tuple[Number, ...], Meta(min_length=1)]
+    time: Number
+    unread: tuple[Number, ...] = ()  # some of `mutate`
+
+
+class Copy(_Line, frozen=True, tag="COPY"):
+    dst: str
+    src: str
+
+
+class CopyFrom(_Line, frozen=True, tag="COPY_FROM"):
+    dst: str
+    src: str
+
+
+class _Copyfrom(_Line, frozen=True, tag="COPYFROM"):
+    dst: str
+    src: str
+
+
+class Release(_Line, frozen=True, tag="RELEASE"):
+    name: str
+
+
+Instruction: TypeAlias = (
+    Annotate | Constant | Memory | Alias | Call | Mutate | Copy | CopyFrom | Release
+)
+
+START = Annotate("START")
+WORKSPACE = "WORKSPACE"
+EFFECT_LINE = "EFFECT"
+
+
+def effect(name: str, args: Names, result: Names, time: int) -> Annotate:
+    """An operator that is never repeated."""
+    return Annotate(EFFECT_LINE, None, name, args, result, time)
+
+
+# Not strict: a number may be written as a string.
+_decode = msgspec.json.Decoder(Instruction, strict=False).decode
+_decode_copyfrom = msgspec.json.Decoder(_Copyfrom).decode
+_encode = msgspec.json.Encoder().encode
+
+
+# ---- files ----
+
+_BAD_LINE = (msgspec.MsgspecError, ValueError, RecursionError)
+_CHUNK_BYTES = 1 << 20
+
+
+def _zstd() -> Any:
+    """A module whose open() reads and writes .zst files."""
+    for name in ("compression.zstd", "backports.zstd", "zstandard"):  # the first: Python 3.14
+        with suppress(ImportError):
+            return import_module(name)
+    raise ImportError
+
+
+def open_file(path: str, mode: str) -> Any:
+    """The unbuffered bytes behind a name, whose suffix says how they are compressed."""
+    suffix = os.path.splitext(path)[1]
+    if suffix == ".gz":
+        return gzip.open(path, mode)
+    if suffix == ".bz2":
+        return bz2.open(path, mode)
+    if suffix == ".xz":
+        # Logs repeat themselves: the smallest preset does nearly as well in a tenth of the time.
+        return lzma.open(path, mode, preset=1) if mode == "wb" else lzma.open(path, mode)
+    if suffix == ".zst":
+        try:
+            return _zstd().open(path, mode)
+        except ImportError:
+            reason = "for .zst install backports.zstd or zstandard; .gz, .bz2, .xz need nothing"
+            raise LogError(path, None, reason) from None
+    return open(path, mode, buffering=0)
+
+
+class Reader:
+    """The instructions of a log after START, each checked by itself. Iterate once.
+
+    Attributes:
+        path: of the file; ``-`` is stdin.
+        line: the number of the line that was read last, from 1.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.line = 0
+
+    def error(self, reason: str) -> LogError:
+        return LogError(self.path, self.line, reason)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        if self.path == "-":
+            yield from self._instructions(sys.stdin.buffer)
+            return
+        with open_file(self.path, "rb") as file:
+            yield from self._instructions(io.BufferedReader(file, _CHUNK_BYTES))
+
+    def _instructions(self, file: IO[bytes]) -> Iterator[Instruction]:
+        lines = self._lines(file)
+        if not any(_is_start(line) for line in lines):
+            reason = "no line is ANNOTATE START" if self.line else "the file is empty"
+            raise LogError(self.path, None, reason)
+        empty = True
+        for line in lines:
+            try:
+                instruction = _decode(line)
+            except _BAD_LINE as error:
+                if not line.strip():
+                    continue
+                instruction = self._other_spelling(line, error)
+            empty = False
+            yield instruction
+        if empty:
+            raise LogError(self.path, None, "nothing follows ANNOTATE START")
+
+    def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
+        try:
+            for line in bounded.lines(file, MOST_LINE_BYTES, MOST_LOG_BYTES):
+                self.line += 1
+                yield line
+        except bounded.TooMuch as error:
+            raise self.error(f"after this line {error}") from None
+        except MemoryError:
+            raise self.error(bounded.OUT_OF_MEMORY) from None
+        except Exception as error:  # each way of compressing has its own kinds
+            reason = f"the file is damaged or cut off after this line ({error})"
+            raise self.error(reason) from None
+
+    def _other_spelling(self, line: bytes, failure: Exception) -> Instruction:
+        try:
+            found = _decode_copyfrom(line)
+        except _BAD_LINE:
+            raise self.error(f"{failure!s:.{MOST_SHOWN}}") from None
+        return CopyFrom(found.dst, found.src)
+
+
+def _is_start(line: bytes) -> bool:
+    # What stands before START may be anything, so it is not decoded.
+    if b"START" not in line:
+        return False
+    try:
+        return bool(_decode(line) == START)
+    except _BAD_LINE:
+        return False
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Instruction]:
+    """The instructions after START, one at a time.
+
+    Takes memory for one line (MOST_LINE_BYTES), and at most some ten microseconds for each 50
+    bytes of text (MOST_LOG_BYTES).
+
+    Raises OSError if the file cannot be opened, and LogError where a line is not an instruction,
+    for a file that is empty, damaged, cut off or too large, and if nothing follows START.
+    """
+    return iter(Reader(path))
+
+
+def to_line(instruction: Instruction) -> bytes:
+    """An instruction as a line of a log, newline included; numbers as simrd's logger wrote them."""
+    parts: dict[str, Any] = {"INSTRUCTION": instruction.__struct_config__.tag}
+    match instruction:
+        case Call(name, args, result, time):
+            parts |= {"NAME": name, "ARGS": args, "RESULT": result, "TIME": str(time)}
+        case Mutate(name, args, mutate, time, unread):
+            parts |= {"NAME": name, "ARGS": args, "MUTATE": mutate, "TIME": str(time)}
+            if unread:
+                parts["UNREAD"] = unread
+        case Memory(name, memory):
+            parts |= {"NAME": name, "MEMORY": str(memory)}
+        case Alias(name, alias):
+            parts |= {"NAME": name, "ALIAS": str(alias)}
+        case Constant(name) | Release(name):
+            parts["NAME"] = name
+        case Copy(dst, src) | CopyFrom(dst, src):
+            parts |= {"DST": dst, "SRC": src}
+        case Annotate(annotation, trace, name, args, result, time):
+            given = {"TRACE": trace, "NAME": name, "ARGS": args, "RESULT": result}
+            given["TIME"] = None if time is None else str(time)
+            parts["ANNOTATION"] = annotation
+            parts |= {key: value for key, value in given.items() if value is not None}
+    return _encode(parts) + b"\n"
+
+
+class Writer:
+    """Writes a log: START, then what it is given. Whole lines only, compressed as the suffix says.
+
+    A context manager. Raises OSError where the disk does.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._file = open_file(self.path, "wb")
+        self.write(START)
+
+    def write(self, instruction: Instruction) -> None:
+        line = to_line(instruction)
+        self._waiting.append(line)
+        self._waiting_bytes += len(line)
+        if self._waiting_bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands what was written to the file, or to what compresses it."""
+        lines = b"".join(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        is_plain = isinstance(self._file, io.FileIO)
+        begin = self._file.tell() if is_plain else 0
+        done = 0
+        try:
+            while done < len(lines):
+                done += self._file.write(memoryview(lines)[done:])
+        except OSError:
+            if is_plain:  # half a line may have got through
+                whole = begin + lines.rfind(b"\n", 0, done) + 1
+                self._file.truncate(whole)
+                self._file.seek(whole)
+            raise
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's, whatever is still done with this writer."""
+        self._waiting.clear()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self._file.fileno())
+        os.close(nothing)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+// waiting_inputs.h: rematerializations that wait for others, where memory is short.
+//
+// While a step's missing inputs are brought back one after the other, those that are there
+// already wait; likewise the inputs of the op that all this is for. Their locks are *waiting locks*
+// (R11). Such a storage is not chosen for eviction as long as anything else can be evicted. Where
+// the alternative is to fail, it is preempted: its step looks at its inputs again before it
+// runs, finds it missing and brings it back, now with what preempted it at its side.
+//
+// Order. What is brought back first waits longest, so the input that needs most memory besides
+// itself comes first: the order of registers in expressions (Sethi and Ullman, 1970), with bytes
+// for registers. peak_beside() is an estimate: it takes the evicted storages as they are when the
+// round first asks (each op_prepare() is one) and assumes that nothing is evicted meanwhile.
+//
+// Termination. A *request* is an op that needs evicted inputs, or a storage that is wanted by
+// name. During a request each storage is preempted at most kMost times; then its waiting locks are
+// as firm as any lock. Between two preemptions, steps and locks are those of a rematerialization
+// without any: each step that is begun locks what was brought back for it, and the storages
+// that wait are a path of the graph, which has no cycles, so it ends. As records are finite, so
+// is a request. (Another thread's request begins the count anew, but only finitely many requests
+// begin without one that ends.) It may still run an op very often: a budget near the floor costs
+// compute, as the DTR paper's thrashing does.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "graph/op_call.h"
+#include "score.h"
+#include "search_context.h"
+
+namespace dtr {
+
+class WaitingInputs {
+ public:
+  explicit WaitingInputs(const Environment& environment) : environment_(environment) {}
+
+  void begin_request() {
+    preemptions_.clear();
+    begin_round();
+  }
+  void begin_round() { peaks_.clear(); }
+
+  // The locks of the op's inputs become waiting locks, or cease to be.
+  static void set_waiting(OpCall& call, bool waiting);
+
+  // Sorts storages that are all needed, the first to be brought back first.
+  void order_by_peak(std::vector<Storage*>& wanted);
+  // The next input to be brought back for an op; null if all are there.
+  Storage* next_missing(const Op* op);
+
+  // Which to preempt, where nothing else can be evicted: of those that were preempted least
+  // often, the one of the least cost / (size * sqrt(staleness)), under every heuristic. (What waits
+  // longest is needed last, and what stands behind it is in the making: costs of ancestors say
+  // little here.) Null if there is none. cost_of: nanoseconds to bring a storage back alone.
+  template <typename CostOf>
+  Storage* choose(const Device& device, const SearchContext& context, CostOf&& cost_of) const;
+  // It was chosen, also if it cannot be evicted just now.
+  void note_preemption(const Storage* storage) { ++preemptions_[storage->id]; }
+
+ private:
+  static constexpr uint32_t kMost = 4;
+
+  bool is_on() const { return environment_.options.waiting != DTR_WAITING_HOLDS; }
+  uint64_t peak_beside(const Storage* wanted);
+
+  const Environment& environment_;
+  std::unordered_map<uint64_t, uint64_t> peaks_;        // bytes, by storage's id; of one round
+  std::unordered_map<uint64_t, uint32_t> preemptions_;  // by storage's id; of one request
+  std::vector<const Storage*> pending_;                 // of peak_beside()
+  std::vector<Storage*> missing_;                       // of next_missing()
+};
+
+template <typename CostOf>
+Storage* WaitingInputs::choose(const Device& device, const SearchContext& context,
+                               CostOf&& cost_of) const {
+  if (!is_on()) return nullptr;
+  Storage* best = nullptr;
+  std::tuple<uint32_t, double, uint64_t> least;
+  for (size_t i = 0; i < device.candidates.size(); ++i) {
+    Storage* storage = device.candidates.at(i);
+    if (storage->locks == 0 || storage->locks > storage->holds || storage->pins > 0) continue;
+    if (static_cast<double>(storage->size_bytes) < context.smallest_bytes) continue;
+    const auto known = preemptions_.find(storage->id);
+    const uint32_t preemptions = known == preemptions_.end() ? 0 : known->second;
+    if (preemptions >= kMost) continue;
+    const double staleness =
+        at_least_1(static_cast<double>(context.now_ns - storage->last_access_ns));
+    const double value = at_least_1(cost_of(storage)) /
+                         (static_cast<double>(storage->size_bytes) * std::sqrt(staleness));
+    const auto rank = std::make_tuple(preemptions, value, storage->id);
+    if (best && rank > least) continue;
+    best = storage;
+    least = rank;
+  }
+  return best;
+}
+
+}  // namespace dtr

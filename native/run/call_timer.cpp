@@ -1,0 +1,51 @@
+// call_timer.cpp: see call_timer.h. A timer runs from where an op is about to run to its end, on the
+// stream that is this thread's then.
+#include "call_timer.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint32_t kLookEvery = 16;  // ops
+
+}  // namespace
+
+// (An op without inputs is not timed: where it runs is known by its results.)
+const Storage* CallTimer::queued_input(const OpCall& call) const {
+  if (!environment_.framework->current_stream) return nullptr;
+  for (const Input& input : call.inputs)
+    if (input.storage && input.storage->managed && streams_.has_streams(input.storage->device_type))
+      return input.storage;
+  return nullptr;
+}
+
+// During a capture nothing is timed: its events would become a part of the graph.
+void CallTimer::decide(CallTiming& timing, const OpCall& call, uint64_t signature) {
+  const Storage* input = queued_input(call);
+  timing.queued_in =
+      input ? environment_.pool_of(input->device_type, input->device_index) : nullptr;
+  timing.is_due = input && !capture_.is_under_way() && timed_calls_.next(signature);
+  if (timing.is_due) timing.queued_on = streams_.current(input);
+}
+
+void CallTimer::start(CallTiming& timing) {
+  if (!timing.is_due) return;
+  timing.is_due = false;
+  // Where that fails the op runs without: what is wrong with the device, it will say itself.
+  if (dtr_pool_time_begin(timing.queued_in, timing.queued_on, &timing.timer) != DTR_OK)
+    timing.timer = 0;
+}
+
+void CallTimer::stop(CallTiming& timing, bool wanted) {
+  if (!timing.queued_in) return;
+  if (timing.timer && (!wanted || dtr_pool_time_end(timing.queued_in, timing.timer) != DTR_OK)) {
+    dtr_pool_time_drop(timing.queued_in, timing.timer);
+    timing.timer = 0;
+  }
+  timing.count = 0;
+  if (++timing.unread < kLookEvery) return;
+  timing.unread = 0;
+  timing.count = dtr_pool_times(timing.queued_in, timing.timers, timing.ns, CallTiming::kMost);
+}
+
+}  // namespace dtr

@@ -1,0 +1,107 @@
+// call_timer.h: how long work on a device takes, without waiting for it.
+//
+// An op's host call returns when its work is queued. So a pair of events is recorded around
+// it (dtr_pool_time_begin, _end), and read when the device has come by, some ops later:
+// nothing ever waits. Events cost time on the host, and a mean needs few readings: of the
+// calls of one signature the first few are timed, and then one in many.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "dtr_alloc.h"
+#include "graph/environment.h"
+#include "graph/graph_capture.h"
+#include "graph/op_call.h"
+#include "graph/stream_order.h"
+#include "policy/costs.h"
+
+namespace dtr {
+
+// Which calls are timed: by a hash of operator and arguments (not of results: they are not
+// known when the op begins). Two hashes may share a place; then both start again.
+class TimedCalls {
+ public:
+  bool next(uint64_t hash) {
+    Place& place = places_[hash % places_.size()];
+    if (place.hash != hash) place = {hash, 0};
+    const uint64_t call = place.calls++;
+    return call < kFirst || call % kOneIn == 0;
+  }
+
+ private:
+  static constexpr uint64_t kFirst = 8;
+  static constexpr uint64_t kOneIn = 64;
+  struct Place {
+    uint64_t hash = 0;
+    uint64_t calls = 0;
+  };
+  std::vector<Place> places_ = std::vector<Place>(4096);
+};
+
+// The timer of one thread's call.
+struct CallTiming {
+  dtr_pool* queued_in = nullptr;  // of the device that queues its work; null: none is known
+  uint64_t queued_on = kNoStream;
+  bool is_due = false;  // a timer is to start
+  uint64_t timer = 0;   // of that pool; 0: none runs
+  uint32_t unread = 0;  // calls since it last looked for timers that are done
+  // What it found.
+  static constexpr uint64_t kMost = 32;
+  uint64_t timers[kMost];
+  int64_t ns[kMost];
+  uint64_t count = 0;
+};
+
+class CallTimer {
+ public:
+  CallTimer(const Environment& environment, const StreamOrder& streams, const GraphCapture& capture)
+      : environment_(environment), streams_(streams), capture_(capture) {}
+
+  // The call is about to run, with everything resident.
+  void decide(CallTiming& timing, const OpCall& call, uint64_t signature);
+  // Just before it runs and right after, without the mutex. The latter also looks, now and then,
+  // at what other timers say.
+  static void start(CallTiming& timing);
+  static void stop(CallTiming& timing, bool wanted);
+  // Takes in what stop() found. copy_took(pool, timer, ns): whether the timer is a copy's.
+  template <typename F>
+  void learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs,
+             F&& copy_took);
+
+ private:
+  struct TimedOp {
+    uint64_t signature;
+    uint64_t op_key;
+  };
+  using Pending = std::unordered_map<uint64_t, TimedOp>;  // by the timer
+
+  // The storage of an input whose device queues work; null if there is none.
+  const Storage* queued_input(const OpCall& call) const;
+
+  const Environment& environment_;
+  const StreamOrder& streams_;
+  const GraphCapture& capture_;
+  TimedCalls timed_calls_;
+  std::unordered_map<const dtr_pool*, Pending> pending_;
+};
+
+template <typename F>
+void CallTimer::learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs,
+                      F&& copy_took) {
+  if (!timing.timer && timing.count == 0) return;
+  Pending& pending = pending_[timing.queued_in];
+  for (uint64_t i = 0; i < timing.count; ++i) {
+    if (copy_took(timing.queued_in, timing.timers[i], timing.ns[i])) continue;
+    const auto found = pending.find(timing.timers[i]);
+    if (found == pending.end()) continue;
+    costs.add(found->second.signature, found->second.op_key, timing.ns[i]);
+    pending.erase(found);
+  }
+  if (timing.timer) pending[timing.timer] = {signature, op_key};
+  timing.timer = 0;
+  timing.count = 0;
+}
+
+}  // namespace dtr

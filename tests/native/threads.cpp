@@ -1,0 +1,371 @@
+// threads.cpp: threads call operators under one budget, and look at what they computed. `make tsan`
+// runs it under ThreadSanitizer, which python would not allow: it is not instrumented.
+//
+// An operator's result is a hash of its seed and of what it reads, so that a rematerialization on
+// wrong inputs shows. All threads read tensors of one another; each overwrites its own. Meanwhile
+// one more thread calls what the interface allows on "any thread": budgets, moves, checks.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "dtr_alloc.h"
+
+namespace {
+
+constexpr int32_t kInt64 = 4;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPageWords = kPageBytes / 8;
+constexpr int kThreads = 4;
+
+// Ends the process: other threads would wait for what this one leaves undone.
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "threads: %s\n", what);
+  std::_Exit(1);
+}
+int64_t answer(int64_t number) {
+  if (number < 0) fail(dtr_last_error());
+  return number;
+}
+void ok(int32_t status) { answer(-status); }
+void require(bool holds, const char* what) {
+  if (!holds) fail(what);
+}
+
+uint64_t mixed(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9e3779b97f4a7c15 + b;
+  x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9;
+  return x ^ (x >> 29);
+}
+
+// What repeats an operator.
+struct Closure {
+  uint64_t seed;
+  int64_t words;  // of its result; 0: it overwrites its last argument
+};
+
+struct Settings {
+  const char* name;
+  dtr_heuristic heuristic;
+  int32_t room;
+  int32_t fixed;
+  uint64_t swap_bytes;
+  const char* dealloc;
+};
+
+// An engine on one pool, for all threads.
+class Machine {
+ public:
+  explicit Machine(const Settings& settings) {
+    dtr_pool_options of_pool{};
+    of_pool.driver = "host";
+    of_pool.budget_bytes = kBudget;
+    of_pool.chunk_bytes = 16 * kPageBytes;
+    of_pool.fixed = settings.fixed;
+    ok(dtr_pool_create(&of_pool, &pool));
+    dtr_engine_options options{};
+    options.heuristic = settings.heuristic;
+    options.history_ops = 1 << 20;
+    options.dealloc = settings.dealloc;
+    options.room = settings.room;
+    options.moving = 1;
+    options.swap_bytes = settings.swap_bytes;
+    options.time_bookkeeping = 1;
+    options.contents = DTR_CONTENTS_SAMPLED;
+    ok(dtr_engine_create(&options, &engine));
+    ok(dtr_sim_create(engine, &framework));
+    ok(dtr_engine_add_pool(engine, 0, -1, pool));
+  }
+  ~Machine() {
+    ok(dtr_engine_check_invariants(engine));
+    ok(dtr_pool_check_invariants(pool));
+    ok(dtr_engine_reset(engine));
+    ok(dtr_sim_destroy(framework));
+    ok(dtr_engine_destroy(engine));
+    ok(dtr_pool_destroy(pool));
+  }
+
+  void keep(int64_t op, const Closure& closure) {
+    const std::lock_guard lock(mutex_);
+    closures_[op] = closure;
+  }
+  Closure closure(int64_t op) {
+    const std::lock_guard lock(mutex_);
+    return closures_.at(op);
+  }
+  void drop_closures() {
+    int64_t ids[64];
+    while (const uint64_t count = dtr_engine_drain_dropped(engine, ids, 64)) {
+      const std::lock_guard lock(mutex_);
+      for (uint64_t i = 0; i < count; ++i) closures_.erase(ids[i]);
+    }
+  }
+
+  static constexpr uint64_t kBudget = 160 * kPageBytes;
+  dtr_pool* pool = nullptr;
+  dtr_engine* engine = nullptr;
+  dtr_sim* framework = nullptr;
+  std::recursive_mutex turn;  // of rematerializations, as in the bridge
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, Closure> closures_;
+};
+
+// A reference, released at its end.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(dtr_sim_tensor* pointer, int64_t words) : pointer_(pointer), words_(words) {}
+  Tensor(Tensor&& other) noexcept { *this = std::move(other); }
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(pointer_, other.pointer_);
+    std::swap(words_, other.words_);
+    std::swap(expected, other.expected);
+    return *this;
+  }
+  ~Tensor() {
+    if (pointer_ != nullptr) ok(dtr_sim_release_tensor(pointer_));
+  }
+
+  dtr_sim_tensor* pointer() const { return pointer_; }
+  int64_t number() const { return reinterpret_cast<int64_t>(pointer_); }
+  void* handle() const { return dtr_sim_handle(pointer_); }
+
+  // Of an operator that has it as an argument, and so keeps it in memory.
+  uint64_t content() const {
+    const auto* words = static_cast<const uint64_t*>(dtr_sim_data(pointer_));
+    require(words[0] == words[words_ - 1], "a content of two parts");
+    return words[0];
+  }
+  void fill(uint64_t content) const {
+    auto* words = static_cast<uint64_t*>(dtr_sim_data(pointer_));
+    for (int64_t i = 0; i < words_; ++i) words[i] = content;
+  }
+
+  uint64_t expected = 0;
+
+ private:
+  dtr_sim_tensor* pointer_ = nullptr;
+  int64_t words_ = 0;
+};
+
+// One thread's calls of operators.
+class Worker {
+ public:
+  explicit Worker(Machine& machine) : machine_(machine) {
+    ok(dtr_frame_create(machine.engine, &frame_));
+  }
+  ~Worker() { ok(dtr_frame_destroy(frame_)); }
+
+  Tensor make(int64_t words, uint64_t content) {
+    Tensor tensor = empty(words);
+    tensor.fill(content);
+    tensor.expected = content;
+    return tensor;
+  }
+
+  // A new tensor of so many words; words 0: overwrites the last argument.
+  Tensor call(uint64_t seed, const std::vector<Tensor*>& arguments, int64_t words) {
+    const auto count = static_cast<uint32_t>(arguments.size());
+    int64_t* buffer = dtr_frame_buffer(frame_, count + 1);
+    for (uint32_t i = 0; i < count; ++i) buffer[i] = arguments[i]->number();
+    if (words == 0) buffer[count - 1] |= DTR_USE_MUTATE;
+    const int64_t need = answer(dtr_op_begin(frame_, count, DTR_OP_REPLAYABLE, seed % 16 + 1));
+    if (need & DTR_HAS_DROPPED) machine_.drop_closures();
+    if (need & DTR_NEED_WORK) prepare();
+    uint64_t expected = seed;
+    for (const Tensor* argument : arguments) expected = mixed(expected, argument->expected);
+    const Closure closure{seed, words};
+    Tensor result;
+    std::vector<const Tensor*> read(arguments.begin(), arguments.end());
+    result = execute(closure, read);
+    buffer = dtr_frame_buffer(frame_, 1);
+    buffer[0] = words == 0 ? arguments.back()->number() : result.number();
+    const int64_t op = answer(dtr_op_end(frame_, 1, DTR_OP_REPLAYABLE, 1000 + words));
+    if (op > 0) machine_.keep(op, closure);
+    (words == 0 ? *arguments.back() : result).expected = expected;
+    return result;
+  }
+
+  // Whether it holds its content; an operator without a result keeps it in memory meanwhile.
+  void look(Tensor& tensor) {
+    dtr_frame_buffer(frame_, 1)[0] = tensor.number();
+    if (answer(dtr_op_begin(frame_, 1, 0, 99)) & DTR_NEED_WORK) prepare();
+    require(tensor.content() == tensor.expected, "a wrong content");
+    answer(dtr_op_end(frame_, 0, 0, 1));
+  }
+
+  void materialize(const Tensor& tensor) {
+    const std::lock_guard lock(machine_.turn);
+    if (answer(dtr_remat_want(frame_, tensor.handle()))) rematerialize();
+  }
+
+ private:
+  Tensor empty(int64_t words) {
+    dtr_sim_tensor* made = nullptr;
+    ok(dtr_sim_make_tensor(machine_.framework, 0, -1, 0, kInt64, 1, &words, nullptr, &made));
+    return Tensor(made, words);
+  }
+
+  Tensor execute(const Closure& closure, const std::vector<const Tensor*>& arguments) {
+    Tensor result = closure.words == 0 ? Tensor() : empty(closure.words);
+    uint64_t content = closure.seed;
+    for (const Tensor* argument : arguments) content = mixed(content, argument->content());
+    (closure.words == 0 ? *arguments.back() : result).fill(content);
+    return result;
+  }
+
+  void prepare() {
+    const std::lock_guard lock(machine_.turn);
+    while (answer(dtr_op_prepare(frame_))) rematerialize();
+  }
+
+  void rematerialize() {
+    while (const int64_t op = answer(dtr_remat_next(frame_))) step(machine_.closure(op));
+  }
+
+  // Runs the step that dtr_remat_next described: edges, then arguments.
+  void step(const Closure& closure) {
+    const int64_t* at = dtr_frame_step(frame_, 0);
+    std::vector<Tensor> edges;
+    for (int64_t left = *at++; left > 0; --left) {
+      void* handle = reinterpret_cast<void*>(*at++);
+      const bool on_a_copy = *at++ != 0;
+      const auto words = static_cast<int64_t>(dtr_sim_storage_bytes(handle) / 8);
+      Tensor whole = over(handle, words);
+      if (on_a_copy) {
+        Tensor copy = empty(words);
+        copy.fill(whole.content());
+        whole = std::move(copy);
+      }
+      edges.push_back(std::move(whole));
+    }
+    std::vector<Tensor> arguments;
+    for (int64_t left = *at++; left > 0; --left) {
+      const int64_t edge = at[1], words = at[6];
+      at += 6 + 2 * at[5];
+      arguments.push_back(edge < 0 ? empty(words) : over(edges[edge].handle(), words));
+    }
+    std::vector<const Tensor*> read;
+    for (const Tensor& argument : arguments) read.push_back(&argument);
+    const Tensor result = execute(closure, read);
+    int64_t* numbers = dtr_frame_step(frame_, arguments.size() + 1);
+    for (size_t i = 0; i < arguments.size(); ++i) numbers[i] = arguments[i].number();
+    numbers[arguments.size()] = closure.words == 0 ? arguments.back().number() : result.number();
+    answer(dtr_remat_commit(frame_, static_cast<uint32_t>(arguments.size()), 1));
+  }
+
+  static Tensor over(void* handle, int64_t words) {
+    dtr_sim_tensor* made = nullptr;
+    const int64_t stride = 1;
+    ok(dtr_sim_tensor_over(handle, kInt64, 1, &words, &stride, 0, &made));
+    return Tensor(made, words);
+  }
+
+  Machine& machine_;
+  dtr_frame* frame_ = nullptr;
+};
+
+uint64_t evictions_and_swaps(const Machine& machine) {
+  dtr_engine_stats stats{};
+  ok(dtr_engine_get_stats(machine.engine, &stats));
+  return stats.evictions + stats.swaps;
+}
+
+// Layers on layers, some of them overwritten, all looked at; until there were so many evictions.
+void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_t evictions) {
+  Worker worker(machine);
+  Tensor weight = worker.make(kPageWords, seed);
+  for (uint64_t step = 0; evictions_and_swaps(machine) < evictions; ++step) {
+    std::vector<Tensor> layers;
+    layers.push_back(worker.call(mixed(seed, step), {&shared[step % shared.size()]}, kPageWords));
+    for (uint64_t i = 1; i < 24; ++i) {
+      const auto words = static_cast<int64_t>((mixed(seed, step + i) % 4 + 1) * kPageWords);
+      layers.push_back(
+          worker.call(i, {&layers[i - 1], &weight, &shared[i % shared.size()]}, words));
+    }
+    worker.call(100, {&layers[4], &layers[5]}, 0);
+    answer(dtr_evict(machine.engine, layers[9].handle()));
+    ok(dtr_pin(machine.engine, layers[9].pointer(), 0));
+    worker.materialize(layers[9]);
+    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) worker.look(*layer);
+    answer(dtr_unpin(machine.engine, layers[9].handle()));
+    for (uint64_t i = 0; i < layers.size(); i += 2) layers[i] = Tensor();
+    worker.look(layers.back());
+    layers.clear();
+    worker.call(101, {&shared[0], &weight}, 0);
+  }
+  worker.look(weight);
+}
+
+// What any thread may do beside.
+void meddle(Machine& machine, const std::atomic<bool>& over) {
+  for (uint64_t turn = 0; !over.load(); ++turn) {
+    const int32_t lowered =
+        dtr_pool_set_budget(machine.pool, Machine::kBudget - (turn % 3) * 16 * kPageBytes);
+    if (lowered != DTR_OUT_OF_MEMORY) ok(lowered);  // running operators may need it all
+    ok(dtr_engine_move_some(machine.engine, machine.pool, turn, 4, nullptr));
+    ok(dtr_engine_compact(machine.engine, machine.pool, nullptr));
+    ok(dtr_engine_check_invariants(machine.engine));
+    ok(dtr_pool_check_invariants(machine.pool));
+    ok(dtr_pool_trim(machine.pool, nullptr));
+    dtr_pool_stats stats{};
+    ok(dtr_pool_get_stats(machine.pool, &stats));
+    require(stats.reserved_bytes <= Machine::kBudget, "more memory than the budget");
+    dtr_engine_get_costs(machine.engine, nullptr, 0);
+    dtr_engine_holders(machine.engine, nullptr, nullptr, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void run(const Settings& settings, uint64_t evictions) {
+  Machine machine(settings);
+  {
+    Worker first(machine);
+    Tensor constant = first.make(kPageWords, 1);
+    std::vector<Tensor> shared;
+    for (uint64_t i = 0; i < 6; ++i) shared.push_back(first.call(200 + i, {&constant}, kPageWords));
+    std::atomic<bool> over{false};
+    std::vector<std::thread> threads;
+    for (uint64_t i = 0; i < kThreads; ++i)
+      threads.emplace_back([&, i] { train(machine, shared, i + 2, evictions); });
+    std::thread meddler([&] { meddle(machine, over); });
+    for (std::thread& thread : threads) thread.join();
+    over = true;
+    meddler.join();
+    ok(dtr_pool_set_budget(machine.pool, Machine::kBudget));
+    for (Tensor& tensor : shared) first.look(tensor);
+  }
+  dtr_engine_stats stats{};
+  ok(dtr_engine_get_stats(machine.engine, &stats));
+  std::printf("%-24s %8llu evictions %8llu operators again %6llu swaps %6llu moves\n",
+              settings.name, static_cast<unsigned long long>(stats.evictions),
+              static_cast<unsigned long long>(stats.rematerializations),
+              static_cast<unsigned long long>(stats.swaps),
+              static_cast<unsigned long long>(stats.moves));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+// threads [EVICTIONS]: so many with each of the settings.
+int main(int argc, char** argv) {
+  const uint64_t evictions = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100'000;
+  const auto score = [](int32_t cost, int32_t size) {
+    return dtr_heuristic{DTR_SELECT_SCORE, cost, size, 1.0, 1.0, 1};
+  };
+  const auto marginal = score(DTR_COST_MARGINAL, DTR_SIZE_BYTES);
+  run({"marginal", marginal, DTR_ROOM_AUTO, 0, 0, "eager"}, evictions);
+  run({"windows, fixed heap", marginal, DTR_ROOM_WINDOW, 1, 0, "eager"}, evictions);
+  run({"swapping", marginal, DTR_ROOM_AUTO, 0, 64 << 20, "eager"}, evictions);
+  run({"components, lazy", score(DTR_COST_COMPONENT, DTR_SIZE_BYTES), DTR_ROOM_SINGLE, 0, 0,
+       "lazy"},
+      evictions);
+}
