@@ -37,7 +37,7 @@ uint64_t map_at(uint64_t place, uint64_t bytes) {
   void* got = ::mmap(pointer(place), bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (got == MAP_FAILED) return 0;
   if (place == 0 || got == pointer(place)) return reinterpret_cast<uint64_t>(got);
-  ::munmap(got, bytes);  // an old kernel took the place for a wish
+  ::munmap(got, bytes);  // an old kernel took the place for a hint
   errno = EEXIST;
   return 0;
 }

@@ -42,15 +42,15 @@ AnyPool::Room AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answer
 
 void AnyPool::set_budget(uint64_t budget_bytes) {
   check_budget(budget_bytes);
-  // However this ends, the wish is over.
-  struct Wish {
+  // However this ends, nothing is being lowered then.
+  struct Lowering {
     AnyPool& pool;
-    ~Wish() {
+    ~Lowering() {
       Lock lock(pool.mutex_);
       pool.lowering_ = kNoLimit;
       pool.grow();
     }
-  } wish{*this};
+  } lowering{*this};
   int idle_answers = 0;
   for (bool last = false;;) {
     uint64_t excess;
@@ -89,12 +89,9 @@ void AnyPool::require_no_blocks() const {
                    size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
 }
 
-bool AnyPool::spans(uint64_t address, uint64_t size_bytes) const {
-  return address - first_ < span_ && size_bytes <= span_ - (address - first_);
-}
-
 void AnyPool::require_inside(const char* call, uint64_t address, uint64_t size_bytes) const {
-  if (size_bytes == 0 || spans(address, size_bytes)) return;
+  if (size_bytes == 0) return;
+  if (contains(address) && size_bytes <= span_ - (address - first_)) return;
   throw InvalidArgument(std::string(call) + ": address " + address_text(address) + " with " +
                         size_text(size_bytes) +
                         " is not in this pool; allowed: a range in a block in use");
@@ -167,8 +164,6 @@ void AnyPool::copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint
   require_inside("copy_in", address, size_bytes);
   work_.copy_in(address, host, size_bytes, stream);
 }
-
-uint64_t AnyPool::try_outside(uint64_t, uint64_t, uint64_t, uint64_t, bool) { return 0; }
 
 uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream,
                        bool timed) {

@@ -78,11 +78,11 @@ struct RunBlock {
   int32_t unused;
 };
 
-// Which end of the heap a request wishes to be at.
-enum class End : int32_t {
-  kAny = 0,
-  kLow = 1,   // dear to recompute, or pinned
-  kHigh = 2,  // cheap to recompute
+// What a request says of its content, for policies that place blocks by it.
+enum class Hint : int32_t {
+  kNone = 0,
+  kExpensive = 1,  // to recompute; or pinned
+  kCheap = 2,
 };
 
 class AnyPool {
@@ -106,19 +106,18 @@ class AnyPool {
 
   void set_room(RoomFn room, void* context);
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
-  // The same with a wish for an end of the heap, which only two-ended placement heeds.
-  virtual uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End) {
+  // The same with a hint, which only two-ended placement uses.
+  virtual uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint) {
     return allocate(size_bytes, stream);
   }
-  // Whether it heeds the wish of a request of so many bytes.
-  virtual bool heeds_ends(uint64_t) const { return false; }
+  // Whether it uses the hint of a request of so many bytes.
+  virtual bool uses_hints(uint64_t) const { return false; }
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
-  // The same outside of [begin, end), where memory is or may be mapped, and without a wait on the
+  // (size_bytes, stream, begin, end, packed): the same outside of [begin, end), where memory is or may be mapped, and without a wait on the
   // device: a place to move a block to. packed: only in chunks that blocks touch already. 0 also
   // for what is small.
-  virtual uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
-                               bool packed);
+  virtual uint64_t try_outside(uint64_t, uint64_t, uint64_t, uint64_t, bool) { return 0; }
   virtual void free(uint64_t address) = 0;
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;
@@ -130,8 +129,8 @@ class AnyPool {
   void set_budget(uint64_t budget_bytes);
   virtual uint64_t trim() = 0;
 
-  // Asked for every candidate of every search: only segments look any closer.
-  bool contains(uint64_t address) const { return address - first_ < span_ && owns(address); }
+  // Asked for every candidate of every search: takes no lock.
+  bool contains(uint64_t address) const { return address - first_ < span_; }
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
   // Free address space directly before and behind the large block in use that starts there.
@@ -197,10 +196,6 @@ class AnyPool {
   // capture forbids it. Under the lock.
   virtual bool follow_uses(uint64_t, uint64_t) { return true; }
 
-  // Of an address in the span.
-  virtual bool owns(uint64_t) const { return true; }
-  // Whether a range that is not empty lies in memory of the pool. Under the lock.
-  virtual bool spans(uint64_t address, uint64_t size_bytes) const;
   void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
 
   mutable PoolMutex mutex_;

@@ -68,11 +68,9 @@ struct CuMemAccessDesc {
   X(primary_release, cuDevicePrimaryCtxRelease_v2, (CuDevice))                                    \
   X(context_get, cuCtxGetCurrent, (CuContext*))                                                   \
   X(context_set, cuCtxSetCurrent, (CuContext))                                                    \
-  X(allocate, cuMemAlloc_v2, (CuAddress*, size_t size))                                           \
-  X(free, cuMemFree_v2, (CuAddress))                                                              \
   X(granularity, cuMemGetAllocationGranularity, (size_t*, const CuMemAllocationProp*, int which)) \
   X(reserve, cuMemAddressReserve,                                                                 \
-    (CuAddress*, size_t size, size_t alignment, CuAddress wish, unsigned long long flags))        \
+    (CuAddress*, size_t size, size_t alignment, CuAddress hint, unsigned long long flags))        \
   X(address_free, cuMemAddressFree, (CuAddress, size_t size))                                     \
   X(create, cuMemCreate,                                                                          \
     (CuHandle*, size_t size, const CuMemAllocationProp*, unsigned long long flags))               \

@@ -26,13 +26,18 @@ CuStream stream_of(uint64_t stream) { return reinterpret_cast<CuStream>(stream);
 
 }  // namespace
 
-bool cuda_has_virtual_memory(int32_t ordinal) {
+void cuda_require_virtual_memory(int32_t ordinal) {
   std::shared_ptr<const CudaApi> cuda = cuda_api();
   int supported = 0;
   cuda->check(
       cuda->device_attribute(&supported, kAttributeVirtualMemory, find_device(*cuda, ordinal)),
       "cuDeviceGetAttribute");
-  return supported != 0;
+  if (supported != 0) return;
+  throw DriverError(
+      "CUDA device " + std::to_string(ordinal) +
+      " has no virtual memory management, which a pool needs to map memory: its attribute "
+      "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0. Use another device, or leave "
+      "this one without a budget; on a virtual GPU, have unified memory enabled for it");
 }
 
 CudaDriver::CudaDriver(int32_t ordinal)

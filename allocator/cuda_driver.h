@@ -1,5 +1,5 @@
-// CUDA device memory: what both ways to get it have in common (streams, events, copies), and what
-// the CUDA drivers offer beyond the table of verbs of driver.h.
+// CUDA: streams, events and copies, and what is known of CUDA beyond the table of verbs of driver.h.
+// Memory is in cuda_vmm_driver.cpp.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,9 @@ class CudaDriver : public Driver {
   DriverTraits traits_;
 };
 
-// Whether the device has virtual memory management: CudaVmmDriver if so, else CudaSegmentDriver.
-bool cuda_has_virtual_memory(int32_t device);
+// Throws DriverError unless the device has virtual memory management, and InvalidArgument if there
+// is no such device.
+void cuda_require_virtual_memory(int32_t device);
 
 // The number of devices, after loading a library (nullptr: the one that is set). Throws
 // DriverError if it cannot be loaded, lacks a function, or has no device.

@@ -64,10 +64,7 @@ class OneChunk {
 }  // namespace
 
 CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t rounds) {
-  if (!cuda_has_virtual_memory(device)) {
-    throw DriverError("device " + std::to_string(device) +
-                      " has no virtual memory management: it maps nothing");
-  }
+  cuda_require_virtual_memory(device);
   std::shared_ptr<const CudaApi> cuda = cuda_api();
   CuDevice handle = 0;
   cuda->check(cuda->device_get(&handle, device), "cuDeviceGet");

@@ -189,6 +189,7 @@ class CudaVmmDriver final : public CudaDriver {
 }  // namespace
 
 std::unique_ptr<Driver> make_cuda_vmm_driver(int32_t device) {
+  cuda_require_virtual_memory(device);
   return std::make_unique<CudaVmmDriver>(device);
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstdio>
 
-#include "cuda_driver.h"
 #include "errors.h"
 
 namespace dtr {
@@ -33,17 +32,15 @@ void Driver::fill(uint64_t, uint8_t, uint64_t, uint64_t) { missing("fill"); }
 void Driver::copy(uint64_t, uint64_t, uint64_t, uint64_t) { missing("copy"); }
 
 std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device) {
-  const bool cuda = name == "cuda" || name == "cuda-segments";
-  if (device < 0 || (!cuda && device != 0)) {
+  if (device < 0 || (name != "cuda" && device != 0)) {
     throw InvalidArgument("device is " + std::to_string(device) +
                           "; allowed: 0, or an ordinal of a device for driver 'cuda'");
   }
   if (name == "host") return make_host_driver();
   if (name == "simulated") return make_simulated_driver();
-  if (name == "cuda" && cuda_has_virtual_memory(device)) return make_cuda_vmm_driver(device);
-  if (cuda) return make_cuda_segment_driver(device);
+  if (name == "cuda") return make_cuda_vmm_driver(device);
   throw InvalidArgument("driver is '" + name +
-                        "'; allowed: 'host', 'cuda', 'cuda-segments', 'simulated', 'counted'");
+                        "'; allowed: 'host', 'cuda', 'simulated', 'counted'");
 }
 
 void Reservation::close() {

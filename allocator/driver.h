@@ -35,9 +35,6 @@ class Driver {
   virtual ~Driver() = default;
   virtual const DriverTraits& traits() const = 0;
 
-  // False: memory is behind a reservation from the start, so that a reservation is a segment of
-  // a SegmentedPool, and map and unmap do nothing.
-  virtual bool maps_chunks() const { return true; }
   // Reserves address space and returns its first address, a multiple of traits().alignment.
   // chunk_bytes is the unit in which it will be mapped.
   virtual uint64_t reserve(uint64_t size_bytes, uint64_t chunk_bytes) = 0;
@@ -104,10 +101,9 @@ class Driver {
 std::unique_ptr<Driver> make_host_driver();
 std::unique_ptr<Driver> make_simulated_driver();
 std::unique_ptr<Driver> make_cuda_vmm_driver(int32_t device);
-std::unique_ptr<Driver> make_cuda_segment_driver(int32_t device);
 
-// The driver of that name: "host", "simulated", "cuda-segments", or "cuda", which is the same as
-// "cuda-segments" on a device without virtual memory management. Throws InvalidArgument.
+// The driver of that name: "host", "simulated" or "cuda". Throws InvalidArgument for another, and
+// DriverError for a CUDA device that cannot map memory.
 std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device);
 
 // Address space that gives itself back.

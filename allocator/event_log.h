@@ -15,7 +15,7 @@
 
 namespace dtr {
 
-// As in dtr_alloc.h (DTR_EVENT_...) and dtr_alloc/traces/trace.py.
+// As in dtr/event_log.h (DTR_EVENT_...) and dtr_alloc/traces/trace.py.
 enum class EventKind : uint8_t {
   kAllocate = 0,
   kFree = 1,

@@ -31,11 +31,11 @@
 #include <vector>
 
 #include "block.h"
+#include "block_starts.h"
 #include "block_table.h"
 #include "chunks.h"
 #include "free_index.h"
 #include "max_tree.h"
-#include "starts.h"
 
 namespace dtr {
 
@@ -221,8 +221,8 @@ class Heap {
   FreeLeaves leaves_;
   FreeIndex absent_;
   std::vector<std::unique_ptr<OwnerBlocks>> owners_;
-  BlockTable used_;  // blocks in use or pending
-  Starts starts_;    // all blocks
+  BlockTable used_;     // blocks in use or pending
+  BlockStarts starts_;  // all blocks
   bool by_address_ = false;
 };
 

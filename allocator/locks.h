@@ -8,10 +8,9 @@
 //
 // All of them are held across fork() (at_fork.h), but for kDriverTable: CUDA does not work in a
 // forked child. A thread takes only locks of a higher rank than those it holds (of the same rank
-// only around fork, where all pools are held, and a SegmentedPool's segments under its own), and no
-// callback runs under any of them: dtr_room_fn is called with nothing held, because it frees blocks
-// and may take kEngine. Under kPool the driver is called (map, unmap, events); drivers call nobody
-// back.
+// only around fork, where all pools are held), and no callback runs under any of them: dtr_room_fn is
+// called with nothing held, because it frees blocks and may take kEngine. Under kPool the driver is
+// called (map, unmap, events); drivers call nobody back.
 #pragma once
 
 #include <linux/futex.h>

@@ -1,4 +1,4 @@
-// The pool that options ask for: the one place that knows all kinds.
+// The pool that options ask for: the one place that knows both kinds.
 #pragma once
 
 #include <memory>

@@ -34,7 +34,7 @@ class FirstFit final : public Placement {
 // NeurIPS 2023).
 class TwoEnded final : public Placement {
  public:
-  bool at_high_end(End end) const override { return end == End::kHigh; }
+  bool at_high_end(Hint hint) const override { return hint == Hint::kCheap; }
 };
 
 // The best fit of sizes rounded to classes: a hole that a block left is one into which the next of

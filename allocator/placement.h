@@ -42,7 +42,7 @@ class Placement {
   }
 
   // Whether the block is cut off the high end of its hole.
-  virtual bool at_high_end(End) const { return false; }
+  virtual bool at_high_end(Hint) const { return false; }
 };
 
 // Throws InvalidArgument for a number that is no PlacementKind.

@@ -62,8 +62,7 @@ uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, 
 
 // Slabs for sizes by class, where there are slabs for large ones.
 bool uses_classes(const PoolOptions& options) {
-  return options.placement == static_cast<int32_t>(PlacementKind::kSizeClasses) &&
-         options.slab_bytes == kNoLimit && !options.fixed;
+  return options.placement == static_cast<int32_t>(PlacementKind::kSizeClasses) && !options.fixed;
 }
 
 uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
@@ -109,22 +108,17 @@ bool chosen_fixed(const PoolOptions& options) {
 }
 
 uint64_t slab_region(const PoolOptions& options, uint64_t reserve, uint64_t chunk) {
-  if (options.fixed) return reserve;
-  const bool given = options.slab_bytes != kNoLimit;
-  return reserve - (given ? options.slab_bytes : round_up(reserve / kSmallShare, chunk));
+  return options.fixed ? reserve : reserve - round_up(reserve / kSmallShare, chunk);
 }
 
 }  // namespace
 
 Pool::Pool(const PoolOptions& options)
-    : Pool(make_driver(options.driver, options.device), options) {}
-
-Pool::Pool(std::shared_ptr<Driver> driver, const PoolOptions& options)
-    : AnyPool(std::move(driver), options.budget_bytes),
+    : AnyPool(make_driver(options.driver, options.device), options.budget_bytes),
       chunk_(chosen_chunk(options, driver_->traits())),
       reservation_(*driver_, chosen_reserve(options, driver_->traits(), chunk_), chunk_),
       chunks_(*driver_, reservation_, chunk_, events_),
-      stale_(*driver_, reservation_.base(), chunk_, reservation_.size() / chunk_),
+      aliased_(*driver_, reservation_.base(), chunk_, reservation_.size() / chunk_),
       large_(chunks_, 0, slab_region(options, reservation_.size(), chunk_), kGrain),
       small_(chunks_, large_.end(), reservation_.size(),
              slab_bytes(options, driver_->traits(), chunk_)),
@@ -168,11 +162,11 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
   return place(size_bytes, stream, kNoArena);
 }
 
-uint64_t Pool::allocate_at(uint64_t size_bytes, uint64_t stream, End wish) {
-  return place(size_bytes, stream, kNoArena, wish);
+uint64_t Pool::allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint hint) {
+  return place(size_bytes, stream, kNoArena, hint);
 }
 
-uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish) {
+uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint hint) {
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
   uint64_t rounded;
@@ -180,7 +174,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End w
   for (bool last = false;;) {
     {
       Lock lock(mutex_);
-      wish_ = wish;
+      hint_ = hint;
       remaps_ = last || answer == Room::kRemap || !has_room();
       uint64_t offset = arena == kNoArena ? place_plain(size_bytes, stream) : Slabs::kNone;
       if (offset != Slabs::kNone) return reservation_.base() + offset;
@@ -239,26 +233,14 @@ bool Pool::is_possible(uint64_t size) const {
   return size <= most && in_grains(size) <= most;
 }
 
-uint64_t Pool::try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last) {
+uint64_t Pool::try_allocate(uint64_t size_bytes, uint64_t stream) {
+  if (size_bytes == 0) return 0;
   Lock lock(mutex_);
-  wish_ = End::kAny;
+  hint_ = Hint::kNone;
   remaps_ = !has_room();
-  if (!is_possible(size_bytes) && !(arena == kNoArena && slabs_.is_small(size_bytes))) return 0;
-  const uint64_t offset = attempt(size_bytes, stream, arena, last);
+  if (!is_possible(size_bytes) && !slabs_.is_small(size_bytes)) return 0;
+  const uint64_t offset = attempt(size_bytes, stream, kNoArena, false);
   return offset == Slabs::kNone ? 0 : reservation_.base() + offset;
-}
-
-uint64_t Pool::largest_hole() {
-  Lock lock(mutex_);
-  return largest_free();
-}
-
-bool Pool::is_idle() {
-  Lock lock(mutex_);
-  if (counts_.live_blocks != 0) return false;
-  release_empty_slabs();
-  poll();
-  return chunks_.touched() == 0;
 }
 
 std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {

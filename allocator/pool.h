@@ -20,7 +20,7 @@
 //      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
 //   3. remapping: the memory of chunks that no block touches, or their share of the budget, goes to
 //      absent addresses beside free ones, where the fewest are lacking. So fragmentation costs
-//      driver calls, not failure; with one stream nobody waits (stale.h). Where somebody can be
+//      driver calls, not failure; with one stream nobody waits (aliased_chunks.h). Where somebody can be
 //      asked for room, large requests come here only once he says so, as each chunk of a remap is a
 //      call, and a fault for each page;
 //      pending blocks, freed behind waits on the device (Streams::hurry), and 1 to 3 once more;
@@ -45,6 +45,7 @@
 #include <string>
 #include <vector>
 
+#include "aliased_chunks.h"
 #include "any_pool.h"
 #include "arenas.h"
 #include "chunks.h"
@@ -53,7 +54,6 @@
 #include "heap.h"
 #include "placement.h"
 #include "slab.h"
-#include "stale.h"
 #include "streams.h"
 
 namespace dtr {
@@ -69,22 +69,18 @@ struct PoolOptions {
   int32_t poison = 0;
   int32_t fixed = 0;
   int32_t placement = 0;  // a PlacementKind
-  // Not for users: of the reservation, the bytes at the far end that are for slabs.
-  uint64_t slab_bytes = kNoLimit;  // kNoLimit: an eighth
 };
 
 class Pool final : public AnyPool {
  public:
   explicit Pool(const PoolOptions& options);
-  // On this driver, which another pool may use too if one lock covers both.
-  Pool(std::shared_ptr<Driver> driver, const PoolOptions& options);
 
   // Gives everything back to the driver.
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
-  uint64_t allocate_at(uint64_t size_bytes, uint64_t stream, End wish) override;
-  bool heeds_ends(uint64_t size_bytes) const override {
-    return placement_->at_high_end(End::kHigh) && !slabs_.is_small(size_bytes);
+  uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint hint) override;
+  bool uses_hints(uint64_t size_bytes) const override {
+    return placement_->at_high_end(Hint::kCheap) && !slabs_.is_small(size_bytes);
   }
   void free(uint64_t address) override;
   uint64_t arena_open() override;
@@ -106,27 +102,12 @@ class Pool final : public AnyPool {
   uint64_t mapped_bytes() const { return chunks_.mapped_bytes(); }
   std::string check_invariants() override;
 
-  // What SegmentedPool needs of its segments.
-  // The address, or 0 if it does not fit; nobody is asked for room. `last`: waits for all streams
-  // first. arena as arena_allocate, 0 for none.
-  uint64_t try_once(uint64_t size_bytes, uint64_t stream, uint64_t arena, bool last);
-  uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override {
-    if (size_bytes == 0) return 0;
-    return try_once(size_bytes, stream, kNoArena, false);
-  }
+  uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override;
   uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
                        bool packed) override;
   bool follow_uses(uint64_t address, uint64_t stream) override;
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
-  uint64_t largest_hole();
-  uint64_t withheld_bytes() const;  // free, and serve only arenas or nobody yet
-  // No block is in use, and no arena keeps any.
-  bool is_empty() const { return counts_.live_blocks == 0 && withheld_bytes() == 0; }
-  // Nor does any work use the memory, as far as can be known without waiting.
-  bool is_idle();
-  void make_idle_safe() { streams_.make_idle_safe(); }
-  bool settle_closed_arenas();
 
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp
@@ -151,7 +132,7 @@ class Pool final : public AnyPool {
 
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
-  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, End wish = End::kAny);
+  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint hint = Hint::kNone);
   uint64_t place_plain(uint64_t size_bytes, uint64_t stream);
   uint64_t hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owner owner);
 
@@ -168,7 +149,7 @@ class Pool final : public AnyPool {
   Block* first_hole(Heap& heap, uint64_t size, Owner owner) const;
   Block* take_ready(Heap& heap, uint64_t size, Owner owner);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner);
-  Stretch find_stretch(const Heap& heap, uint64_t size, bool* stale) const;
+  Stretch find_stretch(const Heap& heap, uint64_t size, bool* aliased) const;
   bool map_under(uint64_t begin, uint64_t end);
   bool remap(Heap& heap, const Stretch& stretch);
   void alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event);
@@ -203,6 +184,7 @@ class Pool final : public AnyPool {
 
   // pool_arenas.cpp
   bool settle_arenas();
+  uint64_t withheld_bytes() const;  // free, and serve only arenas or nobody yet
   Owner home_of_freed(const Place& place);
 
   // pool_check.cpp
@@ -230,7 +212,7 @@ class Pool final : public AnyPool {
   Reservation reservation_;
   // Destroyed in reverse: streams first, so that events outlive nothing that needs them.
   Chunks chunks_;
-  Stale stale_;
+  AliasedChunks aliased_;
   Heap large_;
   Heap small_;
   Slabs slabs_;
@@ -242,9 +224,9 @@ class Pool final : public AnyPool {
   bool fixed_;
   std::unique_ptr<Placement> placement_;
   std::unique_ptr<Placement> best_fit_;
-  End wish_ = End::kAny;  // of the request that is being placed
-  bool remaps_ = true;    // whether step 3 is open to it
-  std::string refusal_;   // what the driver said when it last refused memory
+  Hint hint_ = Hint::kNone;  // of the request that is being placed
+  bool remaps_ = true;       // whether step 3 is open to it
+  std::string refusal_;      // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };
 

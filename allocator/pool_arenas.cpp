@@ -40,11 +40,6 @@ bool Pool::settle_arenas() {
   return true;
 }
 
-bool Pool::settle_closed_arenas() {
-  Lock lock(mutex_);
-  return settle_arenas();
-}
-
 // Of a block of an arena: a plain block once that is closed. What other streams use is set apart
 // while it is open: no event may say when they are done.
 Owner Pool::home_of_freed(const Place& place) {

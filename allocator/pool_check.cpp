@@ -111,9 +111,10 @@ std::string Pool::check_touched() const {
   if (absent + allotted_ != chunks_.number(reservation_.size())) {
     return "P1: the chunks that are not absent are miscounted";
   }
-  for (uint64_t chunk = 0; !stale_.empty() && chunk < reservation_.size() / chunk_; ++chunk) {
-    if (stale_.test(chunk) && !Heap::is_absent(heap_at(chunk * chunk_).block_at(chunk * chunk_))) {
-      return "T1: chunk " + std::to_string(chunk) + " is stale and not absent";
+  for (uint64_t chunk = 0; !aliased_.empty() && chunk < reservation_.size() / chunk_; ++chunk) {
+    if (aliased_.test(chunk) &&
+        !Heap::is_absent(heap_at(chunk * chunk_).block_at(chunk * chunk_))) {
+      return "T1: chunk " + std::to_string(chunk) + " is aliased and not absent";
     }
   }
   return "";

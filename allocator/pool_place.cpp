@@ -68,7 +68,7 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
   const bool of_arena = arena != kNoArena;
   Owner owner = of_arena ? arenas_.owner_of(arena, stream) : streams_.owner_of(stream);
   if (last) {
-    stale_.wait();
+    aliased_.wait();
     settle_all();
   } else {
     poll();
@@ -156,7 +156,7 @@ Block* Pool::first_hole(Heap& heap, uint64_t size, Owner owner) const {
 Block* Pool::take_ready(Heap& heap, uint64_t size, Owner owner) {
   Block* hole = first_hole(heap, size, owner);
   if (hole == nullptr) return nullptr;
-  const bool high = placement_in(heap).at_high_end(wish_);
+  const bool high = placement_in(heap).at_high_end(hint_);
   const uint64_t begin = high ? hole->end() - size : hole->offset;
   return chunks_.all_mapped(begin, begin + size) ? heap.take(hole, size, high) : nullptr;
 }
@@ -165,7 +165,7 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   if (Block* block = take_ready(heap, size, owner)) return block;
   allot();
   const Placement& placement = placement_in(heap);
-  const bool high = placement.at_high_end(wish_);
+  const bool high = placement.at_high_end(hint_);
   if (Block* hole = first_hole(heap, size, owner)) {
     const uint64_t begin = high ? hole->end() - size : hole->offset;
     if (map_under(begin, begin + size)) return heap.take(hole, size, high);
@@ -183,14 +183,14 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   }
   // A chunk for slabs lies where large blocks do not, so that one goes there or none.
   if (!remaps_ && &heap == &large_) return nullptr;
-  bool stale = false;
-  const Stretch stretch = find_stretch(heap, size, &stale);
+  bool aliased = false;
+  const Stretch stretch = find_stretch(heap, size, &aliased);
   if (stretch.lacking != kNoLimit) {
     return remap(heap, stretch) ? heap.take_at(heap.block_at(stretch.begin), stretch.begin, size)
                                 : nullptr;
   }
-  if (!stale) return nullptr;
-  stale_.wait();
+  if (!aliased) return nullptr;
+  aliased_.wait();
   return try_holes(heap, size, owner);
 }
 
@@ -206,12 +206,12 @@ bool Pool::map_under(uint64_t begin, uint64_t end) {
   }
 }
 
-// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *stale says whether
+// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *aliased says whether
 // there are some that show old memory.
-Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* stale) const {
+Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* aliased) const {
   Stretch best{0, 0, kNoLimit, 0};
   if (fixed_) return best;
-  const bool high = placement_in(heap).at_high_end(wish_);
+  const bool high = placement_in(heap).at_high_end(hint_);
   for (const Block* absent = heap.first_absent(); absent != nullptr;
        absent = heap.next_absent(absent)) {
     // From a free neighbor on, away from it.
@@ -231,8 +231,8 @@ Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* stale) c
     }
     if (found < size || lacking >= best.lacking) continue;
     const uint64_t begin = high ? top - size : low;
-    if (stale_.any_in(chunks_.number(begin), chunks_.number(begin + size - 1) + 1)) {
-      *stale = true;
+    if (aliased_.any_in(chunks_.number(begin), chunks_.number(begin + size - 1) + 1)) {
+      *aliased = true;
     } else {
       best = {begin, begin + size, lacking, loose};
     }
@@ -265,11 +265,11 @@ bool Pool::remap(Heap& heap, const Stretch& stretch) {
 void Pool::alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event) {
   std::vector<uint64_t> moved;
   struct Noted {
-    Stale& stale;
+    AliasedChunks& aliased;
     std::vector<uint64_t>& moved;
     Driver::Event event;
-    ~Noted() { stale.add(std::move(moved), event); }
-  } noted{stale_, moved, event};
+    ~Noted() { aliased.add(std::move(moved), event); }
+  } noted{aliased_, moved, event};
   moved.reserve(count);
   uint64_t to = kept.begin;
   for (const Chunks::Run& run : loose_runs(count, kept, true)) {
@@ -314,8 +314,8 @@ uint64_t Pool::fill(Heap& heap, uint64_t begin, uint64_t end, uint64_t count) {
 void Pool::allot() {
   const uint64_t limit = limit_chunks();
   if (allotted_ >= limit || allotted_ == chunks_.number(reservation_.size())) return;
-  stale_.poll();
-  if (!stale_.empty()) return;
+  aliased_.poll();
+  if (!aliased_.empty()) return;
   for (Heap* heap : {&large_, &small_}) {
     fill(*heap, heap->begin(), heap->end(), limit - allotted_);
   }
@@ -384,11 +384,11 @@ uint64_t Pool::give_back(uint64_t count) {
 // Idle memory may be unmapped afterwards.
 void Pool::settle_old_work() {
   streams_.settle_old_work();
-  stale_.wait();
+  aliased_.wait();
 }
 
 void Pool::poll() {
-  stale_.poll();
+  aliased_.poll();
   if (streams_.poll()) release_settled();
 }
 

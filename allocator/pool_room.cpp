@@ -17,8 +17,8 @@ RoomInfo Pool::room_info(uint64_t size) {
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
   const Block* hole = large_.largest(kIdle);
   info.has_hole = hole != nullptr && hole->size >= size ? 1 : 0;
-  bool stale = false;
-  const Stretch stretch = find_stretch(large_, size, &stale);
+  bool aliased = false;
+  const Stretch stretch = find_stretch(large_, size, &aliased);
   if (stretch.lacking != kNoLimit) {
     const uint64_t taken = stretch.lacking + stretch.loose;
     const uint64_t loose = loose_chunks();

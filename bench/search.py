@@ -10,9 +10,8 @@ take the time that their Python takes and then wait for a random time, log-unifo
 microseconds. Python runs between the searches, as in a real job, and leaves them cold caches.
 
 A row is one way to search among so many candidates. Its time is that of the engine's own counter
-(search_ns: from the call to the choice, without the eviction), its quality is the score of what
-was chosen over the least score of all candidates, found by brute force before some of the
-allocations, and the cost that the whole job recomputed. `times_single` is its time over that of the
+(search_ns: from the call to the choice, without the eviction), beside it stands the cost that the
+whole job recomputed. Every search is exact. `times_single` is its time over that of the
 search for the least score of the same heuristic, pool and size ("exact"), taken in the same run.
 Where one search does not make the room for a request, there are several: "us each" is the mean time
 of all searches of a request that searched.
@@ -50,10 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact, fixed pool": {"room": lib.DTR_ROOM_SINGLE, "fixed": True},
     "windows, fixed pool": {"room": lib.DTR_ROOM_WINDOW, "fixed": True},
     "auto, fixed pool": {"room": lib.DTR_ROOM_AUTO, "fixed": True},
-    "sqrt sample": {"room": lib.DTR_ROOM_SINGLE, "sampling": 1},
-    "ignoring small": {"room": lib.DTR_ROOM_SINGLE, "min_evict_share": 0.01},
 }
-ROOMS = [name for name, options in VARIANTS.items() if len(options) == 1 or "fixed" in options]
 
 
 @dataclass
@@ -63,7 +59,6 @@ class Timing:
     microseconds: list[float] = field(default_factory=list)
     searches: list[int] = field(default_factory=list)
     evaluations: list[float] = field(default_factory=list)
-    quality: list[float] = field(default_factory=list)
 
 
 class SimulatedJob:
@@ -75,7 +70,6 @@ class SimulatedJob:
         self.random = random.Random(seed)
         self.timing = Timing()
         self.measuring = False
-        self.rate_every = 0
         self.closures: dict[int, int] = {}
         driver = ffi.new("char[]", b"simulated")
         pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0, 0, 0, fixed])
@@ -93,9 +87,7 @@ class SimulatedJob:
         self._stats = ffi.new("dtr_engine_stats *")
         self._out = ffi.new("dtr_sim_tensor **")
         self._sizes = ffi.new("int64_t[1]")
-        self._scores = ffi.new("double[2]")
         self._dropped = ffi.new("int64_t[]", 4096)
-        self._allocations = 0
 
     @staticmethod
     def _created(create: Any, ctype: str, argument: Any) -> Any:
@@ -110,12 +102,6 @@ class SimulatedJob:
     def tensor(self, size_bytes: int) -> Any:
         """A new tensor; a search that it needs is timed."""
         self._sizes[0] = size_bytes
-        self._allocations += 1
-        if self.rate_every and self._allocations % self.rate_every == 0:
-            chosen, least = self._scores, self._scores + 1
-            check(lib.dtr_engine_rate_choice(self.engine, self.pool, chosen, least))
-            if least[0]:
-                self.timing.quality.append(chosen[0] / least[0])
         if not self.measuring:
             return self._tensor()
         stats = self.stats()
@@ -199,7 +185,6 @@ def measure(
     for i in range(length):
         # From here on: memory is full, and half of the results are evicted.
         job.measuring = i >= length - searches
-        job.rate_every = max(searches // 20, 1) if job.measuring else 0
         before = saved[-1] if saved else first
         skip = [saved[-SKIP]] if i % SKIP == 0 and i else []
         saved.append(job.run(bytes_of[i], before, *skip))
@@ -222,8 +207,6 @@ def measure(
         "p90_us": statistics.quantiles(timing.microseconds, n=10)[8],
         "evaluations_per_search": statistics.mean(timing.evaluations),
         "storage_accesses_per_evaluation": stats.storage_accesses / max(stats.evaluations, 1),
-        "score_over_least_median": statistics.median(timing.quality),
-        "score_over_least_worst": max(timing.quality),
         "rematerializations": int(stats.rematerializations),
         "recompute_seconds": stats.recompute_cost_ns / 1e9,
         "search_seconds": stats.search_ns / 1e9,
@@ -248,7 +231,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     for column in ("heuristic", "candidates", "search"):
         table.add_column(column, justify="right" if column == "candidates" else "left")
     numbers = ("requests", "searches each", "us each", "median us", "times single", "p90 us")
-    for column in (*numbers, "evaluations", "score/least", "worst", "remats", "s"):
+    for column in (*numbers, "evaluations", "remats", "s"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -262,8 +245,6 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             f"{row['times_single']:.2f}",
             f"{row['p90_us']:.2f}",
             f"{row['evaluations_per_search']:.1f}",
-            f"{row['score_over_least_median']:.3f}",
-            f"{row['score_over_least_worst']:.2f}",
             str(row["rematerializations"]),
             f"{row['recompute_seconds']:.3f}",
         )
@@ -293,7 +274,7 @@ def main(
     rows = []
     for candidates in sizes:
         work = [(heuristic, variant) for variant in VARIANTS]
-        work += [(other, variant) for other in also for variant in ROOMS]
+        work += [(other, variant) for other in also for variant in VARIANTS]
         for name, variant in work:
             with console.status(f"{name}, {variant}, {candidates:,} candidates"):
                 rows.append(measure(name, candidates, variant, min(searches, candidates), seed))

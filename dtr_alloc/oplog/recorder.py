@@ -78,7 +78,7 @@ class OpLogRecorder:
         writing = self._step in self._steps
         mode = lib.DTR_JOURNAL_WRITING if writing else lib.DTR_JOURNAL_FOLLOWING
         lib.dtr_journal_set(self._engine, mode)
-        self._bridge.journal(True)
+        self._bridge.log_operators(True)
 
     def step_ended(self) -> None:
         """Ends a step; after the last one that is wanted, ends the log."""
@@ -191,7 +191,7 @@ class OpLogRecorder:
         return self._rules[number].name if number >= 0 else _IMPLICIT_VIEW
 
     def _end(self) -> None:
-        self._bridge.journal(False)
+        self._bridge.log_operators(False)
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
         try:
             self._writer.close()
@@ -227,7 +227,7 @@ class OpLogRecorder:
         """In a forked child: the file is the parent's."""
         self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.is_open = False
-        self._bridge.journal(False)
+        self._bridge.log_operators(False)
         self._writer.abandon()
         lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
 

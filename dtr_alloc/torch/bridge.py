@@ -324,7 +324,7 @@ class Bridge:
         """One CUDA graph more (1) or less (-1) is being captured: nothing is repeated meanwhile."""
         self._library.dtr_bridge_freeze(by)
 
-    def journal(self, on: bool) -> None:
+    def log_operators(self, on: bool) -> None:
         """Whether an op log is written."""
         self._library.dtr_bridge_journal(on)
 

@@ -1,4 +1,4 @@
-"""The purity table: what running an operator again means, decided once per operator.
+"""The rules of operators: whether running one again gives the same, decided once per operator.
 
 An operator of a known namespace is pure unless the table says otherwise: its results depend on
 its arguments alone, and it touches nothing but what its schema marks as written. The exceptions

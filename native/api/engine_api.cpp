@@ -94,14 +94,14 @@ void check_tensors(const dtr::Engine& engine, const std::vector<int64_t>& number
 }
 
 void no_step(const dtr::Frame& frame, const char* call) {
-  if (frame.step_open)
+  if (frame.remat.step_open)
     throw StateError(std::string(call) +
                      ": a step is in progress; allowed: dtr_remat_commit, dtr_remat_abort");
 }
 
 void no_stack(const dtr::Frame& frame, const char* call) {
   no_step(frame, call);
-  if (!frame.stack.empty())
+  if (!frame.remat.stack.empty())
     throw StateError(std::string(call) +
                      ": the frame's stack is not empty; allowed: "
                      "dtr_remat_next until it is, or dtr_remat_abort");
@@ -129,8 +129,6 @@ void check(const dtr_engine_options& options) {
   check("heuristic.size", heuristic.size, DTR_SIZE_BYTES_AND_FREE);
   check("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
   check("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost, "1 and more, finite");
-  check("min_evict_share", options.min_evict_share, 0, 1, "0 to 1");
-  check("sampling", options.sampling, DTR_SAMPLING_SQRT);
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("ghosts", options.ghosts, DTR_GHOSTS_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_HOLDS);
@@ -267,16 +265,6 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
 }
 
-int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least) {
-  return guard([&] {
-    dtr::Engine& in = of(engine);
-    of(pool);
-    require(chosen, "chosen");
-    require(least, "least");
-    in.rate_choice(pool, chosen, least);
-  });
-}
-
 uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                             uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
@@ -308,7 +296,7 @@ int32_t dtr_frame_destroy(dtr_frame* frame) {
     dtr::destroy(frame, [](const OwnedFrame& closing) {
       if (closing.busy) throw StateError("the frame is in use by another call");
       if (closing.open) throw StateError("the frame's last op has not ended");
-      if (!closing.stack.empty()) throw StateError("the frame's stack is not empty");
+      if (!closing.remat.stack.empty()) throw StateError("the frame's stack is not empty");
     });
   });
 }
@@ -323,12 +311,12 @@ int64_t* dtr_frame_buffer(dtr_frame* frame, uint64_t capacity) {
 int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
   return answer(static_cast<int64_t*>(nullptr), [&] {
     const Busy busy(frame);
-    return numbers_of(busy.frame().step, capacity);
+    return numbers_of(busy.frame().remat.step, capacity);
   });
 }
 
 int32_t dtr_frame_device(dtr_frame* frame) {
-  return answer(-1, [&] { return int{of(frame).step_device}; });
+  return answer(-1, [&] { return int{of(frame).remat.step_device}; });
 }
 
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
@@ -389,9 +377,9 @@ int64_t dtr_remat_next(dtr_frame* frame) {
 
 int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
   return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
-    if (!of.step_open) throw StateError("dtr_remat_commit: no step is in progress");
-    check_sum("tensors and results", tensors, results, of.step);
-    check_tensors(of.engine, of.step, 0, uint64_t{tensors} + results, true);
+    if (!of.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
+    check_sum("tensors and results", tensors, results, of.remat.step);
+    check_tensors(of.engine, of.remat.step, 0, uint64_t{tensors} + results, true);
     of.engine.remat_commit(of, tensors, results);
     return 0;
   }));

@@ -81,18 +81,18 @@ DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                        int32_t end, void** out) {
+DTR_EXPORT int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                            int32_t hint, void** out) {
   return guard([&] {
     require(out, "out");
     *out = nullptr;
-    dtr::require_between("end", end, DTR_END_ANY, DTR_END_HIGH);
-    *out = pointer(of(pool).allocate_at(size_bytes, stream, static_cast<dtr::End>(end)));
+    dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_CHEAP);
+    *out = pointer(of(pool).allocate_hinted(size_bytes, stream, static_cast<dtr::Hint>(hint)));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes) {
-  return answer(0, [&] { return of(pool).heeds_ends(size_bytes) ? 1 : 0; });
+DTR_EXPORT int32_t dtr_pool_uses_hints(const dtr_pool* pool, uint64_t size_bytes) {
+  return answer(0, [&] { return of(pool).uses_hints(size_bytes) ? 1 : 0; });
 }
 
 DTR_EXPORT int32_t dtr_pool_free(dtr_pool* pool, void* address) {

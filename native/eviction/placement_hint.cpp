@@ -80,17 +80,17 @@ void PlacementHint::step_ends() const {
   if (is_used()) of_thread().step = {};
 }
 
-int32_t PlacementHint::end_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes) {
+int32_t PlacementHint::hint_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes) {
   const OfThread& running = of_thread();
   const Running& op = running.step.of == this ? running.step : running.op;
-  if (op.of != this || size_bytes == 0) return DTR_END_LOW;
+  if (op.of != this || size_bytes == 0) return DTR_HINT_EXPENSIVE;
   const int64_t cost_ns =
       op.cost_ns > 0 ? op.cost_ns : CostTable::prior(op.input_bytes + size_bytes, device_type);
   for (OfPool& of : pools_)
     if (of.pool == pool &&
         of.densities.is_below(static_cast<double>(cost_ns), static_cast<double>(size_bytes)))
-      return DTR_END_HIGH;
-  return DTR_END_LOW;
+      return DTR_HINT_CHEAP;
+  return DTR_HINT_EXPENSIVE;
 }
 
 }  // namespace dtr

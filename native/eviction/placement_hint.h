@@ -51,8 +51,8 @@ class PlacementHint {
   void step_begins(int64_t cost_ns) const;
   void op_ends() const;
   void step_ends() const;
-  // DTR_END_... for a request of this thread to one of the pools, of a device of this type.
-  int32_t end_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes);
+  // DTR_HINT_... for a request of this thread to one of the pools, of a device of this type.
+  int32_t hint_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes);
 
  private:
   // What calls cost. Two hashes may share a place: then the later call has it. (The hash is without

@@ -1,29 +1,41 @@
 /* dtr_alloc.h: the C interface of the allocator and the rematerialization engine.
  *
- * This header is the manual, and it is what cffi reads: everything between the
- * two CFFI marks is plain C declarations without preprocessor lines.
+ * The headers below are the manual, one for each subject. cffi reads what stands between their two
+ * CFFI marks: plain C declarations without preprocessor lines. dtr/framework.h, the tables between
+ * the engine and a tensor framework, is not read by cffi and not included here.
  *
- * Conventions
- *   - Every function and type begins with dtr_. Units stand last in names: size_bytes, cost_ns.
- *   - The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, not addresses, and none is
- *     given twice. The caller owns what a function writes to its last argument, and destroys it
- *     once. A dtr_sim_tensor alone is an address, which another one may have later. The other
- *     void * are addresses of memory, or objects of the framework.
- *   - A function that can fail returns a dtr_status (int32_t), DTR_OK being 0, or, where its
- * results are 0 and more, -status. One that returns something else answers NULL, 0 or (types of
- * devices and scalars, frames' devices) -1 if the call is wrong. Either way dtr_last_error() gives
- * the message of the last failure on the calling thread.
- *   - Every function looks at its arguments before it does anything. It fails with DTR_INVALID if a
- *     handle is NULL, was destroyed, or is of another kind or none; if a pointer is NULL that must
- *     not be; and if a number is out of range. It fails with DTR_STATE if it is called out of
- * order, or would destroy what something else still needs. "Fails iff" below names what else makes
- * it fail. What it cannot tell: whether memory that a pointer leads to is there, and as long as the
- * numbers beside it say; and whether another thread destroys an object that a call uses.
- *   - A failed call leaves its objects as they were, unless it says otherwise.
- *   - "Any thread" means that the function takes the locks it needs
- *     (allocator/locks.h lists them). No function may be called while holding one.
- *   - No function takes the Python GIL, but for what a dtr_score_fn does. Callers that
- *     hold it may keep it.
+ * Names
+ *   Every function and type begins with dtr_. Units stand last: size_bytes, cost_ns.
+ *
+ * Contract
+ *   The comment of a function says what it does and returns. Three further points follow, as far as
+ *   they differ from what holds for every function:
+ *
+ *   Owner: The caller owns the handle that a function writes to *out, and destroys it once; *out
+ *     is NULL if the function failed. The caller owns the memory that it passes, and the function
+ *     keeps no pointer to it. The library owns memory to which a function returns a pointer.
+ *
+ *   Threads: Any thread may call. The function takes the locks that it needs; allocator/locks.h
+ *     lists them. No function takes the Python GIL, but a dtr_score_fn may. A caller that holds the
+ *     GIL may keep it. Nobody destroys an object that another thread uses.
+ *
+ *   Fails iff: DTR_INVALID if a handle is NULL, destroyed, of another kind or no handle at all,
+ *     if a pointer is NULL that must not be, or if a number is out of range; DTR_STATE if something
+ *     still needs an object that would be destroyed. A function looks at all arguments first,
+ *     and a failed call leaves its objects as they were.
+ *
+ *   No function can tell whether the memory behind a pointer is there, and as long as the numbers
+ *   beside it say.
+ *
+ * Results
+ *   A function that can fail returns a status (dtr/status.h), or, where 0 and more are results, the
+ *   status negated. A function that returns a pointer or a count returns NULL or 0 if it failed;
+ *   one that returns a type or an index, -1. dtr_last_error() has the message.
+ *
+ * Handles
+ *   The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, and none is given twice.
+ *   Only a dtr_sim_tensor is an address, which another tensor may have later. Each other void * is
+ *   an address of memory, or an object of the framework.
  */
 #ifndef DTR_ALLOC_H
 #define DTR_ALLOC_H

@@ -1,66 +1,45 @@
 // candidates.h: what may be evicted from one pool, laid out for the search.
 //
-// The search finds the exact arg min of a score that changes with every nanosecond for
-// every candidate, and evaluates only a few of them. It keeps, for each candidate, a
-// lower bound of its score in columns of floats, passes over all bounds with vector
-// instructions, and asks for the exact score (a walk over records) only where the bound
-// does not exceed the best exact score so far. What it then learns becomes the next bound.
-// Nor does it pass over all bounds each time: a block of 64 candidates has floors, below which
-// none of its bounds falls for a while (C4), and a search reads them and a few blocks.
+// The search finds the exact arg min of a score that changes with every nanosecond for every
+// candidate, and evaluates only a few of them. For each candidate it keeps a lower bound of the
+// score in columns of floats, passes over all bounds, and asks for the exact score (a walk over
+// records) only where the bound does not exceed the best exact score so far. What it then learns
+// becomes the next bound. Of equal scores the storage of the smallest id wins.
 //
 // Rules, checked by the engine's check_invariants():
 //   C1  bound <= score, up to kSlack, where
 //         bound = max(numerator - decreased, own) * weight / s^a.
-//       Of the parts, `weight` is exact (to rounding); the others may be out of date
-//       in the direction that keeps the bound low:
-//       - s counts from the last access that was looked at. Later ones make it
-//         smaller and the score larger: an access needs to tell nobody.
-//       - numerator is the cost when it was last computed, plus what components had
-//         lost until then (Components::decreased_ns). It may have grown since: an
-//         eviction next door needs to tell nobody. A component that loses a member
-//         tells everybody at once, through `decreased`, and the member's own neighbors,
-//         who may lose the whole component, are set to their own cost (lower()).
-//       Where free bytes beside a block count with its size, they are bounded, too, without
-//       asking the pool: by all that lies up to the candidates on both sides (the span of C3),
-//       and by what the pool has free altogether.
-//       This is the exact bound. A search computes one that is not above it, up to kSlack, but may
-//       be below it, by another share each time: by that of a power (power.h), and by what the
-//       clock is rounded by.
-//   C2  A parked candidate is one that the search met and that could not be evicted: its
-//       weight is infinite, so that the next search passes over it without a look. It
-//       is unparked when what it was parked for may have ended.
+//       Of the parts, `weight` is exact (to rounding); the others may be out of date in the
+//       direction that keeps the bound low:
+//       - s counts from the last access that was looked at. Later ones make s smaller and the
+//         score larger, so an access needs to tell nobody.
+//       - numerator is the cost when it was last computed, plus what components had lost until
+//         then (Components::decreased_ns). It may have grown since, so an eviction next door
+//         needs to tell nobody. A component that loses a member tells everybody at once, through
+//         `decreased`, and the member's own neighbors, which may lose the whole component, are
+//         set to their own cost (lower()).
+//       Where free bytes beside a block count with its size, the span of C3 and the free bytes of
+//       the pool bound them, without a question to the pool.
+//   C2  A parked candidate is one that the search met and that could not be evicted. Its weight is
+//       infinite, so that the next search passes over it without a look. It is unparked when the
+//       reason for parking may have ended.
+//   C3  The order lists the candidates by address. A candidate's span is its own range and
+//       everything up to the candidates on both sides.
 //
-// For the least score order is of no account: the smallest wins, among equals the smallest id.
-//
-// Windows. The columns' blocks are in the order of addresses (address_order.h), so that they also
-// tell what a *window* costs at least: a run of candidates at consecutive addresses that, with what
-// is free between and beside them, spans the bytes wanted (window.h). The price of a member is its
-// score without the size. Until somebody asks the pool, all that lies between two candidates counts
-// as free:
-//
-//   C3  A candidate's span is its own range and all up to the candidates on both sides.
-//
-// How windows are found: candidate_windows.h, run_floors.h.
-//
-//   C4  A block's floor is not above its members' exact bounds (or prices by span, where free bytes
-//       count), nor is a price that runs are bounded with above what a search computes of a member;
-//       up to kSlack, as long as what was computed of the block holds (ahead.h). What changes a
-//       member makes its block dirty; a search computes those anew.
+// The bounds also say what a window (window.h) costs at least. A *run* is the part of a window that
+// the columns know: the candidates from a first one on, until with everything between and beside
+// them `wanted` bytes are spanned. It costs at least the sum of its members' price bounds, the price
+// being the score without the size. One pass over the order finds these sums for all runs.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "address_order.h"
-#include "ahead.h"
 #include "graph/records.h"
-#include "least_of.h"
-#include "run_floors.h"
 
 namespace dtr {
 
@@ -73,38 +52,16 @@ struct CandidateBounds {
   int64_t last_access_ns = 0;
 };
 
-// What is computed of each member of a block.
-enum class MemberValue {
-  score,   // C1's bound
-  beside,  // the same where free bytes count
-  price,   // the bound without the size
-  rate,    // that by the span: no bound where free bytes count is below it
-};
-
-struct Pass;  // candidates.cpp
-
-// C4: 1 / (inverse + slope * ns since all floors were computed).
-struct BlockFloor {
-  float inverse;
-  float slope;
-  float at(float since_ns) const { return 1 / (inverse + slope * since_ns); }
-};
-
 class Candidates {
  public:
-  static constexpr size_t kBlock = 64;  // candidates; a block has one least bound
   // Rounding in the columns and in the pass is below this share of a bound.
   static constexpr double kSlack = 1e-6;
 
   // Scores count s^exponent.
-  void set_exponent(double staleness_exponent) {
-    exponent_ = staleness_exponent;
-    touch_all();
-  }
+  void set_exponent(double staleness_exponent) { exponent_ = staleness_exponent; }
 
   size_t size() const { return list_.size(); }
   Storage* at(size_t index) const { return list_[index]; }
-  uint64_t bytes() const { return bytes_; }
 
   // Adds a storage, at its address; its bounds must be set() before the next search. It is
   // at(storage->candidate) until others are removed: the last one fills the gap.
@@ -130,121 +87,79 @@ class Candidates {
   // No more bytes are free beside its block.
   uint64_t most_free_beside(const Storage* storage) const;
 
-  // Calls begin(storage) for candidates with which a window of `wanted` bytes may begin, none left
-  // out that begins one of a price of at most `limit`, which begin() may lower meanwhile.
-  // price(storage): the exact price of a member, infinite if it cannot be evicted; asked once for
-  // each at most, and only where the bounds alone do not rule a window out.
+  // Calls begin(storage) for each candidate with which a window of `wanted` bytes may begin that
+  // costs at most `limit`; begin() may lower the limit. price(storage): the exact price of a
+  // member, infinite if it cannot be evicted.
   template <typename Price, typename Begin>
   void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
                       Price&& price, Begin&& begin);
 
-  // The candidate that follows by address, or null.
-  Storage* next(const Storage* storage) const {
-    const uint32_t slot = order_.next(storage->slot);
-    return slot == AddressOrder::kNone ? nullptr : slots_[slot];
-  }
-  Storage* first() const {
-    return order_.first() == AddressOrder::kNone ? nullptr : slots_[order_.first()];
-  }
+  // Candidates by address: how many come before one, and the one that so many come before.
+  size_t rank_of(const Storage* storage) const;
+  Storage* at_rank(size_t rank) const { return list_[order_[rank]]; }
 
   // The exact bound of one candidate.
   double bound(const Storage* storage, int64_t now_ns, int64_t decreased_ns,
                uint64_t most_free) const;
-  // Empty, or the rule that is broken: those of address_order.h, what is computed of C1's bounds,
-  // C3's spans and C4.
+  // Empty, or the rule that is broken: C3, or C1 of what a search computes.
   std::string check(int64_t now_ns, int64_t decreased_ns);
 
  private:
-  struct Query {
-    float now;        // since epoch_ns_, rounded up
-    float decreased;  // since base_ns_, rounded up
-    float bytes;      // most_free
-  };
+  static constexpr size_t kBlock = 64;  // candidates that share a least bound
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   using Column = std::vector<float>;
-  Query query(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0);
-  Query query_at(int64_t now_ns, int64_t decreased_ns, uint64_t bytes = 0) const;
-  void move_base(int64_t now_ns, int64_t decreased_ns);
-  void scan(const Query& query, MemberValue value, size_t block, float* values) const;
-  double exact_value(MemberValue value, uint32_t slot, int64_t now_ns, int64_t decreased_ns,
-                     uint64_t bytes) const;
-  Pass pass(const Query& query) const;
-  void touch(uint32_t slot) {
-    floors_ahead_.touch(slot / kBlock);
-    runs_ahead_.touch(slot / kBlock);
-  }
-  void touch_all() {
-    floors_ahead_.touch_all();
-    runs_ahead_.touch_all();
-  }
-  void take_floors(int64_t now_ns, int64_t decreased_ns, MemberValue value);
-  void refresh_runs(int64_t now_ns, int64_t decreased_ns);
-  // candidate_windows.h
-  struct Run {
-    double sum;  // of its members' prices, or bounds of them
-    uint32_t first;
-    bool operator<(const Run& other) const { return sum > other.sum; }  // the heap's top: the least
+  enum class Value {
+    score,   // C1's bound
+    beside,  // the same where free bytes count
+    price,   // the bound without the size
   };
-  float& price(const Query& query, uint32_t slot);
-  uint64_t low_end(uint32_t slot) const;
-  void open(uint32_t block, uint64_t wanted);
-  uint32_t take_first(uint32_t block);
-  void sum_all(const Query& query, uint32_t block, uint64_t wanted);
-  bool is_in_run(uint32_t slot, uint32_t first, uint64_t low, uint64_t wanted) const;
-  template <typename Price, typename Begin>
-  void look_into(const Query& query, uint32_t first, uint64_t wanted, double most, double other,
-                 Price&& price_of, Begin&& begin);
-  uint64_t reach(uint32_t slot) const;
-  float span(uint32_t slot) const;
-  void respan(uint32_t slot);
-  void resize(size_t blocks);
-  void move(uint32_t from, uint32_t to);
-  void clear(uint32_t slot);
-  // The block of the least value in least_.
-  size_t least_block() const;
+  struct Run {
+    double least;                                                           // its price, at least
+    size_t rank;                                                            // of its first member
+    bool operator<(const Run& other) const { return least > other.least; }  // a heap's top: least
+  };
+
+  void compute(Value value, int64_t now_ns, int64_t decreased_ns, uint64_t most_free);
+  void bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted);
+  // Whether a run goes on with a member that begins there; low: where its free bytes may begin.
+  static bool goes_on(uint64_t begin, uint64_t low, uint64_t wanted) {
+    return begin < low || begin - low < wanted;
+  }
+  uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : ends_[order_[rank - 1]]; }
+  void move_base(int64_t now_ns, int64_t decreased_ns);
+  double exact_value(Value value, size_t index, int64_t now_ns, int64_t decreased_ns,
+                     uint64_t most_free) const;
+  double span(size_t rank) const;
+  void set_span(size_t rank);
 
   std::vector<Storage*> list_;
-  uint64_t bytes_ = 0;  // of all candidates
+  std::vector<uint32_t> order_;  // C3: indices in the list
+  std::vector<uint64_t> begins_, ends_;
   double exponent_ = 1;
-
-  AddressOrder order_;
-  std::vector<Storage*> slots_;
-  // Columns by slot; the bounds of empty slots are infinite.
+  // Columns, filled up to a multiple of kBlock with infinite weights.
   Column numerator_, own_, weight_, access_;
   Column size_, span_;  // what a score divides by; C3
-  // C4
-  Ahead floors_ahead_{4}, runs_ahead_{4};
-  std::vector<BlockFloor> floors_;              // by block
-  MemberValue floors_of_ = MemberValue::score;  // or rate
-  Column least_;                                // scratch: what the floors are now
-  RunFloors run_floors_;
-  // Scratch of the search for windows. Of the blocks whose number is that of this search:
-  std::vector<uint64_t> priced_, opened_, summed_;
-  LeastOf least_runs_;           // by block, a bound of the runs that begin there
-  Column firsts_;                // by rank, the same; infinite once taken
-  Column prices_;                // prices, or bounds of them
-  std::vector<uint64_t> exact_;  // bits: prices that are exact
-  std::vector<Run> runs_;        // a heap
-  uint64_t search_ = 0;
   // The columns' times and decreases count from here, so that floats hold them finely.
-  int64_t epoch_ns_ = 0;
-  int64_t base_ns_ = 0;
+  int64_t epoch_ns_ = 0, base_ns_ = 0;
+  // Scratch of a search: what was computed of each candidate, and the least of each block.
+  Column bounds_, least_;
+  std::vector<Run> runs_;  // a heap
 };
 
 template <typename Evaluate>
 Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free,
                             Evaluate&& evaluate) {
-  constexpr float kDone = std::numeric_limits<float>::infinity();
-  // Blocks that are tried in the order of their floors, before the rest is swept: after
-  // them the best score is so near the least that the sweep stops at hardly any other.
+  // Blocks that are visited in the order of their least bounds, before all others: after them the
+  // best score is so near the least that hardly any other bound is below it.
   constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
-  const Query asked = query(now_ns, decreased_ns, most_free);
-  const bool beside = most_free != kNoFreeBytes;
-  take_floors(now_ns, decreased_ns, beside ? MemberValue::rate : MemberValue::score);
+  compute(most_free == kNoFreeBytes ? Value::score : Value::beside, now_ns, decreased_ns,
+          most_free);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = std::numeric_limits<float>::max();  // bounds above it cannot win
-  const auto visit = [&](Storage* storage) {
+  const auto visit = [&](size_t index) {
+    Storage* storage = list_[index];
     double score = 0;
     if (!evaluate(storage, least, &score)) return;
     if (best && (score > least || (score == least && storage->id >= best->id))) return;
@@ -253,22 +168,16 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
     limit = static_cast<float>(score * (1 + kSlack));
   };
   const auto visit_block = [&](size_t block) {
-    float bounds[kBlock];
-    scan(asked, beside ? MemberValue::beside : MemberValue::score, block, bounds);
-    least_[block] = kDone;
-    size_t lowest = 0;
-    for (size_t i = 1; i < kBlock; ++i)
-      if (bounds[i] < bounds[lowest]) lowest = i;
-    if (bounds[lowest] > limit) {
-      floors_ahead_.count_vain();
-      return;
-    }
-    visit(slots_[block * kBlock + lowest]);
+    float* const bounds = &bounds_[block * kBlock];
+    least_[block] = kInfinity;
+    const auto lowest = static_cast<size_t>(std::min_element(bounds, bounds + kBlock) - bounds);
+    visit(block * kBlock + lowest);
     for (size_t i = 0; i < kBlock; ++i)
-      if (bounds[i] <= limit && i != lowest) visit(slots_[block * kBlock + i]);
+      if (bounds[i] <= limit && i != lowest) visit(block * kBlock + i);
   };
   for (int probe = 0; probe < kProbes; ++probe) {
-    const size_t block = least_block();
+    const auto block =
+        static_cast<size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin());
     if (least_[block] > limit) break;
     visit_block(block);
   }
@@ -277,6 +186,24 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
   return best;
 }
 
-}  // namespace dtr
+template <typename Price, typename Begin>
+void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
+                                const double& limit, Price&& price, Begin&& begin) {
+  bound_runs(now_ns, decreased_ns, wanted);
+  // Rounding is below the slack.
+  const auto most = [&] { return limit * (1 + 2 * kSlack); };
+  while (!runs_.empty() && runs_.front().least <= most()) {
+    const size_t first = runs_.front().rank;
+    std::pop_heap(runs_.begin(), runs_.end());
+    runs_.pop_back();
+    const uint64_t low = low_end(first);
+    double sum = 0;
+    for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
+      if (rank > first && !goes_on(begins_[order_[rank]], low, wanted)) break;
+      sum += price(at_rank(rank));
+    }
+    if (sum <= most() && sum < std::numeric_limits<double>::infinity()) begin(at_rank(first));
+  }
+}
 
-#include "candidate_windows.h"
+}  // namespace dtr

@@ -20,7 +20,6 @@ struct Device {
   size_t number;  // among the engine's devices, from 0
   Candidates candidates = {};
   std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
-  double largest_parked_bytes = 0;   // of those parked because they are small
   bool one_range = false;            // the pool's addresses are: not of segments, nor counted
   Bandwidth way_out = {};            // to host memory
   Bandwidth way_in = {};

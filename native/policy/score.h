@@ -107,7 +107,7 @@ struct Needs {
   }
 };
 
-// Numbers for DTR_SELECT_RANDOM and for sampling: the same for the same seed everywhere.
+// Numbers for DTR_SELECT_RANDOM: the same for the same seed everywhere.
 class Random {
  public:
   explicit Random(uint64_t seed = 0) : state_(seed) {}

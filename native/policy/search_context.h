@@ -7,7 +7,6 @@ namespace dtr {
 
 struct SearchContext {
   int64_t now_ns;
-  double smallest_bytes;
   uint64_t most_free;  // Candidates::search()
 };
 

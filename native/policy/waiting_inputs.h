@@ -85,7 +85,6 @@ Storage* WaitingInputs::choose(const Device& device, const SearchContext& contex
   for (size_t i = 0; i < device.candidates.size(); ++i) {
     Storage* storage = device.candidates.at(i);
     if (storage->locks == 0 || storage->locks > storage->holds || storage->pins > 0) continue;
-    if (static_cast<double>(storage->size_bytes) < context.smallest_bytes) continue;
     const auto known = preemptions_.find(storage->id);
     const uint32_t preemptions = known == preemptions_.end() ? 0 : known->second;
     if (preemptions >= kMost) continue;

@@ -37,7 +37,7 @@ double Engine::price_of(Device& device, Storage* storage, const SearchContext& m
   if (storage->priced == price_look_) return storage->price;
   storage->priced = price_look_;
   storage->price = std::numeric_limits<double>::infinity();
-  if (is_eligible(storage, moment, device))
+  if (is_eligible(device, storage))
     storage->price = price_factor(storage, moment) * at_least_1(learn_cost(device, storage));
   return storage->price;
 }
@@ -45,10 +45,11 @@ double Engine::price_of(Device& device, Storage* storage, const SearchContext& m
 // The minimal window whose first member is given, if there is one that costs no more than `most`.
 bool Engine::extend_window(Device& device, const SearchContext& moment, uint64_t size_bytes,
                            Storage* first, double most, Window* window) {
+  const Candidates& candidates = device.candidates;
   for (size_t blocks = kFewBlocks;; blocks *= 2) {
     const size_t count = run_of(device, first->address, blocks);
     uint64_t bytes = 0;
-    Storage* next = first;
+    size_t rank = candidates.rank_of(first);
     *window = {first, 0, 0, 0};
     for (size_t i = 0; i < count; ++i) {
       const dtr_run_block& block = run_[i];
@@ -60,11 +61,12 @@ bool Engine::extend_window(Device& device, const SearchContext& moment, uint64_t
         window->bytes = bytes;
         return true;
       }
-      while (next && next->address < reinterpret_cast<void*>(block.address))
-        next = device.candidates.next(next);
-      if (block.state != 1 || !next || next->address != reinterpret_cast<void*>(block.address))
-        return false;
-      window->price += price_of(device, next, moment);
+      const auto address = reinterpret_cast<void*>(block.address);
+      while (rank < candidates.size() && candidates.at_rank(rank)->address < address) ++rank;
+      if (block.state != 1 || rank == candidates.size()) return false;
+      Storage* const member = candidates.at_rank(rank);
+      if (member->address != address) return false;
+      window->price += price_of(device, member, moment);
       if (!(window->price <= most) || std::isinf(window->price)) return false;
       ++window->members;
       bytes += block.size_bytes;
@@ -79,9 +81,10 @@ bool Engine::extend_window(Device& device, const SearchContext& moment, uint64_t
 // All candidates from its first on (W1), in members_.
 void Engine::take_members(const Device& device, const Window& window) {
   members_.clear();
-  for (Storage* next = window.first; members_.size() < window.members;
-       next = device.candidates.next(next))
-    members_.push_back(next);
+  if (!window.first) return;
+  const size_t first = device.candidates.rank_of(window.first);
+  for (size_t i = 0; i < window.members; ++i)
+    members_.push_back(device.candidates.at_rank(first + i));
 }
 
 // The best few windows by their price, in few_.

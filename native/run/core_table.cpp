@@ -55,10 +55,10 @@ int64_t* frame_buffer(dtr_frame* frame, uint64_t capacity) {
 }
 
 int64_t* frame_step(dtr_frame* frame, uint64_t capacity) {
-  return at_least(frame_of(frame).step, capacity);
+  return at_least(frame_of(frame).remat.step, capacity);
 }
 
-int32_t frame_device(dtr_frame* frame) { return frame_of(frame).step_device; }
+int32_t frame_device(dtr_frame* frame) { return frame_of(frame).remat.step_device; }
 
 // Runs body(engine, frame); its result, or -status with the message kept for last_error().
 template <typename Body>
@@ -95,7 +95,7 @@ int64_t remat_next(dtr_frame* frame) {
   return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
 }
 
-void* step_closure(dtr_frame* frame) { return frame_of(frame).stack.back().op->closure; }
+void* step_closure(dtr_frame* frame) { return frame_of(frame).remat.stack.back().op->closure; }
 
 int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
   return static_cast<int32_t>(on(frame, [&](Engine& engine, Frame& of) {

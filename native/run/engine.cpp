@@ -71,7 +71,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   device.one_range = room.chunk_bytes != 0;
-  if (dtr_pool_heeds_ends(pool, UINT64_MAX)) hints_.add_pool(pool);
+  if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
   prices_changed();
   dtr_pool_set_room(
@@ -96,9 +96,9 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   dtr_pool* pool = pool_of(device_type, device_index);
   if (arena)
     *status = dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address);
-  else if (hints_.is_used() && dtr_pool_heeds_ends(pool, size_bytes))
-    *status = dtr_pool_allocate_at(pool, size_bytes, stream,
-                                   hints_.end_for(pool, device_type, size_bytes), &address);
+  else if (hints_.is_used() && dtr_pool_uses_hints(pool, size_bytes))
+    *status = dtr_pool_allocate_hinted(pool, size_bytes, stream,
+                                       hints_.hint_for(pool, device_type, size_bytes), &address);
   else
     *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) {

@@ -55,6 +55,7 @@
 #include "policy/search_context.h"
 #include "policy/waiting_inputs.h"
 #include "policy/window.h"
+#include "rematerializer.h"
 
 namespace dtr {
 
@@ -105,18 +106,17 @@ class Engine final : private Lifecycle {
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
 
-  // ---- remat.cpp ----
+  // ---- bringing content back (rematerializer.h) ----
   bool remat_want(Frame& frame, void* handle);
   bool remat_want_any(Frame& frame);
   int64_t remat_next(Frame& frame);
   void remat_commit(Frame& frame, uint32_t tensors, uint32_t results);
   void remat_abort(Frame& frame);
 
-  // ---- room.cpp ----
+  // ---- make_room.cpp ----
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
   int32_t make_room(Device& device, uint64_t size_bytes);
-  void rate_choice(const dtr_pool* pool, double* chosen, double* least);
 
   // ---- what users ask for (user_requests.cpp) ----
   bool user_evict(void* handle);
@@ -219,32 +219,29 @@ class Engine final : private Lifecycle {
   void bounds_lowered(Storage* storage);
   void rebuild_neighborhoods();
 
-  // room.cpp
+  // make_room.cpp
   class Evicting;
   bool is_better_swapped(Storage* storage);
   bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
   bool drop(Storage* storage, EvictionCause cause, Deferred& deferred);
-  Storage* evict_victims(const SearchContext& moment, Deferred& deferred,
-                         std::unique_lock<EngineMutex>& lock, size_t* evicted);
+  Storage* evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock, size_t* evicted);
   Storage* choose(Device& device, const SearchContext& moment);
   Storage* choose_by_callback(Device& device, const SearchContext& moment,
                               std::unique_lock<EngineMutex>& lock);
-  Storage* choose_randomly(Device& device, const SearchContext& moment);
-  Storage* choose_in_sample(Device& device, const SearchContext& moment);
+  Storage* choose_randomly(Device& device);
   SearchContext context_of(Device& device);
-  bool is_eligible(Storage* storage, const SearchContext& moment, Device& device);
+  bool is_eligible(Device& device, Storage* storage);
   double recompute_cost_ns(Storage* storage);
   double exact_cost_ns(Storage* storage);
   uint64_t free_bytes(const Storage* storage, const SearchContext& moment);
-  bool is_free_to_go(const Storage* storage, const SearchContext& moment) const;
+  bool is_free_to_go(const Storage* storage) const;
   double score_of(const Storage* storage, const SearchContext& moment, double cost_ns,
                   uint64_t free_bytes) const;
   double exact_score(const Storage* storage, const SearchContext& moment, double cost_ns) {
     return score_of(storage, moment, cost_ns, free_bytes(storage, moment));
   }
   double learn_cost(Device& device, Storage* storage);
-  double evaluate(Device& device, Storage* storage, const SearchContext& moment);
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
   void set_bounds(Device& device, Storage* storage, double numerator_ns);
@@ -286,14 +283,6 @@ class Engine final : private Lifecycle {
   void check_search();
   void check_windows(Device& device, const SearchContext& moment);
 
-  // remat.cpp
-  void push_wanted(Frame& frame, Storage* storage, bool forget);
-  void bring_back(Frame& frame, Storage* missing);
-  void describe_step(Frame& frame, Op* op);
-  void place(Storage* storage, void* address, bool held, Deferred& deferred);
-  void drop_consumed(Frame& frame, Deferred& deferred);
-  void end_step(Frame& frame, Deferred& deferred);
-
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
   Environment environment_;
@@ -314,6 +303,10 @@ class Engine final : private Lifecycle {
   Mover mover_{environment_, graph_, devices_, capture_, streams_, *this};
   Compactor compactor_{environment_, graph_, capture_, mover_};
   OpLogRecorder op_log_{environment_, graph_};
+  PlacementHint hints_;
+  CostTable costs_;
+  Rematerializer rematerializer_{{environment_, graph_, *this, streams_, contents_, dead_,
+                                  verifier_, waiting_, hints_, costs_}};
   dtr_engine_options& options_ = environment_.options;
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
@@ -326,7 +319,6 @@ class Engine final : private Lifecycle {
 
   std::vector<int64_t> dropped_ops_;
   Components components_;
-  CostTable costs_;
   int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
   uint64_t visits_ = 0;
@@ -343,7 +335,6 @@ class Engine final : private Lifecycle {
   std::vector<Storage*> graveyard_;
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
-  PlacementHint hints_;
 
   std::condition_variable_any evicted_;  // another thread's Evicting is over
   uint32_t evicting_ = 0;                // threads whose victims are not yet free

@@ -171,7 +171,7 @@ void Engine::check_search() {
   // Now and then those that no search has met stay as they are.
   if (!needs_.scores || ++checks_ % 4 == 1) return;
   const dtr_engine_stats before = stats_;
-  const bool search = checks_ % 4 == 0 && options_.sampling == DTR_SAMPLING_OFF;
+  const bool search = checks_ % 4 == 0;
   for (const auto& device : devices_) {
     const SearchContext moment = context_of(*device);
     const Storage* best = nullptr;
@@ -191,7 +191,7 @@ void Engine::check_search() {
           storage, moment, kind == DTR_COST_NONE ? 1 : swap_costs_.with_swap(storage, recompute));
       const double bound = device->candidates.bound(storage, moment.now_ns,
                                                     components_.decreased_ns(), moment.most_free);
-      const bool free_to_go = is_free_to_go(storage, moment);
+      const bool free_to_go = is_free_to_go(storage);
       if (storage->parked ? free_to_go : bound > value * (1 + Candidates::kSlack))
         throw StateError("storage " + std::to_string(storage->id) + " breaks C" +
                          (storage->parked ? "2: it is parked" : "1") + ": its bound is " +
@@ -226,7 +226,7 @@ void Engine::check_windows(Device& device, const SearchContext& moment) {
   for (size_t i = 0; i < count; ++i) {
     if (all[i].state != 1) continue;
     Storage* storage = graph_.by_address.find(reinterpret_cast<const void*>(all[i].address));
-    if (storage && storage->candidate >= 0 && is_free_to_go(storage, moment)) owners[i] = storage;
+    if (storage && storage->candidate >= 0 && is_free_to_go(storage)) owners[i] = storage;
     largest = std::max(largest, all[i].size_bytes);
   }
   const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };

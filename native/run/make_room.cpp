@@ -13,14 +13,6 @@
 
 namespace dtr {
 
-namespace {
-
-size_t draws_of(size_t candidates) {
-  return static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(candidates))));
-}
-
-}  // namespace
-
 // From the first victim until the memory of all is free, which happens without the mutex. Another
 // thread that finds nothing to evict meanwhile waits, instead of failing. Nothing that may wait for
 // that thread happens in between: no request for room, no code of others.
@@ -56,39 +48,22 @@ class Engine::Evicting {
 
 SearchContext Engine::context_of(Device& device) {
   grow_up(device);
-  const size_t count = device.candidates.size();
   SearchContext moment{};
   moment.now_ns = clock_ns_;
-  moment.smallest_bytes = static_cast<double>(options_.min_evict_bytes);
-  if (options_.min_evict_share > 0 && count > 0)
-    moment.smallest_bytes =
-        std::max(moment.smallest_bytes, options_.min_evict_share *
-                                            static_cast<double>(device.candidates.bytes()) /
-                                            static_cast<double>(count));
   moment.most_free = Candidates::kNoFreeBytes;
   if (needs_.free_bytes) moment.most_free = dtr_pool_unused_bytes(device.pool);
-  // The mean has fallen below what was too small for it.
-  if (device.largest_parked_bytes > 0 && moment.smallest_bytes <= device.largest_parked_bytes) {
-    device.largest_parked_bytes = 0;
-    for (size_t i = 0; i < count; ++i) unpark(device.candidates.at(i));
-  }
   return moment;
 }
 
-// Not locked by a running op, not pinned, not frozen, not too small, and not without a place to
-// go to.
-bool Engine::is_free_to_go(const Storage* storage, const SearchContext& moment) const {
+// Not locked by a running op, not pinned, not frozen, and not without a place to go to.
+bool Engine::is_free_to_go(const Storage* storage) const {
   return storage->locks == 0 && storage->pins == 0 && !capture_.is_frozen(storage) &&
-         static_cast<double>(storage->size_bytes) >= moment.smallest_bytes &&
          (storage->parent || swap_costs_.has_room(storage));
 }
 
 // The same; parks the candidate if not.
-bool Engine::is_eligible(Storage* storage, const SearchContext& moment, Device& device) {
-  if (is_free_to_go(storage, moment)) return true;
-  const auto size = static_cast<double>(storage->size_bytes);
-  if (size < moment.smallest_bytes)
-    device.largest_parked_bytes = std::max(device.largest_parked_bytes, size);
+bool Engine::is_eligible(Device& device, Storage* storage) {
+  if (is_free_to_go(storage)) return true;
   if (!storage->parent) parked_for_host_ = true;
   if (needs_.scores) device.candidates.park(storage);
   return false;
@@ -173,7 +148,6 @@ void Engine::reset_bounds(Device& device, Storage* storage) {
 
 void Engine::prices_changed() {
   for (const auto& device : devices_) {
-    device->largest_parked_bytes = 0;
     device->candidates.set_exponent(options_.heuristic.staleness_exponent);
     for (size_t i = 0; i < device->candidates.size(); ++i)
       reset_bounds(*device, device->candidates.at(i));
@@ -208,16 +182,10 @@ double Engine::learn_cost(Device& device, Storage* storage) {
   return cost_ns;
 }
 
-double Engine::evaluate(Device& device, Storage* storage, const SearchContext& moment) {
-  return exact_score(storage, moment, learn_cost(device, storage));
-}
-
 Storage* Engine::choose(Device& device, const SearchContext& moment) {
-  if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device, moment);
-  if (options_.sampling == DTR_SAMPLING_SQRT)
-    if (Storage* found = choose_in_sample(device, moment)) return found;
+  if (options_.heuristic.select == DTR_SELECT_RANDOM) return choose_randomly(device);
   const auto evaluated = [&](Storage* storage, double least, double* score) {
-    if (!is_eligible(storage, moment, device)) return false;
+    if (!is_eligible(device, storage)) return false;
     const double cost_ns = learn_cost(device, storage);
     // The pool is asked only if its answer may matter.
     uint64_t beside = 0;
@@ -232,14 +200,14 @@ Storage* Engine::choose(Device& device, const SearchContext& moment) {
 }
 
 // Uniform over what can be evicted: draws until one can; if most cannot, among a list.
-Storage* Engine::choose_randomly(Device& device, const SearchContext& moment) {
+Storage* Engine::choose_randomly(Device& device) {
   constexpr int kDraws = 32;
   const Candidates& candidates = device.candidates;
   if (candidates.size() == 0) return nullptr;
   const auto can = [&](size_t index) {
     ++stats_.evaluations;
     ++stats_.storage_accesses;
-    return is_eligible(candidates.at(index), moment, device);
+    return is_eligible(device, candidates.at(index));
   };
   for (int draw = 0; draw < kDraws; ++draw) {
     const size_t index = random_.below(candidates.size());
@@ -253,44 +221,7 @@ Storage* Engine::choose_randomly(Device& device, const SearchContext& moment) {
   return found;
 }
 
-// The least score in a random sample of sqrt(n); null if none of it can be evicted.
-Storage* Engine::choose_in_sample(Device& device, const SearchContext& moment) {
-  const size_t count = device.candidates.size();
-  Storage* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (size_t draw = draws_of(count); draw-- > 0;) {
-    Storage* storage = device.candidates.at(random_.below(count));
-    if (storage == best || !is_eligible(storage, moment, device)) continue;
-    const double value = evaluate(device, storage, moment);
-    if (best && (value > least || (value == least && storage->id > best->id))) continue;
-    least = value;
-    best = storage;
-  }
-  return best;
-}
-
-void Engine::rate_choice(const dtr_pool* pool, double* chosen, double* least) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  if (!needs_.scores) throw StateError("the heuristic does not select by score");
-  *chosen = *least = 0;
-  Device& device = devices_.with(pool);
-  const dtr_engine_stats before = stats_;
-  const SearchContext moment = context_of(device);
-  const auto score_now = [&](Storage* storage) {
-    return exact_score(storage, moment, exact_cost_ns(storage));
-  };
-  if (Storage* storage = choose(device, moment)) *chosen = score_now(storage);
-  for (size_t i = 0; i < device.candidates.size(); ++i) {
-    Storage* storage = device.candidates.at(i);
-    if (storage->locks > 0 || storage->pins > 0) continue;
-    if (!storage->parent && !swap_costs_.has_room(storage)) continue;
-    const double value = score_now(storage);
-    if (*least == 0 || value < *least) *least = value;
-  }
-  stats_ = before;
-}
-
-// Asks the callback about all candidates (or a sample) with the mutex let go, and takes
+// Asks the callback about all candidates with the mutex let go, and takes
 // the best of those that are still there. Null if there is none to ask about.
 Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
                                     std::unique_lock<EngineMutex>& lock) {
@@ -304,7 +235,7 @@ Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
     asked.clear();
     const Candidates& candidates = device.candidates;
     const auto ask = [&](Storage* storage) {
-      if (!is_eligible(storage, moment, device)) return;
+      if (!is_eligible(device, storage)) return;
       ++stats_.evaluations;
       ++stats_.storage_accesses;
       asked.push_back({storage->id, storage->size_bytes, free_bytes(storage, moment),
@@ -313,11 +244,7 @@ Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
                        ancestors_ns(storage), descendants_ns(storage), component_ns(storage),
                        storage->recomputes, storage->live});
     };
-    if (options_.sampling == DTR_SAMPLING_SQRT && candidates.size() > 0)
-      for (size_t draw = draws_of(candidates.size()); draw-- > 0;)
-        ask(candidates.at(random_.below(candidates.size())));
-    if (asked.empty())
-      for (size_t i = 0; i < candidates.size(); ++i) ask(candidates.at(i));
+    for (size_t i = 0; i < candidates.size(); ++i) ask(candidates.at(i));
     if (asked.empty()) return nullptr;
     scores.assign(asked.size(), std::numeric_limits<double>::quiet_NaN());
     char message[512] = "";
@@ -342,7 +269,7 @@ Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
     for (size_t i = 0; i < candidates.size(); ++i) {
       Storage* storage = candidates.at(i);
       const auto found = score_of.find(storage->id);
-      if (found == score_of.end() || !is_free_to_go(storage, moment)) continue;
+      if (found == score_of.end() || !is_free_to_go(storage)) continue;
       const double value = found->second * (found->second < 0 ? 1 : ghost_factor(storage));
       if (best && (value > least || (value == least && storage->id > best->id))) continue;
       best = storage;
@@ -417,8 +344,8 @@ bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
 
 // Evicts what was chosen, one after the other; null if all went, else the first that cannot be had
 // just now. *evicted: how many went.
-Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
-                               std::unique_lock<EngineMutex>& lock, size_t* evicted) {
+Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock,
+                               size_t* evicted) {
   *evicted = 0;
   Storage* const first = victims_.front();
   // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them,
@@ -456,7 +383,7 @@ Storage* Engine::evict_victims(const SearchContext& moment, Deferred& deferred,
       }
       --storage->locks;
       unpark(storage);  // a search of another thread may have met it locked
-      if (is_free_to_go(storage, moment) && evict(storage, EvictionCause::room, deferred, lock))
+      if (is_free_to_go(storage) && evict(storage, EvictionCause::room, deferred, lock))
         ++*evicted;
       else
         failed = storage;
@@ -523,7 +450,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       }
       size_t evicted = 0;
       evicting.begin();
-      Storage* failed = evict_victims(moment, deferred, lock, &evicted);
+      Storage* failed = evict_victims(deferred, lock, &evicted);
       freed |= evicted > 0;
       if (is_window) stats_.window_evictions += evicted;
       if (fragmented) stats_.contiguity_evictions += evicted;

@@ -1,7 +1,9 @@
 // op_call.cpp: one operator call, from begin to end.
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -290,9 +292,9 @@ int32_t Engine::op_prepare(Frame& frame) {
     if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);
   waiting_.order_by_peak(wanted);
   // The last one pushed is brought back first.
-  for (size_t i = wanted.size(); i-- > 0;) push_wanted(frame, wanted[i], false);
-  WaitingInputs::set_waiting(frame, !frame.stack.empty());
-  if (!frame.stack.empty()) return 1;
+  for (size_t i = wanted.size(); i-- > 0;) Rematerializer::want(frame.remat, wanted[i], false);
+  WaitingInputs::set_waiting(frame, !frame.remat.stack.empty());
+  if (!frame.remat.stack.empty()) return 1;
   std::vector<Storage*> targets;
   for (const Input& input : frame.inputs)
     if (input.storage && input.constant) forget_parent(input.storage, deferred);
@@ -301,9 +303,9 @@ int32_t Engine::op_prepare(Frame& frame) {
         !input.storage->parent)
       settling_.settle(input.storage, &targets, Settling::kAnyBytes, deferred);
   if (targets.empty()) settling_.settle_history(&targets, deferred);
-  for (Storage* target : targets) push_wanted(frame, target, true);
-  WaitingInputs::set_waiting(frame, !frame.stack.empty());
-  if (!frame.stack.empty()) return 1;
+  for (Storage* target : targets) Rematerializer::want(frame.remat, target, true);
+  WaitingInputs::set_waiting(frame, !frame.remat.stack.empty());
+  if (!frame.remat.stack.empty()) return 1;
   if (frame.log.open) op_log_.runs(&frame.log);
   about_to_run(frame);
   lock.unlock();
@@ -610,6 +612,78 @@ void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
+}
+
+// ---- bringing content back ----
+
+bool Engine::remat_want(Frame& frame, void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = graph_.by_handle.find(handle);
+  if (!storage || storage->state == State::resident) return false;
+  waiting_.begin_request();
+  Rematerializer::want(frame.remat, storage, false);
+  return true;
+}
+
+bool Engine::remat_want_any(Frame& frame) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* found = nullptr;
+  graph_.by_handle.for_each([&](const void*, Storage* storage) {
+    if (storage->live && storage->state != State::resident) found = storage;
+  });
+  keep(frame, found != nullptr);
+  if (found) {
+    waiting_.begin_request();
+    Rematerializer::want(frame.remat, found, false);
+  }
+  return found != nullptr;
+}
+
+int64_t Engine::remat_next(Frame& frame) {
+  Deferred deferred(environment_, *this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  const auto swap_in_for_step = [&](Storage* storage) {
+    if (!swap_in(storage, deferred, lock)) return false;
+    swap_space_.note_return(storage, &frame.returned);
+    return true;
+  };
+  return rematerializer_.next(frame.remat, std::cref(swap_in_for_step), deferred);
+}
+
+// SwapSpace::swap_in(), and says where the memory went if there is none.
+bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  try {
+    return swap_space_.swap_in(storage, deferred, lock);
+  } catch (const OutOfMemory& error) {
+    const uint64_t size_bytes = storage->size_bytes;
+    lock.unlock();
+    std::string text = error.what();
+    out_of_memory_text(&text, size_bytes, device_of(storage).pool);
+    throw OutOfMemory(text);
+  }
+}
+
+void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
+  if (!frame.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
+  hints_.step_ends();
+  const int64_t reading_ns =
+      now_ns() - frame.remat.step_begin_ns - (room_ns_of_thread() - frame.remat.room_ns_at_step);
+  Deferred deferred(environment_, *this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);
+  lock.unlock();
+  rematerializer_.retain(held, deferred);
+  lock.lock();
+  rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, deferred);
+  release_ghosts(deferred);
+}
+
+void Engine::remat_abort(Frame& frame) {
+  hints_.step_ends();
+  Deferred deferred(environment_, *this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  rematerializer_.abort(frame.remat, deferred);
+  keep(frame, false);
 }
 
 }  // namespace dtr

@@ -141,7 +141,6 @@ struct World {
       settings.heuristic = options.replay.heuristic;
       settings.score = options.score;
       settings.score_context = options.score_context;
-      settings.min_evict_bytes = options.min_evict_bytes;
       settings.history_ops = options.history_ops;
       settings.ghosts = options.ghosts;
       settings.waiting = options.waiting;
@@ -430,22 +429,23 @@ class RuntimeReplay final : private Observer {
   void step(const Operator& of) {
     const Operands operands = operands_of(of);
     uint64_t waiting = 0;  // those not begun stand at the bottom, and wait for nothing
-    while (!frame_.stack[waiting].op) ++waiting;
+    while (!frame_.remat.stack[waiting].op) ++waiting;
     out_.result.chain_depth =
-        std::max<uint64_t>(out_.result.chain_depth, frame_.stack.size() - waiting);
-    const uint64_t target = frame_.stack.back().target->id;
+        std::max<uint64_t>(out_.result.chain_depth, frame_.remat.stack.size() - waiting);
+    const uint64_t target = frame_.remat.stack.back().target->id;
     uint64_t revived = 0;
-    for (const Storage* storage : frame_.step_outputs) revived += storage->state != State::resident;
+    for (const Storage* storage : frame_.remat.step_outputs)
+      revived += storage->state != State::resident;
 
     rebuild();
     for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
     run_kernel(of, operands);
     const uint64_t arguments = arguments_.size();
-    frame_.step.resize(arguments + results_.size());
+    frame_.remat.step.resize(arguments + results_.size());
     for (uint64_t i = 0; i < arguments; ++i)
-      frame_.step[i] = reinterpret_cast<int64_t>(arguments_[i]);
+      frame_.remat.step[i] = reinterpret_cast<int64_t>(arguments_[i]);
     for (uint64_t i = 0; i < results_.size(); ++i)
-      frame_.step[arguments + i] = reinterpret_cast<int64_t>(results_[i]);
+      frame_.remat.step[arguments + i] = reinterpret_cast<int64_t>(results_[i]);
     out_.decide('R', serial_of(target));
     engine_.remat_commit(frame_, static_cast<uint32_t>(arguments),
                          static_cast<uint32_t>(results_.size()));
@@ -461,7 +461,7 @@ class RuntimeReplay final : private Observer {
 
   // The step's argument tensors, from its description (dtr_remat_next in dtr_alloc.h).
   void rebuild() {
-    description_ = frame_.step;
+    description_ = frame_.remat.step;
     arguments_.clear();
     const int64_t* numbers = description_.data();
     const int64_t edges = *numbers++;

@@ -10,7 +10,7 @@ from native_pool import NativePool
 __all__ = ["core_object", "fake_cuda", "fake_cuda_library"]
 
 
-@pytest.fixture(params=["host", "simulated", "cuda", "cuda-segments", "host-fixed", "cuda-fixed"])
+@pytest.fixture(params=["host", "simulated", "cuda", "host-fixed", "cuda-fixed"])
 def driver(request):
     """Each driver in turn, and fixed pools of two; those of cuda on the stand-in."""
     if request.param.startswith("cuda"):
@@ -20,9 +20,9 @@ def driver(request):
 
 @pytest.fixture
 def maps_chunks(driver):
-    """For what segments cannot do: chunks that move to where a block needs them."""
-    if driver == "cuda-segments" or driver.endswith("-fixed"):
-        pytest.skip("segments do not move, nor is there room to in a fixed pool")
+    """For what fixed pools cannot do: chunks that move to where a block needs them."""
+    if driver.endswith("-fixed"):
+        pytest.skip("a fixed pool has no addresses to which chunks could move")
 
 
 @pytest.fixture
@@ -46,7 +46,6 @@ def make_pool(driver, chunk):
         pool = NativePool(driver, budget=chunks * chunk, **options)
         pool.chunk = chunk
         pool.has_memory = driver != "simulated"
-        pool.in_segments = driver == "cuda-segments"
         pool.is_fixed = driver.endswith("-fixed")
         return pool
 

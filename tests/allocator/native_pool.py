@@ -116,8 +116,8 @@ class NativePool:
         check(lib.dtr_pool_copy(self.handle, *ends, size, stream, timer))
         return timer[0]
 
-    def allocate_at(self, size: int, end: int, stream: int = 0) -> int:
-        check(lib.dtr_pool_allocate_at(self.handle, size, stream, end, self._out))
+    def allocate_hinted(self, size: int, hint: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_allocate_hinted(self.handle, size, stream, hint, self._out))
         return int(ffi.cast("uintptr_t", self._out[0]))
 
     def free(self, address: int) -> None:

@@ -16,7 +16,7 @@ namespace {
 
 using dtr::BlockInfo;
 using dtr::BlockState;
-using dtr::End;
+using dtr::Hint;
 using dtr::PlacementKind;
 
 constexpr uint64_t kBudget = 64 << 20;
@@ -62,7 +62,7 @@ bool try_policy(PlacementKind kind, const char* name, int steps) {
     } else {
       uint64_t size = 512 * (5 + random() % 8);
       if (random() % 4 == 0) size = kSmall + 1 + random() % (random() % 8 == 0 ? 2 << 20 : 100000);
-      const End end = static_cast<End>(random() % 3);
+      const Hint hint = static_cast<Hint>(random() % 3);
       const std::vector<BlockInfo> before = pool.snapshot();
       const uint64_t block = rounded(kind, size);
       const BlockInfo* hole = hole_for(kind, before, block);
@@ -74,11 +74,11 @@ bool try_policy(PlacementKind kind, const char* name, int steps) {
       }
       if (address == 0) return fail(step, "a block was not placed although there is a hole");
       uint64_t got = address;
-      if (end != End::kAny) {  // once more, now with a wish
+      if (hint != Hint::kNone) {  // once more, now with a hint
         pool.free(address);
-        got = pool.allocate_at(size, 0, end);
+        got = pool.allocate_hinted(size, 0, hint);
       }
-      const bool high = kind == PlacementKind::kTwoEnded && end == End::kHigh;
+      const bool high = kind == PlacementKind::kTwoEnded && hint == Hint::kCheap;
       const uint64_t expected = high ? hole->address + hole->size_bytes - block : hole->address;
       if (got != expected) return fail(step, "a block lies elsewhere");
       if (pool.block_bytes(got) != block) return fail(step, "a block has another size");

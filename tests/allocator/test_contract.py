@@ -113,7 +113,7 @@ def test_the_smallest_hole_that_suffices_is_taken(make_pool):
 def test_mapped_bytes_never_exceed_the_budget(make_pool):
     """A full pool holds its budget and not a byte more."""
     with make_pool(chunks=8) as pool:
-        for _ in range(8 if pool.in_segments else 15):
+        for _ in range(15):
             pool.allocate(pool.chunk // 2 + 1)
         with pytest.raises(OutOfMemory):
             pool.allocate(pool.chunk // 2 + 1)
@@ -293,7 +293,7 @@ def test_lowering_the_budget_gives_chunks_back(make_pool):
         pool.set_budget(3 * pool.chunk)
         stats = pool.stats()
         assert stats.budget_bytes == 3 * pool.chunk
-        assert stats.reserved_bytes == (0 if pool.in_segments else 3 * pool.chunk)
+        assert stats.reserved_bytes == 3 * pool.chunk
         with pytest.raises(OutOfMemory):
             pool.allocate(4 * pool.chunk)
         pool.set_budget(8 * pool.chunk)
@@ -384,7 +384,7 @@ def test_peaks_say_how_much_was_mapped_for_nothing(make_pool):
 
 def test_a_snapshot_tiles_what_has_memory(make_pool):
     """Blocks follow one another, with what was asked for and by which stream. A gap is of whole
-    chunks, where there is no memory; or another segment follows.
+    chunks, where there is no memory.
     """
     with make_pool() as pool:
         large = pool.allocate(5000, 4)
@@ -395,7 +395,7 @@ def test_a_snapshot_tiles_what_has_memory(make_pool):
         blocks = pool.snapshot()
         for block, following in pairwise(blocks):
             end = block.address + block.size_bytes
-            if end != following.address and not pool.in_segments:
+            if end != following.address:
                 assert (end - blocks[0].address) % pool.chunk == 0
                 assert (following.address - end) % pool.chunk == 0
         found = {block.address: block for block in blocks}
@@ -449,9 +449,7 @@ def test_a_wrong_option_is_named_with_what_is_allowed(driver, options, message):
 
 def test_an_unknown_driver_is_named():
     """The message lists the drivers there are."""
-    with pytest.raises(
-        Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'cuda-segments', 'simulated'"
-    ):
+    with pytest.raises(Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'simulated'"):
         NativePool("opencl")
     out = ffi.new("dtr_pool **")
     with pytest.raises(Invalid, match="options is NULL"):

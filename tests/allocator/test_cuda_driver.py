@@ -54,14 +54,16 @@ def test_the_probe_counts_devices(fake_cuda):
         check(lib.dtr_cuda_probe(ffi.NULL, count))
 
 
-def test_a_device_without_virtual_memory_has_segments(fake_cuda):
-    """Memory comes by cuMemAlloc, as much as the segments that are needed."""
+def test_a_device_without_virtual_memory_is_refused(fake_cuda):
+    """The message has the device, the attribute that it lacks, and a remedy."""
     fake_cuda.set_vmm(0)
-    with NativePool("cuda", budget=64 * MIB) as pool:
-        pool.allocate(3 * MIB)
-        pool.allocate(25 * MIB)
-        assert pool.stats().reserved_bytes == fake_cuda.physical_bytes() == (20 + 26) * MIB
-    assert fake_cuda.physical_bytes() == 0
+    expected = (
+        "CUDA device 0 has no virtual memory management.*"
+        "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0.*Use another device"
+    )
+    with pytest.raises(DriverFailed, match=expected):
+        NativePool("cuda", budget=64 * MIB)
+    assert fake_cuda.leaks() == 0
 
 
 def test_the_library_stays_while_a_pool_exists(fake_cuda):
@@ -166,7 +168,7 @@ def scenario(pool: NativePool) -> None:
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @pytest.mark.parametrize(
     ("driver", "options"),
-    [("cuda", {}), ("cuda", {"keep": 1}), ("cuda-segments", {"chunk": CHUNK})],
+    [("cuda", {}), ("cuda", {"keep": 1})],
 )
 def test_any_call_may_fail(fake_cuda, error, driver, options):
     """For every n, the n-th call fails: the error is clean, the pool is whole and still works."""
@@ -291,5 +293,5 @@ def test_a_chunk_or_a_count_that_cannot_be_measured_is_refused(fake_cuda, chunk,
     with pytest.raises(Invalid, match=r"(chunk_bytes|rounds) is \d+; allowed"):
         map_times(chunk, rounds)
     fake_cuda.set_vmm(0)
-    with pytest.raises(DriverFailed, match="it maps nothing"):
+    with pytest.raises(DriverFailed, match="no virtual memory management"):
         map_times(CHUNK, 1)

@@ -1,7 +1,7 @@
 """Fixed pools: as many addresses as the budget has bytes. The contract suite runs over them."""
 
 import pytest
-from native_pool import IN_USE, KIB, MIB, NO_LIMIT, Invalid, NativePool, OutOfMemory
+from native_pool import IN_USE, KIB, NO_LIMIT, Invalid, NativePool, OutOfMemory
 
 CHUNK = 64 * KIB
 
@@ -82,11 +82,6 @@ def test_what_stands_above_a_lower_budget_must_go(pool):
     pool.set_room(lambda size, stream: pool.free(blocks[3]) is None)
     pool.set_budget(8 * CHUNK)
     assert pool.allocate(8 * CHUNK) == blocks[0]
-
-
-def test_segments_cannot_be_fixed(fake_cuda):
-    with pytest.raises(Invalid, match="fixed is 1; allowed: 0, as segments"):
-        NativePool("cuda-segments", budget=64 * MIB, fixed=1)
 
 
 def test_a_wrong_switch_is_named():

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 from native_fixtures import ROOT
 
 
+@pytest.mark.long
 def test_the_heap_bench_writes_its_figures(tmp_path):
     """Its smoke mode measures both allocators on every mix and says on what machine."""
     output = tmp_path / "heap.json"

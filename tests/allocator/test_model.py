@@ -38,7 +38,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
     fake = None
     options: ClassVar = {}  # more of the pool's
     hold = 1  # how the stand-in holds work back
-    in_segments = False  # what one block keeps may be as large as any that was there before
 
     def __init__(self):
         super().__init__()
@@ -49,7 +48,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.pool = NativePool(
             self.driver,
             budget=self.budget * self.chunk,
-            chunk=self.chunk if self.in_segments else 0,
             **self.options,
         )
         self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
@@ -65,8 +63,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     def certainly_fits(self, extra: int) -> bool:
         """Even if every block had its edges alone in their chunks."""
-        if self.in_segments:
-            return not self.live and not self.kept and extra <= self.budget * self.chunk
         sizes = [*self.sizes(), extra]
         return sum(size // self.chunk + 2 for size in sizes) <= self.budget
 
@@ -215,8 +211,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.disarm()
 
     def certainly_fits_in(self, chunks: int) -> bool:
-        if self.in_segments:
-            return not self.live and not self.kept
         return sum(size // self.chunk + 2 for size in self.sizes()) <= chunks
 
     def sizes(self) -> list[int]:
@@ -304,19 +298,6 @@ def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda, e
         hold = 2  # fills have their effect at once: the model writes at once, too
 
     run(GoesBack, settings=settings(SETTINGS, max_examples=examples))
-
-
-@few_or_many(50, 400)
-def test_cuda_memory_in_segments_agrees_with_the_model(fake_cuda, examples):
-    """The same where the device has no virtual memory management."""
-
-    class InSegments(PoolAgainstModel):
-        driver = "cuda-segments"
-        chunk = 2 << 20
-        fake = fake_cuda
-        in_segments = True
-
-    run(InSegments, settings=settings(SETTINGS, max_examples=examples))
 
 
 def test_memory_that_was_not_released_is_released_in_its_context(fake_cuda):

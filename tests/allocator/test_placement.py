@@ -7,7 +7,7 @@ from native_fixtures import ROOT, compile_cpp
 from native_pool import KIB, Invalid, NativePool
 
 POLICIES = {"best_fit": 0, "first_fit": 1, "two_ended": 2, "size_classes": 3}
-ANY, LOW, HIGH = 0, 1, 2
+NONE, EXPENSIVE, CHEAP = 0, 1, 2
 
 
 def test_every_block_of_a_random_heap_lands_where_its_policy_says(core_object, tmp_path):
@@ -31,7 +31,7 @@ def test_a_pool_works_under_every_policy(policy, make_pool):
             size = (step * 7919) % (2 * pool.chunk) + 1
             if step % 3 == 2 or len(live) > 5:
                 pool.free(live.pop(step % len(live)))
-            live.append(pool.allocate_at(size, step % 3, stream=step % 2 * 16))
+            live.append(pool.allocate_hinted(size, step % 3, stream=step % 2 * 16))
             pool.verify()
             while len(live) > 4:
                 pool.free(live.pop(0))
@@ -39,18 +39,20 @@ def test_a_pool_works_under_every_policy(policy, make_pool):
             pool.free(address)
 
 
-def test_two_ends_of_a_hole_are_for_the_dear_and_the_cheap():
+def test_two_ends_of_a_hole_are_for_the_expensive_and_the_cheap():
     with NativePool("simulated-fixed", budget=1024 * KIB, placement=2) as pool:
-        low, high = pool.allocate_at(10 * KIB, LOW), pool.allocate_at(10 * KIB, HIGH)
+        low = pool.allocate_hinted(10 * KIB, EXPENSIVE)
+        high = pool.allocate_hinted(10 * KIB, CHEAP)
         assert high + 10 * KIB - low == 1024 * KIB
-        assert pool.allocate_at(10 * KIB, ANY) == low + 10 * KIB
-        assert pool.allocate_at(10 * KIB, HIGH) == high - 10 * KIB
+        assert pool.allocate_hinted(10 * KIB, NONE) == low + 10 * KIB
+        assert pool.allocate_hinted(10 * KIB, CHEAP) == high - 10 * KIB
 
 
-def test_other_policies_do_not_heed_a_wish():
+def test_other_policies_do_not_use_a_hint():
     for policy in (0, 1, 3):
         with NativePool("simulated-fixed", budget=1024 * KIB, placement=policy) as pool:
-            low, high = pool.allocate_at(10 * KIB, LOW), pool.allocate_at(10 * KIB, HIGH)
+            low = pool.allocate_hinted(10 * KIB, EXPENSIVE)
+            high = pool.allocate_hinted(10 * KIB, CHEAP)
             assert high == low + 10 * KIB
 
 
@@ -72,8 +74,8 @@ def test_a_class_above_the_budget_does_not_refuse_what_fits():
         assert pool.block_bytes(pool.allocate(1080 * KIB)) == 1080 * KIB
 
 
-def test_what_is_no_policy_or_end_is_refused():
+def test_what_is_no_policy_or_hint_is_refused():
     with pytest.raises(Invalid, match="placement is 4; allowed: 0"):
         NativePool("simulated", placement=4)
-    with NativePool("simulated") as pool, pytest.raises(Invalid, match="end is 3; allowed: 0"):
-        pool.allocate_at(1, 3)
+    with NativePool("simulated") as pool, pytest.raises(Invalid, match="hint is 3; allowed: 0"):
+        pool.allocate_hinted(1, 3)

@@ -20,16 +20,15 @@ def test_memory_below_the_limit_stays_mapped(make_pool):
 
 
 def test_memory_above_the_limit_goes_back_in_batches(make_pool, chunk):
-    """Down to the limit, as soon as it is above by a quarter of it; segments one by one."""
+    """Down to the limit, as soon as it is above by a quarter of it."""
     with make_pool(chunks=64, keep=8 * chunk) as pool:
         blocks = [pool.allocate(chunk) for _ in range(20)]
         idle = []
         for still in reversed(range(20)):
             pool.free(blocks.pop())
             idle.append(pool.stats().reserved_bytes // chunk - still)
-        most = 8 if pool.in_segments else 9
-        assert idle[:most] == list(range(1, most + 1))
-        assert {8} <= set(idle[most:]) <= {8, 9}
+        assert idle[:9] == list(range(1, 10))
+        assert {8} <= set(idle[9:]) <= {8, 9}
         pool.verify()
 
 

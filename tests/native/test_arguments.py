@@ -44,8 +44,6 @@ class TestArguments:
         ("option", "value", "message"),
         [
             ("history_ops", 0, "history_ops is 0; allowed: 1 and more"),
-            ("min_evict_share", 1.5, "min_evict_share is 1.5.*; allowed: 0 to 1"),
-            ("sampling", 2, "sampling is 2; allowed: 0 to 1"),
         ],
     )
     def test_an_option_that_is_not_allowed_is_refused(self, make_toy, option, value, message):

@@ -406,11 +406,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @rule(
         heuristic=st.sampled_from([*PRESETS, "c=ancestors,m=size+free,s=0.5,r=2"]),
-        sampling=st.integers(0, 3).map(lambda n: n == 3),
-        share=st.sampled_from([0, 0, 0.5, 1]),
     )
-    def choose_otherwise(self, heuristic, sampling, share):
-        self.toy.configure(heuristic, sampling=sampling, min_evict_share=share)
+    def choose_otherwise(self, heuristic):
+        self.toy.configure(heuristic)
 
     @rule(n=st.integers(1, 4))
     def fail_a_replay(self, n):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.config import PLACEMENTS
 from dtr_alloc.lab.fragment import replay as replays
 from dtr_alloc.lab.fragment.replay import MIB, MODELS, NO_LIMIT, Prepared, replay, smallest_budget
+from dtr_alloc.lab.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
 PLACED = [name for name in MODELS if name not in ("paging", "exact")]

@@ -1,4 +1,4 @@
-"""Contents go to other addresses of their pool (eviction/moving.cpp). Needs the native build.
+"""Contents go to other addresses of their pool (eviction/move.cpp). Needs the native build.
 
 The fixtures check at the end that nothing was left behind.
 """
@@ -615,19 +615,4 @@ def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
     assert toy.evict(x)
     assert all_right(toy, x, source)
     release(source, x)
-    toy.finish()
-
-
-def test_a_move_between_segments(fake_cuda):
-    """Where the device cannot map: a plain copy from one piece of memory to another."""
-    toy = Toy(
-        NativePool("cuda-segments", budget=12 * CHUNK, chunk=4 * CHUNK), device=CUDA, grain=4096
-    )
-    source = toy.unseen(LARGE)
-    made = [toy.one("f", source, words=LARGE, parameter=i) for i in range(7)]
-    release(*made[1:4])
-    far = made[5]
-    assert toy.move(far, address(far) // CHUNK * CHUNK, address(far) + 4 * CHUNK)
-    assert all_right(toy, source, made[0], *made[4:])
-    release(source, *made)
     toy.finish()

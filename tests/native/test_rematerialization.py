@@ -4,8 +4,8 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 """
 
 import pytest
-from native_pool import OutOfMemory, check, ffi, lib
-from toy import MUTATE, PAGE, WORDS, chain, engine_options, release
+from native_pool import ffi
+from toy import MUTATE, PAGE, WORDS, chain, release
 
 
 class TestMakingRoom:
@@ -86,17 +86,6 @@ class TestMakingRoom:
         assert sum(result.evicted for result in results) >= 33
         for result in results:
             assert toy.content(result) == result.expected()
-        release(x, *results)
-
-    def test_small_storages_are_never_chosen_below_the_least_size(self, make_toy):
-        toy = make_toy(pages=8)
-        options = engine_options("dtr-eqclass", min_evict_bytes=PAGE + 1)
-        check(lib.dtr_engine_configure(toy.engine, options))
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(6)]
-        with pytest.raises(OutOfMemory):
-            toy.one("f", x, words=3 * WORDS)
-        assert toy.stats().evictions == 0
         release(x, *results)
 
 

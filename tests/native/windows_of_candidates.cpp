@@ -1,4 +1,4 @@
-// Candidates::search_windows (native/policy/candidate_windows.h) against trying all: random candidates
+// Candidates::search_windows (native/policy/candidates.h) against trying all: random candidates
 // that come, go, are used, get dearer and cheaper, and requests of all sizes. The few runs of the
 // least exact prices must be offered, or others as cheap. Exits with 1 where they are not, or if
 // most prices were asked for.
@@ -108,7 +108,8 @@ class Run : Draws {
   // The price of the run that begins there.
   double price_of_run(const dtr::Storage* first, uint64_t low, uint64_t wanted) const {
     double sum = 0;
-    for (const dtr::Storage* next = first; next; next = candidates_.next(next)) {
+    for (size_t rank = candidates_.rank_of(first); rank < candidates_.size(); ++rank) {
+      const dtr::Storage* next = candidates_.at_rank(rank);
       const auto begin = reinterpret_cast<uint64_t>(next->address);
       if (next != first && begin - low >= wanted) break;
       sum += price(next);
@@ -120,7 +121,8 @@ class Run : Draws {
     const uint64_t wanted = static_cast<uint64_t>(grains) * kGrain;
     std::vector<std::pair<double, const dtr::Storage*>> runs;
     uint64_t low = 0;
-    for (const dtr::Storage* next = candidates_.first(); next; next = candidates_.next(next)) {
+    for (size_t rank = 0; rank < candidates_.size(); ++rank) {
+      const dtr::Storage* next = candidates_.at_rank(rank);
       runs.emplace_back(price_of_run(next, low, wanted), next);
       low = (reinterpret_cast<uint64_t>(next->address) + next->size_bytes + kGrain - 1) / kGrain *
             kGrain;

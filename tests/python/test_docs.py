@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dtr_alloc
+from dtr_alloc import config
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +45,12 @@ def test_every_part_of_the_package_that_a_page_names_exists() -> None:
             folder = ROOT / "dtr_alloc" / name
             is_module = folder.is_dir() or folder.with_suffix(".py").is_file()
             assert is_module or name in dtr_alloc.__all__, (page.name, name)
+
+
+def test_the_settings_page_lists_every_variable() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    listed = re.findall(r"^\| `(DTR_ALLOC_\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == list(config.known_variables())
 
 
 def test_every_page_that_the_code_names_exists() -> None:

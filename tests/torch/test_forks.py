@@ -82,7 +82,7 @@ def forks_while_threads_train(count: int) -> None:
 
 
 def test_forks_while_threads_train():
-    forks_while_threads_train(100)
+    forks_while_threads_train(40)
 
 
 @pytest.mark.long

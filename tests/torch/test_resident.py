@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import MIB
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,7 @@ def run(budget: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_peak_resident_set_shrinks_by_what_the_budget_takes_away() -> None:
     """About 100 MiB of activations: at 40 % of them the peak resident set is at least 40 MiB
     smaller, and the bits are those of a run without dtr_alloc."""

@@ -15,13 +15,18 @@ extern "C" {
 
 /* The allocations of one device in a trace, paired. Immutable: any thread. */
 typedef struct dtr_fragment_events dtr_fragment_events;
-/* Reads count rows, those of device `which`. DTR_INVALID names the row: a FREE where nothing is
- * allocated, an ALLOCATE where something is, a move without its other half, an unknown kind.
- * *out belongs to the caller; NULL on failure. */
+
+/* Reads count rows, those of device `which`.
+ * Fails iff: DTR_INVALID, naming the row, if a FREE is where nothing is allocated, an ALLOCATE
+ * where something is, a move lacks its other half, or a kind is unknown. */
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out);
+
+/* Frees the events; what ran on them stays. */
 int32_t dtr_fragment_unload(dtr_fragment_events* events);
+
+/* Writes how many rows change the heap, how many of them allocate, and the most bytes that live. */
 int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
                             uint64_t* allocations, uint64_t* peak_live_bytes);
 
@@ -43,7 +48,7 @@ typedef struct dtr_fragment_options {
   uint64_t chunk_bytes;
   uint64_t small_bytes;
   int32_t fixed;
-  int32_t placement; /* no request wishes for an end */
+  int32_t placement; /* no request has a hint */
   /* paging */
   uint64_t page_bytes;
   /* pytorch; the zeros: PyTorch's defaults */

@@ -34,14 +34,8 @@ typedef struct dtr_heuristic {
   int32_t size;              /* DTR_SIZE_... */
   double staleness_exponent; /* a: 0 to 1 */
   double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
-  uint64_t seed;             /* of DTR_SELECT_RANDOM, and of sampling */
+  uint64_t seed;             /* of DTR_SELECT_RANDOM */
 } dtr_heuristic;
-
-/* Among how many candidates the one of the least score is looked for. */
-enum {
-  DTR_SAMPLING_OFF = 0, /* all: the least score there is */
-  DTR_SAMPLING_SQRT = 1 /* a random sample of sqrt(n); all if none of it can be evicted */
-};
 
 /* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
 typedef struct dtr_candidate {
@@ -83,7 +77,7 @@ enum {
   DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
 };
 
-/* How an allocation that does not fit gets room (eviction/room.cpp), */
+/* How an allocation that does not fit gets room (run/make_room.cpp), */
 enum {
   DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
                           or a remap, whatever costs less (policy/window.cpp) */
@@ -102,10 +96,7 @@ enum {
 
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
-  uint64_t min_evict_bytes; /* smaller storages are never chosen */
-  double min_evict_share;   /* nor those below this share of the candidates' mean size; 0 to 1 */
-  int32_t sampling;         /* DTR_SAMPLING_... */
-  uint64_t history_ops;     /* with more op records than this the oldest settle; >= 1 */
+  uint64_t history_ops; /* with more op records than this the oldest settle; >= 1 */
   /* What becomes of a storage that dies while others depend on it: "eager" (or NULL)
    * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
    * for good once no dependent is evicted, and makes constants of these (graph/dead_storages.h). */
@@ -115,7 +106,7 @@ typedef struct dtr_engine_options {
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
   int32_t ghosts;           /* DTR_GHOSTS_... */
   int32_t waiting;          /* DTR_WAITING_... */
-  /* The most bytes of host memory that contents may be swapped to (eviction/swap.cpp); 0: off.
+  /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
   uint64_t swap_bytes;
   double swap_out_bytes_per_s; /* how fast copies to host memory are; 0: as measured */
@@ -125,7 +116,7 @@ typedef struct dtr_engine_options {
   uint64_t verify;
   int32_t room;   /* DTR_ROOM_... */
   int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
-                     piece (eviction/moving.cpp) */
+                     piece (eviction/move.cpp) */
   double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
   int32_t contents;        /* DTR_CONTENTS_... */
 } dtr_engine_options;
@@ -179,65 +170,72 @@ typedef struct dtr_cost {
   uint64_t readings;  /* from how many */
 } dtr_cost;
 
-/* The caller owns it. Fails iff an option is out of its range. */
+/* Creates an engine.
+ * Owner: the caller keeps score_context as long as the engine may call score.
+ * Fails iff: DTR_INVALID if an option is out of its range. */
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
-/* Fails iff records exist (dtr_engine_reset), or frames or a simulated framework of it do. */
+
+/* Frees the engine.
+ * Fails iff: DTR_STATE if it has records (dtr_engine_reset), frames or a simulated framework. */
 int32_t dtr_engine_destroy(dtr_engine* engine);
-/* Takes new options; the records stay. Fails as dtr_engine_create. Any thread. */
+
+/* Takes new options; the records stay. Owner and Fails iff: as dtr_engine_create. */
 int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options);
 
-/* Connects a framework: a const dtr_framework * of dtr/framework.h, which outlives the engine. Fails
- * iff another one is connected, or it speaks another version of the table. */
+/* Connects a framework: a const dtr_framework * of dtr/framework.h.
+ * Owner: the caller keeps the table until the engine is destroyed.
+ * Fails iff: DTR_STATE if another framework is connected; DTR_INVALID if it speaks another
+ * version of the table. */
 int32_t dtr_engine_connect(dtr_engine* engine, const void* framework);
-/* The core's table for that framework: a const dtr_core *. Lives with the engine. */
+
+/* Returns the core's table for that framework: a const dtr_core *.
+ * Owner: the engine. */
 const void* dtr_engine_core(dtr_engine* engine);
 
-/* Makes the engine the one who gives room in pool, for tensors of this device
- * (c10::DeviceType and index, -1 for the only one). The pool cannot be destroyed before the engine.
- * Fails iff the device has a pool already, or the pool an engine. Before the first op. */
+/* Has the engine make room in pool, for tensors of this device (c10::DeviceType and index, -1 for
+ * the only one). Before the first op.
+ * Owner: the pool stays the caller's, who destroys it after the engine.
+ * Fails iff: DTR_STATE if the device has a pool, or the pool an engine. */
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool);
 
-/* A graph is being captured from now on (1), or no more (0; as often): no live storage is
- * evicted, and what ops touch meanwhile stays where it is for good, a constant of which
- * nothing is computed again (graph/graph_capture.h). After the 1 and before the capture, bring
- * back what is evicted (dtr_remat_want_any), then wait for all streams. DTR_STATE for a 0
- * too many. Any thread. */
+/* Says that a graph is being captured from now on (1), or no more (0; as often). Meanwhile no live
+ * storage is evicted, and every storage that ops touch stays where it is for good, a constant of
+ * which nothing is computed again. After the 1 and before the capture, bring back what is evicted
+ * (dtr_remat_want_any), then wait for all streams.
+ * Fails iff: DTR_STATE if there are more 0s than 1s. */
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
 
-/* Forgets all records and returns the memory that only the engine holds.
- * DTR_STATE while a live storage is evicted: rematerialize it first. */
+/* Forgets all records and frees the memory that only the engine holds.
+ * Fails iff: DTR_STATE if a live storage is evicted: rematerialize it first. */
 int32_t dtr_engine_reset(dtr_engine* engine);
 
-/* Replaces what was learned of costs by these, which stay as they are: with them a
- * deterministic job is evicted in the same way each time. Other signatures are measured
- * and averaged, as many as there is room for (65,536 in all; beyond that each call costs
- * what it took). Any thread; while no records exist, or old ones keep other costs.
- * DTR_INVALID, and nothing is known, for a wrong entry. */
+/* Replaces the measured costs by these, which stay as they are, so that a deterministic job is
+ * evicted in the same way each time. Other signatures are measured and averaged, as many as there
+ * is room for (65,536 in all; beyond that each call costs what it took). Call it while no records
+ * exist: old ones keep their costs.
+ * Fails iff: DTR_INVALID if an entry is wrong; then no cost is known. */
 int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count);
-/* What is known, in no order: writes up to capacity; returns how many there are. Any thread. */
+
+/* Writes up to capacity known costs, in no order, and returns how many there are. */
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
-int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out); /* Any thread. */
-/* DTR_OK, or DTR_STATE and a message that names the broken rule (graph/records.h). Any thread. */
+/* Writes the counters. */
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
+
+/* Checks the numbered rules of the engine.
+ * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
-/* What a search for room in the pool would choose now, without evicting it: its score in
- * *chosen, and in *least the smallest score of all that can be evicted, found by looking at
- * each. Both 0 if nothing can be. For measurements: the counters stay, a random number may
- * be drawn. DTR_INVALID for a pool that is not the engine's, DTR_STATE unless the
- * heuristic selects by score. Any thread. */
-int32_t dtr_engine_rate_choice(dtr_engine* engine, dtr_pool* pool, double* chosen, double* least);
-
-/* Which operators' results fill the memory: for each resident storage that can be evicted,
- * the op_key of the operator that computes it (0: none does) and the storage's bytes. Writes
- * up to capacity of them; returns how many there are. Any thread. */
+/* Says which operators' results fill the memory: for each resident storage that can be evicted, the
+ * op_key of the operator that computes it (0: none does) and the storage's bytes. Writes up to
+ * capacity of them, and returns how many there are. */
 uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                             uint64_t capacity);
 
-/* Ids of ops whose records are gone, so that their closures may go too: of those that ended by
- * dtr_op_end (a bridge gives its closures to the records, see dtr/framework.h). Returns how many
- * it wrote; call until it returns 0. Any thread. */
+/* Writes up to capacity ids of ops that ended by dtr_op_end and whose records are gone, so that
+ * their closures may go too, and returns how many: call it until it returns 0. (A bridge gives
+ * its closures to the records, see dtr/framework.h.) */
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
 
 /* CFFI END */

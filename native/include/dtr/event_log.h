@@ -1,4 +1,5 @@
-/* dtr/event_log.h: what pools do, for traces (allocator/event_log.h, docs/reference/trace-format.md). */
+/* dtr/event_log.h: what pools do, for traces (allocator/event_log.h,
+ * docs/reference/trace-format.md). */
 #ifndef DTR_EVENT_LOG_H
 #define DTR_EVENT_LOG_H
 
@@ -43,27 +44,35 @@ typedef struct dtr_event_columns {
   uint64_t* op; /* the op_key of the operator that ran on the thread, 0 if none did */
 } dtr_event_columns;
 
-/* The caller owns it. */
+/* Creates a log. */
 int32_t dtr_event_log_create(dtr_event_log** out);
-/* NULL is allowed. Fails iff a pool writes to it (dtr_pool_set_log). */
+
+/* Frees the log; NULL is allowed.
+ * Fails iff: DTR_STATE if a pool writes to it (dtr_pool_set_log). */
 int32_t dtr_event_log_destroy(dtr_event_log* log);
-/* Moves up to capacity events out, oldest first, and returns how many: fewer than there are if
- * less than 4096 would fit. No pool waits for it. One thread at a time. */
+
+/* Moves up to capacity events out, oldest first, and returns how many: fewer than there are if less
+ * than 4096 would fit. No pool waits for it.
+ * Threads: one at a time. */
 uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
                              uint64_t capacity);
-/* How many events came when 2^22 were waiting: from the first one on, all are lost. */
+
+/* Returns how many events came while 2^22 were waiting: from the first of them on, all are lost. */
 uint64_t dtr_event_log_lost(const dtr_event_log* log);
 
-/* From now on the pool's events go to the log, as those of a device with this number; first, what
- * is there: the budget, memory, blocks in use. NULL: to no log. Any thread. */
+/* Sends the pool's events to the log from now on, as those of a device with this number; NULL:
+ * to no log. The first events say what is there: the budget, memory, blocks in use. */
 int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device);
-/* Adds an event (DTR_EVENT_...) that the pool cannot know, if it has a log. Any thread. */
+
+/* Adds an event (DTR_EVENT_...) that the pool cannot know, if it has a log. */
 int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes);
-/* DTR_EVENT_MOVE_FROM and DTR_EVENT_MOVE_TO, one directly behind the other: after the content was
- * moved, and before its old block is freed. */
+
+/* Adds DTR_EVENT_MOVE_FROM and DTR_EVENT_MOVE_TO, one directly behind the other: after the
+ * content was moved, and before its old block is freed. */
 int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
-/* Which operator this thread runs from now on, for its events; 0: none. dtr_op_begin and dtr_op_end
- * say it by themselves. */
+
+/* Names the operator that this thread runs from now on, for its events; 0: none. dtr_op_begin and
+ * dtr_op_end call it. Never fails. */
 void dtr_running_op(uint64_t op_key);
 
 /* CFFI END */

@@ -11,20 +11,16 @@ extern "C" {
 /* CFFI BEGIN */
 
 /* One pool is one device's memory: an address range reserved once, into which
- * physical memory is mapped by chunks, never more of it than the budget. (Segments, where the
- * device cannot map: several ranges, each mapped whole.) */
+ * physical memory is mapped by chunks, never more of it than the budget. */
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
   const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
-                             what follows the budget counts for nothing. "cuda-segments": as "cuda"
-                             is on a device without virtual memory management: memory comes in
-                             segments (cuMemAlloc), and nothing moves between them */
+                             what follows the budget counts for nothing */
   int32_t device;         /* device ordinal; 0 for host and simulated */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
-  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default. Segments: 0 */
-  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default.
-                             The least size of a segment, a multiple of 2 MiB; 0: 20 MiB */
+  uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
+  uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */
   uint64_t small_bytes;   /* requests up to this many bytes come from slabs; 0: default */
   uint64_t keep_bytes;    /* mapped bytes under no block that stay mapped when blocks are freed;
                              what is above goes back to the driver once the work on it is done.
@@ -35,23 +31,23 @@ typedef struct dtr_pool_options {
   int32_t fixed;     /* 1: as many addresses as the budget has bytes (whole chunks), in one heap
                         without slabs: remapping cannot help against fragmentation. A changed
                         budget moves the end of the addresses: lowering it needs all above
-                        the new end to go. Not with segments */
+                        the new end to go */
   int32_t placement; /* which hole a large block goes into: DTR_PLACE_* */
 } dtr_pool_options;
 
 enum {
   DTR_PLACE_BEST_FIT = 0,    /* the smallest that fits, of these the lowest */
   DTR_PLACE_FIRST_FIT = 1,   /* the lowest that fits */
-  DTR_PLACE_TWO_ENDED = 2,   /* best fit, and at the end of the hole that is wished for */
+  DTR_PLACE_TWO_ENDED = 2,   /* best fit, and from the end of the hole that the hint says */
   DTR_PLACE_SIZE_CLASSES = 3 /* best fit of sizes rounded to 8 classes for each power of two; up to
-                                an eighth of a chunk (where the pool has slabs, is not of segments,
-                                and small_bytes is 0) from slabs */
+                                an eighth of a chunk (where the pool has slabs and small_bytes is 0)
+                                from slabs */
 };
 
 enum {
-  DTR_END_ANY = 0,
-  DTR_END_LOW = 1, /* dear to recompute, or pinned */
-  DTR_END_HIGH = 2 /* cheap to recompute */
+  DTR_HINT_NONE = 0,
+  DTR_HINT_EXPENSIVE = 1, /* to recompute; or pinned */
+  DTR_HINT_CHEAP = 2      /* to recompute */
 };
 
 typedef struct dtr_pool_stats {
@@ -91,99 +87,115 @@ typedef struct dtr_block {
   int32_t is_small; /* 1: an object of a slab */
 } dtr_block;
 
-/* What it answers who is asked for room. */
+/* The answers of a dtr_room_fn. */
 enum {
   DTR_ROOM_IS_NONE = 0,  /* nothing is left to give */
   DTR_ROOM_IS_FREED = 1, /* something was freed: the allocation is tried again */
-  DTR_ROOM_BY_REMAP = 2  /* tried again, too: memory that is under no block may be taken from its
-                            addresses to where others are free. A pool does not do that before it
-                            has this answer, or DTR_ROOM_IS_NONE, or where nobody is asked */
+  DTR_ROOM_BY_REMAP = 2  /* the allocation is tried again, and may remap: take memory that is under
+                            no block from its addresses to others. With a dtr_room_fn a pool does so
+                            only after this answer or DTR_ROOM_IS_NONE, without one always */
 };
 
-/* Asked for room by an allocation that does not fit. Runs on the allocating thread with no lock
- * held, and may free blocks of the pool. Returns one of the above. */
+/* Makes room for an allocation that does not fit, and returns one of the above. Runs on the
+ * allocating thread with no lock held, and may free blocks of the pool. */
 typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stream);
 
-/* Creates a pool; *out is NULL on failure. The caller owns it. Any thread. */
+/* Creates a pool.
+ * Fails iff: DTR_INVALID if an option is out of its range; DTR_DRIVER if the driver refuses,
+ * libcuda is missing, or the CUDA device has no virtual memory management. */
 int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 
-/* Unmaps everything and frees the pool. Fails iff blocks or host memory are in use, or an engine
- * has the pool (DTR_STATE), or the driver does (DTR_DRIVER): then call it again. Any thread. */
+/* Unmaps everything and frees the pool.
+ * Fails iff: DTR_STATE if blocks or host memory are in use, a stream of the device is being
+ * captured, or an engine has the pool; DTR_DRIVER if the driver refuses. It may be called again
+ * then. */
 int32_t dtr_pool_destroy(dtr_pool* pool);
 
-/* Sets who is asked for room; NULL for nobody. Not while allocations run. An engine's pool asks
- * its engine: leave that. */
+/* Sets the function that is asked for room; NULL for none. An engine sets its pools' functions:
+ * leave those.
+ * Owner: the caller keeps what context points to as long as it is set.
+ * Threads: any, while no allocation runs. */
 int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context);
 
-/* Allocates at least size_bytes (0 gives NULL and DTR_OK), aligned to 64 bytes
- * on the host and 256 on CUDA, for work on stream. DTR_OUT_OF_MEMORY after the
- * room callback gave up; DTR_DRIVER if the driver failed; DTR_STATE if it was the engine
- * that was asked for room, and its callback heuristic failed. Any thread. */
+/* Allocates at least size_bytes for work on stream, aligned to 64 bytes on the host and 256 on
+ * CUDA. 0 bytes give NULL.
+ * Owner: the caller owns the block until dtr_pool_free.
+ * Fails iff: DTR_OUT_OF_MEMORY if it does not fit and the dtr_room_fn gave up; DTR_DRIVER if the
+ * driver fails otherwise; DTR_STATE if the engine was asked for room and its dtr_score_fn
+ * failed. */
 int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
-/* The same with a wish for an end of the heap, DTR_END_*: heeded by two-ended placement in pools
- * that map chunks. DTR_INVALID if end is none of these. Any thread. */
-int32_t dtr_pool_allocate_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t end,
-                             void** out);
+/* The same with a hint, DTR_HINT_*, which two-ended placement uses. Owner and Fails iff: as
+ * dtr_pool_allocate. */
+int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t hint,
+                                 void** out);
 
-/* 1 if the pool heeds the wish of a request of size_bytes, else 0. Any thread; no lock. */
-int32_t dtr_pool_heeds_ends(const dtr_pool* pool, uint64_t size_bytes);
+/* Returns 1 if the pool uses the hint of a request of size_bytes, else 0. Takes no lock. */
+int32_t dtr_pool_uses_hints(const dtr_pool* pool, uint64_t size_bytes);
 
-/* The same as dtr_pool_allocate without asking for room and without waiting: *out is NULL and the
- * status DTR_OK where that would be needed, and always from pools of segments and counted ones. Any
- * thread. */
+/* Allocates as dtr_pool_allocate if nobody need be asked for room and nothing waited for;
+ * otherwise, and always in counted pools, *out is NULL and the status DTR_OK.
+ * Fails iff: DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
 
-/* A place to move a block of size_bytes to: as dtr_pool_try_allocate, but outside of the addresses
- * [begin, end) (both NULL: anywhere), and only where memory is there for the stream or may be
- * mapped: nothing is remapped, and the stream waits for no other. packed, not 0: only in chunks
+/* Allocates a place to move a block of size_bytes to: as dtr_pool_try_allocate, but outside of the
+ * addresses [begin, end) (both NULL: anywhere), and only where memory is there for the stream or
+ * may be mapped. Nothing is remapped, and the stream waits for no other. packed 1: only in chunks
  * that other blocks touch already, so that the place costs no chunk. *out is NULL and the status
- * DTR_OK where there is none, and always for small requests and from counted pools. Any thread. */
+ * DTR_OK if there is no such place, and always for small requests and in counted pools.
+ * Fails iff: DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                              const void* begin, const void* end, int32_t packed, void** out);
 
-/* Returns a block (NULL is allowed). DTR_INVALID for an address that is not the
- * start of a block in use, twice-freed ones included. Any thread. */
+/* Frees a block; NULL is allowed.
+ * Fails iff: DTR_INVALID if address is not the start of a block in use (freed twice, for
+ * example). */
 int32_t dtr_pool_free(dtr_pool* pool, void* address);
 
-/* Declares that work on stream uses the block: once freed, it is not reused
- * before that work is done. Any thread. */
+/* Says that work on stream uses the block: once freed, it is not reused before that work is done.
+ * Fails iff: DTR_INVALID if address is not the start of a block in use. */
 int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream);
 
-/* Arenas: memory whose addresses stay its own (CUDA graphs, torch.cuda.MemPool). What is freed
- * in an arena serves only that arena, on the same stream, until the arena is closed; a block that
- * other streams were recorded to use serves nobody until then. No event is recorded and no
- * other stream's memory is taken, so the stream may be being captured. An arena takes nothing
- * until something is allocated in it. Open it before the capture begins: it may wait for work
- * of the device (DTR_STATE if the only stream so far is captured already). Any thread. */
+/* Opens an arena: memory whose addresses stay its own, for CUDA graphs and torch.cuda.MemPool. A
+ * block that is freed in an arena serves only that arena on the same stream until the arena is
+ * closed; a block that other streams were recorded to use serves nobody until then. No event is
+ * recorded and no other stream's memory is taken, so that the stream may be being captured. Opening
+ * takes no memory, but may wait for the device: open the arena before the capture begins.
+ * Fails iff: DTR_STATE if the only stream so far is being captured. */
 int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena);
-/* As dtr_pool_allocate; DTR_INVALID for an arena that is not open. */
+
+/* Allocates in an arena. Owner and Fails iff: as dtr_pool_allocate; and DTR_INVALID if the arena is
+ * not open. */
 int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
                                 uint64_t stream, void** out);
-/* The arena's free blocks are everybody's once all work of the device is done, which is waited
- * for when memory is short and by dtr_pool_trim, if no stream is being captured then. Blocks in
- * use go on, and are plain blocks once freed. */
+
+/* Closes an arena. Its free blocks serve everybody once all work of the device is done: the pool
+ * waits for that when memory is short and in dtr_pool_trim, unless a stream is being captured. Its
+ * blocks in use become plain blocks when they are freed.
+ * Fails iff: DTR_INVALID if the arena is not open. */
 int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena);
 
-/* Changes the budget. Lowering asks for room and gives chunks back until the
- * mapped bytes fit; DTR_OUT_OF_MEMORY, and the old budget stays, if they do not. */
+/* Changes the budget. Lowering it asks for room and gives chunks back until the mapped bytes fit.
+ * Fails iff: DTR_INVALID if the budget is below one chunk; DTR_OUT_OF_MEMORY if the mapped bytes
+ * cannot be brought below it, and the old budget stays; DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes);
 
-/* Gives every free chunk back to the driver; *returned_bytes may be NULL. */
+/* Gives every free chunk back to the driver. *returned_bytes (may be NULL) is how much that was.
+ * Fails iff: DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes);
 
-/* The bytes of the block that starts at address, as rounded; 0 if there is none. */
+/* Returns the rounded size of the block in use that starts at address; 0 if there is none. */
 uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address);
 
-/* The start of the block in use that contains address, or NULL. O(log blocks). */
+/* Returns the start of the block in use that contains address, or NULL. O(log blocks). */
 void* dtr_pool_block_start(dtr_pool* pool, const void* address);
 
-/* The bytes of free address space, mapped or not, directly before and directly behind the block in
- * use that starts at address (an object of a slab has none); 0 if there is no such block. O(1 +
- * free blocks there). */
+/* Returns the bytes of free address space, mapped or not, directly before and directly behind the
+ * block in use that starts at address; 0 if there is no such block, or it is an object of a slab.
+ * O(1 + free blocks there). */
 uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address);
 
-/* The bytes of the budget that no block in use takes. */
+/* Returns the bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
 /* What a request for new memory lacks. A pool has as many addresses as its budget has bytes; others
@@ -191,7 +203,7 @@ uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
  * free ones, so that a place for the request is there. */
 typedef struct dtr_pool_room {
   uint64_t base;           /* chunks begin here */
-  uint64_t chunk_bytes;    /* 0: the pool is one of segments, or counted, and cannot tell */
+  uint64_t chunk_bytes;    /* 0: the pool is a counted one and cannot tell */
   uint64_t lacking_chunks; /* with so many more under no block a remap would make the place;
                               UINT64_MAX: none would, as in a fixed pool */
   int32_t fixed;           /* 1: a fixed pool */
@@ -199,6 +211,8 @@ typedef struct dtr_pool_room {
   int32_t has_hole;        /* 1: there is one as large as the request */
   int32_t unused;
 } dtr_pool_room;
+
+/* Writes what a request of size_bytes lacks. */
 int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
 
 /* One of the large blocks, in the order of addresses. */
@@ -211,25 +225,27 @@ typedef struct dtr_run_block {
   int32_t unused;
 } dtr_run_block;
 
-/* Writes up to capacity of them, and how many to *count: from the block in use that begins at
+/* Writes up to capacity large blocks, and how many to *count: from the block in use that begins at
  * address, with the free ones directly before it (none, if no such block begins there); address
- * NULL: from the lowest. O(written). None of segments and counted pools. */
+ * NULL: from the lowest. Counted pools have none. O(written). */
 int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks, uint64_t capacity,
                      uint64_t* count);
 
-/* 1 if address lies in the pool's reservation (in one of its segments). Any thread; no lock but,
- * for segments, the pool's. */
+/* Returns 1 if address lies in the pool's reservation, else 0. Takes no lock. */
 int32_t dtr_pool_contains(const dtr_pool* pool, const void* address);
 
-/* Neither fails otherwise. Any thread. */
+/* Writes the counters. */
 int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out);
+
+/* Starts the peaks anew from the present values. */
 int32_t dtr_pool_reset_peak(dtr_pool* pool);
 
-/* Writes up to capacity blocks in address order and the number there is to
- * *count: call again with more room if *count > capacity. */
+/* Writes up to capacity blocks in address order, and to *count how many there are: call again with
+ * more capacity if *count is above it. */
 int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
 
-/* DTR_OK, or DTR_STATE and a message that names the broken rule (allocator/heap.h). */
+/* Checks the numbered rules of allocator/.
+ * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_pool_check_invariants(dtr_pool* pool);
 
 /* CFFI END */

@@ -113,8 +113,7 @@ typedef struct dtr_runtime_options {
   dtr_replay_options replay; /* newest_staleness must be 0 */
   int32_t space;             /* DTR_SPACE_... */
   int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
-  uint64_t min_evict_bytes;  /* as in dtr_engine_options */
-  uint64_t history_ops;      /* likewise */
+  uint64_t history_ops;      /* as in dtr_engine_options */
   int32_t ghosts;            /* likewise */
   int32_t waiting;           /* likewise */
   int32_t room;              /* likewise */

@@ -10,7 +10,6 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* Status codes. */
 enum {
   DTR_OK = 0,
   DTR_OUT_OF_MEMORY = 1, /* the budget cannot hold the request, whatever is evicted */
@@ -19,12 +18,12 @@ enum {
   DTR_STATE = 4    /* the object is not in a state that allows this call */
 };
 
-/* The version of this interface. The extension, the bridge and the Python
- * package each compare it before they use anything else. */
+/* Returns the version of this interface. The extension, the bridge and the Python package
+ * compare it before they use anything else. Never fails. */
 int32_t dtr_abi_version(void);
 
-/* The message of the last failed call on this thread; never NULL, "" if none.
- * Valid until the next call on this thread. */
+/* Returns the message of this thread's last failed call; "" if none failed. Never fails.
+ * Owner: the library, until this thread's next call. */
 const char* dtr_last_error(void);
 
 /* CFFI END */

@@ -1,4 +1,4 @@
-#include "stale.h"
+#include "aliased_chunks.h"
 
 #include <cstdio>
 #include <exception>
@@ -6,7 +6,7 @@
 
 namespace dtr {
 
-Stale::~Stale() {
+AliasedChunks::~AliasedChunks() {
   try {
     wait();
   } catch (const std::exception& error) {
@@ -14,16 +14,16 @@ Stale::~Stale() {
   }
 }
 
-void Stale::add(std::vector<uint64_t> chunks, Driver::Event event) {
+void AliasedChunks::add(std::vector<uint64_t> chunks, Driver::Event event) {
   batches_.push_back({std::move(chunks), event});
-  for (uint64_t chunk : batches_.back().chunks) stale_.set(chunk);
+  for (uint64_t chunk : batches_.back().chunks) aliased_.set(chunk);
 }
 
-void Stale::poll() {
+void AliasedChunks::poll() {
   while (!batches_.empty() && driver_.event_complete(batches_.front().event)) drop_front();
 }
 
-void Stale::wait() {
+void AliasedChunks::wait() {
   while (!batches_.empty()) {
     driver_.synchronize_event(batches_.front().event);
     drop_front();
@@ -31,12 +31,12 @@ void Stale::wait() {
 }
 
 // One at a time: what the driver refuses stays, and is tried again.
-void Stale::drop_front() {
+void AliasedChunks::drop_front() {
   Batch& batch = batches_.front();
   while (!batch.chunks.empty()) {
     const uint64_t chunk = batch.chunks.back();
     driver_.unalias(base_ + chunk * chunk_, chunk_);
-    stale_.clear(chunk);
+    aliased_.clear(chunk);
     batch.chunks.pop_back();
   }
   driver_.destroy_event(batch.event);

@@ -12,11 +12,11 @@
 
 namespace dtr {
 
-class Starts {
+class BlockStarts {
  public:
   static constexpr int kCellShift = 20;
 
-  Starts(BlockNodes& nodes, uint64_t begin, uint64_t end)
+  BlockStarts(BlockNodes& nodes, uint64_t begin, uint64_t end)
       : nodes_(nodes),
         begin_(begin),
         first_(((end - begin) >> kCellShift) + 1),

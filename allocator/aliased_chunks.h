@@ -1,4 +1,4 @@
-// Chunks of address space that still show memory which lives elsewhere by now.
+// Addresses that still show memory which has moved elsewhere.
 //
 // Idle memory may be needed at other addresses while work that was queued before it became
 // idle still runs on it. The driver can show one piece of memory at two addresses: it is shown
@@ -6,8 +6,8 @@
 // at the old one until an event says that the earlier work is done. So nobody waits.
 //
 // Rules:
-//   T1  A stale chunk is absent: it counts as having no memory, and only idle blocks lie over it.
-//   T2  Nothing is mapped in a stale chunk before it is dropped, and it is dropped only once the
+//   T1  An aliased chunk is absent: it counts as having no memory, and only idle blocks lie over it.
+//   T2  Nothing is mapped in an aliased chunk before it is dropped, and it is dropped only once the
 //       work before its event is done.
 #pragma once
 
@@ -20,16 +20,16 @@
 
 namespace dtr {
 
-class Stale {
+class AliasedChunks {
  public:
-  Stale(Driver& driver, uint64_t base, uint64_t chunk_bytes, uint64_t chunks)
-      : driver_(driver), base_(base), chunk_(chunk_bytes), stale_(chunks) {}
+  AliasedChunks(Driver& driver, uint64_t base, uint64_t chunk_bytes, uint64_t chunks)
+      : driver_(driver), base_(base), chunk_(chunk_bytes), aliased_(chunks) {}
   // Reports to stderr if the driver refuses.
-  ~Stale();
-  Stale(const Stale&) = delete;
-  Stale& operator=(const Stale&) = delete;
+  ~AliasedChunks();
+  AliasedChunks(const AliasedChunks&) = delete;
+  AliasedChunks& operator=(const AliasedChunks&) = delete;
 
-  // Chunks, by their numbers, that are stale until the event, which is this object's from now on.
+  // Chunks, by their numbers, that are aliased until the event, which is this object's from now on.
   // Events come in the order in which they complete.
   void add(std::vector<uint64_t> chunks, Driver::Event event);
   // Drops what is done; never waits.
@@ -38,10 +38,10 @@ class Stale {
   void wait();
   bool empty() const { return batches_.empty(); }
   bool any_in(uint64_t first, uint64_t end) const {
-    return !empty() && stale_.first_present(first, end) < end;
+    return !empty() && aliased_.first_present(first, end) < end;
   }
-  bool test(uint64_t chunk) const { return stale_.test(chunk); }
-  uint64_t count() const { return stale_.count(); }
+  bool test(uint64_t chunk) const { return aliased_.test(chunk); }
+  uint64_t count() const { return aliased_.count(); }
 
  private:
   struct Batch {
@@ -53,7 +53,7 @@ class Stale {
   Driver& driver_;
   uint64_t base_;
   uint64_t chunk_;
-  Bitset stale_;
+  Bitset aliased_;
   std::deque<Batch> batches_;
 };
 

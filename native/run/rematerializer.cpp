@@ -1,0 +1,277 @@
+// rematerializer.cpp: see rematerializer.h.
+#include "rematerializer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/scoped_timer.h"
+
+namespace dtr {
+
+void Rematerializer::want(Rematerialization& remat, Storage* storage, bool forget) {
+  ++storage->locks;
+  remat.stack.push_back({storage, nullptr, forget, remat.stack_inputs.size()});
+}
+
+int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, Deferred& deferred) {
+  while (!remat.stack.empty()) {
+    const Rematerialization::Step step = remat.stack.back();
+    Storage* target = step.target;
+    if (target->state == State::resident) {
+      end_step(remat, deferred);
+      continue;
+    }
+    if (target->state == State::swapped) {
+      if (!swap_in(target)) end_step(remat, deferred);
+      continue;
+    }
+    if (!step.op) {
+      if (!target->parent)
+        throw StateError("storage " + std::to_string(target->id) + " (" +
+                         std::to_string(target->size_bytes) +
+                         " bytes) is needed, but memory that it was computed from was changed or "
+                         "replaced behind the recorder's back (through numpy, DLPack, a raw "
+                         "pointer or set_data); pin such results before");
+      if (target->state == State::recomputing)
+        throw StateError("storage " + std::to_string(target->id) + " depends on itself");
+      target->state = State::recomputing;
+      remat.stack.back().op = target->parent;
+      remat.stack.back().first_input = remat.stack_inputs.size();
+    }
+    parts_.contents.compare_inputs(target->parent, deferred);
+    if (Storage* missing = parts_.waiting.next_missing(target->parent)) {
+      bring_back(remat, missing);
+      continue;
+    }
+    for (const Edge& edge : target->parent->edges) {
+      ++edge.input->locks;
+      remat.stack_inputs.push_back({edge.input, false});
+    }
+    describe(remat, target->parent);
+    return static_cast<int64_t>(target->parent->id);
+  }
+  return 0;
+}
+
+// The innermost step waits for an input, and locks it: once, if that was preempted, too.
+void Rematerializer::bring_back(Rematerialization& remat, Storage* missing) {
+  bool waits = false;
+  for (size_t i = remat.stack.back().first_input; i < remat.stack_inputs.size(); ++i)
+    waits |= remat.stack_inputs[i].storage == missing;
+  if (!waits) {
+    ++missing->locks;
+    ++missing->holds;
+    remat.stack_inputs.push_back({missing, true});
+  }
+  want(remat, missing, false);
+}
+
+// Writes the step to remat.step, in the layout of dtr_remat_next().
+void Rematerializer::describe(Rematerialization& remat, Op* op) {
+  remat.step.clear();
+  remat.consumed.clear();
+  const auto put = [&](int64_t number) { remat.step.push_back(number); };
+  put(static_cast<int64_t>(op->edges.size()));
+  for (size_t e = 0; e < op->edges.size(); ++e) {
+    Storage* input = op->edges[e].input;
+    parts_.streams.before_use(input);
+    parts_.dead.note_source(input, &remat.used_sources);
+    if (!input->handle) {
+      input->handle = parts_.environment.framework->make(input->address, input->size_bytes,
+                                                         input->device_type, input->device_index);
+      parts_.graph.by_handle.insert(input->handle, input);
+    }
+    // The op may overwrite an old version only if nobody else counts on it.
+    bool mutated = false;
+    for (const TensorSpec& spec : op->tensors)
+      mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
+    // (This step holds it once, and once more if it was brought back for it.)
+    const uint32_t ours = static_cast<uint32_t>(std::count_if(
+        remat.stack_inputs.begin() + static_cast<std::ptrdiff_t>(remat.stack.back().first_input),
+        remat.stack_inputs.end(),
+        [&](const Rematerialization::StepInput& of) { return of.storage == input; }));
+    const bool copy =
+        mutated && (input->live || input->locks > ours || input->pins > 0 || !input->parent);
+    if (mutated && !copy) remat.consumed.push_back(input);
+    put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
+    put(copy);
+  }
+  put(static_cast<int64_t>(op->tensors.size()));
+  for (const TensorSpec& spec : op->tensors) {
+    put(static_cast<int64_t>(spec.use));
+    put(spec.part_of ? -static_cast<int64_t>(spec.part_of) : spec.edge);
+    put(spec.scalar_type);
+    put(spec.flags);
+    put(spec.offset);
+    put(spec.ndim);
+    for (int32_t d = 0; d < 2 * spec.ndim; ++d) put(op->geometry[spec.geometry + d]);
+  }
+  for (const Output& output : op->outputs)
+    if (output.storage) {
+      ++output.storage->locks;
+      ++output.storage->holds;
+      remat.step_outputs.push_back(output.storage);
+    }
+  parts_.hints.step_begins(op->cost_ns);
+  remat.step_open = true;
+  remat.step_device = remat.stack.back().target->device_index;
+  remat.step_begin_ns = now_ns();
+  remat.room_ns_at_step = room_ns_of_thread();
+}
+
+// Gives the recomputed memory to its storage. held: a strong reference to the live
+// storage's handle was taken.
+void Rematerializer::place(Storage* storage, void* address, bool held, Deferred& deferred) {
+  if (storage->live && !held) {
+    // It is dying on another thread, which waits for our mutex.
+    deferred.free_block(*storage, address);
+    return;
+  }
+  if (storage->live) {
+    parts_.environment.framework->attach(storage->handle, address);
+  } else {
+    storage->handle = parts_.environment.framework->make(
+        address, storage->size_bytes, storage->device_type, storage->device_index);
+    parts_.graph.by_handle.insert(storage->handle, storage);
+  }
+  Verifier::forget_expected(storage, deferred);
+  parts_.graph.by_address.insert(address, storage);
+  ++storage->recomputes;
+  parts_.streams.remade(storage);
+  parts_.lifecycle.become_resident(storage, address);
+  parts_.contents.note(storage);
+  dtr_pool_note(parts_.environment.pool_of(storage->device_type, storage->device_index),
+                DTR_EVENT_REMATERIALIZE, address, storage->size_bytes);
+}
+
+// The op gave this for an evicted storage.
+void Rematerializer::take_result(const Op* op, Storage* storage, const dtr_tensor_desc& desc,
+                                 bool held, Deferred& deferred) {
+  if (desc.device_type != storage->device_type || desc.device_index != storage->device_index)
+    throw StateError("op " + std::to_string(op->id) + " gave a result on device " +
+                     std::to_string(desc.device_index) + " where it gave one on device " +
+                     std::to_string(storage->device_index) + " the first time");
+  if (desc.storage_bytes != storage->size_bytes)
+    throw StateError("op " + std::to_string(op->id) + " gave " +
+                     std::to_string(desc.storage_bytes) + " bytes where it gave " +
+                     std::to_string(storage->size_bytes) + " the first time");
+  parts_.verifier.compare(storage, op, desc.data);
+  // The op may have consumed an old version: its memory changes hands.
+  Storage* consumed = parts_.graph.by_handle.find(desc.handle);
+  void* address = parts_.environment.framework->take(desc.handle);
+  if (!address)
+    throw StateError("op " + std::to_string(op->id) +
+                     " gave a result whose memory is not from this allocator");
+  if (consumed) {
+    parts_.graph.by_address.erase(address);
+    parts_.lifecycle.lose_handle(consumed, deferred);
+    parts_.lifecycle.become_evicted(consumed);
+  }
+  place(storage, address, held, deferred);
+}
+
+std::vector<Rematerializer::Held> Rematerializer::hold(const Rematerialization& remat) const {
+  std::vector<Held> held;
+  for (Storage* storage : remat.step_outputs)
+    if (storage->live && !has_content(storage)) {
+      parts_.environment.framework->retain_weak(storage->handle);
+      held.push_back({storage, storage->handle, false});
+    }
+  return held;
+}
+
+void Rematerializer::retain(std::vector<Held>& held, Deferred& deferred) const {
+  for (Held& entry : held) {
+    entry.strong = parts_.environment.framework->retain_strong_with_gil(entry.handle) != 0;
+    if (entry.strong) deferred.release_strong(entry.handle);
+    deferred.release_weak(entry.handle);
+  }
+}
+
+void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& held,
+                            uint32_t tensors, uint32_t results, int64_t reading_ns,
+                            Deferred& deferred) {
+  Op* op = remat.stack.back().op;
+  parts_.environment.clock_ns += op->cost_ns;
+  parts_.environment.stats.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
+  for (const Output& output : op->outputs) {
+    Storage* storage = output.storage;
+    if (!storage || has_content(storage)) continue;
+    const uint32_t at =
+        output.mutation ? output.position : tensors + static_cast<uint32_t>(output.position);
+    if (!output.mutation && static_cast<uint32_t>(output.position) >= results)
+      throw StateError("op " + std::to_string(op->id) + " gave fewer results than the first time");
+    if (output.mutation && at >= tensors)
+      throw StateError("op " + std::to_string(op->id) + " had more arguments the first time");
+    const auto* tensor = reinterpret_cast<const void*>(remat.step[at]);
+    if (!tensor)
+      throw StateError("op " + std::to_string(op->id) + " gave no result " +
+                       std::to_string(output.position) + ", unlike the first time");
+    dtr_tensor_desc desc;
+    parts_.environment.framework->describe(tensor, &desc);
+    const bool strong = std::any_of(held.begin(), held.end(), [&](const Held& of) {
+      return of.storage == storage && of.strong;
+    });
+    take_result(op, storage, desc, strong, deferred);
+  }
+  ++parts_.environment.stats.rematerializations;
+  parts_.environment.observers.notify(&Observer::ran_again, op);
+  if (parts_.streams.has_streams(remat.stack.back().target->device_type)) {
+    parts_.environment.stats.recompute_ns +=
+        static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
+  } else {
+    if (op->signature) parts_.costs.add_again(op->signature, reading_ns);
+    parts_.environment.stats.recompute_ns += static_cast<uint64_t>(
+        now_ns() - remat.step_begin_ns - (room_ns_of_thread() - remat.room_ns_at_step));
+  }
+  drop_consumed(remat, deferred);
+  remat.step_open = false;
+  end_step(remat, deferred);
+}
+
+// Old versions that the step ran on are overwritten, in part if it failed. Those whose
+// memory went to the next version are evicted already; the rest are where the next
+// version was resident all the time, or is gone.
+void Rematerializer::drop_consumed(Rematerialization& remat, Deferred& deferred) {
+  for (Storage* old : remat.consumed) {
+    if (old->state != State::resident) continue;
+    parts_.graph.by_address.erase(old->address);
+    parts_.lifecycle.lose_handle(old, deferred);
+    parts_.lifecycle.become_evicted(old);
+  }
+  remat.consumed.clear();
+}
+
+// Takes the innermost step off the stack and unlocks what it locked. The target
+// last: it keeps the op.
+void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
+  const Rematerialization::Step step = remat.stack.back();
+  remat.stack.pop_back();
+  for (Storage* storage : remat.step_outputs) {
+    --storage->holds;
+    parts_.lifecycle.unlock(storage, deferred);
+  }
+  remat.step_outputs.clear();
+  while (remat.stack_inputs.size() > step.first_input) {
+    const Rematerialization::StepInput input = remat.stack_inputs.back();
+    remat.stack_inputs.pop_back();
+    if (input.waits) --input.storage->holds;
+    parts_.lifecycle.unlock(input.storage, deferred);
+  }
+  if (step.target->state == State::recomputing) step.target->state = State::evicted;
+  if (step.target->state == State::resident && step.forget)
+    parts_.lifecycle.forget_parent(step.target, deferred);
+  parts_.lifecycle.unlock(step.target, deferred);
+  if (remat.stack.empty() && std::exchange(remat.used_sources, false))
+    parts_.dead.settle_sources(deferred);
+}
+
+void Rematerializer::abort(Rematerialization& remat, Deferred& deferred) {
+  if (remat.step_open) drop_consumed(remat, deferred);
+  remat.step_open = false;
+  while (!remat.stack.empty()) end_step(remat, deferred);
+}
+
+}  // namespace dtr
