@@ -13,9 +13,6 @@ from typing import Any
 from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
-FIXED = ("chunk", "keep", "fixed", "placement", "poison")
-"""The fields of Config that the pools are made with."""
-
 _lock = threading.Lock()
 _pools: Pools | None = None
 
@@ -121,17 +118,20 @@ def check_fits(device_type: str, config: Config) -> None:
             f"{device_type!r}"
         )
     made, wished, default = map(_heap_settings, (_pools.config, config, Config()))
-    for name, value in wished.items():
-        if value not in (made[name], default[name]):
-            raise StateError(
-                f"this process's heap was made with {name} {made[name]}, and cannot change to "
-                f"{value}"
-            )
+    if any(value not in (made[name], default[name]) for name, value in wished.items()):
+        raise StateError(
+            f"this process's heap was made with {_shown(_pools.config)}, and cannot change to "
+            f"{_shown(config)}"
+        )
 
 
 def _heap_settings(config: Config) -> dict[str, object]:
     """The settings that are fixed when a process gets its heap."""
     return {**vars(config.pool), "poison": config.debug.poison}
+
+
+def _shown(config: Config) -> str:
+    return f"pool {config.pool}{', poisoned' * config.debug.poison}"
 
 
 def count_cuda_devices() -> int:

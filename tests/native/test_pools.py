@@ -82,7 +82,7 @@ def test_counters_add_up_and_sizes_of_a_device_do_not(two_devices):
 @pytest.mark.usefixtures("no_pools")
 @pytest.mark.parametrize(("keep", "stays"), [("all", 8), ("0", 0), ("3MiB", 3)])
 def test_free_memory_stays_as_far_as_it_may(keep, stays):
-    made = pools.of_process("cpu", load_config({}, keep=keep, chunk="1MiB"))
+    made = pools.of_process("cpu", load_config({}, pool=f"chunk:1MiB,keep:{keep}"))
     for address in [take(made.handles[0], 1 * MIB) for _ in range(8)]:
         check(lib.dtr_pool_free(made.handles[0], address))
     assert made.total_stats()["reserved_bytes"] == stays * MIB
@@ -90,7 +90,7 @@ def test_free_memory_stays_as_far_as_it_may(keep, stays):
 
 @pytest.mark.usefixtures("no_pools")
 def test_freed_memory_reads_as_nan_where_asked_for():
-    made = pools.of_process("cpu", load_config({}, poison=True))
+    made = pools.of_process("cpu", load_config({}, debug="poison"))
     address = take(made.handles[0], 4096)
     content = ffi.cast("float *", address)
     content[5] = 1.0
@@ -102,9 +102,13 @@ def test_freed_memory_reads_as_nan_where_asked_for():
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ({"chunk": "1MiB"}, {"chunk": "2MiB"}, "chunk 1048576, and cannot change to 2097152"),
-        ({}, {"keep": "1GiB"}, "keep all, and cannot change to 1073741824"),
-        ({}, {"poison": True}, "poison False, and cannot change to True"),
+        (
+            {"pool": "chunk:1MiB"},
+            {"pool": "chunk:2MiB"},
+            "chunk:1048576,keep:all, and cannot change to pool chunk:2097152,keep:all",
+        ),
+        ({}, {"pool": "keep:1GiB"}, "keep:all, and cannot change to pool chunk:auto,keep:1073"),
+        ({}, {"debug": "poison"}, "keep:all, and cannot change to pool chunk:auto,keep:all, poi"),
     ],
 )
 def test_what_the_heap_was_made_with_stays_and_the_default_goes_with_it(first, second, message):
