@@ -175,11 +175,15 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
   // With the free bytes at both ends, which the window may need.
   std::vector<dtr_run_block> run(2 * victims->size() + 2);
   uint64_t count = 0;
-  dtr_pool_run(device.pool, pointer(begin), run.data(), run.size(), &count);
-  for (size_t i = 0; i < count; ++i) {
-    if (run[i].address < end) continue;
-    if (run[i].state != 0 && run[i].state != 3) break;
-    end = run[i].address + run[i].size_bytes;
+  for (;; run.resize(2 * run.size())) {
+    dtr_pool_run(device.pool, pointer(begin), run.data(), run.size(), &count);
+    size_t i = 0;
+    while (i < count && run[i].address < end) ++i;
+    while (i < count && (run[i].state == 0 || run[i].state == 3)) {
+      end = run[i].address + run[i].size_bytes;
+      ++i;
+    }
+    if (i < count || count < run.size()) break;
   }
   if (count > 0) begin = std::min(begin, run[0].address);
   const auto first_kept =

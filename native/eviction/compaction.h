@@ -10,8 +10,8 @@
 // where memory is mapped by chunks, one is emptied into the gaps between other blocks, to be mapped
 // to where the request is.
 //
-// Scanning all blocks takes longer than a search for victims. So a scan happens only if the expected
-// saving exceeds the time of several scans; each scan in vain doubles that threshold.
+// Scanning all blocks takes longer than a search for victims. So a scan happens only if the
+// expected saving exceeds the time of several scans; each scan in vain doubles that threshold.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,8 @@
 // When: compaction.h.
 //
 // The price (policy/move_price.h) is measured: what the host spends on a move by the clock, copies
-// by the clock or, on streams, by timers that are read some operators later. Nothing waits for them.
+// by the clock or, on streams, by timers that are read some operators later. Nothing waits for
+// them.
 #pragma once
 
 #include "graph/deferred.h"

@@ -229,8 +229,8 @@ void SwapSpace::drop_copy(Storage* storage) {
   lifecycle_.host_memory_freed();
 }
 
-// A content that can be recomputed is not kept, whatever the policy for the dead: host memory is for
-// constants, and for the living.
+// A content that can be recomputed is not kept, whatever the policy for the dead: host memory is
+// for constants, and for the living.
 void SwapSpace::died(Storage* storage, Deferred& deferred) {
   if (storage->locks > 0 || !storage->children) return;  // later, or at once in maybe_remove()
   if (storage->parent) {

@@ -1,5 +1,5 @@
-// swap_costs.h: what it costs to evict a content by swapping it: the time of both copies. The search
-// for room compares it with the cost of recomputing; a constant has no other way to go.
+// swap_costs.h: what it costs to evict a content by swapping it: the time of both copies. The
+// search for room compares it with the cost of recomputing; a constant has no other way to go.
 #pragma once
 
 #include <algorithm>

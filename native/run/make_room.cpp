@@ -1,7 +1,7 @@
-// make_room.cpp: choosing what to evict, and evicting it. One storage of the least score, or a window:
-// its members go in one call, so that the request has its place at the next try. A member that
-// cannot be had just now blocks: what went before it is gone, and if that was nothing, the search
-// goes on without it. Windows, and which of the two it is: window.h, window.cpp.
+// make_room.cpp: choosing what to evict, and evicting it. One storage of the least score, or a
+// window: its members go in one call, so that the request has its place at the next try. A member
+// that cannot be had just now blocks: what went before it is gone, and if that was nothing, the
+// search goes on without it. Windows, and which of the two it is: window.h, window.cpp.
 #include <algorithm>
 #include <cmath>
 #include <limits>
