@@ -1,4 +1,4 @@
-// repeat.h: running operators again, to bring evicted content back (which: run/remat.cpp).
+// repeat.h: running operators again, to bring evicted content back (which: run/rematerializer.cpp).
 //
 // A replay sees nothing of what surrounds it, but what the kernel saw in its first run
 // (surroundings.h).

@@ -59,13 +59,13 @@ double Engine::ghost_factor(const Storage* storage) const {
 // other policies for the dead: they keep dead storages that nobody brought back, too.)
 void Engine::release_ghosts(Deferred& deferred) {
   if (options_.ghosts != DTR_GHOSTS_AT_ONCE || dead_.policy() != Dealloc::eager) return;
-  for (Device* device : devices_) {
+  for (const auto& device : devices_) {
     grow_up(*device);
     // From the end: the last candidate fills the gap.
     for (size_t i = device->candidates.size(); i-- > 0;) {
       Storage* storage = device->candidates.at(i);
       if (storage->parent && is_idle(storage) && storage->locks == 0 && storage->pins == 0)
-        drop(storage, deferred);
+        drop(storage, EvictionCause::gone, deferred);
     }
   }
 }

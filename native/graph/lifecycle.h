@@ -16,6 +16,8 @@ class Lifecycle {
   virtual void become_resident(Storage* storage, void* address) = 0;
   // Whether the storage is a candidate for eviction (R6) may have changed.
   virtual void update_candidate(Storage* storage) = 0;
+  // A resident content has been moved.
+  virtual void change_address(Storage* storage, void* address) = 0;
   // A resident storage becomes a constant.
   virtual void forget_parent(Storage* storage, Deferred& deferred) = 0;
   // The framework no longer refers to the storage.
@@ -26,6 +28,10 @@ class Lifecycle {
   // The record of the content that the old one's buffer holds from now on; the old one has none
   // (R1).
   virtual Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) = 0;
+  // What it costs to evict has changed, for all storages.
+  virtual void prices_changed() = 0;
+  // Constants that found no room in host memory may go there now.
+  virtual void host_memory_freed() = 0;
   // Called by a Deferred, after the mutex was released.
   virtual void banish_queued(Deferred& deferred) = 0;
 

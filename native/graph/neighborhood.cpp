@@ -244,7 +244,7 @@ void Engine::rebuild_neighborhoods() {
     storage->ancestors_known = false;
     if (needs_.tolls) count_dependents(storage);
   });
-  for (const Device* device : devices_)
+  for (const auto& device : devices_)
     for (size_t i = 0; i < device->candidates.size(); ++i)
       device->candidates.at(i)->ancestors_known = device->candidates.at(i)->descendants_known =
           false;

@@ -32,7 +32,7 @@
 //  R13 What streams wait for: O1 and O2 of stream_order.h.
 //  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
 //      there. To all others it is as good as resident: it counts for nobody's costs, and is no
-//      history to be recomputed. It is managed and not external. (swap.cpp)
+//      history to be recomputed. It is managed and not external. (swap_space.h)
 //  R15 Pins are of a handle, whatever content it has or whether the engine has met it; a live
 //      managed storage has as many as its handle. What is pinned is not evicted; what was evicted
 //      already comes back by whoever pinned it. (pins.h)

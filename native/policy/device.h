@@ -24,8 +24,6 @@ struct Device {
   Bandwidth way_out = {};            // to host memory
   Bandwidth way_in = {};
   MovePrice move_price = {};
-  double hole_search_ns = 0;   // what the last one took
-  uint32_t looks_in_vain = 0;  // for moves, since the last that was not
   std::unordered_map<uint64_t, uint64_t> pending_moves = {};  // bytes, by the pool's timer
 };
 

@@ -4,7 +4,7 @@
 // Both are learned: the first from every move, the second from copies that are large enough to
 // show it. What is stated stays where it is until the readings have moved away by more than a
 // fifth, as in bandwidth.h. Before the first reading they are guesses, which a calibration
-// replaces where the first price is asked for (moving.cpp).
+// replaces where the first price is asked for (move.cpp).
 #pragma once
 
 #include <cstdint>

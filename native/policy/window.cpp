@@ -162,7 +162,8 @@ double Engine::joint_price(const SearchContext& moment) {
                                : needs_.tolls
                                    ? with_tolls(cost_of(storage), costs_of_members_[i])
                                    : static_cast<double>(cost_of(storage) + costs_of_members_[i]);
-      cost = at_least_1(at_most_move(storage, with_swap(storage, recompute)));
+      cost =
+          at_least_1(compactor_.at_most_move(storage, swap_costs_.with_swap(storage, recompute)));
     }
     joint += factor(storage) * cost;
   }
@@ -172,7 +173,7 @@ double Engine::joint_price(const SearchContext& moment) {
 // The best window by W4, its members in members_; false if there is none.
 bool Engine::find_window(Device& device, const SearchContext& moment, uint64_t size_bytes) {
   search_windows(device, moment, size_bytes);
-  find_largest_hole(device);
+  compactor_.begin_search(device);
   Window best;
   double least = std::numeric_limits<double>::infinity();
   const bool credits_bytes =

@@ -13,7 +13,7 @@
 //       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
 //       compared by their joint price, in which nothing that members would be recomputed
 //       through counts twice: it counts where its factor is largest. A member that may be moved
-//       (moving.cpp) counts with what that costs, where it is less. Under DTR_ROOM_AUTO
+//       (move.cpp) counts with what that costs, where it is less. Under DTR_ROOM_AUTO
 //       it is divided by the bytes of the window, if the score has a size: what is beyond the
 //       request serves the next one. But no window counts for more than kMostTimes the request.
 //   W5  What is found is what trying all would find; checked by check_invariants().

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/handles.h"
@@ -13,7 +14,8 @@ Engine::Engine(const dtr_engine_options& options)
     : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
   options_ = options;
   dead_.configure();
-  host_.set_cap(options.swap_bytes);
+  Deferred deferred(environment_, *this);
+  swap_space_.configure(deferred);
   environment_.observers.add(&op_log_);
   core_ = core_table(this);
 }
@@ -21,12 +23,11 @@ Engine::Engine(const dtr_engine_options& options)
 Engine::~Engine() {
   {
     Deferred deferred(environment_, *this);
-    release_host_memory(true, deferred);
+    swap_space_.give_back_kept(true, deferred);
   }
-  for (Device* device : devices_) {
+  for (const auto& device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
     unuse(device->pool);
-    delete device;
   }
 }
 
@@ -43,9 +44,9 @@ void Engine::configure(const dtr_engine_options& options) {
   needs_ = Needs::of(options.heuristic, options.room);
   if (reseed) random_ = Random(options.heuristic.seed);
   rebuild_neighborhoods();
-  configure_swap(deferred);
-  configure_moving();
-  reset_all_bounds();
+  swap_space_.configure(deferred);
+  mover_.configure();
+  prices_changed();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -64,17 +65,15 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                      std::to_string(device_index) + " has a pool already");
   use(pool, true);
   environment_.pools.push_back({device_type, device_index, pool});
-  auto* device = new Device{device_type, device_index, pool, devices_.size()};
-  device->way_out = bandwidth_of(options_.swap_out_bytes_per_s, device_type);
-  device->way_in = bandwidth_of(options_.swap_in_bytes_per_s, device_type);
-  device->move_price = MovePrice(options_.move_bytes_per_s, device_type == 0);
+  Device& device = devices_.add(device_type, device_index, pool);
+  swap_space_.add_device(device);
+  mover_.add_device(device);
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
-  device->one_range = room.chunk_bytes != 0;
+  device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
-  devices_.push_back(device);
-  room_callers_.push_back({this, device});
-  reset_all_bounds();
+  room_callers_.push_back({this, &device});
+  prices_changed();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
@@ -84,13 +83,6 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
         return engine->make_room(*device, size_bytes);
       },
       &room_callers_.back());
-}
-
-Device& Engine::device_of(const Storage* storage) const {
-  for (Device* device : devices_)
-    if (device->type == storage->device_type && device->index == storage->device_index)
-      return *device;
-  throw StateError("storage " + std::to_string(storage->id) + " is on a device without a pool");
 }
 
 dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
@@ -148,7 +140,7 @@ Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) 
     storage->live = true;
     framework_->retain_weak(desc.handle);
     graph_.by_address.insert(desc.data, storage);
-    if (is_swapping()) update_candidate(storage);
+    if (swap_costs_.is_on()) update_candidate(storage);
   } else {
     storage->external = true;
     storage->constant_for_good = true;
@@ -167,7 +159,7 @@ void Engine::content_replaced(Storage* storage, Deferred& deferred) {
     if (!storage->parent) storage->lost = true;
     become_evicted(storage);
   }
-  if (storage->state == State::swapped) swapped_died(storage, deferred);
+  if (storage->state == State::swapped) swap_space_.died(storage, deferred);
   maybe_remove(storage, deferred);
 }
 
@@ -196,7 +188,8 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
 
 void Engine::update_candidate(Storage* storage) {
   const bool wanted = storage->state == State::resident && storage->managed &&
-                      !storage->unwritten && (storage->parent || is_swappable(storage));  // R6
+                      !storage->unwritten &&
+                      (storage->parent || swap_costs_.is_swappable(storage));  // R6
   if (wanted == is_candidate(storage)) return;
   Device& device = device_of(storage);
   if (wanted) {
@@ -237,6 +230,25 @@ void Engine::become_evicted(Storage* storage) {
   ++stats_.evicted_storages;
   join_neighborhoods(storage);
   update_asking(storage, false);
+}
+
+void Engine::change_address(Storage* storage, void* address) {
+  const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
+  Device& device = devices_.of(storage);
+  if (is_placed) device.candidates.remove(storage);
+  graph_.by_address.erase(storage->address);
+  graph_.by_address.insert(address, storage);
+  storage->address = address;
+  if (!is_placed) return;
+  device.candidates.add(storage);
+  reset_bounds(device, storage);
+}
+
+void Engine::host_memory_freed() {
+  if (!std::exchange(parked_for_host_, false)) return;
+  for (const auto& device : devices_)
+    for (size_t i = 0; i < device->candidates.size(); ++i)
+      if (!device->candidates.at(i)->parent) unpark(device->candidates.at(i));
 }
 
 void Engine::become_resident(Storage* storage, void* address) {
@@ -316,7 +328,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
     void* address = storage->address;
     if (resident && storage->managed) graph_.by_address.erase(address);
     dead_.let_go(storage);
-    if (storage->host) drop_host_copy(storage);
+    if (storage->host) swap_space_.drop_copy(storage);
     Verifier::forget_expected(storage, deferred);
     storage->state = State::freed;
     storage->address = nullptr;
@@ -358,7 +370,7 @@ void Engine::freed(void* address) {
   Deferred deferred(environment_, *this);
   bool give_back = true;
   dtr_pool* pool = nullptr;
-  for (const Device* device : devices_)
+  for (const auto& device : devices_)
     if (dtr_pool_contains(device->pool, address)) pool = device->pool;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
@@ -375,7 +387,7 @@ void Engine::freed(void* address) {
             become_evicted(storage);
           } else {
             // Nothing will ask for it again: no detour through an evicted component.
-            environment_.observers.notify(&Observer::lost, storage, eviction_cause_);
+            environment_.observers.notify(&Observer::lost, storage, EvictionCause::gone);
             storage->address = nullptr;
             storage->state = State::evicted;
             update_candidate(storage);
@@ -389,7 +401,7 @@ void Engine::freed(void* address) {
 }
 
 void Engine::record_stream(void* address, uint64_t stream) {
-  for (const Device* device : devices_)
+  for (const auto& device : devices_)
     if (dtr_pool_contains(device->pool, address))
       dtr_pool_record_stream(device->pool, address, stream);
 }
@@ -415,7 +427,7 @@ void Engine::evicted_died(Storage* storage) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
   lose_handle(storage, deferred);
-  if (storage->state == State::swapped) swapped_died(storage, deferred);
+  if (storage->state == State::swapped) swap_space_.died(storage, deferred);
   dead_.evicted_died(storage, deferred);
   maybe_remove(storage, deferred);
 }
@@ -456,7 +468,7 @@ void Engine::reset() {
     graph_.recycle(storage);
   }
   pins_.clear(deferred);
-  release_host_memory(true, deferred);
+  swap_space_.give_back_kept(true, deferred);
 }
 
 // ---- counters ----
@@ -535,7 +547,7 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
   uint64_t count = 0;
-  for (Device* device : devices_) {
+  for (const auto& device : devices_) {
     grow_up(*device);
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
@@ -571,15 +583,15 @@ void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool*
   std::string swapped;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
-    if (is_swapping())
-      swapped = "; swapped to host memory " + std::to_string(host_.in_use_bytes()) + " of " +
-                std::to_string(host_.cap_bytes()) + " bytes";
+    if (swap_costs_.is_on())
+      swapped = "; swapped to host memory " + std::to_string(swap_space_.memory().in_use_bytes()) +
+                " of " + std::to_string(swap_space_.memory().cap_bytes()) + " bytes";
     graph_.by_address.for_each([&](const void* address, const Storage* storage) {
       if (!dtr_pool_contains(pool, address)) return;
       if (storage->locks > 0)
         locked += storage->size_bytes;
-      else if (storage->unwritten || (!storage->parent && !(is_swappable(storage) &&
-                                                            host_.has_room(storage->size_bytes))))
+      else if (storage->unwritten || (!storage->parent && !(swap_costs_.is_swappable(storage) &&
+                                                            swap_costs_.has_room(storage))))
         constants += storage->size_bytes;
       else if (storage->pins > 0 || capture_.is_frozen(storage))
         pinned += storage->size_bytes;

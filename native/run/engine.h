@@ -29,9 +29,10 @@
 #include "base/scoped_timer.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
-#include "eviction/host_memory.h"
+#include "eviction/compaction.h"
+#include "eviction/move.h"
 #include "eviction/placement_hint.h"
-#include "eviction/prefetcher.h"
+#include "eviction/swap_space.h"
 #include "frame.h"
 #include "graph/component.h"
 #include "graph/contents.h"
@@ -112,7 +113,7 @@ class Engine final : private Lifecycle {
   void remat_commit(Frame& frame, uint32_t tensors, uint32_t results);
   void remat_abort(Frame& frame);
 
-  // ---- room.cpp ----
+  // ---- make_room.cpp ----
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
   // heuristic fails: through the pool's allocate, which asked with no lock held.
   int32_t make_room(Device& device, uint64_t size_bytes);
@@ -130,7 +131,6 @@ class Engine final : private Lifecycle {
   // Throws for what can be told to be no tensor of the connected framework.
   void check_tensor(const void* tensor) const;
 
-  // ---- moving.cpp ----
   bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
@@ -162,11 +162,14 @@ class Engine final : private Lifecycle {
   void become_resident(Storage* storage, void* address) override;
   void leave_neighborhoods(Storage* storage);
   void update_candidate(Storage* storage) override;
+  void change_address(Storage* storage, void* address) override;
+  void prices_changed() override;
+  void host_memory_freed() override;
   void grow_up(Device& device);
   void unlock(Storage* storage, Deferred& deferred) override;
   void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
-  Device& device_of(const Storage* storage) const;
+  Device& device_of(const Storage* storage) const { return devices_.of(storage); }
   bool is_managed_device(const dtr_tensor_desc& desc) const {
     return pool_of(desc.device_type, desc.device_index) != nullptr;
   }
@@ -216,10 +219,12 @@ class Engine final : private Lifecycle {
   void bounds_lowered(Storage* storage);
   void rebuild_neighborhoods();
 
-  // room.cpp
+  // make_room.cpp
   class Evicting;
-  bool evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool drop(Storage* storage, Deferred& deferred);
+  bool is_better_swapped(Storage* storage);
+  bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
+             std::unique_lock<EngineMutex>& lock);
+  bool drop(Storage* storage, EvictionCause cause, Deferred& deferred);
   Storage* evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock, size_t* evicted);
   Storage* choose(Device& device, const SearchContext& moment);
   Storage* choose_by_callback(Device& device, const SearchContext& moment,
@@ -245,7 +250,6 @@ class Engine final : private Lifecycle {
     if (storage->parked) reweigh(storage);
   }
   void reset_bounds(Device& device, Storage* storage);
-  void reset_all_bounds();
 
   // window.cpp
   // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
@@ -266,45 +270,10 @@ class Engine final : private Lifecycle {
   Way choose_victims(Device& device, const SearchContext& moment, uint64_t size_bytes,
                      std::unique_lock<EngineMutex>& lock);
 
-  // swap.cpp
-  static Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type);
-  bool is_swapping() const { return options_.swap_bytes > 0; }
-  bool is_swappable(const Storage* storage) const;
-  bool is_better_swapped(Storage* storage);
-  double swap_ns(const Storage* storage) const;
-  double with_swap(const Storage* storage, double recompute_ns) const;
-  double at_most_swap(const Storage* storage, double recompute_ns) const;
-  bool swap_out(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
-               bool ahead = false);
-  void drop_host_copy(Storage* storage);
-  void swapped_died(Storage* storage, Deferred& deferred);
-
-  // moving.cpp
-  bool is_movable(const Storage* storage) const;
-  double move_ns(const Storage* storage);
-  bool relocate(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
-                Deferred& deferred);
-  void calibrate_moves(Device& device);
-  void configure_moving();
-  bool copy_took(Device& device, uint64_t timer, int64_t ns);
-  Device& device_with(const dtr_pool* pool) const;
-
-  // holes.cpp
+  // What evicting it loses, where nothing is known of when it is needed again.
   double loss_ns(Storage* storage);
-  bool moves_aside() const;
-  void find_largest_hole(const Device& device);
-  double at_most_move(Storage* storage, double cost_ns);
-  bool move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
-                    Deferred& deferred);
-  bool open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns, Deferred& deferred);
-  bool open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred);
-  bool empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred);
-
-  void note_return(Storage* storage, Frame& frame);
   void prefetch(Frame& frame);
-  void configure_swap(Deferred& deferred);
-  void release_host_memory(bool all, Deferred& deferred);
+  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   // invariants.cpp
@@ -328,6 +297,11 @@ class Engine final : private Lifecycle {
   DeadStorages dead_{environment_, *this, settling_};
   Contents contents_{environment_, graph_, *this, settling_};
   UnwrittenParts unwritten_;
+  Devices devices_;
+  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_, streams_};
+  const SwapCosts& swap_costs_ = swap_space_.costs();
+  Mover mover_{environment_, graph_, devices_, capture_, streams_, *this};
+  Compactor compactor_{environment_, graph_, capture_, mover_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;
@@ -337,7 +311,6 @@ class Engine final : private Lifecycle {
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  std::vector<Device*> devices_;
   struct RoomCaller {
     Engine* engine;
     Device* device;
@@ -355,7 +328,6 @@ class Engine final : private Lifecycle {
   FewWindows few_;                         // the best of the last search
   std::vector<Storage*> members_;          // of the window that was looked at last
   std::vector<int64_t> costs_of_members_;  // of joint_price()
-  uint64_t largest_hole_ = 0;              // that a member could move to; 0: none moves
   std::vector<Storage*> victims_;          // what choose_victims() chose
   std::vector<Storage*> other_victims_;    // buffer of evict_victims()
   std::vector<Storage*> asking_;           // worklist of update_asking()
@@ -364,14 +336,11 @@ class Engine final : private Lifecycle {
   bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
 
-  HostMemory host_;
-  std::condition_variable_any moved_;               // a copy, or another thread's Evicting
-  uint32_t evicting_ = 0;                           // threads whose victims are not yet free
-  std::unordered_map<uint64_t, Storage*> swapped_;  // by id
-  Prefetcher prefetcher_;
-  bool parked_for_host_ = false;  // some constants are parked for lack of host memory
+  std::condition_variable_any evicted_;  // another thread's Evicting is over
+  uint32_t evicting_ = 0;                // threads whose victims are not yet free
+  bool parked_for_host_ = false;         // some constants are parked for lack of host memory
 
-  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the evictions that happen now
+  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the content that is lost now
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

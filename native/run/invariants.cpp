@@ -25,7 +25,8 @@ void Engine::check_invariants() {
                      std::to_string(stats_.live_storages));
   dead_.check(storages);
   unwritten_.check(storages);
-  uint64_t evicted = 0, candidates = 0, host_bytes = 0;
+  swap_space_.check(storages);
+  uint64_t evicted = 0, candidates = 0;
   std::unordered_map<const ComponentNode*, int64_t> costs;
   for (Storage* storage : storages) {
     const bool resident = storage->state == State::resident;
@@ -33,16 +34,6 @@ void Engine::check_invariants() {
             storage->id);
     require(resident == (storage->address != nullptr), "R4: address and state disagree",
             storage->id);
-    const bool swapped = storage->state == State::swapped;
-    require(swapped == (storage->host != nullptr), "R14: host memory and state disagree",
-            storage->id);
-    if (swapped) {
-      host_bytes += storage->size_bytes;
-      require(storage->managed && !storage->external && storage->size_bytes <= storage->host->bytes,
-              "R14: it may not be swapped out", storage->id);
-      require(storage->locks > 0 || !storage->host->moving, "R14: it moves, and is not locked",
-              storage->id);
-    }
     require(!storage->expected || (!resident && storage->parent),
             "R2: a copy is kept of what cannot be recomputed", storage->id);
     require(storage->counted == (!has_content(storage) && !storage->lost),
@@ -67,7 +58,7 @@ void Engine::check_invariants() {
     require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
             storage->id);
     const bool candidate = resident && storage->managed && !storage->unwritten &&
-                           (storage->parent || is_swappable(storage));
+                           (storage->parent || swap_costs_.is_swappable(storage));
     require(candidate == is_candidate(storage), "R6: candidate or not", storage->id);
     if (candidate) {
       ++candidates;
@@ -88,12 +79,8 @@ void Engine::check_invariants() {
       require(graph_.by_address.find(storage->address) == storage,
               "R4: the address leads elsewhere", storage->id);
   }
-  if (host_bytes != stats_.host_bytes || host_bytes > host_.in_use_bytes())
-    throw StateError("R14: " + std::to_string(host_bytes) + " bytes are swapped out, counted are " +
-                     std::to_string(stats_.host_bytes) + ", in use " +
-                     std::to_string(host_.in_use_bytes()));
   uint64_t listed = 0;
-  for (const Device* device : devices_) listed += device->candidates.size() + device->young.size();
+  for (const auto& device : devices_) listed += device->candidates.size() + device->young.size();
   if (candidates != listed) throw StateError("R6: the list of candidates is too long");
   if (evicted != stats_.evicted_storages)
     throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +
@@ -169,7 +156,7 @@ void Engine::check_neighborhoods() {
       require((upward ? counted->below : counted->above) == Known::maybe,
               "N2: a sum is known after all", counted->id);
   };
-  for (const Device* device : devices_)
+  for (const auto& device : devices_)
     for (size_t i = 0; i < device->candidates.size(); ++i)
       for (const bool upward : {true, false}) check(device->candidates.at(i), upward);
   if (!needs_.ancestors) return;
@@ -185,7 +172,7 @@ void Engine::check_search() {
   if (!needs_.scores || ++checks_ % 4 == 1) return;
   const dtr_engine_stats before = stats_;
   const bool search = checks_ % 4 == 0;
-  for (Device* device : devices_) {
+  for (const auto& device : devices_) {
     const SearchContext moment = context_of(*device);
     const Storage* best = nullptr;
     double least = 0;
@@ -200,8 +187,8 @@ void Engine::check_search() {
       const double recompute =
           needs_.tolls ? with_tolls(cost, is_idle(storage) ? 0 : sum_of(region(storage, true)))
                        : static_cast<double>(cost);
-      const double value =
-          exact_score(storage, moment, kind == DTR_COST_NONE ? 1 : with_swap(storage, recompute));
+      const double value = exact_score(
+          storage, moment, kind == DTR_COST_NONE ? 1 : swap_costs_.with_swap(storage, recompute));
       const double bound = device->candidates.bound(storage, moment.now_ns,
                                                     components_.decreased_ns(), moment.most_free);
       const bool free_to_go = is_free_to_go(storage);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -94,7 +95,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
       contents_.has_changed(storage))
     storage = contents_.changed(storage, deferred);
   if (storage->captured) frame.replayable = false;  // F2
-  if (storage->prefetched) note_return(storage, frame);
+  if (storage->prefetched) swap_space_.note_return(storage, &frame.returned);
   if (storage->unwritten && unwritten_.reads(frame, input, storage))
     forget_parent(storage, deferred);
   if (input.constant) {
@@ -120,6 +121,15 @@ void Engine::find_shared(Frame& frame) {
   for (const Input& input : frame.inputs)
     if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
   for (Input& input : frame.inputs) input.shared = input.storage && input.storage->mark == twice;
+}
+
+// All that the operator needs is there.
+void Engine::prefetch(Frame& frame) {
+  const uint64_t returned = std::exchange(frame.returned, 0);
+  if (returned == 0) return;
+  Deferred deferred(environment_, *this);
+  std::unique_lock<EngineMutex> lock(mutex_);
+  swap_space_.prefetch(returned, capture_, deferred, lock);
 }
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
@@ -486,7 +496,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
   timer_.learn(frame.timing, signature, frame.op_key, costs_,
                [this](const dtr_pool* pool, uint64_t timer, int64_t ns) {
-                 return copy_took(device_with(pool), timer, ns);
+                 return Mover::copy_took(devices_.with(pool), timer, ns);
                });
   if (cost_ns < 0) cost_ns = cost_of_call(frame, reading_ns);
   hints_.op_cost(frame.call, cost_ns);
@@ -551,7 +561,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
       update_candidate(storage);
-    } else if (is_swapping()) {
+    } else if (swap_costs_.is_on()) {
       update_candidate(storage);
     }
   }
@@ -634,10 +644,23 @@ int64_t Engine::remat_next(Frame& frame) {
   std::unique_lock<EngineMutex> lock(mutex_);
   const auto swap_in_for_step = [&](Storage* storage) {
     if (!swap_in(storage, deferred, lock)) return false;
-    note_return(storage, frame);
+    swap_space_.note_return(storage, &frame.returned);
     return true;
   };
   return rematerializer_.next(frame.remat, std::cref(swap_in_for_step), deferred);
+}
+
+// SwapSpace::swap_in(), and says where the memory went if there is none.
+bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  try {
+    return swap_space_.swap_in(storage, deferred, lock);
+  } catch (const OutOfMemory& error) {
+    const uint64_t size_bytes = storage->size_bytes;
+    lock.unlock();
+    std::string text = error.what();
+    out_of_memory_text(&text, size_bytes, device_of(storage).pool);
+    throw OutOfMemory(text);
+  }
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {

@@ -12,10 +12,28 @@ bool Engine::user_evict(void* handle) {
     return false;
   // The caller holds the storage through Python, which is what evict() may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  eviction_cause_ = EvictionCause::by_user;
-  const bool done = evict(storage, deferred, lock);
-  eviction_cause_ = EvictionCause::gone;
-  return done;
+  return evict(storage, EvictionCause::by_user, deferred, lock);
+}
+
+bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
+  Deferred deferred(environment_, *this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  Storage* storage = graph_.by_handle.find(handle);
+  return storage && mover_.move(storage, avoid_begin, avoid_end, false, deferred);
+}
+
+uint64_t Engine::compact(dtr_pool* pool) {
+  Deferred deferred(environment_, *this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  devices_.with(pool);
+  return compactor_.compact(pool, deferred);
+}
+
+uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
+  Deferred deferred(environment_, *this);
+  std::lock_guard<EngineMutex> lock(mutex_);
+  devices_.with(pool);
+  return compactor_.move_some(pool, seed, count, deferred);
 }
 
 bool Engine::user_is_resident(void* handle) {

@@ -1,4 +1,4 @@
-"""Contents go to other addresses of their pool (eviction/moving.cpp). Needs the native build.
+"""Contents go to other addresses of their pool (eviction/move.cpp). Needs the native build.
 
 The fixtures check at the end that nothing was left behind.
 """

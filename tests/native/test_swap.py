@@ -1,4 +1,4 @@
-"""Contents go to host memory and come back (native/eviction/swap.cpp). Needs the native build.
+"""Contents go to host memory and come back (eviction/swap_space.cpp). Needs the native build.
 
 The fixture checks at the end that nothing was left behind.
 """

@@ -77,7 +77,7 @@ enum {
   DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
 };
 
-/* How an allocation that does not fit gets room (eviction/room.cpp), */
+/* How an allocation that does not fit gets room (run/make_room.cpp), */
 enum {
   DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
                           or a remap, whatever costs less (policy/window.cpp) */
@@ -106,7 +106,7 @@ typedef struct dtr_engine_options {
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
   int32_t ghosts;           /* DTR_GHOSTS_... */
   int32_t waiting;          /* DTR_WAITING_... */
-  /* The most bytes of host memory that contents may be swapped to (eviction/swap.cpp); 0: off.
+  /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
   uint64_t swap_bytes;
   double swap_out_bytes_per_s; /* how fast copies to host memory are; 0: as measured */
@@ -116,7 +116,7 @@ typedef struct dtr_engine_options {
   uint64_t verify;
   int32_t room;   /* DTR_ROOM_... */
   int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
-                     piece (eviction/moving.cpp) */
+                     piece (eviction/move.cpp) */
   double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
   int32_t contents;        /* DTR_CONTENTS_... */
 } dtr_engine_options;

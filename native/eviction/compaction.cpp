@@ -1,25 +1,15 @@
-// holes.cpp: making place for a request by moving what lies in the way (moving.cpp: what may move,
-// how, and its price).
-//
-// Unless room is made by single evictions only, what was chosen for eviction is compared with
-// moves: a hole is made by moves alone, which may take constants out of the way; or members of a
-// window are moved that cost less to copy than to make anew, beside evictions. And before memory is
-// remapped a hole is made by moves, if they cost less.
-//
-// The last resort before what only waits is evicted, or a request fails, is the same at any price;
-// where memory is mapped by chunks, one is emptied into the gaps between other blocks, to be mapped
-// to where the request is.
-//
-// All that looks at all blocks, which takes longer than a search. So more must be at stake than
-// some looks take, and twice as much after each that was in vain.
+// compaction.cpp: see compaction.h.
+#include "compaction.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/ranges.h"
-#include "run/engine.h"
+#include "policy/score.h"
 
 namespace dtr {
 
@@ -59,31 +49,6 @@ struct Touched {
   size_t first, last;  // of the blocks
 };
 
-// Times a look at the whole heap until the scope ends, or end().
-class Look {
- public:
-  // is_fixed: the price of a move is given, so no clock may decide.
-  Look(double& ns, uint64_t& total_ns, bool is_fixed)
-      : ns_(ns), total_ns_(total_ns), is_fixed_(is_fixed), begin_ns_(now_ns()) {}
-  Look(const Look&) = delete;
-  Look& operator=(const Look&) = delete;
-  ~Look() { end(); }
-  void end() {
-    if (over_) return;
-    over_ = true;
-    const int64_t spent = now_ns() - begin_ns_;
-    if (!is_fixed_) ns_ = static_cast<double>(spent);
-    total_ns_ += static_cast<uint64_t>(spent);
-  }
-
- private:
-  double& ns_;
-  uint64_t& total_ns_;
-  bool is_fixed_;
-  int64_t begin_ns_;
-  bool over_ = false;
-};
-
 // Whether blocks of these sizes find places in the holes, the largest first.
 bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
   std::sort(sizes.rbegin(), sizes.rend());
@@ -99,109 +64,141 @@ bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
 
 }  // namespace
 
-uint64_t Engine::compact(dtr_pool* pool) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
-  device_with(pool);
+// Times a scan of the whole heap until the scope ends, or end().
+class Compactor::ScanTimer {
+ public:
+  // is_fixed: the price of a move is given, so no clock may decide.
+  ScanTimer(double& last_ns, uint64_t& total_ns, bool is_fixed)
+      : last_ns_(last_ns), total_ns_(total_ns), is_fixed_(is_fixed), begin_ns_(now_ns()) {}
+  ScanTimer(const ScanTimer&) = delete;
+  ScanTimer& operator=(const ScanTimer&) = delete;
+  ~ScanTimer() { end(); }
+  void end() {
+    if (over_) return;
+    over_ = true;
+    const int64_t spent = now_ns() - begin_ns_;
+    if (!is_fixed_) last_ns_ = static_cast<double>(spent);
+    total_ns_ += static_cast<uint64_t>(spent);
+  }
+
+ private:
+  double& last_ns_;
+  uint64_t& total_ns_;
+  bool is_fixed_;
+  int64_t begin_ns_;
+  bool over_ = false;
+};
+
+Compactor::Scans& Compactor::scans_of(const Device& device) {
+  if (scans_.size() <= device.number) scans_.resize(device.number + 1);
+  return scans_[device.number];
+}
+
+uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
   const std::vector<dtr_block> blocks = blocks_of(pool);
-  const uint64_t before = stats_.moved_bytes;
+  const uint64_t before = environment_.stats.moved_bytes;
   for (size_t i = blocks.size(); i-- > 0;) {
     if (blocks[i].state != 1 || blocks[i].is_small) continue;
     Storage* storage = graph_.by_address.find(pointer(blocks[i].address));
-    if (storage) relocate(storage, storage->address, pointer(UINT64_MAX), false, deferred);
+    if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), false, deferred);
   }
-  return stats_.moved_bytes - before;
+  return environment_.stats.moved_bytes - before;
 }
 
-// What evicting it loses, where nothing is known of when it is needed again.
-double Engine::loss_ns(Storage* storage) {
-  return is_idle(storage) ? 0
-                          : with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+uint64_t Compactor::move_some(const dtr_pool* pool, uint64_t seed, uint64_t count,
+                              Deferred& deferred) {
+  std::vector<Storage*> movable;
+  graph_.by_address.for_each([&](const void* address, Storage* storage) {
+    if (mover_.is_movable(storage) && dtr_pool_contains(pool, address)) movable.push_back(storage);
+  });
+  std::sort(movable.begin(), movable.end(),
+            [](const Storage* a, const Storage* b) { return a->id < b->id; });
+  Random random(seed);
+  uint64_t moved = 0;
+  for (uint64_t draw = 0; draw < count && !movable.empty(); ++draw) {
+    Storage* storage = movable[random.below(movable.size())];
+    if (mover_.move(storage, nullptr, nullptr, false, deferred)) ++moved;
+  }
+  return moved;
 }
 
-// Whether copies are weighed against evictions.
-bool Engine::moves_aside() const {
-  return options_.moving && options_.room != DTR_ROOM_SINGLE && !capture_.is_under_way();
+bool Compactor::is_on() const {
+  return environment_.options.moving && environment_.options.room != DTR_ROOM_SINGLE &&
+         !capture_.is_under_way();
 }
 
-void Engine::find_largest_hole(const Device& device) {
+void Compactor::begin_search(const Device& device) {
   largest_hole_ = 0;
-  if (!moves_aside()) return;
+  if (!is_on()) return;
   dtr_pool_stats stats;
   dtr_pool_get_stats(device.pool, &stats);
   largest_hole_ = stats.largest_free_bytes;
 }
 
-// What it costs to have a window's member out of the way: giving it up for cost_ns, or, if a hole
-// is as large, a copy. (Others may be first at the hole, or it may be the window's own.)
-double Engine::at_most_move(Storage* storage, double cost_ns) {
-  if (storage->size_bytes > largest_hole_ || !is_movable(storage)) return cost_ns;
-  return std::min(cost_ns, move_ns(storage));
+double Compactor::at_most_move(const Storage* storage, double cost_ns) const {
+  if (storage->size_bytes > largest_hole_ || !mover_.is_movable(storage)) return cost_ns;
+  return std::min(cost_ns, mover_.move_ns(storage));
 }
 
-// Makes a hole by moves that cost less than what is at stake, if that is worth a look.
-bool Engine::open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns,
-                               Deferred& deferred) {
-  constexpr double kLooks = 4;
+bool Compactor::open_hole_instead(Device& device, uint64_t size_bytes, double stake_ns,
+                                  Deferred& deferred) {
+  constexpr double kScans = 4;
   constexpr uint32_t kMostDoublings = 6;
-  const double doublings = std::min(device.looks_in_vain, kMostDoublings);
-  if (!moves_aside() || stake_ns <= kLooks * std::exp2(doublings) * device.hole_search_ns)
-    return false;
+  Scans& scans = scans_of(device);
+  const double doublings = std::min(scans.in_vain, kMostDoublings);
+  if (!is_on() || stake_ns <= kScans * std::exp2(doublings) * scans.last_ns) return false;
   const bool made = open_hole(device, size_bytes, stake_ns, deferred);
-  device.looks_in_vain = made ? 0 : device.looks_in_vain + 1;
+  scans.in_vain = made ? 0 : scans.in_vain + 1;
   return made;
 }
 
-// Before victims_ are evicted for a request: if a place for it can be made by moves alone that cost
-// less than they would, it is (true, and no victims are left). Else, of a window's members, those
-// that are cheaper to move go elsewhere; true if any did.
-bool Engine::move_instead(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
-                          Deferred& deferred) {
-  if (!moves_aside() || !device.one_range) return false;
+bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmented, bool is_window,
+                             const std::function<double(Storage*)>& loss_ns,
+                             std::vector<Storage*>* victims, Deferred& deferred) {
+  if (!is_on() || !device.one_range) return false;
   double evicting_ns = 0;
-  for (Storage* storage : victims_) {
+  for (Storage* storage : *victims) {
     const double loss = loss_ns(storage);
-    evicting_ns += is_window ? std::min(loss, move_ns(storage)) : loss;
+    evicting_ns += is_window ? std::min(loss, mover_.move_ns(storage)) : loss;
   }
   if (fragmented && open_hole_instead(device, size_bytes, evicting_ns, deferred)) {
-    victims_.clear();
+    victims->clear();
     return true;
   }
   if (!is_window) return false;
   uint64_t begin = UINT64_MAX, end = 0;
-  for (const Storage* storage : victims_) {
+  for (const Storage* storage : *victims) {
     const uint64_t address = number(storage->address);
     begin = std::min(begin, address);
     end = std::max(end, address + storage->size_bytes);
   }
   // With the free bytes at both ends, which the window may need.
-  for (size_t blocks = 2 * victims_.size() + 2, count = blocks; count == blocks; blocks *= 2) {
-    count = run_of(device, pointer(begin), blocks);
+  std::vector<dtr_run_block> run(2 * victims->size() + 2);
+  uint64_t count = 0;
+  for (;; run.resize(2 * run.size())) {
+    dtr_pool_run(device.pool, pointer(begin), run.data(), run.size(), &count);
     size_t i = 0;
-    while (i < count && run_[i].address < end) ++i;
-    while (i < count && (run_[i].state == 0 || run_[i].state == 3)) {
-      end = run_[i].address + run_[i].size_bytes;
+    while (i < count && run[i].address < end) ++i;
+    while (i < count && (run[i].state == 0 || run[i].state == 3)) {
+      end = run[i].address + run[i].size_bytes;
       ++i;
     }
-    if (count > 0) begin = std::min(begin, run_[0].address);
-    if (i < count) break;
+    if (i < count || count < run.size()) break;
   }
+  if (count > 0) begin = std::min(begin, run[0].address);
   const auto first_kept =
-      std::stable_partition(victims_.begin(), victims_.end(), [&](Storage* storage) {
-        return move_ns(storage) < loss_ns(storage) &&
-               relocate(storage, pointer(begin), pointer(end), false, deferred);
+      std::stable_partition(victims->begin(), victims->end(), [&](Storage* storage) {
+        return mover_.move_ns(storage) < loss_ns(storage) &&
+               mover_.move(storage, pointer(begin), pointer(end), false, deferred);
       });
-  const bool moved = first_kept != victims_.begin();
-  victims_.erase(victims_.begin(), first_kept);
+  const bool moved = first_kept != victims->begin();
+  victims->erase(victims->begin(), first_kept);
   return moved;
 }
 
-// Moves what lies in the cheapest stretch that is large enough to places outside of it, if that
-// costs less than most_ns: infinity is the last resort before what only waits is evicted, or the
-// request fails. True if something was moved and the stretch is free now. (If one is free already,
-// more holes would not help.)
-bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
-  Look look(device.hole_search_ns, stats_.search_ns, device.move_price.is_fixed());
+bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
+  ScanTimer scan(scans_of(device).last_ns, environment_.stats.search_ns,
+                 device.move_price.is_fixed());
   const std::vector<dtr_block> blocks = blocks_of(device.pool);
   std::vector<Storage*> in_way(blocks.size(), nullptr);
   std::vector<double> cost(blocks.size(), 0);
@@ -210,9 +207,9 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Defe
     const dtr_block& block = blocks[i];
     if (block.state == 1 && !block.is_small)
       in_way[i] = graph_.by_address.find(pointer(block.address));
-    if (block.state == 1) ends[i] = !in_way[i] || !is_movable(in_way[i]);
+    if (block.state == 1) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
     if (block.is_small) ends[i] = true;
-    if (in_way[i] && !ends[i]) cost[i] = move_ns(in_way[i]);
+    if (in_way[i] && !ends[i]) cost[i] = mover_.move_ns(in_way[i]);
   }
   // Two pointers: for each last block the latest first one that makes the run large enough.
   std::vector<Run> runs;
@@ -266,26 +263,24 @@ bool Engine::open_hole(Device& device, uint64_t size_bytes, double most_ns, Defe
     std::vector<uint64_t> sizes;
     for (const size_t i : moving) sizes.push_back(blocks[i].size_bytes);
     if (!fit(std::move(sizes), std::move(holes))) continue;
-    look.end();
+    scan.end();
     std::sort(moving.begin(), moving.end(),
               [&](size_t a, size_t b) { return blocks[a].size_bytes > blocks[b].size_bytes; });
     bool moved = true;
     for (size_t i = 0; moved && i < moving.size(); ++i)
-      moved = relocate(in_way[moving[i]], pointer(run.begin), pointer(run.end), false, deferred);
+      moved = mover_.move(in_way[moving[i]], pointer(run.begin), pointer(run.end), false, deferred);
     return moved;
   }
   return false;
 }
 
-// Moves all that touches some chunk into gaps in chunks that are touched anyway, if as many chunks
-// as are lacking can be emptied. True if the chunk is empty now: then there is one that is lacking
-// less.
-bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred) {
+bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred) {
   dtr_pool_room room{};
   dtr_pool_get_room(device.pool, size_bytes, &room);
   const uint64_t chunk = room.chunk_bytes;
   if (chunk == 0 || !room.in_one_piece || room.lacking_chunks == 0) return false;
-  Look look(device.hole_search_ns, stats_.search_ns, device.move_price.is_fixed());
+  ScanTimer scan(scans_of(device).last_ns, environment_.stats.search_ns,
+                 device.move_price.is_fixed());
   const std::vector<dtr_block> blocks = blocks_of(device.pool);
   const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
   std::vector<Storage*> owners(blocks.size(), nullptr);
@@ -297,7 +292,7 @@ bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred
     if (block.state == 1 && !block.is_small && block.size_bytes < 2 * chunk)
       owners[i] = graph_.by_address.find(pointer(block.address));
     double cost = std::numeric_limits<double>::infinity();
-    if (owners[i] && is_movable(owners[i])) cost = move_ns(owners[i]);
+    if (owners[i] && mover_.is_movable(owners[i])) cost = mover_.move_ns(owners[i]);
     const uint64_t last = number_of(block.address + block.size_bytes - 1);
     for (uint64_t at = number_of(block.address); at <= last; ++at) {
       if (touched.empty() || touched.back().number != at) touched.push_back({at, 0, i, i});
@@ -348,11 +343,11 @@ bool Engine::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred
       if (gap.end > end) holes.insert(gap.end - std::max(gap.begin, end));
     }
     if (!fit(std::move(sizes), std::move(holes))) continue;
-    look.end();
+    scan.end();
     std::sort(moving.begin(), moving.end(),
               [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
     for (Storage* storage : moving)
-      if (!relocate(storage, pointer(begin), pointer(end), true, deferred)) return false;
+      if (!mover_.move(storage, pointer(begin), pointer(end), true, deferred)) return false;
     return true;
   }
   return false;

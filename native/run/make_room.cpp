@@ -1,7 +1,7 @@
-// room.cpp: choosing what to evict, and evicting it. One storage of the least score, or a window:
-// its members go in one call, so that the request has its place at the next try. A member that
-// cannot be had just now blocks: what went before it is gone, and if that was nothing, the search
-// goes on without it. Windows, and which of the two it is: window.h, window.cpp.
+// make_room.cpp: choosing what to evict, and evicting it. One storage of the least score, or a
+// window: its members go in one call, so that the request has its place at the next try. A member
+// that cannot be had just now blocks: what went before it is gone, and if that was nothing, the
+// search goes on without it. Windows, and which of the two it is: window.h, window.cpp.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "run/engine.h"
+#include "engine.h"
 
 namespace dtr {
 
@@ -37,7 +37,7 @@ class Engine::Evicting {
   void end() {
     if (!std::exchange(begun_, false)) return;
     --engine_.evicting_;
-    engine_.moved_.notify_all();
+    engine_.evicted_.notify_all();
   }
 
  private:
@@ -58,7 +58,7 @@ SearchContext Engine::context_of(Device& device) {
 // Not locked by a running op, not pinned, not frozen, and not without a place to go to.
 bool Engine::is_free_to_go(const Storage* storage) const {
   return storage->locks == 0 && storage->pins == 0 && !capture_.is_frozen(storage) &&
-         (storage->parent || host_.has_room(storage->size_bytes));
+         (storage->parent || swap_costs_.has_room(storage));
 }
 
 // The same; parks the candidate if not.
@@ -71,7 +71,7 @@ bool Engine::is_eligible(Device& device, Storage* storage) {
 
 double Engine::exact_cost_ns(Storage* storage) {
   if (options_.heuristic.cost == DTR_COST_NONE) return 1;
-  return with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+  return swap_costs_.with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
 }
 
 // Of a storage with a parent, by the heuristic's kind of cost.
@@ -100,13 +100,13 @@ double Engine::floor_cost_ns(const Storage* storage) const {
   if (options_.heuristic.cost == DTR_COST_NONE) return 1;
   int64_t cost = cost_of(storage);
   if (needs_.tolls)
-    return at_least_1(at_most_swap(
+    return at_least_1(swap_costs_.at_most_swap(
         storage,
         with_tolls(cost,
                    storage->ancestors_known && !is_idle(storage) ? storage->ancestors_ns : 0)));
   if (needs_.ancestors && storage->ancestors_known) cost += storage->ancestors_ns;
   if (needs_.descendants && storage->descendants_known) cost += storage->descendants_ns;
-  return at_least_1(at_most_swap(storage, static_cast<double>(cost)));
+  return at_least_1(swap_costs_.at_most_swap(storage, static_cast<double>(cost)));
 }
 
 double Engine::weight_of(const Storage* storage) const {
@@ -121,14 +121,15 @@ void Engine::set_bounds(Device& device, Storage* storage, double numerator_ns) {
   if (!needs_.scores) return;
   const double own =
       options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
-  device.candidates.set(storage,
-                        {at_least_1(at_most_swap(storage, own)),
-                         at_least_1(at_most_swap(storage, numerator_ns)), weight_of(storage),
-                         options_.heuristic.size == DTR_SIZE_NONE
-                             ? 1
-                             : at_least_1(static_cast<double>(storage->size_bytes)),
-                         storage->last_access_ns},
-                        components_.decreased_ns());
+  device.candidates.set(
+      storage,
+      {at_least_1(swap_costs_.at_most_swap(storage, own)),
+       at_least_1(swap_costs_.at_most_swap(storage, numerator_ns)), weight_of(storage),
+       options_.heuristic.size == DTR_SIZE_NONE
+           ? 1
+           : at_least_1(static_cast<double>(storage->size_bytes)),
+       storage->last_access_ns},
+      components_.decreased_ns());
 }
 
 // The candidate's weight has changed, or it may be evicted again.
@@ -145,8 +146,8 @@ void Engine::reset_bounds(Device& device, Storage* storage) {
   set_bounds(device, storage, floor_cost_ns(storage));
 }
 
-void Engine::reset_all_bounds() {
-  for (Device* device : devices_) {
+void Engine::prices_changed() {
+  for (const auto& device : devices_) {
     device->candidates.set_exponent(options_.heuristic.staleness_exponent);
     for (size_t i = 0; i < device->candidates.size(); ++i)
       reset_bounds(*device, device->candidates.at(i));
@@ -239,7 +240,7 @@ Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
       ++stats_.storage_accesses;
       asked.push_back({storage->id, storage->size_bytes, free_bytes(storage, moment),
                        moment.now_ns - storage->last_access_ns,
-                       static_cast<int64_t>(with_swap(storage, cost_of(storage))),
+                       static_cast<int64_t>(swap_costs_.with_swap(storage, cost_of(storage))),
                        ancestors_ns(storage), descendants_ns(storage), component_ns(storage),
                        storage->recomputes, storage->live});
     };
@@ -278,15 +279,34 @@ Storage* Engine::choose_by_callback(Device& device, const SearchContext& first,
   }
 }
 
+double Engine::loss_ns(Storage* storage) {
+  if (is_idle(storage)) return 0;
+  return swap_costs_.with_swap(storage, storage->parent ? recompute_cost_ns(storage) : 0);
+}
+
+// Whether evicting means swapping. Nobody is going to need an idle one: it is let go.
+bool Engine::is_better_swapped(Storage* storage) {
+  if (!swap_costs_.is_swappable(storage)) return false;
+  if (!storage->parent) return true;
+  return !is_idle(storage) && swap_costs_.has_room(storage) &&
+         swap_costs_.swap_ns(storage) <
+             (needs_.scores ? recompute_cost_ns(storage) : static_cast<double>(cost_of(storage)));
+}
+
 // Takes the memory of a candidate. False, and nothing changed, if its handle cannot
 // be held just now (it is dying, or only a Python wrapper refers to it).
-bool Engine::evict(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  if (is_better_swapped(storage)) return swap_out(storage, deferred, lock);
-  return storage->parent && drop(storage, deferred);
+bool Engine::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
+                   std::unique_lock<EngineMutex>& lock) {
+  if (!is_better_swapped(storage)) return storage->parent && drop(storage, cause, deferred);
+  const SwapSpace::Outcome outcome = swap_space_.swap_out(storage, cause, deferred, lock);
+  if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
+  const bool dropped = drop(storage, cause, deferred);
+  unlock(storage, deferred);
+  return dropped;
 }
 
 // The same; the content is given up.
-bool Engine::drop(Storage* storage, Deferred& deferred) {
+bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
   if (contents_.has_changed(storage)) {
     // Its op would not give it again. What was computed from the old content notices that itself.
     ++stats_.unseen_writes;
@@ -311,9 +331,11 @@ bool Engine::drop(Storage* storage, Deferred& deferred) {
   }
   graph_.by_address.erase(address);
   // What the job itself dropped is free as if there were no evictions.
-  if (storage->live || eviction_cause_ != EvictionCause::gone)
+  if (storage->live || cause != EvictionCause::gone)
     dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
+  eviction_cause_ = cause;
   become_evicted(storage);
+  eviction_cause_ = EvictionCause::gone;
   environment_.observers.notify(&Observer::evicted, storage);
   ++stats_.evictions;
   stats_.evicted_bytes += storage->size_bytes;
@@ -344,7 +366,7 @@ Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>
   Storage* failed = nullptr;
   {
     Waiting waiting{*this, deferred, others};
-    if (evict(first, deferred, lock))
+    if (evict(first, EvictionCause::room, deferred, lock))
       ++*evicted;
     else
       failed = first;
@@ -361,7 +383,7 @@ Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>
       }
       --storage->locks;
       unpark(storage);  // a search of another thread may have met it locked
-      if (is_free_to_go(storage) && evict(storage, deferred, lock))
+      if (is_free_to_go(storage) && evict(storage, EvictionCause::room, deferred, lock))
         ++*evicted;
       else
         failed = storage;
@@ -375,11 +397,11 @@ Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>
 bool Engine::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const SearchContext context = context_of(device);
   const auto alone_ns = [this](const Storage* storage) {
-    return with_swap(storage, static_cast<double>(cost_of(storage)));
+    return swap_costs_.with_swap(storage, static_cast<double>(cost_of(storage)));
   };
   while (Storage* waiting = waiting_.choose(device, context, alone_ns)) {
     waiting_.note_preemption(waiting);
-    if (!evict(waiting, deferred, lock)) continue;
+    if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
     ++stats_.yields;
     return true;
   }
@@ -414,20 +436,21 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
       const Way way = choose_victims(device, moment, size_bytes, lock);
       stats_.search_ns += static_cast<uint64_t>(now_ns() - begin);
       if (way == Way::remap)
-        return open_hole_instead(device, size_bytes, remap_ns(device, size_bytes), deferred)
+        return compactor_.open_hole_instead(device, size_bytes, remap_ns(device, size_bytes),
+                                            deferred)
                    ? DTR_ROOM_IS_FREED
                    : DTR_ROOM_BY_REMAP;
       const bool is_window = way == Way::window;
       if (victims_.empty()) break;
-      if (move_instead(device, size_bytes, fragmented, is_window, deferred)) {
+      if (compactor_.move_victims(
+              device, size_bytes, fragmented, is_window,
+              [this](Storage* storage) { return loss_ns(storage); }, &victims_, deferred)) {
         freed = true;
         if (victims_.empty()) break;
       }
       size_t evicted = 0;
       evicting.begin();
-      eviction_cause_ = EvictionCause::room;
       Storage* failed = evict_victims(deferred, lock, &evicted);
-      eviction_cause_ = EvictionCause::gone;
       freed |= evicted > 0;
       if (is_window) stats_.window_evictions += evicted;
       if (fragmented) stats_.contiguity_evictions += evicted;
@@ -439,7 +462,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     }
   }
   if (!freed && evicting_ > 0) {
-    moved_.wait(lock);
+    evicted_.wait(lock);
     return DTR_ROOM_IS_FREED;
   }
   for (size_t i = dead_.constants().size(); !freed && i-- > 0;) {
@@ -451,14 +474,12 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   }
   if (!freed && options_.moving) {
     constexpr double kAtAnyPrice = std::numeric_limits<double>::infinity();
-    freed = open_hole(device, size_bytes, kAtAnyPrice, deferred) ||
-            empty_chunk(device, size_bytes, deferred);
+    freed = compactor_.open_hole(device, size_bytes, kAtAnyPrice, deferred) ||
+            compactor_.empty_chunk(device, size_bytes, deferred);
   }
   if (!freed) {
     evicting.begin();
-    eviction_cause_ = EvictionCause::room;
     freed = preempt(device, deferred, lock);
-    eviction_cause_ = EvictionCause::gone;
     if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;
