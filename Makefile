@@ -32,7 +32,7 @@ SECONDS ?= 3600
 fuzz: $(VENV)/core
 	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
-# What a reader would mention in review, without building or running anything.
+# What a reader would mention in review, without running anything.
 check: $(VENV)/packages docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,8 +44,9 @@ format: $(VENV)/packages
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-# The site, in build/site; a broken link is an error. With the studies' pictures, if they are drawn.
-docs: $(VENV)/packages
+# The site, in build/site; a broken link is an error. The reference of the command line is generated
+# from the code, core and all. With the studies' pictures, if they are drawn.
+docs: $(VENV)/core
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # The pictures of the studies in build/pictures, from the JSON in bench/results, and the README's.
