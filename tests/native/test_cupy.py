@@ -308,7 +308,7 @@ def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
     assert (stats["chunk_bytes"], stats["reserved_bytes"]) == (4 * MIB, 4 * MIB)
     ours.disable()
     monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:2MiB")
-    with pytest.raises(StateError, match="made with pool chunk:4194304,keep:all, and cannot change to"):
+    with pytest.raises(StateError, match="made with pool chunk:4194304,keep:all, and cannot"):
         ours.enable("64MiB")
     monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:auto")
     ours.enable("64MiB")
