@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dtr/framework.h"
+#include "observer.h"
 #include "records.h"
 
 namespace dtr {
@@ -12,7 +13,7 @@ class Deferred;
 class Lifecycle {
  public:
   // The content is gone: from here on the storage counts for the costs of its neighbors.
-  virtual void become_evicted(Storage* storage) = 0;
+  virtual void become_evicted(Storage* storage, EvictionCause cause = EvictionCause::gone) = 0;
   virtual void become_resident(Storage* storage, void* address) = 0;
   // Whether the storage is a candidate for eviction (R6) may have changed.
   virtual void update_candidate(Storage* storage) = 0;
@@ -29,7 +30,7 @@ class Lifecycle {
   // (R1).
   virtual Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) = 0;
   // What it costs to evict has changed, for all storages.
-  virtual void prices_changed() = 0;
+  virtual void costs_changed() = 0;
   // Constants that found no room in host memory may go there now.
   virtual void host_memory_freed() = 0;
   // Called by a Deferred, after the mutex was released.

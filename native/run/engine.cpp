@@ -6,13 +6,13 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "toy/simulated_framework.h"
 
 namespace dtr {
 
-Engine::Engine(const dtr_engine_options& options)
-    : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
+Engine::Engine(const dtr_engine_options& options) {
   options_ = options;
+  cost_model_.configure();
+  search_.configure(true);
   dead_.configure();
   Deferred deferred(environment_, *this);
   swap_space_.configure(deferred);
@@ -41,12 +41,11 @@ void Engine::configure(const dtr_engine_options& options) {
   if (notes_contents) contents_.note_all();
   dead_.configure();
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
-  needs_ = Needs::of(options.heuristic, options.room);
-  if (reseed) random_ = Random(options.heuristic.seed);
-  rebuild_neighborhoods();
+  cost_model_.configure();
+  search_.configure(reseed);
   swap_space_.configure(deferred);
   mover_.configure();
-  prices_changed();
+  costs_changed();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -73,7 +72,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
-  prices_changed();
+  costs_changed();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
@@ -181,9 +180,7 @@ void Engine::lose_handle(Storage* storage, Deferred& deferred) {
     unwritten_.forget(storage);  // nobody will read it
     update_candidate(storage);
   }
-  if (storage->candidate >= 0) reweigh(storage);
-  if (storage->asks) update_asking(storage, false);
-  toll_changed(storage, false);
+  cost_model_.died(storage);
 }
 
 void Engine::update_candidate(Storage* storage) {
@@ -206,30 +203,15 @@ void Engine::update_candidate(Storage* storage) {
   }
 }
 
-// Most results die before memory is short. So candidates come into the columns, and their costs are
-// looked at, only when somebody searches.
-void Engine::grow_up(Device& device) {
-  for (Storage* storage : device.young) {
-    storage->candidate = kNoCandidate;
-    device.candidates.add(storage);
-    storage->ancestors_known = storage->descendants_known = false;
-    reset_bounds(device, storage);
-  }
-  device.young.clear();
-}
-
 // The content is gone: from here on the storage counts for the costs of its neighbors.
-void Engine::become_evicted(Storage* storage) {
-  environment_.observers.notify(&Observer::lost, storage, eviction_cause_);
+void Engine::become_evicted(Storage* storage, EvictionCause cause) {
+  environment_.observers.notify(&Observer::lost, storage, cause);
   storage->address = nullptr;
   storage->state = State::evicted;
   storage->prefetched = false;
   unwritten_.forget(storage);
   update_candidate(storage);
-  if (storage->lost) return;
-  ++stats_.evicted_storages;
-  join_neighborhoods(storage);
-  update_asking(storage, false);
+  if (!storage->lost) cost_model_.evicted(storage);
 }
 
 void Engine::change_address(Storage* storage, void* address) {
@@ -241,23 +223,15 @@ void Engine::change_address(Storage* storage, void* address) {
   storage->address = address;
   if (!is_placed) return;
   device.candidates.add(storage);
-  reset_bounds(device, storage);
-}
-
-void Engine::host_memory_freed() {
-  if (!std::exchange(parked_for_host_, false)) return;
-  for (const auto& device : devices_)
-    for (size_t i = 0; i < device->candidates.size(); ++i)
-      if (!device->candidates.at(i)->parent) unpark(device->candidates.at(i));
+  cost_model_.bounds().reset(device, storage);
 }
 
 void Engine::become_resident(Storage* storage, void* address) {
-  leave_neighborhoods(storage);
+  cost_model_.returned(storage);
   storage->address = address;
   storage->state = State::resident;
   storage->last_access_ns = clock_ns_;
   update_candidate(storage);
-  update_asking(storage, false);
 }
 
 // Cuts the storage from its parent; an op without recorded outputs goes (R3).
@@ -265,8 +239,7 @@ void Engine::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
   Verifier::forget_expected(storage, deferred);
-  if (storage->asks) update_asking(storage, true);
-  leave_neighborhoods(storage);
+  cost_model_.loses_parent(storage);
   storage->parent = nullptr;
   unwritten_.forget(storage);
   op->outputs[storage->output].storage = nullptr;
@@ -300,7 +273,7 @@ void Engine::forget_parent(Storage* storage, Deferred& deferred) {
   if (storage->candidate >= 0) {
     // It goes on as a constant: what was known of its cost is of another kind.
     storage->ancestors_known = storage->descendants_known = false;
-    reset_bounds(device_of(storage), storage);
+    cost_model_.bounds().reset(storage);
   }
   if (!storage->live && storage->managed && storage->state == State::resident) dead_.keep(storage);
   ++stats_.settled;
@@ -351,7 +324,7 @@ void Engine::remove(Storage* first, Deferred& deferred) {
 
 void Engine::unlock(Storage* storage, Deferred& deferred) {
   if (--storage->locks > 0) return;
-  unpark(storage);
+  cost_model_.bounds().unpark(storage);
   dead_.reconsider(storage, deferred);
   if (storage->parent) dead_.reconsider_inputs(storage->parent, deferred);
   maybe_remove(storage, deferred);
@@ -415,14 +388,6 @@ void Engine::check_connected() const {
   if (!framework_) throw StateError("the engine is not connected to a framework");
 }
 
-void Engine::check_tensor(const void* tensor) const {
-  check_connected();
-  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
-    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
-            "the address of one, a multiple of 8");
-  check_simulated(*this, framework_, tensor);
-}
-
 void Engine::evicted_died(Storage* storage) {
   Deferred deferred(environment_, *this);
   std::lock_guard<EngineMutex> lock(mutex_);
@@ -477,7 +442,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
   out->clock_ns = static_cast<uint64_t>(clock_ns_);
-  out->storage_accesses += components_.visited();
+  out->storage_accesses += cost_model_.visited_components();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
@@ -548,7 +513,7 @@ uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capac
   std::lock_guard<EngineMutex> lock(mutex_);
   uint64_t count = 0;
   for (const auto& device : devices_) {
-    grow_up(*device);
+    search_.grow_up(*device);
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);

@@ -10,7 +10,7 @@ void Engine::freeze(bool on) {
   if (on)
     capture_.begin();
   else if (capture_.end())
-    prices_changed();
+    costs_changed();
 }
 
 // Under the mutex.
@@ -20,7 +20,7 @@ void Engine::keep(Frame& frame, bool on) {
   if (on)
     capture_.begin_bringing_back();
   else if (capture_.end_bringing_back())
-    prices_changed();
+    costs_changed();
 }
 
 // Of an op that begins; F2. What cannot be settled at once is left to op_prepare().

@@ -578,7 +578,6 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     if (input.storage) unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
-  release_ghosts(deferred);
   return id;
 }
 
@@ -675,7 +674,6 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, deferred);
   lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, deferred);
-  release_ghosts(deferred);
 }
 
 void Engine::remat_abort(Frame& frame) {

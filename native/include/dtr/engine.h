@@ -59,28 +59,12 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
                                 double* scores, char* message, uint64_t capacity);
 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
- * smallest. Dead storages that are resident again (ghosts): DTR_GHOSTS_... Only what the
- * heuristic needs is kept up to date. */
+ * smallest. Only what the heuristic needs is kept up to date. */
 
-/* A dead storage that is resident because a rematerialization needed it (a ghost), and that
- * nothing evicted and still needed would be recomputed from (graph/ghosts.cpp), */
-enum {
-  DTR_GHOSTS_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
-  DTR_GHOSTS_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
-  DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
-};
-
-/* What waits for a rematerialization to go on (policy/waiting_inputs.h), */
-enum {
-  DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
-                             what needs most memory is brought back first */
-  DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
-};
-
-/* How an allocation that does not fit gets room (run/make_room.cpp), */
+/* How an allocation that does not fit gets room (eviction/room.h), */
 enum {
   DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
-                          or a remap, whatever costs less (policy/window.cpp) */
+                          or a remap, whatever costs less (policy/window_search.h) */
   DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits, which a remap may
                           see to (DTR) */
   DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
@@ -104,8 +88,6 @@ typedef struct dtr_engine_options {
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
-  int32_t ghosts;           /* DTR_GHOSTS_... */
-  int32_t waiting;          /* DTR_WAITING_... */
   /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
   uint64_t swap_bytes;
