@@ -51,14 +51,14 @@ void Engine::update_asking(Storage* changed, bool gone) {
 // The factor by which a storage's score counts.
 double Engine::ghost_factor(const Storage* storage) const {
   if (storage->live || !storage->parent) return 1;
-  if (options_.ghosts == DTR_GHOSTS_DISCOUNTED) return kDiscount;
+  if (options_.unneeded == DTR_UNNEEDED_DISCOUNTED) return kDiscount;
   return is_idle(storage) ? kIdle : 1;
 }
 
-// Under DTR_GHOSTS_AT_ONCE, the memory of every ghost without askers goes back. (Not under the
+// Under DTR_UNNEEDED_AT_ONCE, the memory of every ghost without askers goes back. (Not under the
 // other policies for the dead: they keep dead storages that nobody brought back, too.)
 void Engine::release_ghosts(Deferred& deferred) {
-  if (options_.ghosts != DTR_GHOSTS_AT_ONCE || dead_.policy() != Dealloc::eager) return;
+  if (options_.unneeded != DTR_UNNEEDED_AT_ONCE || dead_.policy() != Dealloc::eager) return;
   for (const auto& device : devices_) {
     grow_up(*device);
     // From the end: the last candidate fills the gap.

@@ -66,7 +66,7 @@ class WaitingInputs {
  private:
   static constexpr uint32_t kMost = 4;
 
-  bool is_on() const { return environment_.options.waiting != DTR_WAITING_HOLDS; }
+  bool is_on() const { return environment_.options.waiting != DTR_WAITING_KEPT; }
   uint64_t peak_beside(const Storage* wanted);
 
   const Environment& environment_;

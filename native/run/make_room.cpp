@@ -402,7 +402,7 @@ bool Engine::preempt(Device& device, Deferred& deferred, std::unique_lock<Engine
   while (Storage* waiting = waiting_.choose(device, context, alone_ns)) {
     waiting_.note_preemption(waiting);
     if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
-    ++stats_.yields;
+    ++stats_.preemptions;
     return true;
   }
   return false;

@@ -46,7 +46,7 @@ bool overwrites(Use use) {
 // Bytes of the inputs; nothing if the results become constants, because the op cannot be repeated
 // or overwrites what cannot be computed again.
 std::optional<uint64_t> bytes_behind_results(const Frame& frame) {
-  if (!frame.replayable) return std::nullopt;
+  if (!frame.recomputable) return std::nullopt;
   uint64_t bytes = 0;
   for (const Input& input : frame.inputs) {
     if (!input.storage) continue;
@@ -64,7 +64,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   const dtr_tensor_desc& desc = input.desc;
   if (desc.flags & DTR_TENSOR_OPAQUE) {
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
   }
   if (!desc.handle) return;
   if (!is_managed_device(desc)) {
@@ -80,7 +80,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   if (!desc.data && !input.storage) {
     // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
     return;
   }
   Storage* storage = input.storage;
@@ -88,13 +88,13 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   input.storage = nullptr;
   if (!storage) {
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
     return;
   }
   if (storage->state == State::resident && storage->overwriters == 0 &&
       contents_.has_changed(storage))
     storage = contents_.changed(storage, deferred);
-  if (storage->captured) frame.replayable = false;  // F2
+  if (storage->captured) frame.recomputable = false;  // F2
   if (storage->prefetched) swap_space_.note_return(storage, &frame.returned);
   if (storage->unwritten && unwritten_.reads(frame, input, storage))
     forget_parent(storage, deferred);
@@ -174,7 +174,7 @@ void Engine::about_to_run(Frame& frame) {
 int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
                          Deferred& deferred) {
   frame.op_key = op_key;
-  frame.replayable = flags & DTR_OP_REPLAYABLE;
+  frame.recomputable = flags & DTR_OP_RECOMPUTABLE;
   frame.open = true;
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
@@ -194,7 +194,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
       throw;
     }
     if (input.use == Use::by_value) {
-      if (overwrites(declared)) frame.replayable = false;
+      if (overwrites(declared)) frame.recomputable = false;
       need |= DTR_HAS_FOREIGN;
     }
     if (!input.storage) continue;
@@ -210,8 +210,8 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     need |= DTR_NEED_WORK;
   op_log_.begins(frame.log, frame.inputs, deferred);
   if (frame.log.open && !(need & DTR_NEED_WORK)) op_log_.runs(&frame.log);
-  const bool kept = frame.replayable && !frame.loses;
-  if ((flags & DTR_OP_REPLAYABLE) && !kept) need |= DTR_NO_CLOSURE;
+  const bool kept = frame.recomputable && !frame.loses;
+  if ((flags & DTR_OP_RECOMPUTABLE) && !kept) need |= DTR_NO_CLOSURE;
   return need;
 }
 
@@ -265,7 +265,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
       input.begins = input.part && !input.shared && may_begin(storage, input.desc);
       if (!input.begins) input.use = Use::mutate;
     }
-    if (input.use == Use::scratch && input.shared) frame.replayable = false;
+    if (input.use == Use::scratch && input.shared) frame.recomputable = false;
     if (input.use == Use::mutate && !storage->parent) {
       if (frame.keeps_old) input.copy = copy_of(storage);
       if (input.copy) continue;
@@ -502,8 +502,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   hints_.op_cost(frame.call, cost_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
-  bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
-  const bool pure = replayable;
+  bool recomputable = frame.recomputable && (flags & DTR_OP_RECOMPUTABLE);
+  const bool pure = recomputable;
   if (frame.log.open) op_log_.runs(nullptr);
   bool overwritten = false;
   if (frame.overwrites)
@@ -522,7 +522,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
         input.begins = input.part = false;
       }
       // What it reads and overwrites must exist again at a replay.
-      if (input.use == Use::mutate && !input.storage->parent) replayable = false;
+      if (input.use == Use::mutate && !input.storage->parent) recomputable = false;
     }
   int64_t id = 0;
   Op* op = nullptr;
@@ -531,11 +531,11 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     id = static_cast<int64_t>(op->id);
     return op;
   };
-  if (overwritten && replayable) record_op();
+  if (overwritten && recomputable) record_op();
   for (size_t i = 0; frame.overwrites && i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(frame, input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+      new_version(frame, input, recomputable ? op : nullptr, static_cast<int32_t>(i), deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
@@ -554,7 +554,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     graph_.by_handle.insert(desc.handle, storage);
     graph_.by_address.insert(desc.data, storage);
     OpLogRecorder::made(frame.log, storage, desc);
-    if (replayable && desc.storage_bytes > kTinyBytes) {
+    if (recomputable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
       storage->output = static_cast<uint32_t>(op->outputs.size());

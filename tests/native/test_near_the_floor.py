@@ -1,4 +1,4 @@
-"""What goes first and what yields where memory is short. They need the native build, no PyTorch."""
+"""What goes first and what is preempted near the floor. Needs the native build, no PyTorch."""
 
 import itertools
 from pathlib import Path
@@ -16,10 +16,10 @@ LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.
 HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")
 
 
-def replay(log, budget, heuristic="dtr-eqclass", **options):
+def run_log(log, budget, heuristic="dtr-eqclass", **options):
     options |= {"semantics": "runtime", "decisions": True, "outputs": False}
     program = log.program if isinstance(log, Log) else log
-    run = simulate.replay(program, heuristic, budget, **options)
+    run = simulate.run_log(program, heuristic, budget, **options)
     Model(program).follow(run.decisions)
     return run
 
@@ -42,7 +42,7 @@ class TestGhosts:
         toy.unseen(5 * WORDS).release()
         assert toy.resident(z) is not asked
         toy.materialize(z)
-        assert toy.replays == (["f", "g", "g"] if asked else ["f", "g"])
+        assert toy.recomputed == (["f", "g", "g"] if asked else ["f", "g"])
         toy.verify()
         for tensor in (x, z, w):
             tensor.release()
@@ -63,7 +63,7 @@ class TestGhosts:
         toy.unseen(5 * WORDS).release()
         assert not toy.resident(other)
         toy.materialize(z)
-        assert toy.replays == ["f", "o", "g", "h"]
+        assert toy.recomputed == ["f", "o", "g", "h"]
         toy.verify()
         for tensor in (x, other, z):
             tensor.release()
@@ -77,7 +77,10 @@ class TestGhosts:
         log.call("x", {"large": 900})
         log.release("large")
         log.call("z", {"end": 100})
-        ends = {ghosts: replay(log, 1000, ghosts=ghosts).end_bytes for ghosts in simulate.GHOSTS}
+        ends = {
+            unneeded: run_log(log, 1000, unneeded=unneeded).end_bytes
+            for unneeded in simulate.UNNEEDED
+        }
         assert ends == {"first": 400, "at-once": 300, "discounted": 400}
 
 
@@ -99,33 +102,33 @@ class TestWaiting:
         """With the other in hand it would not fit."""
         log = two_inputs(500, 1000)
         log.call("a b", {"end": 100})
-        assert replay(log, 1600, waiting="holds").status == "oom"
-        run = replay(log, 1600)
-        assert (run.status, run.yields) == ("ok", 0)
+        assert run_log(log, 1600, waiting="keep").status == "oom"
+        run = run_log(log, 1600)
+        assert (run.status, run.preemptions) == ("ok", 0)
 
-    def test_an_input_of_the_op_yields_and_comes_back(self):
+    def test_an_input_of_the_op_is_preempted_and_comes_back(self):
         """a is there and b is not, which needs its temporary's memory besides."""
         log = two_inputs(100, 1000)
         log.call("a", {"c": 100})
         log.release("c")
         log.call("a b", {"end": 100})
-        run = replay(log, 1600, waiting="holds")
+        run = run_log(log, 1600, waiting="keep")
         assert run.status == "oom"
         assert run.waiting_bytes == 400
-        run = replay(log, 1600)
-        assert (run.status, run.yields) == ("ok", 1)
+        run = run_log(log, 1600)
+        assert (run.status, run.preemptions) == ("ok", 1)
 
     def test_what_cannot_be_brought_back_together_is_out_of_memory_after_a_few_tries(self):
         log = two_inputs(1000, 1000)
         log.call("a b", {"end": 100})
-        assert replay(log, 2000).status == "ok"
-        run = replay(log, 1800)
+        assert run_log(log, 2000).status == "ok"
+        run = run_log(log, 1800)
         assert run.status == "oom"
-        assert 1 <= run.yields <= 8
+        assert 1 <= run.preemptions <= 8
 
     @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
-    def test_the_smallest_budget_that_runs_is_no_larger_than_where_waiting_holds(self, path):
-        """And every replay on the way reads nothing that is evicted."""
+    def test_the_smallest_budget_that_runs_is_no_larger_than_without_preemption(self, path):
+        """And every recomputation on the way reads nothing that is evicted."""
         program = oplog.compile_log(path)
         base = simulate.baseline(program, "runtime")
         floors = {}
@@ -133,9 +136,9 @@ class TestWaiting:
             floors[waiting, heuristic] = 100
             for percent in range(100, 0, -4):
                 options = {"waiting": waiting, "max_recompute": 9 * base.compute}
-                run = replay(program, base.peak_bytes * percent // 100, heuristic, **options)
+                run = run_log(program, base.peak_bytes * percent // 100, heuristic, **options)
                 assert run.status in ("ok", "oom", "thrash")
                 if run.status == "ok":
                     floors[waiting, heuristic] = percent
         for heuristic in HEURISTICS:
-            assert floors["yields", heuristic] <= floors["holds", heuristic]
+            assert floors["preempt", heuristic] <= floors["keep", heuristic]

@@ -4,12 +4,12 @@ Greedy eviction can fail at a budget and succeed at a smaller one (an *inversion
 published log and heuristic, budgets are swept in steps of 1 % of the log's peak on the engine
 that trains (runtime semantics, counted bytes), in three variants of it:
 
-* ``holds``: as the engine was before: what waits for a rematerialization keeps its memory, and
-  the score of every ghost counts a hundredth;
-* ``ghosts``: ghosts that nothing asks for are evicted first, the others are scored as the living
-  (native/graph/ghosts.cpp); waiting holds;
-* ``yields``: the default: the same, and what waits yields where an allocation would fail, and is
-  brought back in the order of need (native/policy/waiting_inputs.h).
+* ``before``: as the engine was before: a waiting operator's inputs keep their memory, and a dead
+  storage counts a hundredth of its score;
+* ``unneeded``: unneeded dead storages are evicted first, the others are scored as live ones;
+* ``preempt``: the default: the same, and a waiting operator's inputs are preempted where an
+  allocation would fail, and are brought back in the order of need
+  (native/policy/waiting_inputs.h).
 
 A run that spends more than ``MOST`` times the log's compute counts as failed ("thrash"), like one
 that is out of memory ("oom").
@@ -48,13 +48,13 @@ HEURISTICS = (
 )
 
 VARIANTS: dict[str, dict[str, str]] = {
-    "holds": {"ghosts": "discounted", "waiting": "holds"},
-    "ghosts": {"ghosts": "first", "waiting": "holds"},
-    "yields": {"ghosts": "first", "waiting": "yields"},
+    "before": {"unneeded": "discounted", "waiting": "keep"},
+    "unneeded": {"unneeded": "first", "waiting": "keep"},
+    "preempt": {"unneeded": "first", "waiting": "preempt"},
 }
 
-GHOST_HEURISTICS = HEURISTICS[:6]
-GHOST_PERCENTS = tuple(range(20, 100, 10))
+UNNEEDED_HEURISTICS = HEURISTICS[:6]
+UNNEEDED_PERCENTS = tuple(range(20, 100, 10))
 
 COLUMNS = {
     "logs": ["log", "peak_bytes", "compute", "least_ratio"],
@@ -64,10 +64,10 @@ COLUMNS = {
     # The first budget that is out of memory, and what is resident then, in % of the peak.
     "failures": [
         *("log", "heuristic", "variant", "percent", "constant", "running", "waiting"),
-        *("allocated", "yields", "chain_depth"),
+        *("allocated", "preemptions", "chain_depth"),
     ],
-    # At ghost_percents, with what waits yielding.
-    "ghosts": ["log", "heuristic", "ghosts", "slowdowns"],
+    # At unneeded_percents, with preemption.
+    "unneeded": ["log", "heuristic", "unneeded", "slowdowns"],
 }
 
 Row = list[Any]
@@ -151,7 +151,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
 
     def run(heuristic: str, percent: int, options: Mapping[str, str]) -> simulate.Run:
         name, _, dealloc = heuristic.partition(", ")
-        return simulate.replay(
+        return simulate.run_log(
             program,
             name,
             peak * percent // 100,
@@ -167,7 +167,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
 
     lowest = max(1, -(-100 * least // peak))
     percents = range(95 if smoke else 99, 85 if smoke else lowest - 1, -5 if smoke else -1)
-    found: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "ghosts": []}
+    found: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "unneeded": []}
     found["logs"].append([name, peak, compute, round(least / peak, 4)])
     for heuristic in HEURISTICS[:1] if smoke else HEURISTICS:
         for variant, options in VARIANTS.items():
@@ -181,15 +181,15 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
                 found["failures"].append(
                     [name, heuristic, variant, failed]
                     + [round(100 * share / peak, 1) for share in shares]
-                    + [at.yields, at.chain_depth]
+                    + [at.preemptions, at.chain_depth]
                 )
-    for heuristic in GHOST_HEURISTICS[:1] if smoke else GHOST_HEURISTICS:
-        for ghosts in simulate.GHOSTS:
+    for heuristic in UNNEEDED_HEURISTICS[:1] if smoke else UNNEEDED_HEURISTICS:
+        for unneeded in simulate.UNNEEDED:
             values = [
-                slowdown(run(heuristic, percent, {"ghosts": ghosts}))
-                for percent in (GHOST_PERCENTS[-1:] if smoke else GHOST_PERCENTS)
+                slowdown(run(heuristic, percent, {"unneeded": unneeded}))
+                for percent in (UNNEEDED_PERCENTS[-1:] if smoke else UNNEEDED_PERCENTS)
             ]
-            found["ghosts"].append([name, heuristic, ghosts, values])
+            found["unneeded"].append([name, heuristic, unneeded, values])
     return found
 
 
@@ -201,9 +201,9 @@ def compute(options: Options) -> Document:
     document: Document = {
         "most": MOST,
         "columns": COLUMNS,
-        "ghost_percents": list(GHOST_PERCENTS),
+        "unneeded_percents": list(UNNEEDED_PERCENTS),
     }
-    tables: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "ghosts": []}
+    tables: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "unneeded": []}
     one = partial(_study, smoke=options.smoke)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
@@ -232,11 +232,11 @@ def _floors(sweeps: list[Row]) -> Iterator[Row]:
 
 # ---- the pictures ----
 
-COLORS = {"holds": "#b0b0b0", "ghosts": "#e69f00", "yields": "#0072b2"}
+COLORS = {"before": "#b0b0b0", "unneeded": "#e69f00", "preempt": "#0072b2"}
 LABELS = {
-    "holds": "before: waiting holds its memory, ghosts at a hundredth",
-    "ghosts": "ghosts that nothing asks for first",
-    "yields": "and waiting yields (the default)",
+    "before": "before: waiting inputs keep their memory, dead storages at a hundredth",
+    "unneeded": "unneeded dead storages first",
+    "preempt": "and waiting inputs are preempted (the default)",
 }
 
 

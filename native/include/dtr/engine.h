@@ -59,22 +59,22 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
                                 double* scores, char* message, uint64_t capacity);
 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
- * smallest. Dead storages that are resident again (ghosts): DTR_GHOSTS_... Only what the
+ * smallest. Dead storages that are resident again (ghosts): DTR_UNNEEDED_... Only what the
  * heuristic needs is kept up to date. */
 
 /* A dead storage that is resident because a rematerialization needed it (a ghost), and that
  * nothing evicted and still needed would be recomputed from (graph/ghosts.cpp), */
 enum {
-  DTR_GHOSTS_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
-  DTR_GHOSTS_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
-  DTR_GHOSTS_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
+  DTR_UNNEEDED_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
+  DTR_UNNEEDED_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
+  DTR_UNNEEDED_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
 };
 
 /* What waits for a rematerialization to go on (policy/waiting_inputs.h), */
 enum {
-  DTR_WAITING_YIELDS = 0, /* is evicted where an allocation would fail otherwise, and comes back;
+  DTR_WAITING_PREEMPTED = 0, /* is evicted where an allocation would fail otherwise, and comes back;
                              what needs most memory is brought back first */
-  DTR_WAITING_HOLDS = 1   /* keeps its memory; inputs are brought back in their order */
+  DTR_WAITING_KEPT = 1       /* keeps its memory; inputs are brought back in their order */
 };
 
 /* How an allocation that does not fit gets room (run/make_room.cpp), */
@@ -104,7 +104,7 @@ typedef struct dtr_engine_options {
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
-  int32_t ghosts;           /* DTR_GHOSTS_... */
+  int32_t unneeded;         /* DTR_UNNEEDED_... */
   int32_t waiting;          /* DTR_WAITING_... */
   /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
@@ -136,7 +136,7 @@ typedef struct dtr_engine_stats {
   uint64_t moved_bytes;         /* of contents that were moved within a pool */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
-  uint64_t yields;              /* evictions of what only waited: there was no other way */
+  uint64_t preemptions;         /* evictions of what only waited: there was no other way */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
