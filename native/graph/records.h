@@ -1,6 +1,6 @@
 // records.h: what the engine knows of a job: storages, ops and the edges between.
 //
-// Rules, by number; check_invariants() (invariants.cpp) tests each.
+// Rules, by number; check_invariants() (run/invariants.cpp) and the check() of each class test them.
 //
 //  R1  A storage is one content of one buffer. Overwriting a buffer ends one
 //      storage and begins the next ("version"); the buffer changes hands, no byte moves.

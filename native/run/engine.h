@@ -41,7 +41,6 @@
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
-#include "graph/lifecycle.h"
 #include "graph/pins.h"
 #include "graph/records.h"
 #include "graph/stream_order.h"
@@ -56,10 +55,11 @@
 #include "policy/waiting_inputs.h"
 #include "policy/window.h"
 #include "rematerializer.h"
+#include "storage_lifecycle.h"
 
 namespace dtr {
 
-class Engine final : private Lifecycle {
+class Engine final : private StorageLifecycle::Costs {
  public:
   explicit Engine(const dtr_engine_options& options);
   ~Engine();
@@ -139,35 +139,26 @@ class Engine final : private Lifecycle {
   // With the recorder and a Deferred, under the mutex.
   template <typename F>
   auto on_op_log(F&& call) {
-    Deferred deferred(environment_, *this);
-    std::lock_guard<EngineMutex> lock(mutex_);
-    return call(op_log_, deferred);
+    Transaction transaction(*this);
+    return call(op_log_, transaction.deferred);
   }
 
   // ---- invariants.cpp ----
   void check_invariants();
 
  private:
+  // A call under the mutex. What it defers happens after the mutex is released.
+  struct Transaction {
+    explicit Transaction(Engine& engine)
+        : deferred(engine.environment_, engine.dead_, engine.mutex_), lock(engine.mutex_) {}
+    Deferred deferred;
+    std::unique_lock<EngineMutex> lock;
+  };
+
   // engine.cpp, all under the mutex
-  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
-  Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
-  void content_replaced(Storage* storage, Deferred& deferred);
-  void forget_parent(Storage* storage, Deferred& deferred) override;
-  void discard_op(Op* op, Deferred& deferred);
-  void drop_output(Storage* storage, Deferred& deferred);
-  void maybe_remove(Storage* storage, Deferred& deferred) override;
-  void remove(Storage* storage, Deferred& deferred);
-  void lose_handle(Storage* storage, Deferred& deferred) override;
-  void become_evicted(Storage* storage) override;
-  void become_resident(Storage* storage, void* address) override;
-  void leave_neighborhoods(Storage* storage);
-  void update_candidate(Storage* storage) override;
-  void change_address(Storage* storage, void* address) override;
   void prices_changed() override;
   void host_memory_freed() override;
   void grow_up(Device& device);
-  void unlock(Storage* storage, Deferred& deferred) override;
-  void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const { return devices_.of(storage); }
   bool is_managed_device(const dtr_tensor_desc& desc) const {
@@ -182,7 +173,6 @@ class Engine final : private Lifecycle {
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
-  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
   void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
@@ -198,15 +188,16 @@ class Engine final : private Lifecycle {
   void capture_inputs(const Frame& frame, Deferred& deferred);
 
   // ghosts.cpp
-  void update_asking(Storage* changed, bool gone);
+  void update_asking(Storage* changed, bool gone) override;
   double ghost_factor(const Storage* storage) const;
   void release_ghosts(Deferred& deferred);
 
   // neighborhood.cpp
   void merge_components(const Storage* storage);
-  void join_neighborhoods(Storage* storage);
+  void leave_neighborhoods(Storage* storage) override;
+  void join_neighborhoods(Storage* storage) override;
   void neighborhood_changed(Storage* storage, bool grew);
-  void toll_changed(Storage* storage, bool grew);
+  void toll_changed(Storage* storage, bool grew) override;
   void count_dependents(Storage* storage);
   // Dead, and nothing evicted asks for it (ghosts.cpp).
   static bool is_idle(const Storage* storage) { return !storage->live && storage->askers == 0; }
@@ -245,11 +236,11 @@ class Engine final : private Lifecycle {
   double weight_of(const Storage* storage) const;
   double floor_cost_ns(const Storage* storage) const;
   void set_bounds(Device& device, Storage* storage, double numerator_ns);
-  void reweigh(Storage* storage);
+  void reweigh(Storage* storage) override;
   void unpark(Storage* storage) {
     if (storage->parked) reweigh(storage);
   }
-  void reset_bounds(Device& device, Storage* storage);
+  void reset_bounds(Device& device, Storage* storage) override;
 
   // window.cpp
   // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
@@ -293,19 +284,22 @@ class Engine final : private Lifecycle {
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
   CallTimer timer_{environment_, streams_, capture_};
-  Settling settling_{environment_, graph_, *this};
-  DeadStorages dead_{environment_, *this, settling_};
-  Contents contents_{environment_, graph_, *this, settling_};
+  // Before those that take it as a Lifecycle.
+  StorageLifecycle lifecycle_{
+      {environment_, graph_, devices_, pins_, dead_, contents_, unwritten_, swap_space_, *this}};
+  Settling settling_{environment_, graph_, lifecycle_};
+  DeadStorages dead_{environment_, lifecycle_, settling_};
+  Contents contents_{environment_, graph_, lifecycle_, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
-  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_, streams_};
+  SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
   const SwapCosts& swap_costs_ = swap_space_.costs();
-  Mover mover_{environment_, graph_, devices_, capture_, streams_, *this};
+  Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
   Compactor compactor_{environment_, graph_, capture_, mover_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;
-  Rematerializer rematerializer_{{environment_, graph_, *this, streams_, contents_, dead_,
+  Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_}};
   dtr_engine_options& options_ = environment_.options;
   Needs needs_;
@@ -317,7 +311,6 @@ class Engine final : private Lifecycle {
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  std::vector<int64_t> dropped_ops_;
   Components components_;
   int64_t& clock_ns_ = environment_.clock_ns;
   Random random_;
@@ -331,16 +324,11 @@ class Engine final : private Lifecycle {
   std::vector<Storage*> victims_;          // what choose_victims() chose
   std::vector<Storage*> other_victims_;    // buffer of evict_victims()
   std::vector<Storage*> asking_;           // worklist of update_asking()
-  std::vector<Storage*> removal_;          // worklist of remove()
-  std::vector<Storage*> graveyard_;
-  bool removing_ = false;
-  uint64_t checks_ = 0;  // of the invariants
+  uint64_t checks_ = 0;                    // of the invariants
 
   std::condition_variable_any evicted_;  // another thread's Evicting is over
   uint32_t evicting_ = 0;                // threads whose victims are not yet free
   bool parked_for_host_ = false;         // some constants are parked for lack of host memory
-
-  EvictionCause eviction_cause_ = EvictionCause::gone;  // of the content that is lost now
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

@@ -30,8 +30,8 @@ void Engine::capture_inputs(const Frame& frame, Deferred& deferred) {
     if (!storage || storage->captured || storage->state != State::resident) continue;
     storage->captured = true;
     storage->constant_for_good = true;
-    forget_parent(storage, deferred);
-    update_candidate(storage);
+    lifecycle_.forget_parent(storage, deferred);
+    lifecycle_.update_candidate(storage);
     settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred);
   }
 }

@@ -301,7 +301,7 @@ bool Engine::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
   const SwapSpace::Outcome outcome = swap_space_.swap_out(storage, cause, deferred, lock);
   if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
   const bool dropped = drop(storage, cause, deferred);
-  unlock(storage, deferred);
+  lifecycle_.unlock(storage, deferred);
   return dropped;
 }
 
@@ -310,7 +310,7 @@ bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
   if (contents_.has_changed(storage)) {
     // Its op would not give it again. What was computed from the old content notices that itself.
     ++stats_.unseen_writes;
-    forget_parent(storage, deferred);
+    lifecycle_.forget_parent(storage, deferred);
     return false;
   }
   void* address = storage->address;
@@ -325,7 +325,8 @@ bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
     }
     deferred.free_block(*storage, address);
   } else if (storage->handle) {
-    lose_handle(storage, deferred);  // a ghost: the strong reference's deleter returns the block
+    lifecycle_.lose_handle(storage,
+                           deferred);  // a ghost: the strong reference's deleter returns the block
   } else {
     deferred.free_block(*storage, address);  // a ghost that no rematerialization has used yet
   }
@@ -333,9 +334,7 @@ bool Engine::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
   // What the job itself dropped is free as if there were no evictions.
   if (storage->live || cause != EvictionCause::gone)
     dtr_pool_note(device_of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
-  eviction_cause_ = cause;
-  become_evicted(storage);
-  eviction_cause_ = EvictionCause::gone;
+  lifecycle_.become_evicted(storage, cause);
   environment_.observers.notify(&Observer::evicted, storage);
   ++stats_.evictions;
   stats_.evicted_bytes += storage->size_bytes;
@@ -360,7 +359,7 @@ Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>
     const std::vector<Storage*>& storages;
     size_t next = 0;
     ~Waiting() {
-      while (next < storages.size()) engine.unlock(storages[next++], deferred);
+      while (next < storages.size()) engine.lifecycle_.unlock(storages[next++], deferred);
     }
   };
   Storage* failed = nullptr;
@@ -378,7 +377,8 @@ Storage* Engine::evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>
       }
       ++waiting.next;
       if (!storage->live && !storage->children) {
-        unlock(storage, deferred);  // it was dropped meanwhile: the record goes, and its memory
+        lifecycle_.unlock(storage,
+                          deferred);  // it was dropped meanwhile: the record goes, and its memory
         continue;
       }
       --storage->locks;
@@ -415,7 +415,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   const ScopedTimer spent(room_ns_of_thread());
   // The bytes are there, but not in one piece.
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   Evicting evicting(*this, deferred);
   std::unique_lock<EngineMutex> lock(mutex_);
   // Locked, so that the next search passes over them.
@@ -424,7 +424,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     Deferred& deferred;
     std::vector<Storage*> storages;
     ~Refused() {
-      for (Storage* storage : storages) engine.unlock(storage, deferred);
+      for (Storage* storage : storages) engine.lifecycle_.unlock(storage, deferred);
     }
   };
   bool freed = false;
@@ -470,7 +470,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     if (constant->locks > 0 || !dtr_pool_contains(device.pool, constant->address)) continue;
     ++constant->locks;
     freed = settling_.settle(constant, nullptr, Settling::kAnyBytes, deferred);
-    unlock(constant, deferred);
+    lifecycle_.unlock(constant, deferred);
   }
   if (!freed && options_.moving) {
     constexpr double kAtAnyPrice = std::numeric_limits<double>::infinity();
