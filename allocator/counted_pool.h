@@ -1,5 +1,5 @@
 // Memory that is only counted: no rounding, no fragmentation, no place. A request fits if the
-// bytes asked for fit into the budget. For replaying logs where nothing but sizes shall matter,
+// bytes asked for fit into the budget. To simulate op logs where nothing but sizes shall matter,
 // as the simulators of the papers have it.
 //
 // Rules, checked by check_invariants():

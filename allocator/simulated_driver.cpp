@@ -1,4 +1,4 @@
-// Addresses without memory: for replaying traces against the real heap. Every verb succeeds.
+// Addresses without memory: for the heap under a trace or a simulated job. Every verb succeeds.
 #include <atomic>
 
 #include "driver.h"

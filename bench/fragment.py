@@ -5,9 +5,9 @@
 The trace is made up: steps of a training job with layers whose sizes repeat, activations that are
 freed in reverse, a workspace for each operator, and every so often a batch of another shape.
 Measured: writing the trace to a file, reading it, pairing its allocations; then for each model the
-replay alone (the counter of the core), and all of it: also the second pass, which looks at every
+run alone (the counter of the core), and all of it: also the second pass, which looks at every
 hole at about 2,000 rows, and the result in Python; and what ``dtr-alloc fragment report`` says of
-the trace as our pool placed it, without a replay. One run of each.
+the trace as our pool placed it, without a model. One run of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.heap import cpu_name
 from bench.results import console, environment, write_json
 from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.models import MODELS, Prepared
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -113,11 +113,11 @@ def measure(events: int) -> dict[str, Any]:
     prepared, paired = _timed(lambda: Prepared(trace))
     rows = []
     for model in MODELS:
-        result, seconds = _timed(lambda model=model: prepared.replay(model, placements=True))
+        result, seconds = _timed(lambda model=model: prepared.run(model, placements=True))
         rows.append(
             {
                 "model": model,
-                "replay_seconds": result.ns_per_operation * result.events / 1e9,
+                "run_seconds": result.ns_per_operation * result.events / 1e9,
                 "whole_seconds": seconds,
                 "ns_per_operation": result.ns_per_operation,
                 "peak_live_bytes": result.peak_live_bytes,
@@ -125,7 +125,7 @@ def measure(events: int) -> dict[str, Any]:
                 "mean_lost_bytes": result.mean_lost_bytes,
             }
         )
-    placements = prepared.replay("ours", placements=True).placements
+    placements = prepared.run("ours", placements=True).placements
     assert placements is not None
     recorded = as_placed(trace, placements)
     _, reported = _timed(lambda: report.document(report.reports("made-up", recorded)))
@@ -147,11 +147,11 @@ def _show(found: dict[str, Any]) -> None:
         title=f"{found['events']:,} events: read in {found['read_seconds']:.2f} s, paired in "
         f"{found['pair_seconds']:.2f} s, reported in {found['report_seconds']:.2f} s"
     )
-    for head in ("model", "replay, s", "with samples, s", "ns per operation", "reserved / live"):
+    for head in ("model", "run, s", "with samples, s", "ns per operation", "reserved / live"):
         table.add_column(head, justify="left" if head == "model" else "right")
     for row in found["results"]:
         table.add_row(
-            *(row["model"], f"{row['replay_seconds']:.2f}", f"{row['whole_seconds']:.2f}"),
+            *(row["model"], f"{row['run_seconds']:.2f}", f"{row['whole_seconds']:.2f}"),
             f"{row['ns_per_operation']:.0f}",
             f"{row['peak_reserved_bytes'] / row['peak_live_bytes']:.3f}",
         )
@@ -162,7 +162,7 @@ def _show(found: dict[str, Any]) -> None:
 @click.option("--smoke", is_flag=True, help="A short trace, to see that it runs.")
 @click.option("--json", "json_path", metavar="PATH", help="Write the figures; - is stdout.")
 def main(smoke: bool, json_path: str | None) -> None:
-    """Times the replay of a made-up trace on every model, and the report on it."""
+    """Times every model over a made-up trace, and the report on it."""
     found = measure(20_000 if smoke else 1_000_000)
     _show(found)
     if json_path:

@@ -124,7 +124,7 @@ class SimulatedJob:
         buffer = lib.dtr_frame_buffer(self.frame, len(inputs) + 1)
         for i, tensor in enumerate(inputs):
             buffer[i] = int(ffi.cast("intptr_t", tensor))
-        need = lib.dtr_op_begin(self.frame, len(inputs), lib.DTR_OP_REPLAYABLE, 1)
+        need = lib.dtr_op_begin(self.frame, len(inputs), lib.DTR_OP_RECOMPUTABLE, 1)
         if need < 0:
             check(-need)
         if need & lib.DTR_HAS_DROPPED:
@@ -136,7 +136,7 @@ class SimulatedJob:
                 self._rematerialize()
         made = self.tensor(size_bytes)
         lib.dtr_frame_buffer(self.frame, 1)[0] = int(ffi.cast("intptr_t", made))
-        op_id = lib.dtr_op_end(self.frame, 1, lib.DTR_OP_REPLAYABLE, self._cost_ns())
+        op_id = lib.dtr_op_end(self.frame, 1, lib.DTR_OP_RECOMPUTABLE, self._cost_ns())
         if op_id < 0:
             check(-op_id)
         self.closures[op_id] = size_bytes

@@ -1,6 +1,6 @@
 """How long the simulator takes, beside the published one, and how that grows with the log.
 
-Measured: reading a log, and replaying it at half its peak with simrd's semantics. With
+Measured: reading a log, and running it at half its peak with simrd's semantics. With
 ``--simrd FOLDER`` (the folder ``simrd`` of uwsampl/dtr-prototype; it needs the package attrs) the
 published simulator does the same in the same run, and the two must end with the same counters.
 Then logs of growing length: networks of N equal layers, forward and backward, in memory for
@@ -38,7 +38,7 @@ LOGS = Path(__file__).parents[1] / "tests" / "data" / "simrd" / "synthetic_logs"
 HEURISTICS = {"dtr-eqclass": "DTREqClass", "dtr-full": "DTR"}
 """Ours, and the published simulator's name for it."""
 GOALS = {"dtr-eqclass": 30, "dtr-full": 100}
-"""How many times faster a replay is to be than the published simulator's."""
+"""How many times faster a run is to be than the published simulator's."""
 LAYERS_OF_A_STEP = 1000
 EAGER = "RuntimeV2EagerOptimized"
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
@@ -62,7 +62,7 @@ class Published:
         with OPENERS.get(log.suffix, open)(log, "rt") as lines:
             return self._parse.parse_file(lines)
 
-    def replay(self, graph: Any, heuristic: str, budget_bytes: int) -> dict[str, Any]:
+    def run(self, graph: Any, heuristic: str, budget_bytes: int) -> dict[str, Any]:
         kind = self._runtime.RUNTIMES[EAGER]
         runtime = kind(budget_bytes, self._heuristic.HEURISTICS[heuristic]())
         program = graph.get_closure()
@@ -92,7 +92,7 @@ def measure_log(log: Path, repeats: int, published: Published | None) -> Iterato
     budget = simulate.baseline(program).peak_bytes // 2
     graph_seconds, graph = timed(published.read, log) if published else (None, None)
     for heuristic, their_name in HEURISTICS.items():
-        runs = [simulate.replay(program, heuristic, budget) for _ in range(repeats)]
+        runs = [simulate.run_log(program, heuristic, budget) for _ in range(repeats)]
         row: dict[str, Any] = {
             "log": log.name,
             "heuristic": heuristic,
@@ -100,21 +100,21 @@ def measure_log(log: Path, repeats: int, published: Published | None) -> Iterato
             "status": runs[0].status,
             "decisions": runs[0].model_ops + runs[0].remat_ops + runs[0].forced + runs[0].other,
             "read_seconds": statistics.median(seconds for seconds, _ in readings),
-            "replay_seconds": statistics.median(run.seconds for run in runs),
+            "run_seconds": statistics.median(run.seconds for run in runs),
             "evaluations": runs[0].evaluations,
         }
         if published:
-            theirs = published.replay(graph, their_name, budget)
+            theirs = published.run(graph, their_name, budget)
             ours = {key: getattr(runs[0], key) for key in ("clock", "evaluations", "peak_bytes")}
             seconds = theirs.pop("seconds")
             if theirs != ours:
                 raise click.ClickException(f"{log}: {heuristic}: {ours}, published {theirs}")
             row |= {
                 "published_read_seconds": graph_seconds,
-                "published_replay_seconds": seconds,
-                "times_faster": seconds / row["replay_seconds"],
+                "published_run_seconds": seconds,
+                "times_faster": seconds / row["run_seconds"],
                 "times_faster_with_reading": (graph_seconds + seconds)
-                / (row["read_seconds"] + row["replay_seconds"]),
+                / (row["read_seconds"] + row["run_seconds"]),
             }
         yield row
 
@@ -160,7 +160,7 @@ def measure_growth(kind: str, operators: int) -> dict[str, Any]:
     for _ in range(max(1, operators // (2 * layers))):
         network.step(layers)
     budget = math.ceil(2 * math.sqrt(layers))
-    run = simulate.replay(network.program, "dtr-eqclass", budget)
+    run = simulate.run_log(network.program, "dtr-eqclass", budget)
     executed = run.model_ops + run.remat_ops
     return {
         "kind": kind,
@@ -168,7 +168,7 @@ def measure_growth(kind: str, operators: int) -> dict[str, Any]:
         "budget": budget,
         "status": run.status,
         "executed": executed,
-        "replay_seconds": run.seconds,
+        "run_seconds": run.seconds,
         "us_per_executed": 1e6 * run.seconds / executed,
         "evaluations": run.evaluations,
     }
@@ -176,9 +176,7 @@ def measure_growth(kind: str, operators: int) -> dict[str, Any]:
 
 def show(document: dict[str, Any]) -> None:
     screen = console()
-    table = Table(
-        "log", "heuristic", "operators", "read s", "replay ms", "times faster", "read too"
-    )
+    table = Table("log", "heuristic", "operators", "read s", "run ms", "times faster", "read too")
     for row in document["logs"]:
         faster = [f"{row[key]:.0f}" if key in row else "-" for key in FASTER]
         table.add_row(
@@ -186,17 +184,17 @@ def show(document: dict[str, Any]) -> None:
             row["heuristic"],
             f"{row['operators']:,}",
             f"{row['read_seconds']:.3f}",
-            f"{1e3 * row['replay_seconds']:.2f}",
+            f"{1e3 * row['run_seconds']:.2f}",
             *faster,
         )
     screen.print(table)
-    table = Table("generated", "operators", "executed", "replay s", "us per executed operator")
+    table = Table("generated", "operators", "executed", "run s", "us per executed operator")
     for row in document["growth"]:
         table.add_row(
             row["kind"],
             f"{row['operators']:,}",
             f"{row['executed']:,}",
-            f"{row['replay_seconds']:.2f}",
+            f"{row['run_seconds']:.2f}",
             f"{row['us_per_executed']:.2f}",
         )
     screen.print(table)

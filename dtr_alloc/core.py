@@ -8,7 +8,7 @@ from typing import Any
 from dtr_alloc._core import ffi, lib
 
 ABI_VERSION = 1
-"""The version of native/include/dtr_alloc.h that this package was written for."""
+"""The version of the C interface that this package was written for."""
 
 if lib.dtr_abi_version() != ABI_VERSION:
     raise ImportError(

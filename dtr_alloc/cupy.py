@@ -190,7 +190,7 @@ def is_enabled() -> bool:
 
 def stats() -> dict[str, int]:
     """The counters of the heap, of all devices together, PyTorch's tensors included: the fields of
-    dtr_pool_stats (dtr_alloc.h), in bytes. Raises StateError before the first enable()."""
+    dtr_pool_stats (dtr/pool.h), in bytes. Raises StateError before the first enable()."""
     return _heap().total_stats()
 
 

@@ -2,7 +2,7 @@
 
 The allocations and frees of one step, as PyTorch's profiler saw them, are made again by one loop in
 C++ through our pool, PyTorch's caching allocator, cudaMalloc and cudaMallocAsync, in one process.
-The first replay of each, which takes memory from the driver, is not counted; where a replay
+The first run of each, which takes memory from the driver, is not counted; where a run
 takes long (cudaMalloc), it is the only one besides. On the CPU: our pool and malloc.
 """
 
@@ -30,7 +30,7 @@ JOBS = ("resnet50", "gpt2_medium")
 SCALE = 0.25
 """Of the batches: sizes matter little, and there are several copies of the memory."""
 POOL, CUDA_MALLOC, CUDA_MALLOC_ASYNC, MALLOC, TORCH = range(5)
-"""The kinds of replay_trace.cpp."""
+"""The kinds of run_trace.cpp."""
 
 
 class Step(NamedTuple):
@@ -94,7 +94,7 @@ class Loop:
     """The compiled loop."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        source, output = Path(__file__).with_name("replay_trace.cpp"), folder / "replay_trace.so"
+        source, output = Path(__file__).with_name("run_trace.cpp"), folder / "run_trace.so"
         cxx = compiler.find()
         if cxx is None:
             raise RuntimeError("there is no C++ compiler here")
@@ -107,16 +107,16 @@ class Loop:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr[-2000:]}")
-        self._replay = ctypes.CDLL(str(output)).replay_trace
-        self._replay.restype = ctypes.c_int64
+        self._run = ctypes.CDLL(str(output)).run_trace
+        self._run.restype = ctypes.c_int64
 
     def nanoseconds(self, allocator: CAllocator, steps: Sequence[Step]) -> int:
-        """Of one replay. Raises RuntimeError if an allocation failed."""
+        """Of one run. Raises RuntimeError if an allocation failed."""
         count = 1 + max(step.slot for step in steps)
         c_steps = (CStep * len(steps))(*(CStep(*step) for step in steps))
         slots = (ctypes.c_void_p * count)()
         took = int(
-            self._replay(
+            self._run(
                 ctypes.byref(allocator),
                 c_steps,
                 ctypes.c_uint64(len(steps)),
@@ -209,7 +209,7 @@ def _measured(loop: Loop, allocator: CAllocator, steps: Sequence[Step]) -> Row:
         "ns_per_pair": median(per_call),
         "lowest_ns_per_pair": min(per_call),
         "first_ns_per_pair": 2 * first / len(steps),
-        "replays": repeats,
+        "runs": repeats,
     }
 
 

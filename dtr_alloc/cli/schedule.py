@@ -50,7 +50,7 @@ def command(log: str, budgets: tuple[str, ...], **options: Any) -> None:
 
     All that the log will do is known, so this is no policy: it says how far the policies are
     from what can be done. What it finds is never worse than a preset. `dtr-alloc simulate LOG
-    --schedule FILE` replays it.
+    --schedule FILE` runs it.
     """
     _find(log=log, budgets=budgets, **options)
 
@@ -105,7 +105,7 @@ def _slowdown(found: Schedule | None, base: Baseline) -> str:
 
 
 def carry_out(*, logs: Sequence[str], paths: Sequence[str], json_path: str | None) -> None:
-    """Replays the schedules of files, each with its log, and shows what they cost. Raises
+    """Runs the schedules of files, each with its log, and shows what they cost. Raises
     InputError for what cannot be read or carried out."""
     programs = {schedule.identity(program): program for program in compiled(logs)}
     rows: list[dict[str, Any]] = []

@@ -28,7 +28,7 @@ from dtr_alloc.config import parse_size
 from dtr_alloc.lab import simulate, simulate_report
 
 
-@click.command("simulate", short_help="Replay op logs under budgets, without their job.")
+@click.command("simulate", short_help="Run op logs under budgets, without their job.")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @list_option(
     "--budget",
@@ -128,7 +128,7 @@ from dtr_alloc.lab import simulate, simulate_report
     "schedules",
     multiple=True,
     metavar="FILE",
-    help="Replay the schedules in FILE (dtr-alloc schedule), each with its own budget, instead.",
+    help="Run the schedules in FILE (dtr-alloc schedule), each with its own budget, instead.",
 )
 @click.pass_context
 def command(
@@ -143,7 +143,7 @@ def command(
     schedules: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Replays op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
+    """Runs op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
 
     A log is what DTR_ALLOC_LOG writes, or one of the DTR paper's (.xz, .gz and others are read as
     they are). Every option that takes a LIST may be given more than once. Running out of memory

@@ -41,7 +41,7 @@ from dtr_alloc.bounded import shown
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.heuristics import DEALLOCS
 from dtr_alloc.lab.presets import PRESETS
-from dtr_alloc.lab.simulate import Rule, Run, replay, run_of
+from dtr_alloc.lab.simulate import Rule, Run, run_log, run_of
 from dtr_alloc.oplog import Program, open_file
 
 VERSION = 1
@@ -91,7 +91,7 @@ class Schedule:
 
 
 def run(program: Program, schedule: Schedule, *, decisions: bool = False) -> Run:
-    """Replays a log under a schedule, checking each eviction.
+    """Runs a log under a schedule, checking each eviction.
 
     Raises ValueError if the schedule is another log's, or evicts what cannot be evicted, or too
     little; or if the run costs another sum than it says.
@@ -107,9 +107,9 @@ def run(program: Program, schedule: Schedule, *, decisions: bool = False) -> Run
 def _run(
     program: Program, dealloc: str, budget_bytes: int, evictions: array[int], decisions: bool
 ) -> Run:
-    out = ffi.new("dtr_replay **")
+    out = ffi.new("dtr_simulation **")
     check(
-        lib.dtr_replay_given(
+        lib.dtr_simulate_given(
             DEALLOCS.index(dealloc),
             budget_bytes,
             ffi.from_buffer("int64_t[]", program.code),
@@ -141,7 +141,7 @@ def of_policy(
     program: Program, rule: Rule, budget_bytes: int, most: int | None, dealloc: str = "eager"
 ) -> Schedule | None:
     """What a policy decides, as a schedule; None if it fails, or recomputes at more than most."""
-    done = replay(program, rule, budget_bytes, dealloc=dealloc, max_recompute=most, decisions=True)
+    done = run_log(program, rule, budget_bytes, dealloc=dealloc, max_recompute=most, decisions=True)
     if done.status != "ok":
         return None
     assert done.decisions is not None
@@ -165,7 +165,7 @@ def best_preset(
 ) -> Schedule | None:
     """The cheapest of what the presets do; None if each fails, or computes more than thrash times
     what the log takes without a budget."""
-    base = replay(program, "lru").model_cost
+    base = run_log(program, "lru").model_cost
     best = None
     for preset, dealloc in product(PRESETS.values(), deallocs):
         most = int(base * (thrash - 1)) if best is None else best.cost - base
@@ -215,7 +215,7 @@ def search(
     if done.remat_cost != result.remat_cost:
         raise RuntimeError(
             f"the search says that its schedule recomputes at a cost of {result.remat_cost}; "
-            f"its replay says {done.remat_cost}"
+            f"its run says {done.remat_cost}"
         )
     if best is not None and best.cost <= done.total_cost:
         return best

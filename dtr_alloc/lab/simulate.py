@@ -1,6 +1,6 @@
-"""The simulator: replays op logs under budgets, and studies of many such runs.
+"""The simulator: runs op logs under budgets, and studies of many such runs.
 
-``replay`` makes one run of a compiled log (``oplog.compile_log``), in C++, with one of two
+``run_log`` makes one run of a compiled log (``oplog.compile_log``), in C++, with one of two
 semantics:
 
 * ``simrd``: the published simulator of the DTR paper, decision for decision
@@ -54,9 +54,9 @@ of the job's operators, and at its low end for others and for constants (Coop, N
 again as they are."""
 SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
-"""By their numbers in the C header (DTR_REPLAY_...). ``assert``: simrd's own assertion fails."""
+"""By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
 
-_COUNTERS = field_names("dtr_replay_result")
+_COUNTERS = field_names("dtr_simulation_result")
 
 
 # ---- one run ----
@@ -117,9 +117,9 @@ SIMRD_NAMES = _simrd_names()
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one replay. Counters are those of the moment it ended, however it ended.
+    """What came of one run. Counters are those of the moment it ended, however it ended.
 
-    The fields are those of dtr_replay_result in native/include/dtr_alloc.h, the status by its name.
+    The fields are those of dtr_simulation_result (dtr/simulate.h), the status by its name.
     """
 
     status: str
@@ -138,7 +138,7 @@ class Run:
     accesses: int
     chain_depth: int
     search_ns: int
-    yields: int
+    preemptions: int
     constant_bytes: int
     running_bytes: int
     waiting_bytes: int
@@ -156,18 +156,18 @@ class Run:
     moved_bytes: int
     move_cost: int
     seconds: float
-    """Real time of the replay alone."""
+    """Real time of the run alone."""
     decisions_sha256: str
     """The first 16 digits of the SHA-256 of the decisions."""
     decisions: str | None = field(default=None, repr=False)
-    """One a line, as dtr_replay_decisions in native/include/dtr_alloc.h says; if asked for."""
+    """One a line, as dtr_simulation_decisions says; if asked for."""
 
     @property
     def total_cost(self) -> int:
         return self.model_cost + self.remat_cost
 
 
-def replay(
+def run_log(
     program: Program,
     heuristic: Rule | Heuristic | str = heuristics.DEFAULT,
     budget_bytes: int | None = None,
@@ -230,7 +230,7 @@ def replay(
     if space == "bytes" and placement != PLACEMENTS[0]:
         raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best_fit")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
-    options = ffi.new("dtr_replay_options *")
+    options = ffi.new("dtr_simulation_options *")
     parts = rule.heuristic
     options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
     options.dealloc = DEALLOCS.index(dealloc)
@@ -241,13 +241,13 @@ def replay(
     options.sampling = SAMPLINGS.index(sampling)
     options.least_size_share = least_size_share
     code = ffi.from_buffer("int64_t[]", program.code)
-    out = ffi.new("dtr_replay **")
+    out = ffi.new("dtr_simulation **")
     begin = time.perf_counter()
     if semantics == "simrd":
-        status = lib.dtr_replay_simrd(options, code, len(program.code), out)
+        status = lib.dtr_simulate_simrd(options, code, len(program.code), out)
     else:
         runtime = ffi.new("dtr_runtime_options *")
-        runtime.replay = options[0]
+        runtime.common = options[0]
         runtime.space = SPACES.index(space)
         runtime.chunk_bytes = chunk_bytes
         runtime.measure = measure
@@ -264,7 +264,7 @@ def replay(
             workspace = ffi.from_buffer("int64_t[]", program.workspace)
             at = ffi.from_buffer("int64_t[]", program.workspace_at)
         operators = program.operator_count
-        status = lib.dtr_replay_runtime(
+        status = lib.dtr_simulate_runtime(
             runtime, code, len(program.code), workspace, at, operators, out
         )
     seconds = time.perf_counter() - begin
@@ -273,20 +273,20 @@ def replay(
 
 
 def run_of(handle: Any, with_decisions: bool, seconds: float = 0.0) -> Run:
-    """The outcome behind a dtr_replay of the core, which is destroyed."""
+    """The outcome behind a dtr_simulation of the core, which is destroyed."""
     try:
         return _outcome(handle, seconds, with_decisions)
     finally:
-        lib.dtr_replay_destroy(handle)
+        lib.dtr_simulation_destroy(handle)
 
 
 def _outcome(handle: Any, seconds: float, with_decisions: bool) -> Run:
-    result = ffi.new("dtr_replay_result *")
-    lib.dtr_replay_get_result(handle, result)
+    result = ffi.new("dtr_simulation_result *")
+    lib.dtr_simulation_get_result(handle, result)
     counters: dict[str, Any] = record(result, _COUNTERS)
     counters["status"] = STATUSES[counters["status"]]
     length = ffi.new("uint64_t *")
-    start = lib.dtr_replay_decisions(handle, length)
+    start = lib.dtr_simulation_decisions(handle, length)
     text = ffi.buffer(start, length[0])
     return Run(
         **counters,
@@ -476,7 +476,7 @@ class Plan:
         """Raises ValueError for combinations that no log could run with: by running no log."""
         for rule, dealloc in itertools.product(self.rules, self.deallocs):
             try:
-                _replay_of(self, Program("nothing"), rule, dealloc, 0, None, None)
+                _run_of(self, Program("nothing"), rule, dealloc, 0, None, None)
             except ValueError as error:
                 message = f"heuristic {rule.name!r} with dealloc {dealloc!r}: {error}"
                 raise ValueError(message) from None
@@ -508,7 +508,7 @@ class Baseline:
     compute: int
 
 
-def _replay_of(
+def _run_of(
     plan: Plan,
     program: Program,
     rule: Rule,
@@ -517,7 +517,7 @@ def _replay_of(
     budget_bytes: int | None,
     max_recompute: int | None,
 ) -> Run:
-    return replay(
+    return run_log(
         program,
         rule,
         budget_bytes,
@@ -539,7 +539,7 @@ def _replay_of(
 def baseline(program: Program, semantics: str = "simrd", space: str = "bytes") -> Baseline:
     """The run that ratios and slowdowns refer to. Nothing is chosen in it: any heuristic does."""
     dealloc = "banish" if semantics == "simrd" else "eager"
-    run = replay(program, "lru", dealloc=dealloc, semantics=semantics, space=space)
+    run = run_log(program, "lru", dealloc=dealloc, semantics=semantics, space=space)
     return Baseline(run.peak_bytes, run.model_cost)
 
 
@@ -633,7 +633,7 @@ def _baseline_task(log: int) -> Baseline:
 def _run_task(setup: Setup, base: Baseline) -> Run:
     assert _study is not None
     plan = _study.plan
-    return _replay_of(
+    return _run_of(
         plan,
         _study.programs[setup.log],
         setup.rule,
@@ -663,7 +663,7 @@ def _workers(study: Study, jobs: int) -> Iterator[Callable[..., Future[Any] | _N
         if jobs == 1:
             yield _Now
             return
-        # An interrupt ends the workers at once: none is waited for that is deep in a replay.
+        # An interrupt ends the workers at once: none is waited for that is deep in a run.
         executor = ProcessPoolExecutor(
             min(jobs, len(study.setups)),
             get_context("fork"),

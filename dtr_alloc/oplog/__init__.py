@@ -39,7 +39,7 @@ Two annotations are ours; simrd passes over them.
     takes its time. What it makes are constants; their lines follow it, in the order of RESULT.
 
 The other stands right before a CALL, MUTATE or EFFECT and says what the operator allocated while
-it ran, in order, for replays on a heap:
+it ran, in order, for simulation on a heap:
 
 ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": ["+4096", "=0", "-0"]}``
     ``+N``: a temporary of N bytes; ``-i``: the i-th temporary of this operator is freed (from 0);

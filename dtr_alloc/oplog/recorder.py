@@ -76,8 +76,8 @@ class OpLogRecorder:
 
     def _set_mode(self) -> None:
         writing = self._step in self._steps
-        mode = lib.DTR_JOURNAL_WRITING if writing else lib.DTR_JOURNAL_FOLLOWING
-        lib.dtr_journal_set(self._engine, mode)
+        mode = lib.DTR_OP_LOG_WRITING if writing else lib.DTR_OP_LOG_FOLLOWING
+        lib.dtr_op_log_set(self._engine, mode)
         self._bridge.log_operators(True)
 
     def step_ended(self) -> None:
@@ -126,7 +126,7 @@ class OpLogRecorder:
             raise
 
     def _take(self) -> list[int]:
-        taken, self._numbers = _drain(lib.dtr_journal_drain, self._engine, self._numbers)
+        taken, self._numbers = _drain(lib.dtr_op_log_drain, self._engine, self._numbers)
         return taken
 
     def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
@@ -144,11 +144,11 @@ class OpLogRecorder:
 
         while at < len(numbers):
             (kind,) = take(1)
-            if kind == lib.DTR_JOURNAL_CONSTANT:
+            if kind == lib.DTR_OP_LOG_CONSTANT:
                 number, size = take(2)
                 yield oplog.Constant(_name(number))
                 yield oplog.Memory(_name(number), size)
-            elif kind == lib.DTR_JOURNAL_CALL:
+            elif kind == lib.DTR_OP_LOG_CALL:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
@@ -158,7 +158,7 @@ class OpLogRecorder:
                 for name, (_, _, size, alias) in zip(names, results, strict=True):
                     yield oplog.Memory(name, size)
                     yield oplog.Alias(name, alias)
-            elif kind == lib.DTR_JOURNAL_MUTATE:
+            elif kind == lib.DTR_OP_LOG_MUTATE:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
@@ -166,20 +166,20 @@ class OpLogRecorder:
                 indices = tuple([max(index, ~index) for index in given])
                 unread = tuple([~index for index in given if index < 0])
                 yield oplog.Mutate(self._operator_name(operator), args, indices, time, unread)
-            elif kind == lib.DTR_JOURNAL_EFFECT:
+            elif kind == lib.DTR_OP_LOG_EFFECT:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
-                made = [take(3) for _ in range(count)]  # DTR_JOURNAL_CONSTANT, number, size
+                made = [take(3) for _ in range(count)]  # DTR_OP_LOG_CONSTANT, number, size
                 names = tuple([_name(number) for _, number, _ in made])
                 yield oplog.effect(self._operator_name(operator), args, names, time)
                 for name, (_, _, size) in zip(names, made, strict=True):
                     yield oplog.Constant(name)
                     yield oplog.Memory(name, size)
-            elif kind == lib.DTR_JOURNAL_RELEASE:
+            elif kind == lib.DTR_OP_LOG_RELEASE:
                 yield oplog.Release(*take_names(1))
             else:
-                assert kind == lib.DTR_JOURNAL_MEMORY, kind
+                assert kind == lib.DTR_OP_LOG_MEMORY, kind
                 (count,) = take(1)
                 pairs = iter(take(2 * count))
                 trace = [
@@ -192,7 +192,7 @@ class OpLogRecorder:
 
     def _end(self) -> None:
         self._bridge.log_operators(False)
-        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+        lib.dtr_op_log_set(self._engine, lib.DTR_OP_LOG_OFF)
         try:
             self._writer.close()
         except OSError as error:
@@ -229,7 +229,7 @@ class OpLogRecorder:
         self.is_open = False
         self._bridge.log_operators(False)
         self._writer.abandon()
-        lib.dtr_journal_set(self._engine, lib.DTR_JOURNAL_OFF)
+        lib.dtr_op_log_set(self._engine, lib.DTR_OP_LOG_OFF)
 
 
 def _drain(drain: Callable[..., int], engine: Any, buffer: Any) -> tuple[list[int], Any]:

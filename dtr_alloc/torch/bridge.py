@@ -326,7 +326,7 @@ class Bridge:
 
     def log_operators(self, on: bool) -> None:
         """Whether an op log is written."""
-        self._library.dtr_bridge_journal(on)
+        self._library.dtr_bridge_op_log(on)
 
     def score(self, on: bool) -> None:
         """Whether a Python callable chooses what is evicted, whose errors are to be explained."""

@@ -125,7 +125,7 @@ def _hook(module: ModuleType) -> None:
             inputs,
             name=known.name,
             mutated=known.overwritten,
-            replayable=known.is_functional,
+            recomputable=known.is_functional,
         )
 
     setattr(recorded_call, _IS_HOOKED, True)

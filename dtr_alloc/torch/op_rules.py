@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from dtr_alloc.costs import operator_key, signed
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
-"""How an operator uses a tensor argument; the numbers of dtr_alloc.h (DTR_USE_...)."""
+"""How an operator uses a tensor argument; the numbers of dtr/ops.h (DTR_USE_...)."""
 
 NAMESPACES = {"aten", "mkldnn", "prims"}
 """Namespaces whose operators' schemas tell the whole truth."""
@@ -123,7 +123,7 @@ class Rule:
         name: such as ``aten.add.Tensor``.
         key: what the engine knows the operator by; see dtr_alloc/costs.py.
         passes: needs no data and changes none: nobody records it.
-        replayable: running it again on the same inputs gives the same bits.
+        recomputable: running it again on the same inputs gives the same bits.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
             the seed of the forward as an argument.)
@@ -137,7 +137,7 @@ class Rule:
     name: str
     key: int
     passes: bool
-    replayable: bool
+    recomputable: bool
     copies: bool
     random: bool
     generator: int = -1
@@ -152,7 +152,7 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        flags = [int(flag) for flag in (self.passes, self.replayable, self.copies, self.random)]
+        flags = [int(flag) for flag in (self.passes, self.recomputable, self.copies, self.random)]
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
             value for of in self.tensors for value in (of.position, of.kind, of.use, of.in_training)
@@ -211,7 +211,7 @@ def rule_for(func: OpOverload) -> Rule:
         and not gives_out
         and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         # What gives no tensor need not be repeated.
-        replayable=(
+        recomputable=(
             known
             and name not in IMPURE
             and name not in UNINITIALIZED

@@ -233,7 +233,7 @@ class Recorder:
         arguments: list[Any],
         name: str,
         mutated: Container[int] = (),
-        replayable: bool = True,
+        recomputable: bool = True,
     ) -> Any:
         """Runs a function of tensors as one operator, and returns what it returns.
 
@@ -245,7 +245,7 @@ class Recorder:
                 let go of what it needs no more.
             name: what it is called in costs, logs and messages.
             mutated: positions of tensors that it overwrites.
-            replayable: False: its results are constants.
+            recomputable: False: its results are constants.
         """
         self._bridge.forget_dropped(self._calls)
         number = next(self._numbers)
@@ -261,7 +261,7 @@ class Recorder:
         key = self._key_of(name)
         try:
             self._calls[number] = _Call(function, kept)
-            self._run(_NO_KEYS, number, id(first), entries, key, replayable)
+            self._run(_NO_KEYS, number, id(first), entries, key, recomputable)
         except BaseException:
             if not first.begun:
                 self._calls.pop(number, None)

@@ -1,7 +1,7 @@
 """A trace in memory: what an allocator did, one row an event, as columns of plain numbers.
 
 Traces come from our pools (dtr_alloc.traces.recording), from PyTorch's memory snapshots and from
-RMM's logs, and are replayed, measured and exported from here.
+RMM's logs, and are measured, run through models and exported from here.
 docs/reference/trace-format.md is the manual of the events.
 """
 
@@ -203,7 +203,7 @@ class Trace:
         self._follow()
 
     def lifetimes(self) -> Lifetimes:
-        """Each allocation with its end, in the order of allocations: what replays feed on.
+        """Each allocation with its end, in the order of allocations: what models read.
 
         A block that moved is one allocation: from where it was allocated first to where its last
         place was freed. Raises TraceError as validate() does for what has no partner.

@@ -157,7 +157,7 @@ void check(const dtr_engine_options& options) {
 }
 
 constexpr int64_t kUseBits = 7;
-constexpr int64_t kOpFlags = DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD | DTR_OP_COPIES;
+constexpr int64_t kOpFlags = DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD | DTR_OP_COPIES;
 
 int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
   if (capacity > kMostNumbers)
@@ -411,25 +411,25 @@ int32_t dtr_remat_want_any(dtr_frame* frame) {
   }));
 }
 
-int32_t dtr_journal_set(dtr_engine* engine, int32_t mode) {
+int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
     dtr::Engine& of_engine = of(engine);
-    require_between("mode", mode, DTR_JOURNAL_OFF, DTR_JOURNAL_WRITING);
+    require_between("mode", mode, DTR_OP_LOG_OFF, DTR_OP_LOG_WRITING);
     of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
       log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
     });
   });
 }
 
-int32_t dtr_journal_name(dtr_frame* frame, int32_t name) {
+int32_t dtr_op_log_name(dtr_frame* frame, int32_t name) {
   return status_on(frame, [&](OwnedFrame& of) {
     require_between("name", name, 0, INT32_MAX);
     of.log.operator_name = name;
   });
 }
 
-int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                         int64_t cost_ns) {
+int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                        int64_t cost_ns) {
   return status_on(frame, [&](OwnedFrame& of) {
     require_between("name", name, 0, INT32_MAX);
     check_sum("tensors and results", tensors, results, of.buffer);
@@ -441,7 +441,7 @@ int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, i
   });
 }
 
-uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
+uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& from = of(engine);
     require_array(numbers, capacity, "numbers");

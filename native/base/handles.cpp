@@ -16,10 +16,10 @@ constexpr Name kNames[] = {{"nothing", ""},
                            {"dtr_engine", "dtr_engine_create"},
                            {"dtr_frame", "dtr_frame_create"},
                            {"dtr_sim", "dtr_sim_create"},
-                           {"dtr_replay", "dtr_replay_simrd, _given or _runtime"},
+                           {"dtr_simulation", "dtr_simulate_simrd, _given or _runtime"},
                            {"dtr_schedule", "dtr_schedule_search"},
                            {"dtr_fragment_events", "dtr_fragment_load"},
-                           {"dtr_fragment_replay", "dtr_fragment_run"},
+                           {"dtr_fragment_run", "dtr_fragment_run_model"},
                            {"dtr_fragment_walk", "dtr_fragment_walk_run"}};
 constexpr uint64_t kKinds = sizeof kNames / sizeof kNames[0];
 

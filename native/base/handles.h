@@ -29,12 +29,12 @@ class Engine;
 class SimulatedFramework;
 struct DrainedLog;
 struct OwnedFrame;
-struct Replay;
+struct Simulation;
 struct Schedule;
 namespace fragment {
 class Events;
 class Walk;
-struct ReplayOutcome;
+struct ModelRun;
 }  // namespace fragment
 
 enum class Kind : uint8_t {
@@ -44,10 +44,10 @@ enum class Kind : uint8_t {
   engine,
   frame,
   sim,
-  replay,
+  simulation,
   schedule,
   fragment_events,
-  fragment_replay,
+  fragment_run,
   fragment_walk
 };
 
@@ -71,13 +71,13 @@ struct HandleOf<dtr_frame> : Handled<Kind::frame, OwnedFrame> {};
 template <>
 struct HandleOf<dtr_sim> : Handled<Kind::sim, SimulatedFramework> {};
 template <>
-struct HandleOf<dtr_replay> : Handled<Kind::replay, Replay> {};
+struct HandleOf<dtr_simulation> : Handled<Kind::simulation, Simulation> {};
 template <>
 struct HandleOf<dtr_schedule> : Handled<Kind::schedule, Schedule> {};
 template <>
 struct HandleOf<dtr_fragment_events> : Handled<Kind::fragment_events, fragment::Events> {};
 template <>
-struct HandleOf<dtr_fragment_replay> : Handled<Kind::fragment_replay, fragment::ReplayOutcome> {};
+struct HandleOf<dtr_fragment_run> : Handled<Kind::fragment_run, fragment::ModelRun> {};
 template <>
 struct HandleOf<dtr_fragment_walk> : Handled<Kind::fragment_walk, fragment::Walk> {};
 

@@ -159,17 +159,17 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::St
 
 constexpr uint32_t kOperatorsBetweenDrains = 512;
 
-void journal_begins(Thread& thread, const Rule& rule) {
+void op_log_begins(Thread& thread, const Rule& rule) {
   if (++thread.since_drain >= kOperatorsBetweenDrains) {
     thread.since_drain = 0;
     c10::Stack stack;
     call_python_unseen("drain_log", &stack);
   }
-  core->journal_name(thread.frame(), rule.number);
+  core->op_log_name(thread.frame(), rule.number);
 }
 
 void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
-  journal_begins(thread, rule);
+  op_log_begins(thread, rule);
   const size_t base = stack->size() - rule.arguments;
   std::vector<at::Tensor> given;
   for (size_t i = base; i < stack->size(); ++i)
@@ -181,7 +181,7 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
   for (const at::Tensor& tensor : given)
     thread.put(count++, reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()));
   const uint32_t all = put_results(thread, *stack, base, count);
-  core->journal_view(thread.frame(), count, all - count, rule.number, took.count());
+  core->op_log_view(thread.frame(), count, all - count, rule.number, took.count());
 }
 
 // ---- one operator ----
@@ -191,11 +191,11 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   const c10::IValue* arguments = stack->data() + base;
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
-  const bool replayable = rule.replayable && settings.frozen == 0;
+  const bool recomputable = rule.recomputable && settings.frozen == 0;
   OpenOp op(thread, tensors,
-            (replayable ? DTR_OP_REPLAYABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0), rule.key);
+            (recomputable ? DTR_OP_RECOMPUTABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0), rule.key);
   Closure& closure = thread.empty_closure();
-  const bool keeps = replayable && !op.needs(DTR_NO_CLOSURE);
+  const bool keeps = recomputable && !op.needs(DTR_NO_CLOSURE);
   if (keeps) {
     closure.keep(rule, *stack);
     closure.surroundings().keep(keys, settings.device);
@@ -246,16 +246,16 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     return;
   }
   const In in(Phase::capture);
-  const bool journaling = settings.journaling.load(std::memory_order_relaxed);
+  const bool writes_op_log = settings.writes_op_log.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
-    if (journaling)
+    if (writes_op_log)
       run_view(thread, rule, keys, stack);
     else
       run_kernel(op, keys, stack);
     return;
   }
-  if (journaling) journal_begins(thread, rule);
+  if (writes_op_log) op_log_begins(thread, rule);
   explained([&] { record(thread, rule, keys, stack); });
 }
 
@@ -393,14 +393,14 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }
 
-// run(int call, int first, int[] entries, int key, bool replayable) -> (): an operator that Python
+// run(int call, int first, int[] entries, int key, bool recomputable) -> (): an operator that Python
 // implements. call: the number of what repeats it; it is dropped when nothing needs it, whatever is
 // thrown here. first: the address of the object that runs it now, and gives the addresses of its
 // result tensors, 0 for what is none. entries: its tensors with their uses. It runs by a plain
 // call, not by an operator, so that it sees the modes that are entered.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
-  const bool replayable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
+  const bool recomputable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
   const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
   auto* first = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
@@ -417,7 +417,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   }
   const In in(Phase::capture);
   explained([&] {
-    OpenOp op(thread, count, replayable ? DTR_OP_REPLAYABLE | DTR_OP_KEEPS_OLD : 0, key);
+    OpenOp op(thread, count, recomputable ? DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD : 0, key);
     closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
@@ -454,7 +454,7 @@ void register_operators() {
   add("dtr_alloc::materialize_all() -> ()",
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
-  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool replayable) -> ()",
+  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool recomputable) -> ()",
       KernelFunction::makeFromBoxedFunction<&run>());
 }
 
@@ -618,7 +618,7 @@ DTR_EXPORT void dtr_bridge_phases(int32_t on, int64_t* ns) {
 }
 
 DTR_EXPORT void dtr_bridge_freeze(int32_t by) { settings.frozen += by; }
-DTR_EXPORT void dtr_bridge_journal(int32_t on) { settings.journaling = on != 0; }
+DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }
 DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
 DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }
 DTR_EXPORT void dtr_bridge_name(uint64_t key, const char* name) {

@@ -1,7 +1,7 @@
 // context.h: the settings of the process and of a thread that kernels look at, as one value.
 //
-// A setting can change between an operator's first run and its replay, so that the replay would
-// give other bits. What is looked at, kept and put back:
+// A setting can change between an operator's first run and a later one, so that the later one
+// would give other bits. What is looked at, kept and put back:
 //
 //   setting, as Python calls it                           where it is              whose it is
 //   ----------------------------------------------------  -----------------------  ------------
@@ -19,7 +19,7 @@
 //   set_flush_denormal                                    control register         the thread's
 //   grad mode, autocast's dtype, excluded keys            surroundings.h           the thread's
 //
-// Autocast's cache is none of them: a replay runs below autocast, on tensors that it does not
+// Autocast's cache is none of them: a repeated run is below autocast, on tensors that it does not
 // cache. Environment variables are read once by PyTorch and cannot change.
 //
 // All that at::Context has is kept, whatever is added to it. Its setters complain where old and new
@@ -90,7 +90,7 @@ class ContextState {
   // Of this thread now.
   static const ContextState* now() {
     Lending& lending = Lending::instance();
-    if (lending.to_replay.load(std::memory_order_acquire)) {
+    if (lending.to_repeat.load(std::memory_order_acquire)) {
       lock_without_gil(lending.mutex);
       lending.mutex.unlock();
     }
@@ -109,7 +109,7 @@ class ContextState {
         Lending& lending = Lending::instance();
         lock_without_gil(lending.mutex);
         lock_ = std::unique_lock(lending.mutex, std::adopt_lock);
-        lending.to_replay.store(true, std::memory_order_release);
+        lending.to_repeat.store(true, std::memory_order_release);
       }
       put_->put_over(*before_);
     }
@@ -118,7 +118,7 @@ class ContextState {
     ~Restored() {
       if (before_ == put_) return;
       before_->put_over(*put_);
-      if (lock_) Lending::instance().to_replay.store(false, std::memory_order_release);
+      if (lock_) Lending::instance().to_repeat.store(false, std::memory_order_release);
     }
 
    private:
@@ -128,14 +128,14 @@ class ContextState {
   };
 
  private:
-  // Whether a replay has put the process's settings as it needs them.
+  // Whether an operator that runs again has put the process's settings as it needs them.
   struct Lending {
     static Lending& instance() {
       static auto* lending = new Lending();
       return *lending;
     }
     std::recursive_mutex mutex;
-    std::atomic<bool> to_replay{false};
+    std::atomic<bool> to_repeat{false};
   };
 
   // Where at::Context has its members.

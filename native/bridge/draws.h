@@ -1,7 +1,7 @@
 // draws.h: random numbers of operators, drawn again without touching the job's generators.
 //
 // Rules
-//  D1  What an operator drew is repeated from where its generator stood then. A replay draws from a
+//  D1  What an operator drew is repeated from where its generator stood then. The repetition draws from a
 //      generator of this thread, so the job's never move, and nobody sees them elsewhere.
 //  D2  The first run, too, draws from a generator of this thread, which begins where the job's
 //      stands; afterwards the job's is put where that one ended. So both runs begin with the very

@@ -1,6 +1,6 @@
 // repeat.h: running operators again, to bring evicted content back (which: run/rematerializer.cpp).
 //
-// A replay sees nothing of what surrounds it, but what the kernel saw in its first run
+// A repeated operator sees nothing of what surrounds it, but what the kernel saw in its first run
 // (surroundings.h).
 #pragma once
 
@@ -32,7 +32,7 @@ class Turn {
   }
 };
 
-// Uses of tensors in the description of a step (dtr_alloc.h, dtr_remat_next).
+// Uses of tensors in the description of a step (dtr/ops.h, dtr_remat_next).
 enum class StepUse : int64_t { by_value = 5 };
 
 class Repeater {
@@ -155,7 +155,7 @@ class Repeater {
          (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " + message);
   }
 
-  // The argument tensors of a step, from its description (layout: dtr_alloc.h). Undefined
+  // The argument tensors of a step, from its description (layout: dtr_remat_next). Undefined
   // where the closure has the value.
   std::vector<at::Tensor> rebuild() {
     const int64_t* at = core->frame_step(frame_, 0);

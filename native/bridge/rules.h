@@ -25,9 +25,9 @@ struct TensorArgument {
 struct Rule {
   c10::OperatorHandle op;
   uint64_t key = 0;     // dtr_op_begin's op_key
-  int32_t number = 0;   // its place in Python's list of rules; the journal's name
+  int32_t number = 0;   // its place in Python's list of rules; the op log's name for it
   bool passes = false;  // needs no data and changes none: nobody records it
-  bool replayable = false;
+  bool recomputable = false;
   bool copies = false;     // copies its second tensor to its first
   bool random = false;     // draws from a generator
   int32_t generator = -1;  // position of the generator it can be given; -1: none such
@@ -143,7 +143,7 @@ class Rules {
     rule.key = static_cast<uint64_t>(next());
     rule.number = static_cast<int32_t>(next());
     rule.passes = next();
-    rule.replayable = next();
+    rule.recomputable = next();
     rule.copies = next();
     rule.random = next();
     for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})

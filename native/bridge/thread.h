@@ -15,11 +15,11 @@ namespace dtr_bridge {
 // What Python sets for the whole process (dtr_alloc/torch/bridge.py).
 struct Settings {
   std::atomic<bool> capturing{false};
-  std::atomic<bool> by_mode{false};       // a dispatch mode feeds the capture (kSecondKey)
-  std::atomic<int32_t> frozen{0};         // CUDA graphs that are being captured
-  std::atomic<bool> journaling{false};    // an op log is written
-  std::atomic<bool> scoring{false};       // a Python callable chooses what is evicted
-  std::atomic<int64_t> repeats_left{-1};  // operators that may still run again; below 0: all
+  std::atomic<bool> by_mode{false};        // a dispatch mode feeds the capture (kSecondKey)
+  std::atomic<int32_t> frozen{0};          // CUDA graphs that are being captured
+  std::atomic<bool> writes_op_log{false};  // an op log is written
+  std::atomic<bool> scoring{false};        // a Python callable chooses what is evicted
+  std::atomic<int64_t> repeats_left{-1};   // operators that may still run again; below 0: all
   std::atomic<c10::DeviceType> device{c10::kCPU};  // the kind that is managed
 
   c10::DispatchKeySet key() const { return c10::DispatchKeySet(by_mode ? kSecondKey : kKey); }
@@ -95,7 +95,7 @@ class OpenOp {
 
   bool needs(int32_t what) const { return need_ & what; }
   void is_constant() { flags_ = 0; }
-  bool replayable() const { return flags_ & DTR_OP_REPLAYABLE; }
+  bool recomputable() const { return flags_ & DTR_OP_RECOMPUTABLE; }
   void runs() { started_ = true; }
 
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.

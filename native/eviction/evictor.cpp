@@ -118,7 +118,7 @@ bool Evictor::preempt(Device& device, Deferred& deferred, std::unique_lock<Engin
   while (Storage* waiting = parts_.waiting.choose(device, context, alone_ns)) {
     parts_.waiting.note_preemption(waiting);
     if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
-    ++parts_.environment.stats.yields;
+    ++parts_.environment.stats.preemptions;
     return true;
   }
   return false;

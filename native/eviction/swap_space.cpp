@@ -235,7 +235,7 @@ void SwapSpace::died(Storage* storage, Deferred& deferred) {
   if (storage->locks > 0 || !storage->children) return;  // later, or at once in maybe_remove()
   if (storage->parent) {
     drop_copy(storage);
-    lifecycle_.become_evicted(storage);
+    lifecycle_.become_evicted(storage, EvictionCause::gone);
   } else if (dead_.settles_constants()) {
     ++storage->locks;
     settling_.settle(storage, nullptr, storage->size_bytes, deferred);

@@ -1,4 +1,4 @@
-// events.h: a trace as a replay reads it: which allocation begins or ends at which row.
+// events.h: a trace as a model reads it: which allocation begins or ends at which row.
 //
 // Rows are those of dtr_alloc/traces/trace.py, of one device. Allocations are numbered in the
 // order in which they begin. What moved is one allocation, from where it was allocated first to

@@ -1,14 +1,14 @@
-// fragment_api.cpp: the C functions of the replay of allocation traces.
+// fragment_api.cpp: the C functions of the run of allocation traces.
 #include <memory>
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "replay_events.h"
+#include "run_model.h"
 #include "walk.h"
 
 using dtr::fragment::Columns;
 using dtr::fragment::Events;
-using dtr::fragment::ReplayOutcome;
+using dtr::fragment::ModelRun;
 using dtr::fragment::Walk;
 
 namespace {
@@ -18,14 +18,14 @@ using dtr::of;
 using dtr::require;
 using dtr::require_array;
 
-// An array of a replay; NULL if the call was wrong.
+// An array of a run; NULL if the call was wrong.
 template <typename Choose>
-auto array_of(const dtr_fragment_replay* replay, uint64_t* count, Choose&& choose) {
-  decltype(choose(of(replay)).data()) found = nullptr;
+auto array_of(const dtr_fragment_run* run, uint64_t* count, Choose&& choose) {
+  decltype(choose(of(run)).data()) found = nullptr;
   return dtr::answer(found, [&] {
     require(count, "count");
     *count = 0;
-    const auto& values = choose(of(replay));
+    const auto& values = choose(of(run));
     *count = values.size();
     return values.data();
   });
@@ -68,48 +68,46 @@ int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
   });
 }
 
-int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
-                         dtr_fragment_replay** out) {
+int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
+                               const dtr_fragment_options* options, dtr_fragment_run** out) {
   return guard([&] {
     require(out, "out");
     *out = nullptr;
     require(options, "options");
     require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
-    auto done = std::make_unique<ReplayOutcome>();
-    dtr::fragment::replay_events(of(events), *options, *done);
-    *out = dtr::make_handle<dtr_fragment_replay>(std::move(done));
+    auto done = std::make_unique<ModelRun>();
+    dtr::fragment::run_model(of(events), *options, *done);
+    *out = dtr::make_handle<dtr_fragment_run>(std::move(done));
   });
 }
 
-int32_t dtr_fragment_destroy(dtr_fragment_replay* replay) {
-  return guard([&] { dtr::destroy(replay); });
+int32_t dtr_fragment_destroy(dtr_fragment_run* run) {
+  return guard([&] { dtr::destroy(run); });
 }
 
-int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out) {
+int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out) {
   return guard([&] {
     require(out, "out");
-    *out = of(replay).result;
+    *out = of(run).result;
   });
 }
 
-const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_replay* replay,
-                                                uint64_t* count) {
-  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.samples; });
+const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count) {
+  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.samples; });
 }
 
-const uint64_t* dtr_fragment_places(const dtr_fragment_replay* replay, uint64_t* count) {
-  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.places; });
+const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count) {
+  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.places; });
 }
 
-const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay, int32_t worst,
+const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
                                               uint64_t* count) {
-  return array_of(replay, count,
-                  [&](const ReplayOutcome& in) -> auto& { return worst ? in.worst : in.last; });
+  return array_of(run, count,
+                  [&](const ModelRun& in) -> auto& { return worst ? in.worst : in.last; });
 }
 
-const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
-                                                  uint64_t* count) {
-  return array_of(replay, count, [](const ReplayOutcome& in) -> auto& { return in.segments; });
+const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count) {
+  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.segments; });
 }
 
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {

@@ -1,4 +1,4 @@
-// model.h: what a replay asks of an allocator, and what all models have in common.
+// model.h: what a run asks of an allocator, and what all models have in common.
 //
 // A model manages addresses without memory. It answers for one device, deterministically: the
 // same calls give the same places. `reserved` is what it holds of the device, `used` what its
@@ -33,7 +33,7 @@ class Model {
   // False if what it gives are no addresses of contiguous memory.
   virtual bool has_places() const { return true; }
 
-  // What it took from the device and gave back, in order; row is what the replay sets.
+  // What it took from the device and gave back, in order; row is what the run sets.
   const std::vector<dtr_fragment_segment>& segments() const { return segments_; }
   uint64_t row = 0;
 

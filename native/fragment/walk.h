@@ -1,6 +1,6 @@
 // walk.h: follows a trace through the addresses it has, and says how its heap was.
 //
-// This is what really happened in the recorded job; replay_events.h says what another allocator
+// This is what really happened in the recorded job; run_model.h says what another allocator
 // would have made of the same requests. What counts as a hole and as lost is said at the tops of
 // dtr_alloc/lab/fragment/walk.py and dtr_alloc/lab/fragment/measures.py.
 #pragma once

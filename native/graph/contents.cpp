@@ -42,7 +42,7 @@ Storage* Contents::changed(Storage* old, Deferred& deferred) {
   fresh->constant_for_good = old->constant_for_good;
   note(fresh);
   old->lost = !old->parent;
-  lifecycle_.become_evicted(old);
+  lifecycle_.become_evicted(old, EvictionCause::gone);
   lifecycle_.update_candidate(fresh);
   lifecycle_.maybe_remove(old, deferred);
   return fresh;

@@ -1,12 +1,18 @@
 // deferred.cpp: see deferred.h.
 #include "deferred.h"
 
+#include <mutex>
+
+#include "dead_storages.h"
 #include "host_copy.h"
 
 namespace dtr {
 
 Deferred::~Deferred() {
-  if (banish_) lifecycle_.banish_queued(*this);
+  if (banish_) {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    dead_.banish_queued(*this);
+  }
   // Deleters may enter the engine and fill a Deferred of their own, never this one.
   for (size_t i = 0; i < count_; ++i) perform(few_[i]);
   for (const Action& action : more_) perform(action);

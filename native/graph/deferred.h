@@ -7,15 +7,17 @@
 #include <vector>
 
 #include "environment.h"
-#include "lifecycle.h"
+#include "locks.h"
 #include "records.h"
 
 namespace dtr {
 
+class DeadStorages;
+
 class Deferred {
  public:
-  Deferred(const Environment& environment, Lifecycle& lifecycle)
-      : environment_(environment), lifecycle_(lifecycle) {}
+  Deferred(const Environment& environment, DeadStorages& dead, EngineMutex& mutex)
+      : environment_(environment), dead_(dead), mutex_(mutex) {}
   Deferred(const Deferred&) = delete;
   Deferred& operator=(const Deferred&) = delete;
   // Runs deleters, which may enter the engine again; the mutex is free by then.
@@ -52,7 +54,8 @@ class Deferred {
 
   static constexpr size_t kFew = 8;  // they allocate nothing
   const Environment& environment_;
-  Lifecycle& lifecycle_;
+  DeadStorages& dead_;
+  EngineMutex& mutex_;
   Action few_[kFew];
   size_t count_ = 0;
   std::vector<Action> more_;

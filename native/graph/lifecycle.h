@@ -1,5 +1,6 @@
 // lifecycle.h: what becomes of a record. One call changes the record and all that keeps account of
-// it (candidates, costs, lists of the dead, the op log). All of it under the engine's mutex.
+// it (candidates, costs, lists of the dead, the op log). All of it under the engine's mutex. It is
+// implemented above (run/storage_lifecycle.h), because it knows what keeps account.
 #pragma once
 
 #include "dtr/framework.h"
@@ -13,7 +14,7 @@ class Deferred;
 class Lifecycle {
  public:
   // The content is gone: from here on the storage counts for the costs of its neighbors.
-  virtual void become_evicted(Storage* storage, EvictionCause cause = EvictionCause::gone) = 0;
+  virtual void become_evicted(Storage* storage, EvictionCause cause) = 0;
   virtual void become_resident(Storage* storage, void* address) = 0;
   // Whether the storage is a candidate for eviction (R6) may have changed.
   virtual void update_candidate(Storage* storage) = 0;
@@ -33,8 +34,6 @@ class Lifecycle {
   virtual void costs_changed() = 0;
   // Constants that found no room in host memory may go there now.
   virtual void host_memory_freed() = 0;
-  // Called by a Deferred, after the mutex was released.
-  virtual void banish_queued(Deferred& deferred) = 0;
 
  protected:
   ~Lifecycle() = default;

@@ -33,7 +33,7 @@ struct OpCall {
   // Sizes and strides of the inputs before the op ran: it may resize them (out=).
   Scratch<int64_t> geometry;
   bool open = false;
-  bool replayable = false;
+  bool recomputable = false;
   bool keeps_old = false;    // DTR_OP_KEEPS_OLD
   bool copies = false;       // DTR_OP_COPIES
   bool overwrites = false;   // some of its inputs

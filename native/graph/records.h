@@ -1,6 +1,6 @@
 // records.h: what the engine knows of a job: storages, ops and the edges between.
 //
-// Rules, by number; check_invariants() (invariants.cpp) tests each.
+// Rules, by number; check_invariants() (run/invariants.cpp) and the check() of each class test them.
 //
 //  R1  A storage is one content of one buffer. Overwriting a buffer ends one
 //      storage and begins the next ("version"); the buffer changes hands, no byte moves.
@@ -12,7 +12,7 @@
 //  R4  Evicted: address is null; the storage counts for the costs of others, unless
 //      lost. Resident: the address is set, and it does not.
 //  R5  live: the framework holds the handle, and the engine holds it weakly. Dead
-//      and resident (a ghost, or a constant kept for its children): the engine
+//      and resident (brought back, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
 //      bare address. Such constants, and no others, stand in the list of those kept.
 //  R6  Candidates for eviction are exactly the resident storages whose memory is ours, all of it

@@ -128,7 +128,7 @@ void OpLogRecorder::put(LogName name) {
 }
 
 void OpLogRecorder::put_constant(uint64_t number, const Known& known) {
-  put(DTR_JOURNAL_CONSTANT);
+  put(DTR_OP_LOG_CONSTANT);
   put(static_cast<int64_t>(number));
   put(static_cast<int64_t>(known.size_bytes));
 }
@@ -136,7 +136,7 @@ void OpLogRecorder::put_constant(uint64_t number, const Known& known) {
 void OpLogRecorder::put_view_releases(uint64_t number, Known& known) {
   if (is_writing())
     for (const View& view : known.views) {
-      put(DTR_JOURNAL_RELEASE);
+      put(DTR_OP_LOG_RELEASE);
       put(LogName{number, view.view});
     }
   known.views.clear();
@@ -145,7 +145,7 @@ void OpLogRecorder::put_view_releases(uint64_t number, Known& known) {
 void OpLogRecorder::put_releases(uint64_t number, Known& known) {
   put_view_releases(number, known);
   if (!is_writing()) return;
-  put(DTR_JOURNAL_RELEASE);
+  put(DTR_OP_LOG_RELEASE);
   put(LogName{number, 0});
 }
 
@@ -190,7 +190,7 @@ void OpLogRecorder::put_views(const Storage* storage, LogName base,
                               int64_t cost_ns) {
   const uint64_t number = storage->log_number;
   Known& known = names_.at(number);
-  put(DTR_JOURNAL_CALL);
+  put(DTR_OP_LOG_CALL);
   put(operator_name);
   put(cost_ns);
   put(1);
@@ -394,7 +394,7 @@ void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Re
     return found;
   };
   const size_t begin = records_.size();
-  records_.insert(records_.end(), {DTR_JOURNAL_MEMORY, 0});
+  records_.insert(records_.end(), {DTR_OP_LOG_MEMORY, 0});
   log.memory.put(addresses(results), addresses(ignored), &records_);
   if (const size_t length = records_.size() - begin - 2; length > 0)
     records_[begin + 1] = static_cast<int64_t>(length / 2);
@@ -424,7 +424,7 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
   };
   if (!called.empty()) {
     if (is_writing()) {
-      put_head(DTR_JOURNAL_CALL, cost_ns);
+      put_head(DTR_OP_LOG_CALL, cost_ns);
       put(static_cast<int64_t>(called.size()));
     }
     for (const OpenLog::Result& result : called) {
@@ -437,14 +437,14 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
   }
   if (mutated > 0 && pure && is_writing()) {
     // The cost is that of both lines together.
-    put_head(DTR_JOURNAL_MUTATE, called.empty() ? cost_ns : 0);
+    put_head(DTR_OP_LOG_MUTATE, called.empty() ? cost_ns : 0);
     put(mutated);
     for (size_t i = 0; i < arguments.size(); ++i)
       if (arguments[i].overwritten)
         put(arguments[i].read ? static_cast<int64_t>(i) : -1 - static_cast<int64_t>(i));
   }
   if (!repeatable && is_writing()) {
-    put_head(DTR_JOURNAL_EFFECT, cost_ns);
+    put_head(DTR_OP_LOG_EFFECT, cost_ns);
     put(static_cast<int64_t>(constants.size()));
   }
   for (const OpenLog::Result& result : constants) define_constant(result.storage, result.geometry);
@@ -486,7 +486,7 @@ void OpLogRecorder::lost(const Storage* storage, EvictionCause cause) {
 }
 
 void OpLogRecorder::ran_again(const Op* op) {
-  if (deciding_) decisions_.insert(decisions_.end(), {DTR_DECISION_RAN_AGAIN, op->log_index, 0});
+  if (deciding_) decisions_.insert(decisions_.end(), {DTR_DECISION_RECOMPUTED, op->log_index, 0});
 }
 
 }  // namespace dtr

@@ -1,5 +1,5 @@
 // op_log_recorder.h: what the job did, as the engine saw it: the substance of an op log
-// (dtr_alloc/oplog.py says what the lines mean, dtr_alloc.h what the numbers mean).
+// (dtr_alloc/oplog says what the lines mean, dtr/op_log.h what the numbers mean).
 //
 // Rules
 //  J1  The records tell what the job does, never what the engine decides: the same job
@@ -41,7 +41,7 @@ class MemoryTrace {
   }
   void allocated(const void* address, uint64_t size_bytes);
   void freed(const void* address);
-  // Appends what happened as pairs of numbers (dtr_alloc.h, DTR_JOURNAL_MEMORY), nothing if
+  // Appends what happened as pairs of numbers (dtr/op_log.h, DTR_OP_LOG_MEMORY), nothing if
   // the op allocated its results in order and no more. results: their addresses; ignored:
   // those of what counts as neither result nor temporary.
   void put(const std::vector<const void*>& results, const std::vector<const void*>& ignored,

@@ -50,7 +50,7 @@ class CostModel {
   // Called before it does.
   void loses_parent(Storage* storage) {
     if (storage->needed) needed_.update(storage, true);
-    neighborhoods_.leave(storage);
+    if (storage->counted) neighborhoods_.leave(storage);
   }
   // The framework no longer refers to it.
   void died(Storage* storage) {

@@ -134,10 +134,10 @@ uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_by
   return engine_of(engine)->holders(op_keys, size_bytes, capacity);
 }
 
-void journal_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }
+void op_log_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }
 
-void journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                  int64_t cost_ns) {
+void op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                 int64_t cost_ns) {
   Frame& of = frame_of(frame);
   of.engine.on_op_log([&](OpLogRecorder& log, Deferred&) {
     log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
@@ -184,8 +184,8 @@ dtr_core core_table(Engine* engine) {
   table.pin = &pin;
   table.unpin = &unpin;
   table.engine_holders = &engine_holders;
-  table.journal_name = &journal_name;
-  table.journal_view = &journal_view;
+  table.op_log_name = &op_log_name;
+  table.op_log_view = &op_log_view;
   return table;
 }
 

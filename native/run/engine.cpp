@@ -1,4 +1,4 @@
-// engine.cpp: life and death of records.
+// engine.cpp: settings, pools, what the framework tells, and counters.
 #include "engine.h"
 
 #include <algorithm>
@@ -14,16 +14,16 @@ Engine::Engine(const dtr_engine_options& options) {
   cost_model_.configure();
   search_.configure(true);
   dead_.configure();
-  Deferred deferred(environment_, *this);
-  swap_space_.configure(deferred);
+  Transaction call(*this);
+  swap_space_.configure(call.deferred);
   environment_.observers.add(&op_log_);
   core_ = core_table(this);
 }
 
 Engine::~Engine() {
   {
-    Deferred deferred(environment_, *this);
-    swap_space_.give_back_kept(true, deferred);
+    Transaction call(*this);
+    swap_space_.give_back_kept(true, call.deferred);
   }
   for (const auto& device : devices_) {
     dtr_pool_set_room(device->pool, nullptr, nullptr);
@@ -32,8 +32,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const dtr_engine_options& options) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
   const bool notes_contents = options.contents != options_.contents;
@@ -43,9 +42,9 @@ void Engine::configure(const dtr_engine_options& options) {
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
   cost_model_.configure();
   search_.configure(reseed);
-  swap_space_.configure(deferred);
+  swap_space_.configure(call.deferred);
   mover_.configure();
-  costs_changed();
+  lifecycle_.costs_changed();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -72,7 +71,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
-  costs_changed();
+  lifecycle_.costs_changed();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
@@ -110,267 +109,18 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   return nullptr;
 }
 
-// ---- records ----
-
-Storage* Engine::new_storage(const dtr_tensor_desc& desc, bool managed) {
-  Storage* storage = graph_.new_storage(desc, managed);
-  storage->last_access_ns = clock_ns_;
-  if (managed) storage->pins = pins_.of(desc.handle);
-  ++stats_.live_storages;
-  return storage;
-}
-
-// The record of a tensor's storage. One never seen before becomes a constant: it
-// was made where the recorder did not look. Null if it cannot be tracked now.
-Storage* Engine::find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred) {
-  Storage* storage = graph_.by_handle.find(desc.handle);
-  if (storage && storage->address != desc.data) {
-    content_replaced(storage, deferred);
-    storage = nullptr;
-  }
-  if (storage) return storage;
-  const bool managed = desc.owned != 0;
-  // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
-  // record lives only while something depends on it, and holds the storage strongly for that time.
-  if (!managed && !framework_->retain_strong(desc.handle)) return nullptr;
-  storage = new_storage(desc, managed);
-  graph_.by_handle.insert(desc.handle, storage);
-  if (managed) {
-    storage->live = true;
-    framework_->retain_weak(desc.handle);
-    graph_.by_address.insert(desc.data, storage);
-    if (swap_costs_.is_on()) update_candidate(storage);
-  } else {
-    storage->external = true;
-    storage->constant_for_good = true;
-    if (desc.device_type != 0) storage->captured = true;  // F2
-  }
-  contents_.note(storage);
-  return storage;
-}
-
-// The handle lives on but holds other memory (resize_, set_data): the content that
-// the record speaks of is gone.
-void Engine::content_replaced(Storage* storage, Deferred& deferred) {
-  lose_handle(storage, deferred);
-  if (storage->state == State::resident) {
-    if (storage->managed) graph_.by_address.erase(storage->address);
-    if (!storage->parent) storage->lost = true;
-    become_evicted(storage);
-  }
-  if (storage->state == State::swapped) swap_space_.died(storage, deferred);
-  maybe_remove(storage, deferred);
-}
-
-// The framework no longer refers to the storage.
-void Engine::lose_handle(Storage* storage, Deferred& deferred) {
-  if (!storage->handle) return;
-  graph_.by_handle.erase(storage->handle);
-  if (storage->pins > 0 && framework_->strong_count(storage->handle) == 0)
-    pins_.forget(storage->handle, deferred);
-  if (storage->live) environment_.observers.notify(&Observer::released, storage);
-  if (storage->live)
-    deferred.release_weak(storage->handle);
-  else
-    deferred.release_strong(storage->handle);
-  storage->pins = 0;
-  storage->handle = nullptr;
-  storage->live = false;
-  if (storage->unwritten) {
-    unwritten_.forget(storage);  // nobody will read it
-    update_candidate(storage);
-  }
-  cost_model_.died(storage);
-}
-
-void Engine::update_candidate(Storage* storage) {
-  const bool wanted = storage->state == State::resident && storage->managed &&
-                      !storage->unwritten &&
-                      (storage->parent || swap_costs_.is_swappable(storage));  // R6
-  if (wanted == is_candidate(storage)) return;
-  Device& device = device_of(storage);
-  if (wanted) {
-    storage->candidate = -2 - static_cast<int64_t>(device.young.size());
-    device.young.push_back(storage);
-  } else if (storage->candidate >= 0) {
-    device.candidates.remove(storage);
-  } else {
-    Storage* last = device.young.back();
-    last->candidate = storage->candidate;
-    device.young[static_cast<size_t>(-2 - storage->candidate)] = last;
-    device.young.pop_back();
-    storage->candidate = kNoCandidate;
-  }
-}
-
-// The content is gone: from here on the storage counts for the costs of its neighbors.
-void Engine::become_evicted(Storage* storage, EvictionCause cause) {
-  environment_.observers.notify(&Observer::lost, storage, cause);
-  storage->address = nullptr;
-  storage->state = State::evicted;
-  storage->prefetched = false;
-  unwritten_.forget(storage);
-  update_candidate(storage);
-  if (!storage->lost) cost_model_.evicted(storage);
-}
-
-void Engine::change_address(Storage* storage, void* address) {
-  const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
-  Device& device = devices_.of(storage);
-  if (is_placed) device.candidates.remove(storage);
-  graph_.by_address.erase(storage->address);
-  graph_.by_address.insert(address, storage);
-  storage->address = address;
-  if (!is_placed) return;
-  device.candidates.add(storage);
-  cost_model_.bounds().reset(device, storage);
-}
-
-void Engine::become_resident(Storage* storage, void* address) {
-  cost_model_.returned(storage);
-  storage->address = address;
-  storage->state = State::resident;
-  storage->last_access_ns = clock_ns_;
-  update_candidate(storage);
-}
-
-// Cuts the storage from its parent; an op without recorded outputs goes (R3).
-void Engine::drop_output(Storage* storage, Deferred& deferred) {
-  Op* op = storage->parent;
-  if (!op) return;
-  Verifier::forget_expected(storage, deferred);
-  cost_model_.loses_parent(storage);
-  storage->parent = nullptr;
-  unwritten_.forget(storage);
-  op->outputs[storage->output].storage = nullptr;
-  --op->recorded_outputs;
-  if (op->recorded_outputs == 0)
-    discard_op(op, deferred);
-  else
-    dead_.reconsider_inputs(op, deferred);
-}
-
-void Engine::discard_op(Op* op, Deferred& deferred) {
-  for (Edge& edge : op->edges) {
-    Storage* input = edge.input;
-    Graph::unlink(edge);
-    dead_.reconsider(input, deferred);
-    maybe_remove(input, deferred);
-  }
-  if (op->closure)
-    deferred.drop_closure(op->closure);
-  else if (op->id)
-    dropped_ops_.push_back(static_cast<int64_t>(op->id));
-  --stats_.live_ops;
-  graph_.recycle(op);
-}
-
-// A resident storage becomes a constant.
-void Engine::forget_parent(Storage* storage, Deferred& deferred) {
-  if (!storage->parent) return;
-  drop_output(storage, deferred);
-  update_candidate(storage);
-  if (storage->candidate >= 0) {
-    // It goes on as a constant: what was known of its cost is of another kind.
-    storage->ancestors_known = storage->descendants_known = false;
-    cost_model_.bounds().reset(storage);
-  }
-  if (!storage->live && storage->managed && storage->state == State::resident) dead_.keep(storage);
-  ++stats_.settled;
-}
-
-void Engine::maybe_remove(Storage* storage, Deferred& deferred) {
-  if (storage->live || storage->children || storage->locks > 0 || storage->state == State::freed)
-    return;
-  remove(storage, deferred);
-}
-
-// Removing one record may make others removable, thousands deep: a worklist, no
-// recursion. The outermost call empties it.
-void Engine::remove(Storage* first, Deferred& deferred) {
-  removal_.push_back(first);
-  if (removing_) return;
-  removing_ = true;
-  while (!removal_.empty()) {
-    Storage* storage = removal_.back();
-    removal_.pop_back();
-    // It may stand in the list twice, or have been needed again in between.
-    if (storage->state == State::freed || storage->live || storage->children || storage->locks > 0)
-      continue;
-    const bool resident = storage->state == State::resident;
-    void* address = storage->address;
-    if (resident && storage->managed) graph_.by_address.erase(address);
-    dead_.let_go(storage);
-    if (storage->host) swap_space_.drop_copy(storage);
-    Verifier::forget_expected(storage, deferred);
-    storage->state = State::freed;
-    storage->address = nullptr;
-    dead_.forget(storage);
-    update_candidate(storage);
-    if (resident && storage->managed) environment_.observers.notify(&Observer::died, storage);
-    if (storage->handle)
-      lose_handle(storage, deferred);  // the strong reference's deleter frees the block
-    else if (resident && storage->managed)
-      deferred.free_block(*storage, address);
-    drop_output(storage, deferred);
-    --stats_.live_storages;
-    graveyard_.push_back(storage);
-  }
-  removing_ = false;
-  // Only now: a record may stand in the worklist more than once.
-  for (Storage* storage : graveyard_) graph_.recycle(storage);
-  graveyard_.clear();
-}
-
-void Engine::unlock(Storage* storage, Deferred& deferred) {
-  if (--storage->locks > 0) return;
-  cost_model_.bounds().unpark(storage);
-  dead_.reconsider(storage, deferred);
-  if (storage->parent) dead_.reconsider_inputs(storage->parent, deferred);
-  maybe_remove(storage, deferred);
-}
-
-void Engine::banish_queued(Deferred& deferred) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  dead_.banish_queued(deferred);
-}
-
 // ---- what the framework tells ----
 
 void Engine::freed(void* address) {
   if (!address) return;
   op_log_.freed(address);
-  Deferred deferred(environment_, *this);
-  bool give_back = true;
   dtr_pool* pool = nullptr;
   for (const auto& device : devices_)
     if (dtr_pool_contains(device->pool, address)) pool = device->pool;
-  {
-    std::lock_guard<EngineMutex> lock(mutex_);
-    Storage* storage = graph_.by_address.find(address);
-    if (storage) {
-      lose_handle(storage, deferred);
-      give_back = !dead_.keeps_memory(storage, deferred);
-      if (give_back) {
-        graph_.by_address.erase(address);
-        if (storage->state == State::resident) {
-          environment_.observers.notify(&Observer::died, storage);
-          if (!storage->parent) storage->lost = true;
-          if (storage->children || storage->locks > 0) {
-            become_evicted(storage);
-          } else {
-            // Nothing will ask for it again: no detour through an evicted component.
-            environment_.observers.notify(&Observer::lost, storage, EvictionCause::gone);
-            storage->address = nullptr;
-            storage->state = State::evicted;
-            update_candidate(storage);
-          }
-        }
-        maybe_remove(storage, deferred);
-      }
-    }
-  }
-  if (give_back) dtr_pool_free(pool, address);
+  Transaction call(*this);
+  const bool gives_back = lifecycle_.memory_died(address, call.deferred);
+  call.lock.unlock();
+  if (gives_back) dtr_pool_free(pool, address);
 }
 
 void Engine::record_stream(void* address, uint64_t stream) {
@@ -389,51 +139,17 @@ void Engine::check_connected() const {
 }
 
 void Engine::evicted_died(Storage* storage) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
-  lose_handle(storage, deferred);
-  if (storage->state == State::swapped) swap_space_.died(storage, deferred);
-  dead_.evicted_died(storage, deferred);
-  maybe_remove(storage, deferred);
+  Transaction call(*this);
+  lifecycle_.evicted_died(storage, call.deferred);
 }
 
 void Engine::reset() {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
-  std::vector<Storage*> all;
-  graph_.by_handle.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
-  for (const Storage* storage : all)
-    if (storage->live && storage->state != State::resident)
-      throw StateError("storage " + std::to_string(storage->id) + " (" +
-                       std::to_string(storage->size_bytes) + " bytes) is evicted");
-  for (const Storage* storage : all)
-    if (storage->locks > 0)
-      throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
-  op_log_.reset(deferred);  // that records vanish is nothing that the job does
-  // Without parents nothing depends on anything, so all that is dead vanishes, and
-  // the living need no record.
-  while (graph_.newest_op()) {
-    Op* op = graph_.newest_op();
-    for (size_t i = 0; op == graph_.newest_op() && i < op->outputs.size(); ++i) {
-      Storage* storage = op->outputs[i].storage;
-      if (!storage) continue;
-      drop_output(storage, deferred);
-      update_candidate(storage);
-      if (!storage->live) maybe_remove(storage, deferred);
-    }
-  }
-  all.clear();
-  graph_.by_handle.for_each([&](const void*, Storage* storage) { all.push_back(storage); });
-  for (Storage* storage : all) {
-    if (storage->managed) graph_.by_address.erase(storage->address);
-    lose_handle(storage, deferred);
-    storage->state = State::freed;
-    update_candidate(storage);
-    --stats_.live_storages;
-    graph_.recycle(storage);
-  }
-  pins_.clear(deferred);
-  swap_space_.give_back_kept(true, deferred);
+  Transaction call(*this);
+  lifecycle_.require_idle();
+  op_log_.reset(call.deferred);  // that records vanish is nothing that the job does
+  lifecycle_.forget_all(call.deferred);
+  pins_.clear(call.deferred);
+  swap_space_.give_back_kept(true, call.deferred);
 }
 
 // ---- counters ----
@@ -503,10 +219,7 @@ uint64_t Engine::id_of(const void* handle) {
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
-  std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
-  dropped_ops_.resize(dropped_ops_.size() - count);
-  return count;
+  return lifecycle_.drain_dropped(op_ids, capacity);
 }
 
 uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {

@@ -41,7 +41,6 @@
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
-#include "graph/lifecycle.h"
 #include "graph/pins.h"
 #include "graph/records.h"
 #include "graph/stream_order.h"
@@ -56,10 +55,11 @@
 #include "policy/waiting_inputs.h"
 #include "policy/window_search.h"
 #include "rematerializer.h"
+#include "storage_lifecycle.h"
 
 namespace dtr {
 
-class Engine final : private Lifecycle {
+class Engine final {
  public:
   explicit Engine(const dtr_engine_options& options);
   ~Engine();
@@ -117,7 +117,7 @@ class Engine final : private Lifecycle {
   // heuristic fails: through the pool's allocate, which asked with no lock held (room.h).
   int32_t make_room(Device& device, uint64_t size_bytes) {
     const ScopedTimer spent(room_ns_of_thread());
-    Deferred deferred(environment_, *this);
+    Deferred deferred(environment_, dead_, mutex_);
     return room_.make_room(device, size_bytes, deferred);
   }
 
@@ -142,34 +142,23 @@ class Engine final : private Lifecycle {
   // With the recorder and a Deferred, under the mutex.
   template <typename F>
   auto on_op_log(F&& call) {
-    Deferred deferred(environment_, *this);
-    std::lock_guard<EngineMutex> lock(mutex_);
-    return call(op_log_, deferred);
+    Transaction transaction(*this);
+    return call(op_log_, transaction.deferred);
   }
 
   // ---- invariants.cpp ----
   void check_invariants();
 
  private:
+  // A call under the mutex. What it defers happens after the mutex is released.
+  struct Transaction {
+    explicit Transaction(Engine& engine)
+        : deferred(engine.environment_, engine.dead_, engine.mutex_), lock(engine.mutex_) {}
+    Deferred deferred;
+    std::unique_lock<EngineMutex> lock;
+  };
+
   // engine.cpp, all under the mutex
-  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
-  Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
-  void content_replaced(Storage* storage, Deferred& deferred);
-  void forget_parent(Storage* storage, Deferred& deferred) override;
-  void discard_op(Op* op, Deferred& deferred);
-  void drop_output(Storage* storage, Deferred& deferred);
-  void maybe_remove(Storage* storage, Deferred& deferred) override;
-  void remove(Storage* storage, Deferred& deferred);
-  void lose_handle(Storage* storage, Deferred& deferred) override;
-  void become_evicted(Storage* storage,
-                      EvictionCause cause = EvictionCause::gone) override;
-  void become_resident(Storage* storage, void* address) override;
-  void update_candidate(Storage* storage) override;
-  void change_address(Storage* storage, void* address) override;
-  void costs_changed() override { cost_model_.bounds().reset_all(); }
-  void host_memory_freed() override { search_.host_memory_freed(); }
-  void unlock(Storage* storage, Deferred& deferred) override;
-  void banish_queued(Deferred& deferred) override;
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const { return devices_.of(storage); }
   bool is_managed_device(const dtr_tensor_desc& desc) const {
@@ -184,7 +173,6 @@ class Engine final : private Lifecycle {
   bool still_covers(const Input& input) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
-  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
   void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
   void describe_results(Frame& frame, uint32_t results);
@@ -212,26 +200,29 @@ class Engine final : private Lifecycle {
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
   CallTimer timer_{environment_, streams_, capture_};
-  Settling settling_{environment_, graph_, *this};
-  DeadStorages dead_{environment_, *this, settling_};
-  Contents contents_{environment_, graph_, *this, settling_};
+  // Before those that take it as a Lifecycle.
+  StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, dead_, contents_, unwritten_,
+                               swap_space_, cost_model_, search_}};
+  Settling settling_{environment_, graph_, lifecycle_};
+  DeadStorages dead_{environment_, lifecycle_, settling_};
+  Contents contents_{environment_, graph_, lifecycle_, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
-  SwapSpace swap_space_{environment_, graph_, devices_, *this, dead_, settling_, streams_};
+  SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
   const SwapCosts& swap_costs_ = swap_space_.costs();
   CostModel cost_model_{environment_, graph_, devices_, swap_costs_};
   VictimSearch search_{environment_, devices_, capture_, cost_model_};
   WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};
-  Mover mover_{environment_, graph_, devices_, capture_, streams_, *this};
+  Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
   Compactor compactor_{environment_, graph_, capture_, mover_};
-  Evictor evictor_{{environment_, graph_, devices_, *this, contents_, verifier_, waiting_,
+  Evictor evictor_{{environment_, graph_, devices_, lifecycle_, contents_, verifier_, waiting_,
                     swap_space_, cost_model_, search_}};
-  RoomMaker room_{{mutex_, environment_, *this, dead_, settling_, cost_model_, search_, windows_,
-                   evictor_, compactor_}};
+  RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, settling_, cost_model_, search_,
+                   windows_, evictor_, compactor_}};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;
-  Rematerializer rematerializer_{{environment_, graph_, *this, streams_, contents_, dead_,
+  Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_}};
   dtr_engine_options& options_ = environment_.options;
   const dtr_framework*& framework_ = environment_.framework;
@@ -242,11 +233,7 @@ class Engine final : private Lifecycle {
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  std::vector<int64_t> dropped_ops_;
   int64_t& clock_ns_ = environment_.clock_ns;
-  std::vector<Storage*> removal_;  // worklist of remove()
-  std::vector<Storage*> graveyard_;
-  bool removing_ = false;
   uint64_t checks_ = 0;  // of the invariants
 
   Bookkeeping bookkeeping_;

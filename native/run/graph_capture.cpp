@@ -10,7 +10,7 @@ void Engine::freeze(bool on) {
   if (on)
     capture_.begin();
   else if (capture_.end())
-    costs_changed();
+    lifecycle_.costs_changed();
 }
 
 // Under the mutex.
@@ -20,7 +20,7 @@ void Engine::keep(Frame& frame, bool on) {
   if (on)
     capture_.begin_bringing_back();
   else if (capture_.end_bringing_back())
-    costs_changed();
+    lifecycle_.costs_changed();
 }
 
 // Of an op that begins; F2. What cannot be settled at once is left to op_prepare().
@@ -30,8 +30,8 @@ void Engine::capture_inputs(const Frame& frame, Deferred& deferred) {
     if (!storage || storage->captured || storage->state != State::resident) continue;
     storage->captured = true;
     storage->constant_for_good = true;
-    forget_parent(storage, deferred);
-    update_candidate(storage);
+    lifecycle_.forget_parent(storage, deferred);
+    lifecycle_.update_candidate(storage);
     settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred);
   }
 }

@@ -46,7 +46,7 @@ bool overwrites(Use use) {
 // Bytes of the inputs; nothing if the results become constants, because the op cannot be repeated
 // or overwrites what cannot be computed again.
 std::optional<uint64_t> bytes_behind_results(const Frame& frame) {
-  if (!frame.replayable) return std::nullopt;
+  if (!frame.recomputable) return std::nullopt;
   uint64_t bytes = 0;
   for (const Input& input : frame.inputs) {
     if (!input.storage) continue;
@@ -64,7 +64,7 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   const dtr_tensor_desc& desc = input.desc;
   if (desc.flags & DTR_TENSOR_OPAQUE) {
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
   }
   if (!desc.handle) return;
   if (!is_managed_device(desc)) {
@@ -80,34 +80,34 @@ void Engine::classify(Frame& frame, Input& input, Deferred& deferred) {
   if (!desc.data && !input.storage) {
     // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
     return;
   }
   Storage* storage = input.storage;
-  if (!storage || storage->address != desc.data) storage = find_or_adopt(desc, deferred);
+  if (!storage || storage->address != desc.data) storage = lifecycle_.find_or_adopt(desc, deferred);
   input.storage = nullptr;
   if (!storage) {
     input.opaque = true;
-    frame.replayable = false;
+    frame.recomputable = false;
     return;
   }
   if (storage->state == State::resident && storage->overwriters == 0 &&
       contents_.has_changed(storage))
     storage = contents_.changed(storage, deferred);
-  if (storage->captured) frame.replayable = false;  // F2
+  if (storage->captured) frame.recomputable = false;  // F2
   if (storage->prefetched) swap_space_.note_return(storage, &frame.returned);
   if (storage->unwritten && unwritten_.reads(frame, input, storage))
-    forget_parent(storage, deferred);
+    lifecycle_.forget_parent(storage, deferred);
   if (input.constant) {
     storage->constant_for_good = true;
-    if (has_content(storage)) forget_parent(storage, deferred);
+    if (has_content(storage)) lifecycle_.forget_parent(storage, deferred);
   }
   if (storage->chain >= kLongChain && storage->state == State::resident) {
     uint64_t counted = 0;
     const bool outweighs = settling_.history_outweighs(storage, &counted);
     const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
     storage->chain = kLongChain - static_cast<uint32_t>(next);
-    if (outweighs) forget_parent(storage, deferred);
+    if (outweighs) lifecycle_.forget_parent(storage, deferred);
   }
   ++storage->locks;
   storage->last_access_ns = clock_ns_;
@@ -127,14 +127,14 @@ void Engine::find_shared(Frame& frame) {
 void Engine::prefetch(Frame& frame) {
   const uint64_t returned = std::exchange(frame.returned, 0);
   if (returned == 0) return;
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::unique_lock<EngineMutex> lock(mutex_);
   swap_space_.prefetch(returned, capture_, deferred, lock);
 }
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   int32_t need = 0;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
@@ -174,7 +174,7 @@ void Engine::about_to_run(Frame& frame) {
 int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
                          Deferred& deferred) {
   frame.op_key = op_key;
-  frame.replayable = flags & DTR_OP_REPLAYABLE;
+  frame.recomputable = flags & DTR_OP_RECOMPUTABLE;
   frame.open = true;
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
@@ -182,7 +182,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
-  int32_t need = dropped_ops_.size() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  int32_t need = lifecycle_.dropped_ops() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   bool covers = false;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
@@ -194,7 +194,7 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
       throw;
     }
     if (input.use == Use::by_value) {
-      if (overwrites(declared)) frame.replayable = false;
+      if (overwrites(declared)) frame.recomputable = false;
       need |= DTR_HAS_FOREIGN;
     }
     if (!input.storage) continue;
@@ -210,8 +210,8 @@ int32_t Engine::begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
     need |= DTR_NEED_WORK;
   op_log_.begins(frame.log, frame.inputs, deferred);
   if (frame.log.open && !(need & DTR_NEED_WORK)) op_log_.runs(&frame.log);
-  const bool kept = frame.replayable && !frame.loses;
-  if ((flags & DTR_OP_REPLAYABLE) && !kept) need |= DTR_NO_CLOSURE;
+  const bool kept = frame.recomputable && !frame.loses;
+  if ((flags & DTR_OP_RECOMPUTABLE) && !kept) need |= DTR_NO_CLOSURE;
   return need;
 }
 
@@ -265,7 +265,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
       input.begins = input.part && !input.shared && may_begin(storage, input.desc);
       if (!input.begins) input.use = Use::mutate;
     }
-    if (input.use == Use::scratch && input.shared) frame.replayable = false;
+    if (input.use == Use::scratch && input.shared) frame.recomputable = false;
     if (input.use == Use::mutate && !storage->parent) {
       if (frame.keeps_old) input.copy = copy_of(storage);
       if (input.copy) continue;
@@ -282,7 +282,7 @@ int32_t Engine::begin_overwriting(Frame& frame, Deferred& deferred) {
 }
 
 int32_t Engine::op_prepare(Frame& frame) {
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::unique_lock<EngineMutex> lock(mutex_);
   if (!frame.requested) waiting_.begin_request();
   frame.requested = true;
@@ -297,7 +297,7 @@ int32_t Engine::op_prepare(Frame& frame) {
   if (!frame.remat.stack.empty()) return 1;
   std::vector<Storage*> targets;
   for (const Input& input : frame.inputs)
-    if (input.storage && input.constant) forget_parent(input.storage, deferred);
+    if (input.storage && input.constant) lifecycle_.forget_parent(input.storage, deferred);
   for (const Input& input : frame.inputs)
     if (input.storage && (overwrites(input.use) || capture_.is_under_way()) &&
         !input.storage->parent)
@@ -382,7 +382,7 @@ void Engine::keep_in_copy(Input& input) {
   old->address = std::exchange(input.copy, nullptr);
   graph_.by_address.insert(old->address, old);
   old->remade_on = kNoStream;
-  update_candidate(old);
+  lifecycle_.update_candidate(old);
   dead_.keep(old);
 }
 
@@ -402,20 +402,6 @@ bool Engine::still_covers(const Input& input) const {
 bool Engine::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
   return !storage->parent && storage->managed && !storage->constant_for_good &&
          storage->size_bytes > kTinyBytes && Unwritten().begin(part);
-}
-
-// The record of the content that the old one's buffer holds from now on; the old one has none (R1).
-Storage* Engine::hand_over(Storage* old, const dtr_tensor_desc& desc) {
-  Storage* fresh = new_storage(desc, old->managed);
-  fresh->live = std::exchange(old->live, false);
-  fresh->log_number = old->log_number;
-  fresh->log_version = old->log_version;
-  fresh->used_on = old->used_on;
-  graph_.by_handle.insert(desc.handle, fresh);
-  if (fresh->managed) graph_.by_address.insert(desc.data, fresh);
-  old->handle = nullptr;
-  old->pins = 0;
-  return fresh;
 }
 
 // Ends the version that the op overwrote and begins the next (R1).
@@ -438,7 +424,7 @@ void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, D
   }
   dtr_tensor_desc desc;
   framework_->describe(input.tensor, &desc);
-  Storage* fresh = hand_over(old, desc);
+  Storage* fresh = lifecycle_.hand_over(old, desc);
   contents_.note(fresh);
   if (!constant) {
     fresh->parent = op;
@@ -452,9 +438,9 @@ void Engine::new_version(Frame& frame, Input& input, Op* op, int32_t position, D
     keep_in_copy(input);
   } else {
     old->lost = !old->parent;
-    become_evicted(old);
+    lifecycle_.become_evicted(old, EvictionCause::gone);
   }
-  update_candidate(fresh);
+  lifecycle_.update_candidate(fresh);
 }
 
 // Reads the result tensors, whose sizes complete the signature.
@@ -490,7 +476,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   hints_.op_ends();
   const int64_t reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
   CallTimer::stop(frame.timing, cost_ns < 0);
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::lock_guard<EngineMutex> lock(mutex_);
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
@@ -502,8 +488,8 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   hints_.op_cost(frame.call, cost_ns);
   clock_ns_ += cost_ns;
   stats_.total_cost_ns += static_cast<uint64_t>(cost_ns);
-  bool replayable = frame.replayable && (flags & DTR_OP_REPLAYABLE);
-  const bool pure = replayable;
+  bool recomputable = frame.recomputable && (flags & DTR_OP_RECOMPUTABLE);
+  const bool pure = recomputable;
   if (frame.log.open) op_log_.runs(nullptr);
   bool overwritten = false;
   if (frame.overwrites)
@@ -522,7 +508,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
         input.begins = input.part = false;
       }
       // What it reads and overwrites must exist again at a replay.
-      if (input.use == Use::mutate && !input.storage->parent) replayable = false;
+      if (input.use == Use::mutate && !input.storage->parent) recomputable = false;
     }
   int64_t id = 0;
   Op* op = nullptr;
@@ -531,11 +517,11 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     id = static_cast<int64_t>(op->id);
     return op;
   };
-  if (overwritten && replayable) record_op();
+  if (overwritten && recomputable) record_op();
   for (size_t i = 0; frame.overwrites && i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     if (input.storage && overwrites(input.use))
-      new_version(frame, input, replayable ? op : nullptr, static_cast<int32_t>(i), deferred);
+      new_version(frame, input, recomputable ? op : nullptr, static_cast<int32_t>(i), deferred);
   }
   // Results whose storage is new; the rest are views of arguments or known already.
   for (uint32_t i = 0; i < results; ++i) {
@@ -544,38 +530,33 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
     if (!desc.owned || !is_managed_device(desc)) continue;
     if (Storage* known = graph_.by_handle.find(desc.handle)) {
       if (known->address == desc.data) continue;
-      content_replaced(known, deferred);
+      lifecycle_.content_replaced(known, deferred);
     }
-    Storage* storage = new_storage(desc, true);
-    storage->live = true;
+    Storage* storage = lifecycle_.new_live(desc);
     storage->used_on = streams_.current(desc.device_type, desc.device_index);
-    contents_.note(storage);
-    framework_->retain_weak(desc.handle);
-    graph_.by_handle.insert(desc.handle, storage);
-    graph_.by_address.insert(desc.data, storage);
     OpLogRecorder::made(frame.log, storage, desc);
-    if (replayable && desc.storage_bytes > kTinyBytes) {
+    if (recomputable && desc.storage_bytes > kTinyBytes) {
       storage->parent = record_op();
       storage->chain = op->chain;
       storage->output = static_cast<uint32_t>(op->outputs.size());
       op->outputs.push_back({storage, static_cast<int32_t>(i), false});
       ++op->recorded_outputs;
-      update_candidate(storage);
+      lifecycle_.update_candidate(storage);
     } else if (swap_costs_.is_on()) {
-      update_candidate(storage);
+      lifecycle_.update_candidate(storage);
     }
   }
   if (op && op->recorded_outputs == 0) {
     // Everything it overwrote stays constant: no closure is wanted.
     op->id = 0;  // nobody was told of it
-    discard_op(op, deferred);
+    lifecycle_.discard_op(op, deferred);
     id = 0;
   }
   if (id) op->closure = closure;
   const int64_t log_index = op_log_.ended(frame.log, frame.inputs, pure, cost_ns);
   if (id) op->log_index = log_index;
   for (const Input& input : frame.inputs)
-    if (input.storage) unlock(input.storage, deferred);
+    if (input.storage) lifecycle_.unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
   return id;
@@ -584,7 +565,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
   CallTimer::stop(frame.timing, false);
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::lock_guard<EngineMutex> lock(mutex_);
   abandon(frame, started, deferred);
 }
@@ -608,7 +589,7 @@ void Engine::abandon(Frame& frame, bool started, Deferred& deferred) {
   }
   op_log_.aborted(frame.log);
   for (const Input& input : frame.inputs)
-    if (input.storage) unlock(input.storage, deferred);
+    if (input.storage) lifecycle_.unlock(input.storage, deferred);
   frame.inputs.clear();
   frame.open = false;
 }
@@ -639,7 +620,7 @@ bool Engine::remat_want_any(Frame& frame) {
 }
 
 int64_t Engine::remat_next(Frame& frame) {
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::unique_lock<EngineMutex> lock(mutex_);
   const auto swap_in_for_step = [&](Storage* storage) {
     if (!swap_in(storage, deferred, lock)) return false;
@@ -667,7 +648,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   hints_.step_ends();
   const int64_t reading_ns =
       now_ns() - frame.remat.step_begin_ns - (room_ns_of_thread() - frame.remat.room_ns_at_step);
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::unique_lock<EngineMutex> lock(mutex_);
   std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);
   lock.unlock();
@@ -678,7 +659,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
 
 void Engine::remat_abort(Frame& frame) {
   hints_.step_ends();
-  Deferred deferred(environment_, *this);
+  Deferred deferred(environment_, dead_, mutex_);
   std::lock_guard<EngineMutex> lock(mutex_);
   rematerializer_.abort(frame.remat, deferred);
   keep(frame, false);

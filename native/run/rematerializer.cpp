@@ -167,7 +167,7 @@ void Rematerializer::take_result(const Op* op, Storage* storage, const dtr_tenso
   if (consumed) {
     parts_.graph.by_address.erase(address);
     parts_.lifecycle.lose_handle(consumed, deferred);
-    parts_.lifecycle.become_evicted(consumed);
+    parts_.lifecycle.become_evicted(consumed, EvictionCause::gone);
   }
   place(storage, address, held, deferred);
 }
@@ -239,7 +239,7 @@ void Rematerializer::drop_consumed(Rematerialization& remat, Deferred& deferred)
     if (old->state != State::resident) continue;
     parts_.graph.by_address.erase(old->address);
     parts_.lifecycle.lose_handle(old, deferred);
-    parts_.lifecycle.become_evicted(old);
+    parts_.lifecycle.become_evicted(old, EvictionCause::gone);
   }
   remat.consumed.clear();
 }

@@ -4,36 +4,32 @@
 namespace dtr {
 
 bool Engine::user_evict(void* handle) {
-  Deferred deferred(environment_, *this);
-  std::unique_lock<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   Storage* storage = graph_.by_handle.find(handle);
   if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
       capture_.is_frozen(storage))
     return false;
   // The caller holds the storage through Python, which is what the evictor may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  return evictor_.evict(storage, EvictionCause::by_user, deferred, lock);
+  return evictor_.evict(storage, EvictionCause::by_user, call.deferred, call.lock);
 }
 
 bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   Storage* storage = graph_.by_handle.find(handle);
-  return storage && mover_.move(storage, avoid_begin, avoid_end, false, deferred);
+  return storage && mover_.move(storage, avoid_begin, avoid_end, false, call.deferred);
 }
 
 uint64_t Engine::compact(dtr_pool* pool) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   devices_.with(pool);
-  return compactor_.compact(pool, deferred);
+  return compactor_.compact(pool, call.deferred);
 }
 
 uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   devices_.with(pool);
-  return compactor_.move_some(pool, seed, count, deferred);
+  return compactor_.move_some(pool, seed, count, call.deferred);
 }
 
 bool Engine::user_is_resident(void* handle) {
@@ -43,35 +39,34 @@ bool Engine::user_is_resident(void* handle) {
 }
 
 void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle) return nullptr;
   if (escaped == 0) {
     // Whoever made it, and whatever its content will be: an op that runs may have made it, or
     // memory of others may give way to ours.
-    const uint32_t pins = pins_.add(desc.handle, deferred);
+    const uint32_t pins = pins_.add(desc.handle, call.deferred);
     if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
       storage->pins = pins;
     if (owned) framework_->retain_weak(desc.handle);
     return desc.handle;
   }
   if (!desc.data || !is_managed_device(desc)) return nullptr;
-  Storage* storage = find_or_adopt(desc, deferred);
+  Storage* storage = lifecycle_.find_or_adopt(desc, call.deferred);
   if (!storage) return nullptr;
   if (!storage->external) {
-    forget_parent(storage, deferred);
+    lifecycle_.forget_parent(storage, call.deferred);
     storage->external = true;
     storage->constant_for_good = true;
-    update_candidate(storage);
+    lifecycle_.update_candidate(storage);
     contents_.note(storage);
   }
   if (escaped == 2 && storage->device_type != 0) {
     storage->captured = true;  // F2
-    settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred);
+    settling_.settle(storage, nullptr, Settling::kAnyBytes, call.deferred);
   }
-  maybe_remove(storage, deferred);
+  lifecycle_.maybe_remove(storage, call.deferred);
   return nullptr;
 }
 
@@ -81,10 +76,9 @@ void Engine::user_end_pin(void* handle) {
 }
 
 bool Engine::user_unpin(void* handle) {
-  Deferred deferred(environment_, *this);
-  std::lock_guard<EngineMutex> lock(mutex_);
+  Transaction call(*this);
   if (pins_.of(handle) == 0) return false;
-  const uint32_t pins = pins_.take_back(handle, deferred);
+  const uint32_t pins = pins_.take_back(handle, call.deferred);
   if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
     storage->pins = pins;
     if (pins == 0) cost_model_.bounds().unpark(storage);

@@ -7,7 +7,7 @@
 namespace dtr {
 
 Fragmentation::Fragmentation(dtr_pool* pool, uint64_t chunk_bytes, bool is_counted,
-                             dtr_replay_result& result)
+                             dtr_simulation_result& result)
     : pool_(pool),
       chunk_bytes_(chunk_bytes),
       is_counted_(is_counted),

@@ -1,4 +1,4 @@
-// fragmentation.h: what fragmentation costs a replay, taken at each forced eviction.
+// fragmentation.h: what fragmentation costs a simulation, taken at each forced eviction.
 //
 // A request that finds no place asks for room, once or several times, and each time something is
 // evicted for it: a *forced eviction*. The bytes that are *lost* at one are those that are free
@@ -28,7 +28,8 @@ class Fragmentation {
  public:
   // chunk_bytes: of a pool whose chunks move; 0: nothing moves (a fixed pool).
   // is_counted: the pool has no addresses, so that nothing is ever lost.
-  Fragmentation(dtr_pool* pool, uint64_t chunk_bytes, bool is_counted, dtr_replay_result& result);
+  Fragmentation(dtr_pool* pool, uint64_t chunk_bytes, bool is_counted,
+                dtr_simulation_result& result);
 
   // The pool asks for room, and nothing has been evicted yet.
   void asked(uint64_t size_bytes);
@@ -52,7 +53,7 @@ class Fragmentation {
   dtr_pool* pool_;
   uint64_t chunk_bytes_;
   bool is_counted_;
-  dtr_replay_result& result_;
+  dtr_simulation_result& result_;
   std::vector<Call> calls_;                // of the pending request
   std::vector<std::vector<Range>> spare_;  // so that nothing is allocated in the steady state
   std::vector<Range> now_;

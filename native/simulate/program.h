@@ -1,7 +1,7 @@
-// program.h: walks an op log in the form of numbers (dtr_alloc.h, "Replay of op logs").
+// program.h: walks an op log in the form of numbers (dtr_alloc.h, "Simulation of op logs").
 //
 // Every number is checked before it is used, so that a program from anywhere is either
-// replayed or named as malformed.
+// run or named as malformed.
 #pragma once
 
 #include <cstdint>

@@ -57,7 +57,7 @@ struct Checked {
   uint64_t bytes;  // of all that is allocated, 512 at least for each
 };
 
-// Checks every number of a program, so that replaying it need not.
+// Checks every number of a program, so that running it need not.
 Checked check_program(const Program& program) {
   uint64_t names = 0, operators = 0;
   unsigned __int128 bytes = 0;
@@ -124,7 +124,7 @@ struct World {
     dtr_pool_options memory{};
     const bool counted = options.space == DTR_SPACE_BYTES;
     memory.driver = counted ? "counted" : "simulated";
-    memory.budget_bytes = options.replay.budget_bytes;
+    memory.budget_bytes = options.common.budget_bytes;
     memory.fixed = options.space == DTR_SPACE_FIXED;
     memory.placement = options.placement;
     if (!counted) memory.chunk_bytes = chunk_bytes(options);
@@ -138,14 +138,14 @@ struct World {
     raise(status);
     try {
       dtr_engine_options settings{};
-      settings.heuristic = options.replay.heuristic;
+      settings.heuristic = options.common.heuristic;
       settings.score = options.score;
       settings.score_context = options.score_context;
       settings.history_ops = options.history_ops;
       settings.room = options.room;
       settings.moving = options.move_bytes_per_s > 0;
       settings.move_bytes_per_s = options.move_bytes_per_s;
-      settings.dealloc = kDeallocNames[options.replay.dealloc];
+      settings.dealloc = kDeallocNames[options.common.dealloc];
       raise(dtr_engine_create(&settings, &engine));
       // Its tensors are ours alone.
       sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
@@ -161,7 +161,7 @@ struct World {
     try {
       close();
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "dtr_alloc: after a replay: %s\n", error.what());
+      std::fprintf(stderr, "dtr_alloc: after a simulation: %s\n", error.what());
     }
   }
 
@@ -198,10 +198,10 @@ struct Buffer {
   uint64_t serial = 0;  // in order of creation
 };
 
-class RuntimeReplay final : private Observer {
+class RuntimeSimulation final : private Observer {
  public:
-  RuntimeReplay(const dtr_runtime_options& options, const Program& program, const Checked& checked,
-                Replay& out)
+  RuntimeSimulation(const dtr_runtime_options& options, const Program& program,
+                    const Checked& checked, Simulation& out)
       : options_(options),
         program_(program),
         out_(out),
@@ -217,14 +217,14 @@ class RuntimeReplay final : private Observer {
   }
 
   void run() {
-    out_.result.status = DTR_REPLAY_OK;
+    out_.result.status = DTR_SIMULATION_OK;
     try {
       execute_all();
       if (options_.outputs) want_outputs();
     } catch (const OutOfMemory&) {
-      out_.result.status = DTR_REPLAY_OUT_OF_MEMORY;
+      out_.result.status = DTR_SIMULATION_OUT_OF_MEMORY;
     } catch (const Thrash&) {
-      out_.result.status = DTR_REPLAY_THRASH;
+      out_.result.status = DTR_SIMULATION_THRASH;
     }
     count();
   }
@@ -352,7 +352,7 @@ class RuntimeReplay final : private Observer {
       for (uint64_t i = 0; i < operands.rest_count; ++i)
         frame_.buffer[operands.mutated(i)] |=
             operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
-    const uint32_t flags = operands.repeatable ? DTR_OP_REPLAYABLE : 0;
+    const uint32_t flags = operands.repeatable ? DTR_OP_RECOMPUTABLE : 0;
     frame_.told_ns = operands.cost;
     const int32_t need =
         engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
@@ -453,11 +453,11 @@ class RuntimeReplay final : private Observer {
     out_.result.remat_cost += operands.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
-    const int64_t most = options_.replay.max_recompute;
+    const int64_t most = options_.common.max_recompute;
     if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
   }
 
-  // The step's argument tensors, from its description (dtr_remat_next in dtr_alloc.h).
+  // The step's argument tensors, from its description (dtr_remat_next in dtr/ops.h).
   void rebuild() {
     description_ = frame_.remat.step;
     arguments_.clear();
@@ -571,7 +571,7 @@ class RuntimeReplay final : private Observer {
     engine_.get_stats(&engine);
     dtr_pool_stats pool;
     dtr_pool_get_stats(world_.pool, &pool);
-    dtr_replay_result& result = out_.result;
+    dtr_simulation_result& result = out_.result;
     result.clock = static_cast<int64_t>(engine.clock_ns);
     result.peak_bytes = pool.peak_allocated_bytes;
     result.end_bytes = pool.allocated_bytes;
@@ -579,7 +579,7 @@ class RuntimeReplay final : private Observer {
     result.banished = engine.banished;
     result.evaluations = engine.evaluations;
     result.accesses = engine.storage_accesses;
-    result.yields = engine.yields;
+    result.preemptions = engine.preemptions;
     result.remaps = pool.remaps;
     result.moves = engine.moves;
     result.moved_bytes = engine.moved_bytes;
@@ -589,9 +589,10 @@ class RuntimeReplay final : private Observer {
           static_cast<int64_t>(price.ns_of(engine.moved_bytes) +
                                price.launch_ns() * static_cast<double>(engine.moves - 1));
     }
-    const int64_t most = options_.replay.max_recompute;
-    if (result.status == DTR_REPLAY_OK && most >= 0 && result.remat_cost + result.move_cost > most)
-      result.status = DTR_REPLAY_THRASH;
+    const int64_t most = options_.common.max_recompute;
+    if (result.status == DTR_SIMULATION_OK && most >= 0 &&
+        result.remat_cost + result.move_cost > most)
+      result.status = DTR_SIMULATION_THRASH;
     result.windows = engine.window_searches;
     result.window_evictions = engine.window_evictions;
     engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
@@ -601,7 +602,7 @@ class RuntimeReplay final : private Observer {
 
   const dtr_runtime_options& options_;
   const Program& program_;
-  Replay& out_;
+  Simulation& out_;
   World world_;
   Engine& engine_;
   SimulatedFramework& framework_;
@@ -622,7 +623,8 @@ class RuntimeReplay final : private Observer {
 
 }  // namespace
 
-void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay) {
+void simulate_runtime(const dtr_runtime_options& options, const Program& program,
+                      Simulation& simulation) {
   if (options.space < DTR_SPACE_BYTES || options.space > DTR_SPACE_FIXED)
     throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1, 2");
   if (!(options.move_bytes_per_s >= 0))
@@ -635,22 +637,22 @@ void replay_runtime(const dtr_runtime_options& options, const Program& program, 
     throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
                           "; allowed: 0 (a page), or a multiple of " +
                           std::to_string(kSimulatedUnit));
-  if (options.replay.newest_staleness)
+  if (options.common.newest_staleness)
     throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
-  if (options.replay.sampling != DTR_SAMPLING_NONE)
+  if (options.common.sampling != DTR_SAMPLING_NONE)
     throw InvalidArgument("sampling is sqrt; allowed with runtime semantics: none");
-  if (options.replay.least_size_share != 0)
-    throw InvalidArgument("least_size_share is " + std::to_string(options.replay.least_size_share) +
+  if (options.common.least_size_share != 0)
+    throw InvalidArgument("least_size_share is " + std::to_string(options.common.least_size_share) +
                           "; allowed with runtime semantics: 0");
   const Checked checked = check_program(program);
   if (options.space != DTR_SPACE_BYTES &&
-      options.replay.budget_bytes < World::chunk_bytes(options)) {
+      options.common.budget_bytes < World::chunk_bytes(options)) {
     // No chunk fits, so no block does.
-    replay.result.status = DTR_REPLAY_OUT_OF_MEMORY;
-    replay.result.clock = 1;
+    simulation.result.status = DTR_SIMULATION_OUT_OF_MEMORY;
+    simulation.result.clock = 1;
     return;
   }
-  RuntimeReplay run(options, program, checked, replay);
+  RuntimeSimulation run(options, program, checked, simulation);
   try {
     run.run();
   } catch (...) {

@@ -1,4 +1,4 @@
-// runtime.h: replays an op log on the engine that trains, over tensors without contents.
+// runtime.h: runs an op log on the engine that trains, over tensors without contents.
 //
 // The engine, its pool and the simulated framework are those of any other process; only time and
 // memory are not real: each op costs what the log says, and the pool hands out addresses with
@@ -17,11 +17,11 @@
 #include <cstdint>
 
 #include "dtr_alloc.h"
-#include "replay.h"
+#include "simulation.h"
 
 namespace dtr {
 
-// A program, as dtr_replay_runtime in dtr_alloc.h has it.
+// A program, as dtr_simulate_runtime has it (dtr/simulate.h).
 struct Program {
   const int64_t* code;
   uint64_t numbers;
@@ -31,6 +31,7 @@ struct Program {
 };
 
 // Throws InvalidArgument for options or a program that make no sense.
-void replay_runtime(const dtr_runtime_options& options, const Program& program, Replay& replay);
+void simulate_runtime(const dtr_runtime_options& options, const Program& program,
+                      Simulation& simulation);
 
 }  // namespace dtr

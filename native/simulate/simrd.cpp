@@ -19,10 +19,10 @@ void add(T& sum, T amount, const char* what) {
 
 }  // namespace
 
-Machine::Machine(const dtr_replay_options& options, Replay& replay, Given* given)
+Machine::Machine(const dtr_simulation_options& options, Simulation& simulation, Given* given)
     : options_(options),
-      replay_(replay),
-      result_(replay.result),
+      simulation_(simulation),
+      result_(simulation.result),
       given_(given),
       random_(options.heuristic.seed) {
   const dtr_heuristic& heuristic = options.heuristic;
@@ -439,11 +439,11 @@ void Machine::execute(const Step& step) {
     result_.remat_cost += op.cost;
     ++result_.remat_ops;
     result_.collateral += defined_.size() - 1;
-    replay_.decide('R', wanted);
+    simulation_.decide('R', wanted);
   } else {
     result_.model_cost += op.cost;
     ++result_.model_ops;
-    replay_.decide('M', wanted);
+    simulation_.decide('M', wanted);
   }
   for (const uint32_t storage : revived_) enter_pool(storage);
   if (caches_regions_) {
@@ -464,7 +464,7 @@ void Machine::execute(const Step& step) {
     }
   unlock_inputs(wanted);
   if (options_.max_recompute >= 0 && result_.remat_cost > options_.max_recompute)
-    throw Stop{DTR_REPLAY_THRASH};
+    throw Stop{DTR_SIMULATION_THRASH};
 }
 
 void Machine::unlock_inputs(uint32_t tensor) {
@@ -529,7 +529,7 @@ void Machine::make_room(uint64_t bytes) {
   if (memory_ + bytes <= options_.budget_bytes) return;
   const int64_t begin = now_ns();
   while (memory_ + bytes > options_.budget_bytes) {
-    if (pool_.size() == 0) throw Stop{DTR_REPLAY_OUT_OF_MEMORY};
+    if (pool_.size() == 0) throw Stop{DTR_SIMULATION_OUT_OF_MEMORY};
     evict(choose(), true);
   }
   result_.search_ns += static_cast<uint64_t>(now_ns() - begin);
@@ -572,7 +572,7 @@ void Machine::evict(uint32_t at, bool forced) {
   }
   if (is_marginal_) update_needed(at);
   ++(forced ? result_.forced : result_.other);
-  replay_.decide(forced ? 'E' : 'D', storage.root);
+  simulation_.decide(forced ? 'E' : 'D', storage.root);
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
   if (keeps_components_) {
     storage.component = components_.create(graph_.nodes[at].cost);
@@ -619,7 +619,7 @@ void Machine::try_banish(uint32_t at) {
   }
   storage.banished = true;
   ++result_.banished;
-  replay_.decide('B', storage.root);
+  simulation_.decide('B', storage.root);
 }
 
 // After its content, its references or what needs it have changed: whether it is needed (score.h). With

@@ -1,8 +1,8 @@
 // simrd.h: a machine with the semantics of simrd, the simulator of the DTR paper.
 //
-// It replays op logs with exactly the decisions of the published simulator, so that a number of
+// It runs op logs with exactly the decisions of the published simulator, so that a number of
 // ours can stand beside a published one. (On request it searches less, as DTR's prototype does:
-// draw_candidates.) What differs from the engine, which the replay with
+// draw_candidates.) What differs from the engine, which the run with
 // runtime semantics drives (runtime.h):
 //   - Views are tensors of their own: evicting a storage undefines them all, and using one again
 //     runs its view operator again. Mutation makes a copy.
@@ -26,7 +26,7 @@
 #include "pool.h"
 #include "program.h"
 #include "regions.h"
-#include "replay.h"
+#include "simulation.h"
 
 namespace dtr::simrd {
 
@@ -113,8 +113,8 @@ class Machine {
  public:
   // Throws InvalidArgument for options that simrd has no meaning for.
   // given: what is evicted for room, instead of what the heuristic would choose; may be null.
-  Machine(const dtr_replay_options& options, Replay& replay, Given* given = nullptr);
-  // Runs the program; its outcome is in the replay. Throws InvalidArgument if it is malformed.
+  Machine(const dtr_simulation_options& options, Simulation& simulation, Given* given = nullptr);
+  // Runs the program; its outcome is in the simulation. Throws InvalidArgument if it is malformed.
   void run(const int64_t* program, uint64_t numbers);
 
  private:
@@ -162,7 +162,7 @@ class Machine {
   void update_needed(uint32_t storage, bool relinked = false);
   void stamp(uint32_t storage);
   void check(bool holds) const {
-    if (!holds) throw Stop{DTR_REPLAY_CONTRADICTION};
+    if (!holds) throw Stop{DTR_SIMULATION_CONTRADICTION};
   }
   bool banishes() const { return options_.dealloc == DTR_DEALLOC_BANISH; }
 
@@ -176,9 +176,9 @@ class Machine {
   template <typename Cost>
   double score(uint32_t storage, Cost cost, int64_t newest) const;
 
-  const dtr_replay_options options_;
-  Replay& replay_;
-  dtr_replay_result& result_;
+  const dtr_simulation_options options_;
+  Simulation& simulation_;
+  dtr_simulation_result& result_;
   Given* const given_;
   bool caches_regions_ = false;      // e*, as cached by simrd
   bool walks_neighborhood_ = false;  // e*, walked for each score

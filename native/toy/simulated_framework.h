@@ -1,6 +1,6 @@
 // simulated_framework.h: a tensor framework of our own behind the table of dtr/framework.h.
 //
-// The engine runs on it without PyTorch: in tests, and where an op log is replayed. It
+// The engine runs on it without PyTorch: in tests, and where an op log is simulated. It
 // has what the engine can see of PyTorch, and nothing else: storages with two reference
 // counts, tensors that look at them, and a deleter that tells the core of every death.
 //

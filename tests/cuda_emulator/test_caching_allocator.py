@@ -116,12 +116,12 @@ def keep(trace, told, folder, name):
 
 
 def test_memory_runs_out_at_the_request_that_the_model_names(machine, tmp_path):
-    from dtr_alloc.lab.fragment.replay import replay
+    from dtr_alloc.lab.fragment.models import run_model
     from dtr_alloc.traces.trace import Kind
 
     free, told, _ = recorded(machine, tmp_path, Variant("brief"))
     told["budget_bytes"] = 112 * MIB
-    model = replay(free, "pytorch", **told)
+    model = run_model(free, "pytorch", **told)
     assert not model.completed
     trace, _, output = recorded(machine, tmp_path, Variant("brief", memory=112 * MIB))
     assert output == "out of memory\n"

@@ -17,7 +17,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(as_bytes(a), as_bytes(b))
 
 
-def assert_replays(make: Callable[[], Tensor | Sequence[Tensor]]) -> None:
+def assert_recomputes(make: Callable[[], Tensor | Sequence[Tensor]]) -> None:
     """What `make` computes is computed again, after it was evicted, with the same bits; and
     random numbers that are drawn later are as if nothing had happened."""
     found = make()

@@ -3,7 +3,7 @@
 import threading
 
 import torch
-from bits import as_bytes, assert_replays
+from bits import as_bytes, assert_recomputes
 from own_process import DEVICE, own_process
 from torch.nn import functional as F
 
@@ -40,7 +40,7 @@ def test_what_was_drawn_is_drawn_again():
         # Numbers drawn before: the position is not the beginning.
         torch.rand(3, device=DEVICE)
         try:
-            assert_replays(lambda draw=draw: draw(x))
+            assert_recomputes(lambda draw=draw: draw(x))
         except (AssertionError, RuntimeError) as error:
             wrong[name] = str(error)[:300]
     assert not wrong, wrong
@@ -61,7 +61,7 @@ def test_what_was_drawn_meanwhile_does_not_matter():
 def test_a_generator_of_the_jobs_own_is_found_again():
     generator = torch.Generator(DEVICE).manual_seed(3)
     torch.rand(10, device=DEVICE, generator=generator)
-    assert_replays(lambda: torch.rand(1 << 20, device=DEVICE, generator=generator))
+    assert_recomputes(lambda: torch.rand(1 << 20, device=DEVICE, generator=generator))
     drawn = torch.rand(4, device=DEVICE, generator=generator)
     again = torch.Generator(DEVICE).manual_seed(3)
     for count in (10, 1 << 20):
@@ -70,7 +70,7 @@ def test_a_generator_of_the_jobs_own_is_found_again():
 
 
 @own_process(cuda_only="graph-safe generators")
-def test_a_generator_whose_state_was_exchanged_replays_from_the_old_one():
+def test_a_generator_whose_state_was_exchanged_goes_on_from_the_old_one():
     torch.cuda.init()
     default = torch.cuda.default_generators[0]
     torch.manual_seed(5)
@@ -86,7 +86,7 @@ def test_a_generator_whose_state_was_exchanged_replays_from_the_old_one():
     assert torch.equal(as_bytes(made), kept)
     assert default.get_offset() == offset
     default.graphsafe_set_state(first)
-    assert_replays(lambda: F.dropout(x, 0.25))
+    assert_recomputes(lambda: F.dropout(x, 0.25))
 
 
 @own_process()

@@ -79,7 +79,7 @@ OPTIONAL = {
     ("dtr_engine_relocate", "avoid_begin"),
     ("dtr_engine_relocate", "avoid_end"),
     ("dtr_event_log_destroy", "log"),
-    ("dtr_fragment_run", "options.segment_addresses"),
+    ("dtr_fragment_run_model", "options.segment_addresses"),
     ("dtr_pool_block_bytes", "address"),
     ("dtr_pool_block_start", "address"),
     ("dtr_pool_contains", "address"),
@@ -97,8 +97,8 @@ OPTIONAL = {
     ("dtr_pool_trim", "returned_bytes"),
     ("dtr_pool_try_outside", "begin"),
     ("dtr_pool_try_outside", "end"),
-    ("dtr_replay_runtime", "options.score"),
-    ("dtr_replay_runtime", "options.score_context"),
+    ("dtr_simulate_runtime", "options.score"),
+    ("dtr_simulate_runtime", "options.score_context"),
     ("dtr_sim_make_tensor", "strides"),
 }
 # Addresses and callbacks: what is wild there cannot be told from what is not.
@@ -247,10 +247,10 @@ class World:
             made.size_bytes = self.array("uint64_t", [64, 64, 0, 0])
             made.count = 4
             self.walked += self.kept[-3:]  # they outlive the walk
-        elif kind == "dtr_replay_options":
-            self.fill_replay(made)
+        elif kind == "dtr_simulation_options":
+            self.fill_simulation(made)
         elif kind == "dtr_runtime_options":
-            self.fill_replay(made.replay)
+            self.fill_simulation(made.common)
             made.history_ops = 100
             made.chunk_bytes = 4 * KIB
         elif kind == "dtr_search_options":
@@ -259,7 +259,7 @@ class World:
         return made
 
     @staticmethod
-    def fill_replay(options: Any) -> None:
+    def fill_simulation(options: Any) -> None:
         options.heuristic = {"cost": lib.DTR_COST_COMPONENT, "size": 1, "recompute_factor": 1}
         options.budget_bytes = 8 * KIB
         options.max_recompute = -1
@@ -294,9 +294,9 @@ class World:
         argument, self.recorded = self.tensor(sim), self.tensor(sim)
         buffer = self.call("dtr_frame_buffer", frame, 1)
         buffer[0] = number_of(argument)
-        self.call("dtr_op_begin", frame, 1, lib.DTR_OP_REPLAYABLE, 7)
+        self.call("dtr_op_begin", frame, 1, lib.DTR_OP_RECOMPUTABLE, 7)
         buffer[0] = number_of(self.recorded)
-        self.call("dtr_op_end", frame, 1, lib.DTR_OP_REPLAYABLE, 100)
+        self.call("dtr_op_end", frame, 1, lib.DTR_OP_RECOMPUTABLE, 100)
 
     def destroy_some(self) -> None:
         """One of each kind that can go."""
@@ -438,10 +438,10 @@ VALUES = {
     *("dtr_pool_uses_hints", "dtr_pool_contains"),
 }
 DESTROYERS = {
-    "dtr_replay": "dtr_replay_destroy",
+    "dtr_simulation": "dtr_simulation_destroy",
     "dtr_schedule": "dtr_schedule_destroy",
     "dtr_fragment_events": "dtr_fragment_unload",
-    "dtr_fragment_replay": "dtr_fragment_destroy",
+    "dtr_fragment_run": "dtr_fragment_destroy",
     "dtr_fragment_walk": "dtr_fragment_walk_destroy",
     "dtr_event_log": "dtr_event_log_destroy",
     "dtr_sim_tensor": "dtr_sim_release_tensor",
@@ -452,8 +452,8 @@ DESTROYERS = {
 }
 DESTROYS = set(DESTROYERS.values())
 MAKERS = {
-    *("dtr_event_log_create", "dtr_replay_simrd", "dtr_schedule_search", "dtr_fragment_load"),
-    *("dtr_fragment_run", "dtr_fragment_walk_run"),
+    *("dtr_event_log_create", "dtr_simulate_simrd", "dtr_schedule_search", "dtr_fragment_load"),
+    *("dtr_fragment_run_model", "dtr_fragment_walk_run"),
 }
 CHECKS = {
     "dtr_pool": "dtr_pool_check_invariants",
@@ -549,7 +549,9 @@ def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, lis
 
 def leave_mark() -> str:
     """A message that no other call leaves."""
-    lib.dtr_replay_simrd(ffi.new("dtr_replay_options *"), [99], 1, ffi.new("dtr_replay **"))
+    lib.dtr_simulate_simrd(
+        ffi.new("dtr_simulation_options *"), [99], 1, ffi.new("dtr_simulation **")
+    )
     return message()
 
 
@@ -647,7 +649,7 @@ class Sequence:
     def op_begin(self) -> None:
         frame, count = self.one("dtr_frame"), self.random.randrange(4)
         self.numbers(frame, "dtr_frame_buffer", count)
-        flags = self.random.choice([lib.DTR_OP_REPLAYABLE] * 4 + [0, 2, 3])
+        flags = self.random.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0, 2, 3])
         need = self.world.call("dtr_op_begin", frame, count, flags, 1)
         if need < 0 or self.random.random() < 0.3:
             return
@@ -663,7 +665,7 @@ class Sequence:
         numbers = self.world.call("dtr_frame_buffer", frame, count)
         for i in range(count if numbers else 0):
             numbers[i] = number_of(self.new_tensor(frame) or ffi.NULL)
-        flags = self.random.choice([lib.DTR_OP_REPLAYABLE] * 4 + [0])
+        flags = self.random.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0])
         self.world.call("dtr_op_end", frame, count, flags, 100)
 
     def commit(self) -> None:
@@ -784,7 +786,7 @@ BY_NAME = {function.name: function for function in FUNCTIONS}
 # How long arrays are: what is above cannot be told apart.
 LENGTHS = {"capacity", "count", "numbers", "operators", "ndim", "elements", "rounds"}
 FIXED = {
-    *("dtr_replay_simrd", "dtr_replay_given", "dtr_replay_runtime", "dtr_schedule_search"),
+    *("dtr_simulate_simrd", "dtr_simulate_given", "dtr_simulate_runtime", "dtr_schedule_search"),
     *("dtr_fragment_load", "dtr_event_log_drain"),
 }
 POOL_FIELDS = {

@@ -1,4 +1,4 @@
-"""What a replay's decisions say about a program.
+"""What a simulation's decisions say about a program.
 
 ``Model`` follows them with nothing but sets, and objects where one cannot be true.
 """
@@ -13,7 +13,7 @@ from dtr_alloc.oplog import Program
 
 
 class Model:
-    """What a runtime replay's decisions mean for contents.
+    """What the decisions of a simulation on the engine mean for contents.
 
     A storage's version is known by the number of its first tensor, as in the decisions. The model
     knows which were made, and which may be in memory: it never takes one for evicted that is not

@@ -36,7 +36,7 @@ class TestConstants:
         assert toy.evict(below)
         toy.run("update_", (weight, MUTATE))
         toy.verify()
-        assert sorted(toy.replays) == ["f", "f", "g"]
+        assert sorted(toy.recomputed) == ["f", "f", "g"]
         for tensor in (weight, resident, evicted, below):
             assert tensor.is_right()  # the evicted ones were brought back
             assert not toy.evict(tensor)  # and all are constants
@@ -52,7 +52,7 @@ class TestConstants:
         assert not toy.evict(y)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["g"]
+        assert toy.recomputed == ["g"]
         release(weight, y, z)
 
     def test_an_update_that_also_reads_a_dependent_works(self, make_toy):

@@ -147,7 +147,7 @@ class TestSignatures:
     def test_operators_without_a_record_are_read_too(self, toy):
         x = toy.unseen(WORDS)
         toy.run("look", x)
-        toy.run("send", x, replayable=False)
+        toy.run("send", x, recomputable=False)
         assert len(known(toy)) == 2
         assert toy.stats().live_ops == 0
         assert toy.stats().total_cost_ns == sum(cost for _, cost, _ in known(toy).values())
@@ -251,7 +251,7 @@ class TestTheClock:
                 toy.materialize(layers[-1])
                 order += [i for i, layer in enumerate(layers) if layer.evicted]
                 layers.pop().release()
-            assert toy.replays
-            return order, list(toy.replays), toy.stats().clock_ns
+            assert toy.recomputed
+            return order, list(toy.recomputed), toy.stats().clock_ns
 
         assert evictions() == evictions()

@@ -31,7 +31,7 @@ class TestDeath:
         assert toy.stats().live_storages == 3
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["f", "g"]
+        assert toy.recomputed == ["f", "g"]
         release(x, z)
 
     def test_an_evicted_storage_may_die(self, make_toy):
@@ -184,7 +184,7 @@ class TestEveryDeallocationPolicy:
         y.release()
         toy.verify()
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["f", "g"]
+        assert toy.recomputed == ["f", "g"]
         # Under banish nothing is left that z could be computed from.
         assert toy.evict(z) == (dealloc != "banish")
         assert toy.content(z) == z.expected()
@@ -246,7 +246,7 @@ class TestIgnore:
         assert toy.pool.stats().live_blocks == 3
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["g"]  # f's result was there
+        assert toy.recomputed == ["g"]  # f's result was there
         z.release()
         assert toy.pool.stats().live_blocks == 1  # nothing depends on it any more
         x.release()
@@ -265,10 +265,10 @@ class TestIgnore:
         toy.unpin(z)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["f", "g"]
+        assert toy.recomputed == ["f", "g"]
         release(x, z)
 
-    def test_a_ghost_that_a_replay_used_is_evicted_too(self, make_toy):
+    def test_a_ghost_that_a_rematerialization_used_is_evicted_too(self, make_toy):
         toy = make_toy(pages=8, dealloc="ignore")
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
@@ -352,10 +352,10 @@ class TestBanish:
         assert toy.pool.stats().live_blocks == 2
         toy.materialize(first)
         assert toy.stats().banished == 0  # the second is still evicted
-        assert toy.replays == ["g"]
+        assert toy.recomputed == ["g"]
         toy.materialize(second)
         assert toy.stats().banished == 1
-        assert toy.replays == ["g", "h"]
+        assert toy.recomputed == ["g", "h"]
         assert toy.pool.stats().live_blocks == 3
         toy.verify()
         for tensor in (first, second):
@@ -374,7 +374,7 @@ class TestBanish:
         assert toy.stats().evictions == 2
         toy.verify()
         assert toy.content(z) == z.expected()
-        assert toy.replays == ["f", "g"]
+        assert toy.recomputed == ["f", "g"]
         assert toy.stats().banished == 1
         assert toy.pool.stats().live_blocks == 2
         release(x, z)

@@ -31,7 +31,7 @@ UNKNOWN, NO_MEMORY = 999, 2
 
 
 class Failure(Exception):
-    """An operator's own error, on its first run or on a replay."""
+    """An operator's own error, on its first run or a later one."""
 
 
 def fail(operator):
@@ -39,7 +39,7 @@ def fail(operator):
 
 
 class FailingToy(Toy):
-    """The toy whose replays can be made to fail, half way through their writes."""
+    """The toy whose recomputations can be made to fail, half way through their writes."""
 
     failing_step = 0  # the next step but so many fails; 0: none
 
@@ -135,11 +135,11 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @rule(
         inputs=st.lists(INDEX, max_size=3),
         results=st.lists(SIZE, min_size=1, max_size=3),
-        replayable=st.integers(0, 7).map(lambda n: n < 7),
+        recomputable=st.integers(0, 7).map(lambda n: n < 7),
     )
-    def compute(self, inputs, results, replayable):
+    def compute(self, inputs, results, recomputable):
         arguments = [self.pick(i) for i in inputs]
-        self.call("compute", arguments, results, replayable)
+        self.call("compute", arguments, results, recomputable)
 
     @precondition(lambda self: self.tensors)
     @rule(index=INDEX, length=st.integers(2, 8), size=SIZE, in_place=st.booleans())
@@ -158,13 +158,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
         outputs=st.lists(INDEX, min_size=1, max_size=2),
         inputs=st.lists(INDEX, max_size=2),
         results=st.lists(SIZE, max_size=1),
-        replayable=st.integers(0, 7).map(lambda n: n < 7),
+        recomputable=st.integers(0, 7).map(lambda n: n < 7),
     )
-    def overwrite(self, outputs, inputs, results, replayable):
+    def overwrite(self, outputs, inputs, results, recomputable):
         """In place, on storages or on parts of them, aliased or not."""
         arguments = [(self.pick(i), MUTATE) for i in outputs]
         arguments += [self.pick(i) for i in inputs]
-        self.call("overwrite", arguments, results, replayable)
+        self.call("overwrite", arguments, results, recomputable)
 
     @precondition(lambda self: self.tensors)
     @rule(tensor=INDEX, inputs=st.lists(INDEX, max_size=2))
@@ -221,7 +221,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         if self.call("update", arguments, [], True):
             weight.store.escaped = True
 
-    def call(self, name, arguments, results, replayable):
+    def call(self, name, arguments, results, recomputable):
         sizes = [self.sizes[size] for size in results]
         with self.may_fail():
             for tensor in self.toy.run(
@@ -229,7 +229,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
                 *arguments,
                 results=sizes,
                 parameter=self.parameter(),
-                replayable=replayable,
+                recomputable=recomputable,
             ):
                 tensor.store.pins, tensor.store.escaped = 0, False
                 tensor.store.given_away = False
@@ -411,7 +411,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.toy.configure(heuristic)
 
     @rule(n=st.integers(1, 4))
-    def fail_a_replay(self, n):
+    def fail_a_recomputation(self, n):
         self.toy.failing_step = n
 
     @precondition(lambda self: self.fake)

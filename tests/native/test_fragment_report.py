@@ -1,4 +1,4 @@
-"""The report on replays: what the models make of traces whose values are known."""
+"""The report on models: what they make of traces whose values are known."""
 
 import json
 
@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.lab.fragment import example, report
-from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.models import MODELS, Prepared
 from dtr_alloc.lab.fragment.residency import FREED, STAYED
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
@@ -26,10 +26,10 @@ def comb():
 
 
 def run(prepared, model, budget=None, **options):
-    return report.replayed(prepared, model, budget, **{"smallest": False, "blocks": True} | options)
+    return report.of_model(prepared, model, budget, **{"smallest": False, "blocks": True} | options)
 
 
-def test_a_replay_has_the_measures_of_its_heap():
+def test_a_run_has_the_measures_of_its_heap():
     row = run(Prepared(comb()), "first_fit", smallest=True)
     found = row.measures
     assert found.name == "first_fit"
@@ -47,7 +47,7 @@ def test_a_replay_has_the_measures_of_its_heap():
     assert list(row.blocks.ended) == [FREED, STAYED, FREED, STAYED]
 
 
-def test_a_replay_that_fails_is_described_up_to_its_failure():
+def test_a_run_that_fails_is_described_up_to_its_failure():
     row = run(Prepared(comb()), "first_fit", 200 * KIB)
     assert not row.measures.completed
     assert row.request_bytes == 64 * KIB
@@ -57,7 +57,7 @@ def test_a_replay_that_fails_is_described_up_to_its_failure():
     assert set(row.blocks.end) == {3}
 
 
-def test_a_replay_in_a_budget_that_holds_nothing_has_no_peaks():
+def test_a_run_in_a_budget_that_holds_nothing_has_no_peaks():
     row = run(Prepared(comb()), "first_fit", KIB)
     assert not row.measures.completed
     assert row.measures.peak_live_bytes == 0
@@ -69,12 +69,12 @@ def test_no_model_needs_less_than_the_exact_one(tmp_path):
     arguments = ["report", str(tmp_path / "job.trace"), "--json", "-"]
     done = CliRunner().invoke(fragment, arguments)
     assert done.exit_code == 0, done.output
-    recorded, *replays = json.loads(done.stdout)["traces"][0]["rows"]
-    assert [row["name"] for row in replays] == list(MODELS)
-    least = replays[-1]
+    recorded, *models = json.loads(done.stdout)["traces"][0]["rows"]
+    assert [row["name"] for row in models] == list(MODELS)
+    least = models[-1]
     assert least["name"] == "exact"
     assert least["max_lost_bytes"] == 0
-    for row in replays:
+    for row in models:
         assert row["completed"]
         assert row["peak_live_bytes"] == recorded["peak_live_bytes"]
         assert row["peak_reserved_bytes"] >= least["peak_reserved_bytes"]

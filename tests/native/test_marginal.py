@@ -1,4 +1,4 @@
-"""The marginal cost (policy/score.h) chooses as its rule says, in both semantics of the replay."""
+"""The marginal cost (policy/score.h) chooses as its rule says, in both semantics."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def evicted(request):
 
     def run(log, budget, heuristic=COST, dealloc="eager"):
         options = {} if request.param == "simrd" else {"outputs": False}
-        done = simulate.replay(
+        done = simulate.run_log(
             log.program,
             heuristic,
             budget,
@@ -101,6 +101,6 @@ def test_under_lazy_what_is_dropped_stays_until_memory_is_needed(evicted):
 def test_a_linear_network_is_recomputed_as_little_as_possible(layers):
     """With 2 sqrt(N) tensors of memory: at most 0.2 % more than treeverse, the least of all."""
     budget = BUDGETS["2 sqrt N"](layers)
-    run = simulate.replay(linear_network(layers, UNIT), "marginal", budget * UNIT)
+    run = simulate.run_log(linear_network(layers, UNIT), "marginal", budget * UNIT)
     assert run.status == "ok"
     assert run.remat_ops <= 1.002 * chain_bounds.treeverse(layers, budget)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
-from toy import REPLAYABLE, Toy, engine_options, release
+from toy import RECOMPUTABLE, Toy, engine_options, release
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG = 900  # seconds: nobody waits that long for a call that returns
@@ -111,7 +111,7 @@ class TestOrder:
         x, y = evicted_result(toy)
         frame = toy.frame
         lib.dtr_frame_buffer(frame, 1)[0] = y.number
-        assert lib.dtr_op_begin(frame, 1, REPLAYABLE, 1) & lib.DTR_NEED_WORK
+        assert lib.dtr_op_begin(frame, 1, RECOMPUTABLE, 1) & lib.DTR_NEED_WORK
         refused(lib.dtr_op_end(frame, 0, 0, 1), match="call dtr_op_prepare")
         refused(lib.dtr_frame_destroy(frame), match="has not ended")
         refused(lib.dtr_sim_release_tensor(y.pointer), match="argument of an op")

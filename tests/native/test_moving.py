@@ -86,7 +86,7 @@ class TestWhatMoves:
         assert toy.move_some(1, 20) == 20
         assert toy.evict(y)
         assert all_right(toy, y)
-        assert toy.replays == ["y"], "x was there, wherever"
+        assert toy.recomputed == ["y"], "x was there, wherever"
         release(source, y)
 
     def test_pinned_escaped_evicted_and_unknown_ones_stay(self, make_toy):
@@ -121,7 +121,7 @@ class TestWhatMoves:
         assert all_right(toy, source, other, x, y)
         release(source, other, x, y)
 
-    def test_what_a_running_replay_uses_stays_and_others_move_meanwhile(self, make_toy):
+    def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, make_toy):
         toy = make_toy()
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         seen = []
@@ -162,7 +162,7 @@ class TestWhatMoves:
         toy.one("look", other, words=8).release()
         assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
         assert not toy.move(x)
-        inside = toy.one("inside", x, words=LARGE, replayable=False)
+        inside = toy.one("inside", x, words=LARGE, recomputable=False)
         assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_OK
         assert not toy.move(x)
         assert toy.move(other)
@@ -338,7 +338,7 @@ class TestInsteadOfEvicting:
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
         assert all_right(toy, source, *results)
-        assert (len(toy.replays) > 0) != moves
+        assert (len(toy.recomputed) > 0) != moves
         release(source, large, *results)
 
     def test_in_one_window_some_move_and_others_are_evicted(self, make_chunked_toy):
@@ -362,7 +362,7 @@ class TestInsteadOfEvicting:
         assert toy.resident(dear)
         large.release()
         assert all_right(toy, source, wall, end, dear, *results)
-        assert "dear" not in toy.replays
+        assert "dear" not in toy.recomputed
         release(source, wall, end, dear, *results)
 
     def test_single_evictions_do_not_move(self, make_chunked_toy):
@@ -436,7 +436,7 @@ class TestEmptyingChunks:
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
         assert all_right(toy, source, *kept)
-        assert (len(toy.replays) > 0) != moves
+        assert (len(toy.recomputed) > 0) != moves
         release(source, large, *kept)
 
 

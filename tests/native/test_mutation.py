@@ -59,7 +59,7 @@ class TestMutation:
         part = toy.view(y, 16, 32)
         assert part.evicted
         y.release()
-        assert toy.replays == []
+        assert toy.recomputed == []
         assert toy.content(part) == part.expected()
         release(x, part)
 
@@ -82,7 +82,7 @@ class TestMutation:
         assert toy.stats().live_ops == 1
         toy.evict(y)
         assert toy.content(y) == y.expected()
-        assert toy.replays == ["copy_"]
+        assert toy.recomputed == ["copy_"]
         release(x, y)
 
     def test_an_overwrite_of_a_constant_makes_it_recomputable(self, make_toy):
@@ -109,9 +109,9 @@ class TestMutation:
         assert toy.evict(y)
         assert toy.evict(other)
         assert toy.content(other) == other.expected()
-        assert toy.replays == ["copy_", "f"]
+        assert toy.recomputed == ["copy_", "f"]
         assert toy.content(y) == y.expected()
-        assert toy.replays[2:] in (["fill_"], ["copy_", "fill_"])
+        assert toy.recomputed[2:] in (["fill_"], ["copy_", "fill_"])
         release(x, y, left, right, other)
 
     def test_what_was_read_before_it_was_written_is_kept(self, make_toy):
@@ -150,10 +150,10 @@ class TestMutation:
         toy.run("fill_", (half, WRITE_ONLY), parameter=3)
         toy.evict(y)
         assert toy.content(y) == y.expected()
-        assert toy.replays == ["f", "fill_"]
+        assert toy.recomputed == ["f", "fill_"]
         release(x, y, half)
 
-    def test_a_replay_does_not_write_to_scratch_that_users_see(self, make_toy):
+    def test_a_recomputation_does_not_write_to_scratch_that_users_see(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
         statistics = toy.unseen(WORDS, seed=1)
@@ -165,12 +165,12 @@ class TestMutation:
         assert not toy.evict(statistics)
         release(x, statistics, y)
 
-    def test_a_mutation_that_cannot_be_replayed_makes_a_constant(self, make_toy):
+    def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
-        toy.run("receive_", (y, MUTATE), replayable=False)
+        toy.run("receive_", (y, MUTATE), recomputable=False)
         assert not toy.evict(y)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
@@ -189,7 +189,7 @@ class TestMutation:
 
 
 class TestWhatBecomesConstantWhileItIsOverwritten:
-    """Found by the model: dependents read the new content at their next replay."""
+    """Found by the model: dependents read the new content when they are recomputed next."""
 
     def test_because_its_history_is_too_long(self, make_toy):
         toy = make_toy()
@@ -311,7 +311,7 @@ class TestKeepingWhatIsOverwritten:
         blocks = toy.pool.stats().live_blocks
         buffer = lib.dtr_frame_buffer(toy.frame, 1)
         buffer[0] = running.number | MUTATE
-        flags = lib.DTR_OP_REPLAYABLE | lib.DTR_OP_KEEPS_OLD
+        flags = lib.DTR_OP_RECOMPUTABLE | lib.DTR_OP_KEEPS_OLD
         assert lib.dtr_op_begin(toy.frame, 1, flags, 1) == 0
         lib.dtr_op_abort(toy.frame, started)
         assert toy.pool.stats().live_blocks == blocks

@@ -16,10 +16,10 @@ LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.
 HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")
 
 
-def replay(log, budget, heuristic="dtr-eqclass", **options):
+def run_log(log, budget, heuristic="dtr-eqclass", **options):
     options |= {"semantics": "runtime", "decisions": True, "outputs": False}
     program = log.program if isinstance(log, Log) else log
-    run = simulate.replay(program, heuristic, budget, **options)
+    run = simulate.run_log(program, heuristic, budget, **options)
     Model(program).follow(run.decisions)
     return run
 
@@ -42,7 +42,7 @@ class TestUnneededStorages:
         toy.unseen(5 * WORDS).release()
         assert toy.resident(z) is not needed
         toy.materialize(z)
-        assert toy.replays == (["f", "g", "g"] if needed else ["f", "g"])
+        assert toy.recomputed == (["f", "g", "g"] if needed else ["f", "g"])
         toy.verify()
         for tensor in (x, z, w):
             tensor.release()
@@ -63,7 +63,7 @@ class TestUnneededStorages:
         toy.unseen(5 * WORDS).release()
         assert not toy.resident(other)
         toy.materialize(z)
-        assert toy.replays == ["f", "o", "g", "h"]
+        assert toy.recomputed == ["f", "o", "g", "h"]
         toy.verify()
         for tensor in (x, other, z):
             tensor.release()
@@ -87,25 +87,25 @@ class TestWaiting:
         """With the other in hand it would not fit."""
         log = two_inputs(500, 1000)
         log.call("a b", {"end": 100})
-        run = replay(log, 1600)
-        assert (run.status, run.yields) == ("ok", 0)
+        run = run_log(log, 1600)
+        assert (run.status, run.preemptions) == ("ok", 0)
 
-    def test_an_input_of_the_op_yields_and_comes_back(self):
+    def test_an_input_of_the_op_is_preempted_and_comes_back(self):
         """a is there and b is not, which needs its temporary's memory besides."""
         log = two_inputs(100, 1000)
         log.call("a", {"c": 100})
         log.release("c")
         log.call("a b", {"end": 100})
-        run = replay(log, 1600)
-        assert (run.status, run.yields) == ("ok", 1)
+        run = run_log(log, 1600)
+        assert (run.status, run.preemptions) == ("ok", 1)
 
     def test_what_cannot_be_brought_back_together_is_out_of_memory_after_a_few_tries(self):
         log = two_inputs(1000, 1000)
         log.call("a b", {"end": 100})
-        assert replay(log, 2000).status == "ok"
-        run = replay(log, 1800)
+        assert run_log(log, 2000).status == "ok"
+        run = run_log(log, 1800)
         assert run.status == "oom"
-        assert 1 <= run.yields <= 8
+        assert 1 <= run.preemptions <= 8
 
     @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
     def test_on_the_way_to_the_smallest_budget_nothing_evicted_is_read(self, path):
@@ -113,7 +113,7 @@ class TestWaiting:
         base = simulate.baseline(program, "runtime")
         for heuristic in HEURISTICS:
             statuses = [
-                replay(
+                run_log(
                     program,
                     base.peak_bytes * percent // 100,
                     heuristic,

@@ -67,8 +67,8 @@ class TestFailure:
         assert_no_locks(toy, y)
         release(x, y)
 
-    def test_making_room_within_a_replay_settles_nothing_that_the_replay_overwrites(self, make_toy):
-        """Found by the model: the old version that a replay was about to overwrite became a
+    def test_making_room_within_a_step_settles_nothing_that_the_step_overwrites(self, make_toy):
+        """Found by the model: the old version that a step was about to overwrite became a
         constant, so that what else depended on it was lost."""
         toy = make_toy(pages=8)
         x = toy.unseen(WORDS)
@@ -139,7 +139,7 @@ class TestFailure:
             assert_no_locks(toy, tensor)
         release(x, c, early)
 
-    def test_a_replay_of_another_size_is_a_loud_error(self, make_toy):
+    def test_a_recomputation_of_another_size_is_a_loud_error(self, make_toy):
         toy = make_toy()
         x = toy.unseen(WORDS)
         y = toy.one("f", x)

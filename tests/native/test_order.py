@@ -47,8 +47,8 @@ def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_str
     release(source, x, y, z, again)
 
 
-def test_an_input_of_a_replay_that_was_rematerialized_elsewhere_is_waited_for(make_stream_toy):
-    """O2 for what a replay reads."""
+def test_an_input_of_a_step_that_was_rematerialized_elsewhere_is_waited_for(make_stream_toy):
+    """O2 for what a step reads."""
     toy = make_stream_toy(8)
     with toy.on(A):
         source = toy.unseen(LARGE)
@@ -154,7 +154,7 @@ class TestFreeze:
         x = toy.one("x", source, words=LARGE)
         before = toy.one("before", x, words=LARGE)
         lib.dtr_engine_freeze(toy.engine, 1)
-        inside = toy.one("inside", x, words=LARGE, replayable=False)
+        inside = toy.one("inside", x, words=LARGE, recomputable=False)
         lib.dtr_engine_freeze(toy.engine, 0)
         after = toy.one("after", x, words=LARGE)
         beyond = toy.one("beyond", after, words=LARGE)

@@ -81,7 +81,7 @@ def test_constants_and_what_cannot_be_repeated_are_low_however_cheap(run_on):
     toy, tensors, source = taught(run_on)
     made = [
         toy.unseen(WORDS, seed=1),
-        toy.one("cheap", source, words=WORDS, replayable=False),
+        toy.one("cheap", source, words=WORDS, recomputable=False),
         *toy.run("cheap_", (source, MUTATE), results=[WORDS]),
         toy.one("cheap", source, words=WORDS),
     ]
@@ -99,7 +99,7 @@ def test_what_is_computed_again_goes_where_its_cost_says(run_on):
         toy.materialize(tensor)
     assert all(tensor.is_right() for tensor in made)
     assert halves([source, *made])[1:] == ["low", "high"] * 3
-    outside = toy.unseen(WORDS, seed=2)  # the last replay is over: nothing is running
+    outside = toy.unseen(WORDS, seed=2)  # the last step is over: nothing is running
     tensors.append(outside)
     assert halves([source, outside])[1] == "low"
 

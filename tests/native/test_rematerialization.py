@@ -34,7 +34,7 @@ class TestMakingRoom:
         assert toy.stats().evicted_storages == 20_000
         toy.verify()
         assert toy.content(last) == last.expected()
-        assert len(toy.replays) == 20_000
+        assert len(toy.recomputed) == 20_000
         toy.verify()
         release(x, last)
 
@@ -98,7 +98,7 @@ class TestSeveralResults:
             assert toy.evict(part)
         kept = toy.pool.stats().live_blocks
         assert toy.content(parts[2]) == parts[2].expected()
-        assert toy.replays == ["split"]
+        assert toy.recomputed == ["split"]
         assert toy.pool.stats().live_blocks == kept + 3
         for part in parts:
             assert part.is_right()
@@ -129,7 +129,7 @@ class TestSeveralResults:
         release(x, y, z)
 
     @pytest.mark.parametrize("next_version_lives", [True, False])
-    def test_an_old_version_that_a_replay_overwrote_is_not_taken_for_whole(
+    def test_an_old_version_that_a_step_overwrote_is_not_taken_for_whole(
         self, make_toy, next_version_lives
     ):
         """Found by the model: only the second result of an overwriting operator comes back, and
@@ -163,7 +163,7 @@ class TestHistory:
             toy.verify()
         toy.evict(average)
         assert toy.content(average) == average.expected()
-        assert len(toy.replays) <= 50
+        assert len(toy.recomputed) <= 50
         average.release()
 
     def test_an_evicted_storage_beyond_the_limit_is_brought_back(self, make_toy):

@@ -56,7 +56,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def differences(row: dict[str, Any], program: Program, max_recompute: int) -> dict[str, Any]:
-    run = simulate.replay(
+    run = simulate.run_log(
         program,
         row["heuristic"],
         row["budget"],
@@ -104,7 +104,7 @@ SYNTHETIC = json.loads((DATA / "synthetic_baselines.json").read_text())
 
 
 def check_baseline(program: Program, expected: dict[str, Any]) -> None:
-    base = simulate.replay(program, "lru", dealloc="banish")
+    base = simulate.run_log(program, "lru", dealloc="banish")
     assert (base.peak_bytes, base.model_cost) == (
         expected["baseline_memory"],
         expected["baseline_compute"],
@@ -165,7 +165,7 @@ def test_the_random_choice_is_that_of_python() -> None:
     for i in range(10):
         log.call("", {f"x{i}": 1})
     for seed in (0, 1, 2**32, 2**63 - 1):
-        run = simulate.replay(log.program, "random", 3, seed=seed, decisions=True)
+        run = simulate.run_log(log.program, "random", 3, seed=seed, decisions=True)
         theirs = random.Random(seed)
         pool: list[int] = []
         expected = []
@@ -184,7 +184,7 @@ def test_the_random_choice_is_that_of_python() -> None:
 
 
 def decisions(log: Log, heuristic: str, budget: int, **options: Any) -> list[str]:
-    return simulate.replay(
+    return simulate.run_log(
         log.program, heuristic, budget, decisions=True, **options
     ).decisions.split()
 
@@ -213,7 +213,7 @@ def test_parts_beyond_simrd_have_defined_scores() -> None:
     budget = simulate.baseline(program).peak_bytes // 2
     hashes = set()
     for text in ("c=ancestors,m=size,s=0.5", "c=ancestors,m=size,s=0.25", "megengine", "coop"):
-        run = simulate.replay(program, text, budget)
+        run = simulate.run_log(program, text, budget)
         assert run.status == "ok"
         assert run.clock == 1 + run.total_cost
         hashes.add(run.decisions_sha256)
@@ -242,7 +242,7 @@ def test_a_sample_has_the_square_root_of_the_candidates(seed: int) -> None:
         expected.append(f"E{sample[0]}")
     found = decisions(log, "lru", 10, seed=seed, sampling="sqrt")
     assert [decision for decision in found if decision[0] == "E"] == expected
-    assert simulate.replay(log.program, "lru", 10, sampling="sqrt").evaluations == 30 * 4
+    assert simulate.run_log(log.program, "lru", 10, sampling="sqrt").evaluations == 30 * 4
 
 
 @pytest.mark.parametrize("heuristic", ["dtr-full", "dtr-eqclass", "marginal", "DTRUnopt", "random"])
@@ -251,7 +251,7 @@ def test_a_sample_is_the_same_for_a_seed(heuristic: str) -> None:
     budget = simulate.baseline(program).peak_bytes * 6 // 10
 
     def run(seed: int, sampling: str = "sqrt") -> simulate.Run:
-        return simulate.replay(
+        return simulate.run_log(
             program, heuristic, budget, seed=seed, sampling=sampling, least_size_share=0.01
         )
 
@@ -279,8 +279,8 @@ def test_storages_below_the_share_of_the_mean_size_stay() -> None:
 
 def test_where_all_are_of_one_size_all_are_candidates() -> None:
     program = linear_network(64)
-    narrowed = simulate.replay(program, "dtr-full", 16, least_size_share=1)
-    assert narrowed.decisions_sha256 == simulate.replay(program, "dtr-full", 16).decisions_sha256
+    narrowed = simulate.run_log(program, "dtr-full", 16, least_size_share=1)
+    assert narrowed.decisions_sha256 == simulate.run_log(program, "dtr-full", 16).decisions_sha256
 
 
 @pytest.mark.parametrize(("sampling", "share"), [("sqrt", 0), ("none", 1), ("sqrt", 1)])
@@ -291,15 +291,15 @@ def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, sha
         log.call("", {name: size})
     log.call("", {"all": 50})
     options: dict[str, Any] = {"sampling": sampling, "least_size_share": share}
-    run = simulate.replay(log.program, "lru", 50, decisions=True, **options)
+    run = simulate.run_log(log.program, "lru", 50, decisions=True, **options)
     assert (run.status, run.end_bytes) == ("oom", 50)  # the program wants all of it at its end
     assert run.forced >= 3
     log = Log()
     log.call("", {"small": 1})
     log.call("small", {"large": 100})
     for budget in (99, 100):
-        plain = simulate.replay(log.program, "lru", budget)
-        run = simulate.replay(log.program, "lru", budget, **options)
+        plain = simulate.run_log(log.program, "lru", budget)
+        run = simulate.run_log(log.program, "lru", budget, **options)
         assert (run.status, run.decisions_sha256) == ("oom", plain.decisions_sha256)
 
 
@@ -316,14 +316,14 @@ def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, sha
 )
 def test_what_narrows_the_search_is_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        simulate.replay(linear_network(4), "lru", 4, **options)
+        simulate.run_log(linear_network(4), "lru", 4, **options)
 
 
 def test_components_are_refused_under_banishing() -> None:
     log = Log()
     log.call("", {"a": 1})
     with pytest.raises(ValueError, match="component"):
-        simulate.replay(log.program, "dtr-eqclass", 1, dealloc="banish")
+        simulate.run_log(log.program, "dtr-eqclass", 1, dealloc="banish")
 
 
 def test_deep_chains_need_no_recursion() -> None:
@@ -342,7 +342,7 @@ def test_deep_chains_need_no_recursion() -> None:
     before = threading.stack_size(256 * 1024)
     try:
         thread = threading.Thread(
-            target=lambda: runs.append(simulate.replay(log.program, "lru", 8))
+            target=lambda: runs.append(simulate.run_log(log.program, "lru", 8))
         )
         thread.start()
     finally:
@@ -374,7 +374,7 @@ def test_a_malformed_program_is_named(numbers: list[int], message: str) -> None:
     program = Program("malformed")
     program.code.extend(numbers)
     with pytest.raises(ValueError, match=message):
-        simulate.replay(program, "lru", 100)
+        simulate.run_log(program, "lru", 100)
 
 
 numbers = st.integers(-(2**62), 2**62)
@@ -401,9 +401,9 @@ def test_quotients_are_rounded_as_python_rounds_them(
 def test_a_stopped_run_leaves_nothing_behind() -> None:
     """Outcomes are results, not errors, and the next run starts anew."""
     program = linear_network(64)
-    stopped = simulate.replay(program, "lru", 1)
+    stopped = simulate.run_log(program, "lru", 1)
     assert stopped.status == "oom"
-    first = simulate.replay(program, "dtr-full", 16)
-    again = simulate.replay(program, "dtr-full", 16)
+    first = simulate.run_log(program, "dtr-full", 16)
+    again = simulate.run_log(program, "dtr-full", 16)
     assert first.status == "ok"
     assert first.decisions_sha256 == again.decisions_sha256

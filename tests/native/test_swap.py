@@ -64,7 +64,7 @@ class TestConstants:
         second = toy.one("g", source, words=WORDS)
         assert toy.stats().host_bytes == 0
         assert toy.resident(source)
-        assert toy.replays == []
+        assert toy.recomputed == []
         assert all_right(toy, source, first, second)
         release(source, first, second)
 
@@ -88,7 +88,7 @@ class TestConstants:
         assert toy.stats().swaps == 1
         toy.run("add_", (source, MUTATE), parameter=1)
         assert not toy.resident(dear)
-        assert toy.replays == []
+        assert toy.recomputed == []
         assert all_right(toy, source, dear)
         release(source, dear)
 
@@ -167,7 +167,7 @@ class TestPrices:
         assert toy.evict(cheap)
         assert (toy.stats().swaps, toy.stats().evictions) == (1, 1)
         assert all_right(toy, dear, cheap)
-        assert toy.replays == ["cheap"]
+        assert toy.recomputed == ["cheap"]
         release(source, dear, cheap)
 
     def test_a_constant_is_compared_with_results(self, make_toy):
@@ -198,7 +198,7 @@ class TestPrices:
         assert toy.evict(cheap)
         assert toy.stats().evictions == 1
         assert all_right(toy, cheap)
-        assert toy.replays == ["cheap"]
+        assert toy.recomputed == ["cheap"]
         release(source, dear, cheap)
 
 

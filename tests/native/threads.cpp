@@ -177,7 +177,7 @@ class Worker {
     int64_t* buffer = dtr_frame_buffer(frame_, count + 1);
     for (uint32_t i = 0; i < count; ++i) buffer[i] = arguments[i]->number();
     if (words == 0) buffer[count - 1] |= DTR_USE_MUTATE;
-    const int64_t need = answer(dtr_op_begin(frame_, count, DTR_OP_REPLAYABLE, seed % 16 + 1));
+    const int64_t need = answer(dtr_op_begin(frame_, count, DTR_OP_RECOMPUTABLE, seed % 16 + 1));
     if (need & DTR_HAS_DROPPED) machine_.drop_closures();
     if (need & DTR_NEED_WORK) prepare();
     uint64_t expected = seed;
@@ -188,7 +188,7 @@ class Worker {
     result = execute(closure, read);
     buffer = dtr_frame_buffer(frame_, 1);
     buffer[0] = words == 0 ? arguments.back()->number() : result.number();
-    const int64_t op = answer(dtr_op_end(frame_, 1, DTR_OP_REPLAYABLE, 1000 + words));
+    const int64_t op = answer(dtr_op_end(frame_, 1, DTR_OP_RECOMPUTABLE, 1000 + words));
     if (op > 0) machine_.keep(op, closure);
     (words == 0 ? *arguments.back() : result).expected = expected;
     return result;

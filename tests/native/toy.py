@@ -1,8 +1,8 @@
-"""A toy framework on the simulated one: operators over real memory, recorded and replayed.
+"""A toy framework on the simulated one: operators over real memory, recorded and recomputed.
 
 It does what the bridge does for PyTorch (native/bridge/capture.cpp, repeat.h), in the same order
 and with the same calls. An operator's result is a hash of its name, its parameters and what it
-reads, so a replay on wrong inputs shows. What every storage should hold is kept beside it in
+reads, so a recomputation on wrong inputs shows. What every storage should hold is kept beside it in
 plain Python (``Store.expected``), computed from expected contents only, never read from the memory.
 """
 
@@ -21,7 +21,7 @@ from dtr_alloc.lab import presets
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 CONSTANT = lib.DTR_USE_CONSTANT
-REPLAYABLE = lib.DTR_OP_REPLAYABLE
+RECOMPUTABLE = lib.DTR_OP_RECOMPUTABLE
 EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
 INT64 = 4  # c10::ScalarType::Long
 WORD = 8
@@ -56,7 +56,7 @@ class Tensor:
     def __init__(self, toy: Toy, pointer: Any, store: Store | None, offset: int, words: int):
         self.toy = toy
         self.pointer = pointer
-        self.store = store  # None: of a replay, where nothing is expected
+        self.store = store  # None: of a step, where nothing is expected
         self.offset = offset
         self.words = words
 
@@ -146,8 +146,8 @@ class Toy:
         self.grain = grain
         self._dealloc = ffi.new("char[]", dealloc.encode())
         self.closures: dict[int, Operator] = {}
-        self.replays: list[str] = []
-        self._replay_lock = threading.RLock()
+        self.recomputed: list[str] = []
+        self._recompute_lock = threading.RLock()
         self._local = threading.local()
         self._frames: list[Any] = []
         out = ffi.new("dtr_engine **")
@@ -239,7 +239,7 @@ class Toy:
         *arguments: Tensor | tuple[Tensor, int],
         results: Sequence[int] = (),
         parameter: Any = None,
-        replayable: bool = True,
+        recomputable: bool = True,
         keeps_old: bool = False,
         copies: bool = False,
         fails: Callable[[Operator], None] = never,
@@ -256,7 +256,7 @@ class Toy:
         buffer = lib.dtr_frame_buffer(frame, len(pairs))
         for i, (tensor, use) in enumerate(pairs):
             buffer[i] = tensor.number | use
-        flags = REPLAYABLE if replayable else 0
+        flags = RECOMPUTABLE if recomputable else 0
         flags |= lib.DTR_OP_KEEPS_OLD if keeps_old else 0
         flags |= lib.DTR_OP_COPIES if copies else 0
         need = lib.dtr_op_begin(frame, len(pairs), flags, op_key(name))
@@ -349,17 +349,17 @@ class Toy:
             for i in range(count):
                 self.closures.pop(ids[i], None)
 
-    # ---- replaying (native/bridge/repeat.h) ----
+    # ---- recomputing (native/bridge/repeat.h) ----
 
     def _prepare(self, frame: Any) -> None:
-        with self._replay_lock:
+        with self._recompute_lock:
             while work := lib.dtr_op_prepare(frame):
                 if work < 0:
                     check(-work)
                 self._rematerialize(frame)
 
     def materialize(self, tensor: Tensor) -> None:
-        with self._replay_lock:
+        with self._recompute_lock:
             work = lib.dtr_remat_want(self.frame, tensor.handle)
             if work < 0:
                 check(-work)
@@ -367,7 +367,7 @@ class Toy:
                 self._rematerialize(self.frame)
 
     def materialize_all(self) -> None:
-        with self._replay_lock:
+        with self._recompute_lock:
             try:
                 while work := lib.dtr_remat_want_any(self.frame):
                     if work < 0:
@@ -388,7 +388,7 @@ class Toy:
             raise
 
     def _step(self, frame: Any, operator: Operator) -> None:
-        self.replays.append(operator.name)
+        self.recomputed.append(operator.name)
         mine: list[Tensor] = []
         try:
             tensors = self._rebuild(lib.dtr_frame_step(frame, 0), mine)
@@ -548,7 +548,7 @@ def fail(operator: Operator) -> None:
 
 
 def fail_once() -> Callable[[Operator], None]:
-    """A hook that fails the second run of an operator: its first replay."""
+    """A hook that fails the second run of an operator."""
     runs = []
 
     def hook(operator: Operator) -> None:

@@ -1,4 +1,4 @@
-"""Schedules: their search, their files, their replay, and a check that shares nothing with it.
+"""Schedules: their search, their files, their runs, and a check that shares nothing with it.
 Needs the core."""
 
 import json
@@ -57,7 +57,7 @@ def test_a_policys_run_is_a_schedule(name):
     path, program = log_of(name)
     rule = simulate.parse_heuristic("dtr-full", "simrd")
     budget = budget_of(program, 0.6)
-    policy = simulate.replay(program, rule, budget, decisions=True)
+    policy = simulate.run_log(program, rule, budget, decisions=True)
     if policy.status != "ok":
         pytest.skip("the policy fails at this budget")
     given = schedule.of_policy(program, rule, budget, None)
@@ -157,7 +157,7 @@ def dtr_alloc(*arguments):
     return CliRunner().invoke(commands, [str(argument) for argument in arguments])
 
 
-def test_the_command_finds_schedules_that_simulate_replays(tmp_path):
+def test_the_command_finds_schedules_that_simulate_runs(tmp_path):
     log = LOGS / "unet_skip.log.xz"
     path, results = tmp_path / "a.schedule.gz", tmp_path / "a.jsonl"
     done = dtr_alloc("schedule", log, "--budget", "0.4,0.6", "--iterations", 5, "--out", path)

@@ -237,6 +237,6 @@ def test_what_no_log_could_run_with_is_named_before_any_runs():
 
 
 def test_decisions_are_returned_if_they_are_asked_for(program):
-    run = simulate.replay(program, "LRU", 4000, decisions=True)
+    run = simulate.run_log(program, "LRU", 4000, decisions=True)
     assert run.decisions.startswith("M0\nM1")
-    assert simulate.replay(program, "LRU", 4000).decisions is None
+    assert simulate.run_log(program, "LRU", 4000).decisions is None

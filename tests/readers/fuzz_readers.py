@@ -38,7 +38,7 @@ from dtr_alloc.cli import reproduce
 from dtr_alloc.cli.common import InputError
 from dtr_alloc.lab import schedule, simulate
 from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.models import MODELS, Prepared
 from dtr_alloc.lab.studies import static_graph
 from dtr_alloc.traces.trace import Trace, TraceError
 
@@ -76,8 +76,8 @@ def command(*arguments: object) -> None:
 
 
 @contextlib.contextmanager
-def replayed(*kinds: type[Exception]) -> Iterator[None]:
-    """What a replay may raise: these, and that there is no memory for its records."""
+def tolerated(*kinds: type[Exception]) -> Iterator[None]:
+    """What a run may raise: these, and that there is no memory for its records."""
     try:
         yield
     except MemoryError as error:
@@ -106,10 +106,10 @@ def named(path: Path, *kinds: type[Exception]) -> Iterator[None]:
 def use_trace(rng: random.Random, path: Path) -> None:
     with named(path, TraceError):
         trace = formats.read(path, allow_truncated=rng.random() < 0.3)
-        with replayed(TraceError):  # what cannot be followed or converted says so
+        with tolerated(TraceError):  # what cannot be followed or converted says so
             follow(rng, trace, path)
     if rng.random() < 0.3:
-        which = rng.choice(("report", "replay"))
+        which = rng.choice(("report", "run"))
         options = ["--model", rng.choice(list(MODELS))] if rng.random() < 0.9 else []
         command(
             *("fragment", which, path, *options, "--json", os.devnull),
@@ -117,7 +117,7 @@ def use_trace(rng: random.Random, path: Path) -> None:
         )
     if rng.random() < 0.1:
         compare = ("--model", "pytorch,pytorch-expandable", "--compare", "--json", os.devnull)
-        command("fragment", "replay", path, *compare)
+        command("fragment", "run", path, *compare)
     if rng.random() < 0.005:  # matplotlib takes seconds
         command("fragment", "report", path, "--model", "exact", "--out", path.with_name("pictures"))
     if rng.random() < 0.1:
@@ -130,7 +130,7 @@ def follow(rng: random.Random, trace: Trace, path: Path) -> None:
         prepared = Prepared(part.trace)
         model = rng.choice(list(MODELS))
         budget = rng.choice((None, 0, 1, 512, 1 << 16, 1 << 40, 2**62, 2**64 - 1))
-        part.rows.append(report.replayed(prepared, model, budget, smallest=False, blocks=True))
+        part.rows.append(report.of_model(prepared, model, budget, smallest=False, blocks=True))
         report.table(part)
         json.dumps(report.document([part]))
         break  # 256 devices would be as many reports
@@ -152,8 +152,8 @@ def use_log(rng: random.Random, path: Path) -> None:
                     ("runtime", "fixed"),
                 )
             )
-            with replayed(ValueError):  # a sum that is too large, a budget of nothing
-                simulate.replay(
+            with tolerated(ValueError):  # a sum that is too large, a budget of nothing
+                simulate.run_log(
                     *(program, rng.choice(("lru", "marginal", "dtr-eqclass", "random"))),
                     rng.choice((None, 1, base.peak_bytes, base.peak_bytes // 2, 2**62)),
                     dealloc=rng.choice(("eager", "ignore")),

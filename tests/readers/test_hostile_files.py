@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from dtr_alloc import bounded, cli, config, costs, oplog
 from dtr_alloc.lab import schedule, simulate
 from dtr_alloc.lab.fragment import formats, plain_pickle
-from dtr_alloc.lab.fragment.replay import MODELS, Prepared
+from dtr_alloc.lab.fragment.models import MODELS, Prepared
 from dtr_alloc.lab.fragment.walk import walk
 from dtr_alloc.lab.studies import static_graph
 from dtr_alloc.traces import trace_file
@@ -315,7 +315,7 @@ class TestTraces:
             of_events((Kind.ALLOCATE, 512, 2**64 - 1), (Kind.ALLOCATE, 1024, 2**62))
         )
         for budget in (512, 1 << 20, 2**64 - 1):
-            done = prepared.replay(model, budget)
+            done = prepared.run(model, budget)
             assert not done.completed
             assert done.failed_bytes == 2**64 - 1
 
@@ -326,7 +326,7 @@ def test_first_fit_with_a_budget_is_asked_for_all_addresses_there_are(path, budg
         "Thread,Time,Action,Pointer,Size,Stream\n" + f"1,1.5,allocate,0x10,{2**64 - 1},0\n"
     )
     done = limited(
-        *("fragment", "replay", path, "--model", "first_fit", "--budget", budget),
+        *("fragment", "run", path, "--model", "first_fit", "--budget", budget),
         address_space=8 << 30,
     )
     refused(done, path, "add up to more than")
@@ -477,7 +477,7 @@ class TestLogs:
             raise MemoryError("no room for records")
 
         path.write_text(SMALL)
-        monkeypatch.setattr(simulate, "replay", none)
+        monkeypatch.setattr(simulate, "run_log", none)
         with pytest.raises(SystemExit) as ended:
             cli.main(["simulate", str(path), "--jobs", "1"])
         assert ended.value.code == 2
@@ -496,15 +496,15 @@ class TestLogs:
         assert {key: there[key] for key in same} == {key: row[key] for key in same}
 
 
-def test_models_of_our_pool_are_replayed_in_a_process_with_little_address_space(path):
+def test_models_of_our_pool_run_in_a_process_with_little_address_space(path):
     events = [(Kind.ALLOCATE, 4096 * at, 4096) for at in range(1, 9)]
     trace_file.write(of_events(*events), path)
-    options = ("fragment", "replay", path, "--model", "ours,ours-fixed", "--json", "-")
+    options = ("fragment", "run", path, "--model", "ours,ours-fixed", "--json", "-")
     done = limited(*options, address_space=1 << 30)
     assert done.returncode == 0, done.stderr
     here = json.loads(dtr_alloc(*options).stdout)
     there = json.loads(done.stdout)
-    for row in (*here["replays"], *there["replays"]):
+    for row in (*here["runs"], *there["runs"]):
         del row["ns_per_operation"]
     assert here == there
 

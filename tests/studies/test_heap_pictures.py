@@ -178,8 +178,8 @@ class TestTheCommand:
         document = json.loads(json_file.read_text())
         assert document["format"] == report.FORMAT
         assert document["version"] == report.VERSION == 1
-        row, replay = document["traces"][0]["rows"]
-        assert (row["name"], replay["name"]) == ("as recorded", "first_fit")
+        row, model = document["traces"][0]["rows"]
+        assert (row["name"], model["name"]) == ("as recorded", "first_fit")
         assert row["peak_live_bytes"] == max(report.recorded(trace).series.live_bytes)
         assert row["counts"]["evictions"] == trace.kind.count(Kind.EVICT) > 0
         assert set(row["series"]) == set(report.SERIES)

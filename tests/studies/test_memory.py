@@ -5,7 +5,7 @@ import json
 import lzma
 from pathlib import Path
 
-from dtr_alloc.lab.simulate import replay
+from dtr_alloc.lab.simulate import run_log
 from dtr_alloc.lab.studies.linear_network import linear_network
 from dtr_alloc.lab.studies.memory import intervals
 
@@ -20,7 +20,7 @@ def test_each_column_has_as_many_tensors_as_the_published_simulator_had():
     for row in expected:
         dealloc = DEALLOCS[row["runtime"]]
         program = linear_network(row["n"])
-        run = replay(program, row["heuristic"], row["budget"], dealloc=dealloc, decisions=True)
+        run = run_log(program, row["heuristic"], row["budget"], dealloc=dealloc, decisions=True)
         operators, found = intervals(run.decisions)
         assert operators == row["total_ops"]
         changes = [0] * (operators + 1)

@@ -67,7 +67,7 @@ def test_a_static_graph_makes_every_decision_of_the_published_comparison(row):
     program = compile_instructions(graph.name, as_published(graph))
     assert graph.peak_bytes == row["simrd_V1inf_peak"] == simulate.baseline(program).peak_bytes
     for heuristic, theirs in row["simrd"].items():
-        run = simulate.replay(program, heuristic, row["budget"], max_recompute=graph.cost)
+        run = simulate.run_log(program, heuristic, row["budget"], max_recompute=graph.cost)
         assert (run.status, run.remat_ops, run.peak_bytes, run.decisions_sha256) == (
             theirs["status"],
             theirs["remat_ops"],
@@ -93,7 +93,7 @@ def test_a_graph_survives_json_and_its_log(make, tmp_path):
     static_graph.write_log(graph, tmp_path / "graph.log")
     from_file, direct = compile_log(tmp_path / "graph.log"), static_graph.program(graph)
     assert from_file.code == direct.code
-    base = simulate.replay(direct, "lru")
+    base = simulate.run_log(direct, "lru")
     assert (base.peak_bytes, base.total_cost) == (graph.peak_bytes, graph.cost)
 
 
@@ -191,7 +191,7 @@ def test_every_heuristics_run_is_a_schedule_and_costs_at_least_the_proven_bound(
     program = static_graph.program(graph)
     proven, exact = bound(graph, budget, SECONDS), least_cost(graph, budget)
     for rule in simulate.parse_heuristics(["all"], "simrd"):
-        run = simulate.replay(program, rule, budget, max_recompute=20 * graph.cost, decisions=True)
+        run = simulate.run_log(program, rule, budget, max_recompute=20 * graph.cost, decisions=True)
         if run.status != "ok":
             continue
         measured = measure(graph, steps_of(run, graph), budget)
@@ -348,6 +348,6 @@ def test_what_is_proven_of_a_coarse_log_holds_for_its_runs(name):
         budget = int(ratio * base.peak_bytes)
         proven = bound(coarse.graph, budget, 2)
         for heuristic in ("dtr-full", "msps", "lru"):
-            run = simulate.replay(program, heuristic, budget, max_recompute=2 * base.compute)
+            run = simulate.run_log(program, heuristic, budget, max_recompute=2 * base.compute)
             if run.status == "ok":
                 assert proven.cost + coarse.once <= run.total_cost * (1 + CLOSE)

@@ -17,7 +17,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Runs the test on one thread, so that timing-dependent splits cannot hide a wrong replay."""
+    """Runs the test on one thread, so that splits by timing cannot hide a wrong recomputation."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

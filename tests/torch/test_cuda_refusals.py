@@ -23,7 +23,7 @@ with dtr_alloc.session(budget="unlimited", device="cpu"):
     dtr_alloc.check_invariants()
 print("usable")
 """
-"""Trains nothing, but needs allocator, recorder and replay."""
+"""Trains nothing, but needs allocator, recorder and rematerialization."""
 
 
 def python(code, **environ):

@@ -78,7 +78,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         rule = rule_for(func)
-        if rule.replayable and not rule.passes:
+        if rule.recomputable and not rule.passes:
             given = [*args, *(kwargs or {}).values()]
             given = [p for g in given for p in (g if isinstance(g, (list, tuple)) else [g])]
             old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}

@@ -1,4 +1,4 @@
-"""What a job sets between an operator's first run and its replay is put back for the replay."""
+"""What a job sets between an operator's first run and a later one is put back for the later one."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def change() -> Iterator[Callable[[str, int], None]]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_replay_sees_the_setting_of_its_first_run_and_the_job_its_own(
+def test_a_recomputation_sees_the_setting_of_its_first_run_and_the_job_its_own(
     name: str, first: int, change: Callable[[str, int], None]
 ) -> None:
     setting = SETTINGS[name]
@@ -193,10 +193,10 @@ def test_on_this_processor_some_bits_depend_on_them(change: Callable[[str, int],
         assert results[0].dtype != results[1].dtype or not torch.equal(*results)
 
 
-def test_operators_of_other_threads_wait_while_a_replay_has_the_process_settings(
+def test_operators_of_other_threads_wait_while_a_recomputation_has_the_process_settings(
     change: Callable[[str, int], None],
 ) -> None:
-    """They run under the job's settings, whatever a replay needs meanwhile."""
+    """They run under the job's settings, whatever a recomputation needs meanwhile."""
     inside, go_on = threading.Event(), threading.Event()
     runs = 0
 

@@ -1,4 +1,4 @@
-"""One policy, two callers: a job's log, replayed on the heap, makes the job's own decisions.
+"""One policy, two callers: a job's log, simulated on the heap, makes the job's own decisions.
 
 Needs torch and the core. Jobs run in processes of their own, as users start them.
 """
@@ -90,7 +90,7 @@ def job(tmp_path_factory):
 
 
 def as_the_job_names_them(program, decisions):
-    """Evictions for room and repeated operators, in the words of the job's journal: a storage is
+    """Evictions for room and repeated operators, in the words of the job's op log: a storage is
     its name and how often it was overwritten, an operator its line."""
     names, lines, versions = [], [], {}  # by tensor; by tensor; by storage
     code, at, line = program.code, 0, 0
@@ -129,7 +129,7 @@ def as_the_job_names_them(program, decisions):
             yield ("again", "", lines[tensor])
 
 
-def test_the_peak_of_the_replay_is_the_jobs(job):
+def test_the_peak_of_the_simulation_is_the_jobs(job):
     _, program, stats = job
     base = simulate.baseline(program, "runtime", "heap")
     assert base.peak_bytes == stats["peak_allocated_bytes"]
@@ -149,14 +149,14 @@ def test_the_peak_of_the_replay_is_the_jobs(job):
         ),
     ],
 )
-def test_a_job_under_a_budget_does_what_the_replay_of_its_log_does(job, heuristic, ratio):
+def test_a_job_under_a_budget_does_what_the_simulation_of_its_log_does(job, heuristic, ratio):
     """The same evictions of the same contents and the same operators run again, in order. The log
     is of the run without a budget: it says nothing of any decision."""
     folder, program, stats = job
     budget = int(ratio * stats["peak_allocated_bytes"])
     # What moves cost is measured.
     found, tight = run_job(folder, BUDGET=str(budget), HEURISTIC=heuristic, DEBUG="no-moves")
-    run = simulate.replay(
+    run = simulate.run_log(
         program,
         heuristic,
         budget,
@@ -260,19 +260,19 @@ PRESETS = {
         ("dtr-local", 0.5),
     ],
     # Under others (msps, estar) a repeated in-place operator needs room in the job, and none in
-    # the replay.
+    # the simulation.
     "inplace": [("dtr-full", 0.7), ("dtr-eqclass", 0.7), ("lru", 0.7)],
 }
 
 
 def test_what_trains_under_a_budget_is_simulated_decision_for_decision(trained):
     job, train, program, peak_bytes = trained
-    # Under lazy, mlp and inplace differ from their replays late in a run.
+    # Under lazy, mlp and inplace differ from their simulations late in a run.
     policies = ["eager"] if job in ("mlp", "inplace") else ["eager", "lazy"]
     for (heuristic, ratio), dealloc in itertools.product(PRESETS[job], policies):
         budget = int(ratio * peak_bytes)
         found, _ = train(budget=budget, heuristic=heuristic, dealloc=dealloc, debug="no-moves")
-        run = simulate.replay(
+        run = simulate.run_log(
             program,
             heuristic,
             budget,

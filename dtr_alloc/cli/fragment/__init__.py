@@ -14,7 +14,7 @@ from dtr_alloc.cli.common import LazyGroup
         "export": "dtr_alloc.cli.fragment.convert:export",
         "import": "dtr_alloc.cli.fragment.convert:import_",
         "record": "dtr_alloc.cli.fragment.record:command",
-        "replay": "dtr_alloc.cli.fragment.replay:command",
+        "run": "dtr_alloc.cli.fragment.run:command",
         "report": "dtr_alloc.cli.fragment.report:command",
     },
     short_help="See where memory went: traces of any allocator.",

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dtr_alloc.lab import simulate
-from dtr_alloc.lab.fragment.replay import MODELS
+from dtr_alloc.lab.fragment.models import MODELS
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 """A file that is read."""

@@ -21,7 +21,7 @@ from dtr_alloc.cli.fragment.options import (
     write_json,
 )
 from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.replay import Prepared
+from dtr_alloc.lab.fragment.models import Prepared
 from dtr_alloc.traces.trace import TraceError
 
 
@@ -42,7 +42,7 @@ from dtr_alloc.traces.trace import TraceError
     "--smallest/--no-smallest",
     default=True,
     show_default=True,
-    help="Look for the smallest budget of each model, which takes about ten more replays.",
+    help="Look for the smallest budget of each model, which takes about ten more runs.",
 )
 @click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
 @click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
@@ -95,7 +95,7 @@ def _run(
             for at, limit in enumerate(limits):
                 size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
                 part.rows.append(
-                    report.replayed(
+                    report.of_model(
                         prepared, model, size, smallest=smallest and not at, blocks=maps
                     )
                 )

@@ -188,7 +188,7 @@ def holes_title(name: str, holes: Sequence[int]) -> str:
 
 
 def models_picture(rows: Sequence[Measures], title: str) -> Figure:
-    """What each allocator reserves at its peak, and the smallest budget in which it replays,
+    """What each allocator reserves at its peak, and the smallest budget in which it completes,
     in terms of peak live bytes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

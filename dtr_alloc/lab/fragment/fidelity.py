@@ -2,7 +2,7 @@
 
 A snapshot whose history begins with the job (``torch.cuda.memory._record_memory_history`` before
 the first allocation) says of each allocation where it went, and when segments came and went. The
-same requests are replayed on the model, and both are compared event by event.
+same requests go through the model, and both are compared event by event.
 
 Addresses of segments are the device's choice, so they are compared within segments: the k-th
 segment that the model takes stands for the k-th that was recorded. Up to torch 2.12, blocks of
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from dtr_alloc.lab.fragment.replay import Prepared, ReplayResult, segment_addresses
+from dtr_alloc.lab.fragment.models import ModelRun, Prepared, segment_addresses
 from dtr_alloc.traces.trace import Kind, Trace
 
 
@@ -59,12 +59,12 @@ def compare(
     device: int | None = None,
     **options: Any,
 ) -> Fidelity:
-    """Replays a recorded trace (torch_snapshot.py) on the model and compares.
+    """Runs the model over a recorded trace (torch_snapshot.py) and compares.
 
-    The arguments are those of replay(); the budget is what the device had, or what
+    The arguments are those of run_model(); the budget is what the device had, or what
     set_per_process_memory_fraction left of it (``budget_is_fraction=1``).
 
-    Raises ValueError as replay(), and for a history that begins in the middle of a job.
+    Raises ValueError as run_model(), and for a history that begins in the middle of a job.
     """
     if trace.meta.get("begins_with") or trace.meta.get("begins_with_segments"):
         raise ValueError(
@@ -74,7 +74,7 @@ def compare(
     prepared = Prepared(trace, device)
     if options.get("ties_by_address"):
         options["segment_addresses"] = segment_addresses(trace, prepared.device)
-    result = prepared.replay(model, budget_bytes, samples=0, placements=True, **options)
+    result = prepared.run(model, budget_bytes, samples=0, placements=True, **options)
     recorded, asked = _recorded(trace, prepared.device)
     counted = {row for row in asked if trace.size_bytes[row] or trace.kind[row] == Kind.FREE}
     modelled = [(s.event, s.size_bytes, s.taken) for s in result.segments]
@@ -121,7 +121,7 @@ def _recorded(trace: Trace, device: int) -> tuple[list[_Event], list[int]]:
 
 
 def _misplaced(
-    trace: Trace, result: ReplayResult, recorded: list[_Event], asked: list[int]
+    trace: Trace, result: ModelRun, recorded: list[_Event], asked: list[int]
 ) -> tuple[int, int | None, int]:
     """How many allocations lie elsewhere, the first one's row, and how many were placed at all."""
     assert result.placements is not None

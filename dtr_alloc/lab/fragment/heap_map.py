@@ -73,7 +73,7 @@ def heap_map(
 
     Args:
         trace: of one device.
-        blocks: where they lay; those of a replay may lie elsewhere than the trace's own.
+        blocks: where they lay; those of a model may lie elsewhere than the trace's own.
         segments: what was reserved when, if not as the trace says.
         color: by ``size`` or by ``operator``.
         by_event: time is the index of the event instead of nanoseconds.

@@ -10,7 +10,7 @@ driver, and *lost* = reserved - live: rounding inside of blocks, and *free* byte
 - *lost bytes* at most, and on average over the events that change the heap.
 - the *worst moment* of a trace: its first out-of-memory error; without one, the request for room
   that lost most (below); without that, where reserved is at its peak and, there, live is largest.
-  That of a replay: where it failed, and otherwise where most was lost.
+  That of a model: where it failed, and otherwise where most was lost.
 - *largest share* = largest hole / free at that moment: 1 where one request can have all that is
   free. One minus it is the usual measure of external fragmentation.
 - *evenness* = Σ hole² / free² at that moment: how likely two random free bytes lie in the same hole
@@ -22,10 +22,10 @@ driver, and *lost* = reserved - live: rounding inside of blocks, and *free* byte
   nor by mapping nor by moving. Its own block does not count, nor what was evicted for it, which was
   in use. Whole free chunks of memory that is mapped by chunks do not count either, as they are
   mapped wherever they are needed. On average and at most over these times.
-  (native/simulate/fragmentation.h measures the same where op logs are replayed.)
-- *smallest budget*: the least with which a model replays the trace without an out-of-memory error
-  (dtr_alloc.lab.fragment.replay); the trace itself has none. It cannot be less than peak live.
-- *time per operation*: nanoseconds that the replay of one allocation or free takes on this machine.
+  (native/simulate/fragmentation.h measures the same where op logs are simulated.)
+- *smallest budget*: the least with which a model gets through the trace
+  (dtr_alloc.lab.fragment.models); the trace itself has none. It cannot be less than peak live.
+- *time per operation*: nanoseconds that the model takes for one allocation or free on this machine.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from dtr_alloc.lab.fragment.walk import Walk
 from dtr_alloc.traces.trace import Kind, TraceError
 
 if TYPE_CHECKING:
-    from dtr_alloc.lab.fragment.replay import ReplayResult
+    from dtr_alloc.lab.fragment.models import ModelRun
 
 
 @dataclass(frozen=True)
 class Measures:
-    """The numbers of one trace, or of one replay of it; sizes in bytes. None: not known, or there
+    """The numbers of a trace, or of a model under it; sizes in bytes. None: not known, or there
     was nothing to measure.
 
     Attributes:
@@ -116,8 +116,8 @@ def of_walk(walk: Walk) -> Measures:
     )
 
 
-def of_replay(result: ReplayResult) -> Measures:
-    """The numbers of a replay."""
+def of_run(result: ModelRun) -> Measures:
+    """The numbers of a run of a model."""
     series = result.series
     worst = result.failed_event
     if worst is None:

@@ -20,7 +20,7 @@ from dtr_alloc.lab.fragment.walk import by_device, walk
 from dtr_alloc.traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from dtr_alloc.lab.fragment.replay import Prepared
+    from dtr_alloc.lab.fragment.models import Prepared
 
 FORMAT = "dtr_alloc fragment report"
 VERSION = 1
@@ -35,7 +35,7 @@ SERIES = (
 
 @dataclass
 class Row:
-    """A trace as it was recorded, or one replay of it.
+    """A trace as it was recorded, or one run of a model over it.
 
     Attributes:
         measures: its numbers.
@@ -93,26 +93,26 @@ def recorded(trace: Trace) -> Row:
     return Row(found, done.series, done.holes_at(event), done.blocks, request)
 
 
-def replayed(
+def of_model(
     prepared: Prepared, model: str, budget_bytes: int | None, *, smallest: bool, blocks: bool
 ) -> Row:
     """What a model of an allocator makes of a trace of one device.
 
     Args:
         prepared: the trace.
-        model: a key of dtr_alloc.lab.fragment.replay.MODELS.
+        model: a key of dtr_alloc.lab.fragment.models.MODELS.
         budget_bytes: None: no limit.
-        smallest: whether to look for the smallest budget, which takes about ten replays more.
+        smallest: whether to look for the smallest budget, which takes about ten runs more.
         blocks: whether to keep where blocks lay.
 
     Raises ValueError if there is no such model.
     """
-    from dtr_alloc.lab.fragment.replay import smallest_budget
+    from dtr_alloc.lab.fragment.models import smallest_budget
 
-    done = prepared.replay(model, budget_bytes, placements=blocks)
+    done = prepared.run(model, budget_bytes, placements=blocks)
     if smallest:
         done = replace(done, smallest_budget_bytes=smallest_budget(prepared, model))
-    found = measures.of_replay(done)
+    found = measures.of_run(done)
     if budget_bytes is not None:
         found = replace(found, name=f"{model} in {format_size(budget_bytes)}")
     holes = done.holes
@@ -213,7 +213,7 @@ def write_pictures(
     report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
 ) -> list[Path]:
     """Draws STEM-map.png, STEM-operators.png (if the trace names operators), STEM-live.png,
-    STEM-holes.png; if there are replays, STEM-models.png, and with maps STEM-map-MODEL.png of each
+    STEM-holes.png; if there are models, STEM-models.png, and with maps STEM-map-MODEL.png of each
     that has addresses. Returns the paths.
 
     Raises OSError where the disk does.
@@ -282,11 +282,11 @@ def finding(row: Row) -> str:
 
 
 def comparison(rows: Sequence[Row]) -> str:
-    """One line on which allocator takes how much; of the first row, and the replays."""
+    """One line on which allocator takes how much; of the first row, and the models."""
     found = [row.measures for row in rows[1:] if row.measures.completed]
     found = [row for row in found if row.name != "exact"] or found
     if not found:
-        return "no replay completed"
+        return "no model completed"
     least = min(found, key=lambda row: row.peak_reserved_bytes)
     most = max(found, key=lambda row: row.peak_reserved_bytes)
     live = max(row.measures.peak_live_bytes for row in rows)

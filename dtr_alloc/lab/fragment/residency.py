@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dtr_alloc.traces.trace import Trace
 
 ALLOCATED, REMATERIALIZED, MOVED_IN = range(3)
-"""How a block began: DTR_BEGAN_... of native/include/dtr_alloc.h."""
+"""How a block began: DTR_BEGAN_... of dtr/allocator_models.h."""
 FREED, EVICTED, MOVED_OUT, STAYED = range(4)
 """How a block ended: DTR_ENDED_... STAYED: the trace ends first."""
 
@@ -46,12 +46,12 @@ class Residencies:
 
 
 def placed(trace: Trace, addresses: Sequence[int], failed_event: int | None) -> Residencies:
-    """The blocks of a replay of a valid trace of one device.
+    """The blocks of a model run over a valid trace of one device.
 
     Args:
         addresses: of each allocation, in the order of Trace.lifetimes(); those of sizes 0 and those
             that were not reached do not count.
-        failed_event: where the replay ended, None at the end.
+        failed_event: where the run ended, None at the end.
     """
     found = Residencies()
     last = len(trace) if failed_event is None else failed_event

@@ -1,6 +1,6 @@
 """Follows a trace of one device through the addresses it has, and says how its heap was.
 
-This really happened in the recorded job; ``dtr_alloc.lab.fragment.replay`` says what another
+This really happened in the recorded job; ``dtr_alloc.lab.fragment.models`` says what another
 allocator would have made of the same requests.
 
 Free bytes lie in holes: ranges of reserved memory without a block, merged where they touch. The

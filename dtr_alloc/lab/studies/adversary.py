@@ -6,7 +6,7 @@ the B - 1 tensors that are left of the budget. So the whole path is computed aga
 another order, one after the other, repeat nothing.
 
 The adversary has to see what the heuristic evicted before it goes on. A deterministic heuristic
-decides the same on the same beginning of a program, so each beginning is replayed from the start,
+decides the same on the same beginning of a program, so each beginning is run from the start,
 and what is new in its decisions is what the last step did.
 
 The proof leaves open which of the paths without anything in memory is extended. Both ends are
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import oplog
 from dtr_alloc.lab.presets import PRESETS
-from dtr_alloc.lab.simulate import Run, replay
+from dtr_alloc.lab.simulate import Run, run_log
 from dtr_alloc.lab.studies.log import Log
 from dtr_alloc.lab.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
@@ -44,7 +44,7 @@ class Adversary:
     """Builds the program, node by node; node 0 is the parent of all paths.
 
     Args:
-        heuristic: as ``replay`` takes it; must be deterministic.
+        heuristic: as ``run_log`` takes it; must be deterministic.
         budget: in tensors, at least 3 (the parent, a node and the one before it); also the number
             of paths.
         rule: one of RULES.
@@ -100,12 +100,12 @@ class Adversary:
 
 
 def run_of(program: Program, nodes: int, heuristic: str, budget: int) -> Run:
-    """Replays a program whose names are 0 to nodes, and which wants all of them until its end."""
+    """Runs a program whose names are 0 to nodes, and which wants all of them until its end."""
     # The names go at the end, as simrd would compute what still has one; with the policy "ignore"
     # nothing else comes of that.
     releases = array("q", (number for name in range(nodes + 1) for number in (oplog.RELEASE, name)))
     whole = Program(program.path, code=program.code + releases)
-    run = replay(whole, heuristic, budget, dealloc="ignore", decisions=True)
+    run = run_log(whole, heuristic, budget, dealloc="ignore", decisions=True)
     if run.status != "ok":
         raise RuntimeError(f"{heuristic} with {budget} tensors, {nodes} nodes: {run.status}")
     return run

@@ -48,7 +48,7 @@ COLUMNS = {
     # The first budget that is out of memory, and what is resident then, in % of the peak.
     "failures": [
         *("log", "heuristic", "percent", "constant", "running", "waiting"),
-        *("allocated", "yields", "chain_depth"),
+        *("allocated", "preemptions", "chain_depth"),
     ],
 }
 
@@ -133,7 +133,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
 
     def run(heuristic: str, percent: int) -> simulate.Run:
         name, _, dealloc = heuristic.partition(", ")
-        return simulate.replay(
+        return simulate.run_log(
             program,
             name,
             peak * percent // 100,
@@ -161,7 +161,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
             found["failures"].append(
                 [name, heuristic, failed]
                 + [round(100 * share / peak, 1) for share in shares]
-                + [at.yields, at.chain_depth]
+                + [at.preemptions, at.chain_depth]
             )
     return found
 

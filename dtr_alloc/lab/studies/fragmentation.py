@@ -1,6 +1,6 @@
 """What fragmentation costs under eviction: lost bytes, recomputing and the smallest budgets.
 
-Logs are replayed on the engine that trains (runtime semantics). The *fixed* heap has as many
+Logs are run on the engine that trains (runtime semantics). The *fixed* heap has as many
 addresses as the budget has bytes: one piece of memory that was allocated at once, the world of the
 published policies. The *mapped* heap has memory mapped by chunks of 2 MiB, as CUDA has it.
 ``counted`` has no places at all: what a policy would do without fragmentation.
@@ -69,7 +69,7 @@ class Policy:
         space: one of simulate.SPACES.
         moves: whether contents may be moved.
         speed: of moves, in terms of the logs' own; 1 but to see what depends on it.
-        options: further ones of simulate.replay.
+        options: further ones of simulate.run_log.
         color, style: of its line in pictures.
     """
 
@@ -132,7 +132,7 @@ def _study(log: tuple[str, Program, float], smoke: bool) -> dict[str, list[Row]]
     """The rows of one log, given with what moving does in a second, in bytes."""
     logs, program, speed = log
     name = program.path
-    base = simulate.replay(program, "lru", semantics="runtime", space="fixed", outputs=False)
+    base = simulate.run_log(program, "lru", semantics="runtime", space="fixed", outputs=False)
     chunk_bytes = chunk_of(logs, base.peak_bytes)
     found: dict[str, list[Row]] = {"rows": [], "floors": []}
     found["logs"] = [[logs, name, base.peak_bytes, base.model_cost, chunk_bytes]]
@@ -166,7 +166,7 @@ def _run(
     speed: float,
     measure: bool = False,
 ) -> simulate.Run:
-    return simulate.replay(
+    return simulate.run_log(
         program,
         policy.heuristic,
         budget_bytes,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.lab.simulate import replay
+from dtr_alloc.lab.simulate import run_log
 from dtr_alloc.lab.studies import chain_bounds
 from dtr_alloc.lab.studies.linear_network import BUDGETS, linear_network
 from dtr_alloc.lab.studies.palette import COLORS
@@ -66,7 +66,7 @@ def _runs(layers: int) -> Iterator[list[Any]]:
         budget = budget_of(layers)
         for semantics, dealloc, names in SETTINGS:
             for heuristic in names:
-                run = replay(
+                run = run_log(
                     program,
                     heuristic,
                     budget * SIZE_BYTES,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.lab.simulate import replay
+from dtr_alloc.lab.simulate import run_log
 from dtr_alloc.lab.studies.linear_network import BUDGETS, layer_of, linear_network
 from dtr_alloc.lab.studies.study import Document, Options, Study
 
@@ -41,7 +41,7 @@ def compute(options: Options) -> Document:
 
 def _trace(layers: int, bound: str, budget: int, heuristic: str) -> dict[str, Any]:
     # Banishing, as in both texts.
-    run = replay(linear_network(layers), heuristic, budget, dealloc="banish", decisions=True)
+    run = run_log(linear_network(layers), heuristic, budget, dealloc="banish", decisions=True)
     if run.status != "ok" or run.decisions is None:
         raise RuntimeError(f"{heuristic} with {budget} tensors for {layers} layers: {run.status}")
     operators, found = intervals(run.decisions)
@@ -58,7 +58,7 @@ def _trace(layers: int, bound: str, budget: int, heuristic: str) -> dict[str, An
 
 
 def intervals(decisions: str) -> tuple[int, list[list[int]]]:
-    """Follows a run's decisions (dtr_alloc.h, dtr_replay_decisions), of operators with one
+    """Follows a run's decisions (dtr_simulation_decisions), of operators with one
     output each.
 
     Returns how many operators were executed, and for each time that a tensor was in memory [tensor,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.lab.simulate import Baseline, baseline, parse_heuristics, replay, thrash_limit
+from dtr_alloc.lab.simulate import Baseline, baseline, parse_heuristics, run_log, thrash_limit
 from dtr_alloc.lab.studies import checkpointing, training_graphs
 from dtr_alloc.lab.studies.any_schedule import bound
 from dtr_alloc.lab.studies.checkmate import Checkmate
@@ -175,7 +175,7 @@ def heuristics(case: Case, fraction: float, budget_bytes: int) -> list[Row]:
     rows = []
     for rule in parse_heuristics(HEURISTICS, "simrd"):
         limit = thrash_limit(case.base.compute, THRASH)
-        run = replay(case.log, rule, budget_bytes, semantics="simrd", max_recompute=limit)
+        run = run_log(case.log, rule, budget_bytes, semantics="simrd", max_recompute=limit)
         works = run.status == "ok"
         rows.append(
             {

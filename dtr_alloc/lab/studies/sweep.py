@@ -56,7 +56,7 @@ def compute(options: Options) -> Document:
 
 
 def _job(program: Program, plan: Plan, ratios: Sequence[float], jobs: int) -> Iterator[list[Any]]:
-    run = simulate.replay(program, "lru", semantics="runtime", outputs=False)
+    run = simulate.run_log(program, "lru", semantics="runtime", outputs=False)
     idle, peak = run.end_bytes, run.peak_bytes
     budgets = {idle + int(ratio * (peak - idle)): ratio for ratio in ratios}
     limits = [Limit(size_bytes=budget) for budget in budgets]

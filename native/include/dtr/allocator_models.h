@@ -1,4 +1,4 @@
-/* dtr/allocator_models.h: replay of allocation traces on models of allocators (fragment/). */
+/* dtr/allocator_models.h: run of allocation traces on models of allocators (fragment/). */
 #ifndef DTR_ALLOCATOR_MODELS_H
 #define DTR_ALLOCATOR_MODELS_H
 
@@ -11,7 +11,7 @@ extern "C" {
 /* CFFI BEGIN */
 
 /* The rows of a trace are DTR_EVENT_... (dtr_alloc/traces/trace.py says what each means). A
- * replay heeds the first two and moves; the others count for nothing there. */
+ * run heeds the first two and moves; the others count for nothing there. */
 
 /* The allocations of one device in a trace, paired. Immutable: any thread. */
 typedef struct dtr_fragment_events dtr_fragment_events;
@@ -71,7 +71,7 @@ typedef struct dtr_fragment_result {
   int64_t failed_row;       /* -1 if completed */
   uint64_t failed_bytes;    /* the request that found no place; 0 if completed */
   uint64_t events;          /* allocations and frees */
-  uint64_t replayed_events; /* that went through */
+  uint64_t served_events;   /* that went through */
   uint64_t peak_live_bytes; /* as asked for */
   uint64_t peak_used_bytes; /* as rounded */
   uint64_t peak_reserved_bytes; /* held of the device */
@@ -79,7 +79,7 @@ typedef struct dtr_fragment_result {
   double mean_lost_bytes;       /* and the mean over events */
   uint64_t end_live_bytes;
   uint64_t end_reserved_bytes;
-  int64_t replay_ns; /* real time of the events, with the counting of the above and no looking */
+  int64_t run_ns; /* real time of the events, with the counting of the above and no looking */
 } dtr_fragment_result;
 
 /* The state after a row. */
@@ -111,23 +111,22 @@ typedef struct dtr_fragment_segment {
   int32_t reserved;
 } dtr_fragment_segment;
 
-typedef struct dtr_fragment_replay dtr_fragment_replay;
+typedef struct dtr_fragment_run dtr_fragment_run;
 /* Replays the allocations on a model. Running out of memory is an outcome. DTR_INVALID for options
  * that are none. *out belongs to the caller; NULL on failure. Any thread. */
-int32_t dtr_fragment_run(const dtr_fragment_events* events, const dtr_fragment_options* options,
-                         dtr_fragment_replay** out);
+int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
+                               const dtr_fragment_options* options, dtr_fragment_run** out);
 /* Of these none fails otherwise. */
-int32_t dtr_fragment_destroy(dtr_fragment_replay* replay);
-int32_t dtr_fragment_get_result(const dtr_fragment_replay* replay, dtr_fragment_result* out);
-/* These live as long as the replay. Samples ascend by row: about as many as asked for, evenly, and
+int32_t dtr_fragment_destroy(dtr_fragment_run* run);
+int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out);
+/* These live as long as the run. Samples ascend by row: about as many as asked for, evenly, and
  * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
  * order, `worst` when reserved - live was largest, else at the end. */
-const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_replay* replay, uint64_t* count);
-const uint64_t* dtr_fragment_places(const dtr_fragment_replay* replay, uint64_t* count);
-const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_replay* replay, int32_t worst,
+const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count);
+const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count);
+const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
                                               uint64_t* count);
-const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_replay* replay,
-                                                  uint64_t* count);
+const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count);
 
 /* What a trace did to its own heap; dtr_alloc/lab/fragment/walk.py says how it is read. */
 typedef struct dtr_fragment_walk_options {

@@ -118,7 +118,7 @@ typedef struct dtr_engine_stats {
   uint64_t moved_bytes;         /* of contents that were moved within a pool */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
-  uint64_t yields;              /* evictions of what only waited: there was no other way */
+  uint64_t preemptions;         /* evictions of what only waited: there was no other way */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */

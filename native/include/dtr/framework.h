@@ -82,7 +82,7 @@ typedef struct dtr_framework {
    * by the caller; NULL (and nothing changed) if the memory is not ours to take. */
   void* (*replace)(void* handle, void* address);
   /* (L) As detach, but leaves the storage plainly empty: for results of a
-   * replay, whose storage nobody keeps. */
+   * recomputation, whose storage nobody keeps. */
   void* (*take)(void* handle);
   /* A new storage that owns address; returns a strong reference. */
   void* (*make)(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
@@ -111,7 +111,7 @@ typedef struct dtr_core {
   /* Work on stream uses the block at address (Tensor.record_stream). */
   void (*record_stream)(void* engine, void* address, uint64_t stream);
   /* The pool of a device, NULL if it has none; and what a pool answers: the functions
-   * of dtr_alloc.h of the same names, which the bridge cannot link against. */
+   * of dtr/pool.h of the same names, which the bridge cannot link against. */
   dtr_pool* (*pool_of)(void* engine, uint8_t device_type, int8_t device_index);
   void (*pool_get_stats)(dtr_pool* pool, dtr_pool_stats* out);
   void (*pool_reset_peak)(dtr_pool* pool);
@@ -124,7 +124,8 @@ typedef struct dtr_core {
   int32_t (*pool_arena_open)(dtr_pool* pool, uint64_t* arena);
   int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
   const char* (*last_error)(void);
-  /* Ops and rematerializations: the functions of dtr_alloc.h of the same names. */
+  /* Ops and rematerializations: the functions of the same names in dtr/ops.h, dtr/storage.h,
+   * dtr/engine.h and dtr/op_log.h. */
   int32_t (*frame_create)(dtr_engine* engine, dtr_frame** out);
   void (*frame_destroy)(dtr_frame* frame);
   int64_t* (*frame_buffer)(dtr_frame* frame, uint64_t capacity);
@@ -148,9 +149,9 @@ typedef struct dtr_core {
   int32_t (*unpin)(dtr_engine* engine, void* handle);
   uint64_t (*engine_holders)(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
                              uint64_t capacity);
-  void (*journal_name)(dtr_frame* frame, int32_t name);
-  void (*journal_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                       int64_t cost_ns);
+  void (*op_log_name)(dtr_frame* frame, int32_t name);
+  void (*op_log_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                      int64_t cost_ns);
 } dtr_core;
 
 #ifdef __cplusplus

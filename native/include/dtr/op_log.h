@@ -15,14 +15,14 @@ extern "C" {
 /* A journal is numbers, one record after another. A name is two of them: the number of a
  * storage, and 0 or which view of it (dtr_alloc/oplog says what a log means). */
 enum {
-  DTR_JOURNAL_CONSTANT = 0, /* number, size_bytes (0: memory that is not ours) */
-  DTR_JOURNAL_CALL = 1,     /* operator, cost_ns, names, names[2], results, then each:
+  DTR_OP_LOG_CONSTANT = 0, /* number, size_bytes (0: memory that is not ours) */
+  DTR_OP_LOG_CALL = 1,     /* operator, cost_ns, names, names[2], results, then each:
                              *   name[2], size_bytes, index of the name it is a view of or -1 */
-  DTR_JOURNAL_MUTATE = 2,   /* operator, cost_ns, names, names[2], indices, indices[]:
+  DTR_OP_LOG_MUTATE = 2,   /* operator, cost_ns, names, names[2], indices, indices[]:
                              *   -1 - i for the name i, if its old content was not read */
-  DTR_JOURNAL_RELEASE = 5,  /* name[2] */
-  DTR_JOURNAL_MEMORY = 6,   /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
-  DTR_JOURNAL_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not repeated,
+  DTR_OP_LOG_RELEASE = 5,  /* name[2] */
+  DTR_OP_LOG_MEMORY = 6,   /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
+  DTR_OP_LOG_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not repeated,
                              *   and made the constants that follow, as many as that */
 };
 
@@ -34,37 +34,37 @@ enum {
 };
 
 enum {
-  DTR_JOURNAL_OFF = 0,
-  DTR_JOURNAL_FOLLOWING = 1, /* no records, but names are those that writing would give */
-  DTR_JOURNAL_WRITING = 2    /* begins with what is known, as constants */
+  DTR_OP_LOG_OFF = 0,
+  DTR_OP_LOG_FOLLOWING = 1, /* no records, but names are those that writing would give */
+  DTR_OP_LOG_WRITING = 2    /* begins with what is known, as constants */
 };
 
 /* Set before the first op: what an op has not met since the journal is on has no name.
  * dtr_engine_reset turns it off. Any thread. */
-int32_t dtr_journal_set(dtr_engine* engine, int32_t mode);
+int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode);
 /* The operator of the ops that begin on this frame from now on: a number of the caller's
  * choice, not below 0, which stands in the records (-1 there: a view nobody recorded). */
-int32_t dtr_journal_name(dtr_frame* frame, int32_t name);
+int32_t dtr_op_log_name(dtr_frame* frame, int32_t name);
 /* A view operator ran: buffer[0..tensors) are its arguments' tensors, then come its
  * results'. Only views of storages that have a name count. */
-int32_t dtr_journal_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                         int64_t cost_ns);
+int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
+                        int64_t cost_ns);
 /* Moves all records out. Returns how many numbers they are: if that is more than capacity,
  * nothing was moved. Any thread. */
-uint64_t dtr_journal_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
+uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
 /* What the engine decides, three numbers each: one of these, then a storage's number in the
  * journal and how often it had been overwritten; or the operator's index among those of the
  * journal (-1 if it is not there) and 0. */
 enum {
-  DTR_DECISION_ROOM = 0,     /* evicted to make room */
-  DTR_DECISION_BY_HAND = 1,  /* evicted by hand */
-  DTR_DECISION_GONE = 2,     /* content gone: it died, or was overwritten */
-  DTR_DECISION_RAN_AGAIN = 3 /* an operator was run again */
+  DTR_DECISION_ROOM = 0,      /* evicted to make room */
+  DTR_DECISION_BY_USER = 1,   /* evicted by hand */
+  DTR_DECISION_GONE = 2,      /* content gone: it died, or was overwritten */
+  DTR_DECISION_RECOMPUTED = 3 /* an operator was run again */
 };
 /* Off at first; turning it off forgets what was not drained. Any thread. */
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on);
-/* As dtr_journal_drain. */
+/* As dtr_op_log_drain. */
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
 /* CFFI END */

@@ -46,10 +46,10 @@ enum {
 
 /* Flags of an op. */
 enum {
-  DTR_OP_REPLAYABLE = 1, /* running it again on the same inputs gives the same bits */
-  DTR_OP_KEEPS_OLD = 2,  /* what it overwrites and cannot be computed again is kept in a copy, if it
+  DTR_OP_RECOMPUTABLE = 1, /* running it again on the same inputs gives the same bits */
+  DTR_OP_KEEPS_OLD = 2, /* what it overwrites and cannot be computed again is kept in a copy, if it
                             is small: the op gives more than what it overwrites */
-  DTR_OP_COPIES = 4      /* all it does is to copy its second tensor to its first, element by
+  DTR_OP_COPIES = 4     /* all it does is to copy its second tensor to its first, element by
                             element */
 };
 
@@ -58,7 +58,7 @@ enum {
   DTR_NEED_WORK = 1,   /* call dtr_op_prepare before the op runs */
   DTR_HAS_FOREIGN = 2, /* inputs on devices that are not managed: keep them by value */
   DTR_HAS_DROPPED = 4, /* many closures can go: call dtr_engine_drain_dropped */
-  DTR_NO_CLOSURE = 8   /* of an op that is replayable: it will not be recorded after all */
+  DTR_NO_CLOSURE = 8   /* of an op that is recomputable: it will not be recorded after all */
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their storages and stamps
@@ -77,7 +77,7 @@ int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_
 int32_t dtr_op_prepare(dtr_frame* frame);
 
 /* Ends an op whose result tensors stand in buffer[0..results): records them and unlocks the inputs.
- * flags: those of dtr_op_begin; DTR_OP_REPLAYABLE counts only if it is given here too. cost_ns:
+ * flags: those of dtr_op_begin; DTR_OP_RECOMPUTABLE counts only if it is given here too. cost_ns:
  * what the op cost, at most 2^40; negative: as measured by the clock, averaged over the calls of
  * its signature. The engine's clock moves on by it. Returns the id of the op record that needs a
  * closure, 0 if none does, or -status; then the op has not ended.

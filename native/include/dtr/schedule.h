@@ -12,7 +12,7 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* What a search found: a list of evictions for dtr_replay_given. */
+/* What a search found: a list of evictions for dtr_simulate_given. */
 typedef struct dtr_schedule dtr_schedule;
 
 typedef struct dtr_search_options {

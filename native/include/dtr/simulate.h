@@ -24,7 +24,7 @@ extern "C" {
  *                                                                     its results are constants
  * A name is a number from 0 on, in the order in which the names first stand in the log. An
  * alias is the index of the argument that the result looks at, -1 for new memory. */
-typedef struct dtr_replay dtr_replay;
+typedef struct dtr_simulation dtr_simulation;
 
 enum {
   DTR_DEALLOC_EAGER = 0,
@@ -37,7 +37,7 @@ enum {
  * sample of them. */
 enum { DTR_SAMPLING_NONE = 0, DTR_SAMPLING_SQRT = 1 };
 
-typedef struct dtr_replay_options {
+typedef struct dtr_simulation_options {
   dtr_heuristic heuristic;
   int32_t dealloc;          /* DTR_DEALLOC_... */
   int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
@@ -46,17 +46,17 @@ typedef struct dtr_replay_options {
   int32_t sampling;         /* in simrd's semantics: DTR_SAMPLING_..., by the heuristic's seed */
   double least_size_share;  /* likewise, 0 to 1: storages below this share of the candidates' mean
                                size are no candidates, as in DTR's prototype (0.01) */
-} dtr_replay_options;
+} dtr_simulation_options;
 
 enum {
-  DTR_REPLAY_OK = 0,
-  DTR_REPLAY_OUT_OF_MEMORY = 1,
-  DTR_REPLAY_THRASH = 2,
-  DTR_REPLAY_CONTRADICTION = 3 /* simrd's cached regions contradict themselves: it stops, too */
+  DTR_SIMULATION_OK = 0,
+  DTR_SIMULATION_OUT_OF_MEMORY = 1,
+  DTR_SIMULATION_THRASH = 2,
+  DTR_SIMULATION_CONTRADICTION = 3 /* simrd's cached regions contradict themselves: it stops, too */
 };
 
-typedef struct dtr_replay_result {
-  int32_t status;      /* DTR_REPLAY_...; else the counters are those of the moment it ended */
+typedef struct dtr_simulation_result {
+  int32_t status;      /* DTR_SIMULATION_...; else the counters are those of the moment it ended */
   int64_t clock;       /* 1 + all cost spent */
   int64_t model_cost;  /* of first executions, EFFECTs included on the engine */
   int64_t remat_cost;  /* of repeated ones */
@@ -73,7 +73,7 @@ typedef struct dtr_replay_result {
   uint64_t chain_depth; /* the most rematerializations that waited for one another */
   uint64_t search_ns;   /* real time spent choosing */
   /* On the engine: */
-  uint64_t yields;         /* as in dtr_engine_stats */
+  uint64_t preemptions;    /* as in dtr_engine_stats */
   uint64_t constant_bytes; /* resident when it ended: what cannot be evicted, */
   uint64_t running_bytes;  /* what the op or step in flight reads, */
   uint64_t waiting_bytes;  /* and what only waits */
@@ -94,13 +94,13 @@ typedef struct dtr_replay_result {
   uint64_t moved_bytes;      /* their bytes, */
   int64_t move_cost;         /* and time; part of neither clock nor remat_cost, but if both together
                                 are above max_recompute, the run is one that thrashed */
-} dtr_replay_result;
+} dtr_simulation_result;
 
 /* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
  * DTR_INVALID for a program or options that are malformed, else the run's outcome is in the
  * result. *out belongs to the caller; NULL on failure. */
-int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
-                         uint64_t numbers, dtr_replay** out);
+int32_t dtr_simulate_simrd(const dtr_simulation_options* options, const int64_t* program,
+                           uint64_t numbers, dtr_simulation** out);
 
 /* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
  * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
@@ -110,19 +110,19 @@ enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
  * (simulate/given.h): count pairs of numbers, after how many executions (first and repeated
  * ones) and which storage, by its first tensor as in the decisions. What the program releases is
  * evicted at once under DTR_DEALLOC_EAGER, and stays until the list says so under
- * DTR_DEALLOC_IGNORE. Fails and returns as dtr_replay_simrd; DTR_INVALID also if the list has
+ * DTR_DEALLOC_IGNORE. Fails and returns as dtr_simulate_simrd; DTR_INVALID also if the list has
  * what cannot be evicted, or leaves too little room. */
-int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
-                         uint64_t numbers, const int64_t* evictions, uint64_t count,
-                         dtr_replay** out);
+int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                           uint64_t numbers, const int64_t* evictions, uint64_t count,
+                           dtr_simulation** out);
 
 typedef struct dtr_runtime_options {
-  dtr_replay_options replay; /* what is simrd's alone must be 0 */
-  int32_t space;             /* DTR_SPACE_... */
-  int32_t outputs;           /* 1: at the end all that has a name is made resident, as in simrd */
-  uint64_t history_ops;      /* as in dtr_engine_options */
-  int32_t room;              /* likewise */
-  dtr_score_fn score;        /* likewise */
+  dtr_simulation_options common; /* what is simrd's alone must be 0 */
+  int32_t space;                 /* DTR_SPACE_... */
+  int32_t outputs;      /* 1: at the end all that has a name is made resident, as in simrd */
+  uint64_t history_ops; /* as in dtr_engine_options */
+  int32_t room;         /* likewise */
+  dtr_score_fn score;   /* likewise */
   void* score_context;
   uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
   int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
@@ -137,18 +137,18 @@ typedef struct dtr_runtime_options {
  * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL, MUTATE or
  * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no
  * operator has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
- * returns as dtr_replay_simrd. */
-int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
-                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
-                           uint64_t operators, dtr_replay** out);
+ * returns as dtr_simulate_simrd. */
+int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
+                             uint64_t numbers, const int64_t* workspace,
+                             const int64_t* workspace_at, uint64_t operators, dtr_simulation** out);
 
 /* Of these none fails otherwise. */
-int32_t dtr_replay_destroy(dtr_replay* replay);
-int32_t dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out);
+int32_t dtr_simulation_destroy(dtr_simulation* simulation);
+int32_t dtr_simulation_get_result(const dtr_simulation* simulation, dtr_simulation_result* out);
 /* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
  * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
  * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
-const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length);
+const char* dtr_simulation_decisions(const dtr_simulation* simulation, uint64_t* length);
 
 /* CFFI END */
 

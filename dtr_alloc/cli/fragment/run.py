@@ -1,4 +1,4 @@
-"""``dtr-alloc fragment replay``: another allocator under the same requests."""
+"""``dtr-alloc fragment run``: another allocator under the same requests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dtr_alloc.cli.fragment.options import (
 from dtr_alloc.config import format_size, parse_size
 from dtr_alloc.lab.fragment import formats
 from dtr_alloc.lab.fragment.fidelity import compare as compared
-from dtr_alloc.lab.fragment.replay import (
+from dtr_alloc.lab.fragment.models import (
     MODELS,
     OPTIONS,
+    ModelRun,
     Prepared,
-    ReplayResult,
     smallest_budget,
 )
 
@@ -35,9 +35,9 @@ VERSION = 1
 """Of the JSON."""
 
 
-@click.command("replay", short_help="What another allocator would have made of the same requests.")
+@click.command("run", short_help="What another allocator would have made of the same requests.")
 @click.argument("source", metavar="TRACE", type=FILE)
-@models_option("Allocators: names, or all. The top of dtr_alloc/lab/fragment/replay.py lists them.")
+@models_option("Allocators: names, or all. The top of dtr_alloc/lab/fragment/models.py lists them.")
 @budgets_option
 @click.option(
     "--set",
@@ -58,7 +58,7 @@ VERSION = 1
     "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
 )
 def command(**options: Any) -> None:
-    """Replays the allocations of TRACE (or what `import` reads) on models of allocators."""
+    """Runs models of allocators over the allocations of TRACE (or what `import` reads)."""
     _run(**options)
 
 
@@ -92,7 +92,7 @@ def _run(
             least = smallest_budget(prepared, model, **told) if smallest else None
             for limit in limits:
                 size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
-                row = _document(prepared.replay(model, size, **told), least)
+                row = _document(prepared.run(model, size, **told), least)
                 if compare:
                     told_all = {**_presets(model), **told}
                     row["compared"] = asdict(
@@ -105,7 +105,7 @@ def _run(
     console = Console(stderr=json_path == "-", markup=False)
     console.print(_compared_table(rows) if compare else _table(rows, smallest))
     if json_path is not None:
-        document = {"version": VERSION, "trace": str(source), "replays": rows}
+        document = {"version": VERSION, "trace": str(source), "runs": rows}
         try:
             write_json(document, json_path)
         except OSError as error:
@@ -142,7 +142,7 @@ def _options(given: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _document(result: ReplayResult, smallest: int | None) -> dict[str, Any]:
+def _document(result: ModelRun, smallest: int | None) -> dict[str, Any]:
     names = (
         *("model", "options", "budget_bytes", "device", "completed", "failed_event"),
         *("failed_bytes", "events", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
@@ -170,7 +170,7 @@ def _limit(row: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]], smallest: bool) -> Table:
-    table = Table(title="replays")
+    table = Table(title="runs")
     heads = ["model", "budget", "peak used", "peak reserved", "lost, mean", "lost, most"]
     heads += ["smallest budget"] if smallest else []
     for head in [*heads, "ns per operation"]:

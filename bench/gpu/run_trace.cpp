@@ -96,7 +96,7 @@ void release(const Allocator& by, void* address) {
 
 // Makes the steps; nanoseconds, or -1 if an allocation failed. slots: one null pointer for each
 // block of the trace; afterwards all are freed again, which is not timed.
-EXPORT int64_t replay_trace(const Allocator* by, const Step* steps, uint64_t count, void** slots,
+EXPORT int64_t run_trace(const Allocator* by, const Step* steps, uint64_t count, void** slots,
                             uint64_t slot_count) {
   bool failed = false;
   const auto start = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-"""Replays of traces: every model keeps its promises, and the simple ones equal brute force."""
+"""Allocator models: every one keeps its promises, and the simple ones equal brute force."""
 
 from array import array
 from itertools import pairwise
@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.lab.fragment import replay as replays
-from dtr_alloc.lab.fragment.replay import MIB, MODELS, NO_LIMIT, Prepared, replay, smallest_budget
+from dtr_alloc.lab.fragment import models
+from dtr_alloc.lab.fragment.models import (
+    MIB,
+    MODELS,
+    NO_LIMIT,
+    Prepared,
+    run_model,
+    smallest_budget,
+)
 from dtr_alloc.lab.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -55,7 +62,7 @@ OPTIONS = {
 
 
 def followed(trace, result):
-    """Goes through what a replay placed: yields the live [begin, end) after each event."""
+    """Goes through what a model placed: yields the live [begin, end) after each event."""
     live, born = {}, {}
     number = 0
     for row, kind in enumerate(trace.kind):
@@ -78,7 +85,7 @@ def followed(trace, result):
 def test_no_two_live_allocations_overlap_and_no_budget_is_exceeded(model, script, budget, data):
     trace = trace_of(script)
     options = data.draw(OPTIONS.get(model.split("-")[0], st.just({})))
-    result = replay(trace, model, budget, placements=True, **options)
+    result = run_model(trace, model, budget, placements=True, **options)
     for live in followed(trace, result):
         ranges = sorted(live.values())
         assert all(a[1] <= b[0] for a, b in pairwise(ranges))
@@ -92,7 +99,7 @@ def test_expandable_segments_go_back_page_by_page_only(limits):
     """Neither as oversize blocks nor by garbage collection: they would go whole. A page: 20 MiB."""
     script = [(40 * MIB, 0), 0, (10 * MIB, 0), (10 * MIB, 7), (20 * MIB, 7)]
     options = {"budget_is_fraction": True, **limits}
-    result = replay(trace_of(script), "pytorch-expandable", 40 * MIB, **options)
+    result = run_model(trace_of(script), "pytorch-expandable", 40 * MIB, **options)
     assert (result.completed, result.failed_event) == (False, 4)
     assert result.peak_reserved_bytes == 40 * MIB
 
@@ -101,7 +108,7 @@ def test_expandable_segments_go_back_page_by_page_only(limits):
 @settings(max_examples=25)
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
-    result = replay(trace_of(script), model, budget)
+    result = run_model(trace_of(script), model, budget)
     for blocks, sizes in ((result.worst_blocks, result.holes), (result.end_blocks, None)):
         assert all(a.address + a.size_bytes <= b.address for a, b in pairwise(blocks))
         if sizes is not None:
@@ -126,7 +133,7 @@ def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_first_fit_equals_brute_force(script, budget):
     trace = trace_of(script)
-    result = replay(trace, "first_fit", budget, placements=True)
+    result = run_model(trace, "first_fit", budget, placements=True)
     end = NO_LIMIT if budget is None else budget // 512 * 512
     live, born, places = {}, {}, array("Q")
     for row, kind in enumerate(trace.kind):
@@ -154,7 +161,7 @@ def test_first_fit_equals_brute_force(script, budget):
 @given(script=SCRIPTS, unit=st.sampled_from([1, 4096, 2 * MIB]))
 def test_paging_reserves_the_most_pages_that_were_in_use(script, unit):
     trace = trace_of(script)
-    result = replay(trace, "paging", page_bytes=unit)
+    result = run_model(trace, "paging", page_bytes=unit)
     lifetimes = trace.lifetimes()
     pages = [
         sum(
@@ -183,17 +190,17 @@ def test_bins_hold_each_power_of_two_and_stream_as_often_as_it_was_in_use_at_onc
             peaks[key] = max(peaks.get(key, 0), now[key])
         else:
             now[live.pop(trace.address[row])] -= 1
-    result = replay(trace, "power_of_two")
+    result = run_model(trace, "power_of_two")
     assert result.peak_reserved_bytes == sum(power * n for (power, _), n in peaks.items())
 
 
 def test_a_failure_says_where_and_what_remained():
     trace = trace_of([(30 * MIB, 0), (30 * MIB, 0), 0, (40 * MIB, 0)])
-    result = replay(trace, "first_fit", 80 * MIB)
+    result = run_model(trace, "first_fit", 80 * MIB)
     assert (result.completed, result.failed_event, result.failed_bytes) == (False, 3, 40 * MIB)
     assert result.lost_at_failure_bytes == 50 * MIB
     assert list(result.holes) == [30 * MIB]
-    assert replay(trace, "exact", 80 * MIB).completed
+    assert run_model(trace, "exact", 80 * MIB).completed
 
 
 @pytest.mark.parametrize("model", list(MODELS))
@@ -216,7 +223,7 @@ def test_a_block_that_moved_is_one_allocation():
     trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=500)
     trace.add(Kind.FREE, address=2 << 20)
     trace.validate()
-    result = replay(trace, "first_fit", placements=True)
+    result = run_model(trace, "first_fit", placements=True)
     assert result.peak_live_bytes == 1500
     assert list(result.placements) == [2 * MIB, 2 * MIB + 1024]
     assert len(trace.lifetimes().start) == 2
@@ -243,7 +250,7 @@ def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
     for kind, address in rows:
         trace.add(kind, address=address, size_bytes=8)
     with pytest.raises(ValueError, match=message):
-        replay(trace, "first_fit")
+        run_model(trace, "first_fit")
 
 
 @pytest.mark.parametrize(
@@ -264,16 +271,16 @@ def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
 )
 def test_options_that_are_none_are_refused_by_name(model, budget, options, message):
     with pytest.raises(ValueError, match=message):
-        replay(trace_of([(8, 0)]), model, budget, **options)
+        run_model(trace_of([(8, 0)]), model, budget, **options)
 
 
-def test_the_devices_of_a_trace_are_replayed_one_by_one():
+def test_the_devices_of_a_trace_are_run_one_by_one():
     trace = Trace()
     trace.add(Kind.ALLOCATE, address=64, size_bytes=100, device=0)
     trace.add(Kind.ALLOCATE, address=64, size_bytes=300, device=1)
     with pytest.raises(ValueError, match=r"allocations of devices \[0, 1\]"):
-        replay(trace, "exact")
-    assert replay(trace, "exact", device=1).peak_live_bytes == 300
+        run_model(trace, "exact")
+    assert run_model(trace, "exact", device=1).peak_live_bytes == 300
 
 
 def test_our_heap_places_as_it_is_told():
@@ -282,7 +289,7 @@ def test_our_heap_places_as_it_is_told():
     trace = trace_of([*script, 0, 1, (30 * MIB - 1, 0)])
 
     def begins_at(model, **options):
-        result = replay(trace, model, 100 * MIB, placements=True, **options)
+        result = run_model(trace, model, 100 * MIB, placements=True, **options)
         return result.placements[-1] - result.placements[0]
 
     for options in ({}, {"placement": "best_fit"}, {"placement": "two_ended"}):
@@ -290,15 +297,15 @@ def test_our_heap_places_as_it_is_told():
     assert begins_at("ours-fixed", placement="first_fit") == 0
     assert begins_at("ours-first-fit") == begins_at("ours", placement="first_fit") == 0
     rounded = [
-        replay(trace_of([(33 * MIB, 0)]), model).peak_used_bytes
+        run_model(trace_of([(33 * MIB, 0)]), model).peak_used_bytes
         for model in ("ours", "ours-size-classes")
     ]
     assert rounded == [33 * MIB, 36 * MIB]
 
 
-def test_an_empty_trace_replays_on_every_model():
+def test_every_model_gets_through_an_empty_trace():
     for model in MODELS:
-        result = replay(Trace(), model, 0 if model == "exact" else None)
+        result = run_model(Trace(), model, 0 if model == "exact" else None)
         assert (result.completed, result.events, len(result.series.event)) == (True, 0, 0)
 
 
@@ -306,4 +313,4 @@ def test_segment_addresses_are_those_of_the_trace():
     trace = Trace()
     trace.add(Kind.SEGMENT_ALLOCATE, address=5, size_bytes=1)
     trace.add(Kind.SEGMENT_ALLOCATE, address=9, size_bytes=1, device=1)
-    assert list(replays.segment_addresses(trace)) == [5]
+    assert list(models.segment_addresses(trace)) == [5]

@@ -1,16 +1,16 @@
-// replay_api.cpp: the C functions of the log replay.
+// simulate_api.cpp: the C functions of the simulator.
 #include <memory>
 #include <string>
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "replay.h"
 #include "runtime.h"
 #include "simrd.h"
+#include "simulation.h"
 
 namespace {
 
-void check(const dtr_replay_options& options) {
+void check(const dtr_simulation_options& options) {
   if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_LAZY)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
                                "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
@@ -26,8 +26,8 @@ void check(const dtr_replay_options& options) {
 
 extern "C" {
 
-int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* program,
-                         uint64_t numbers, dtr_replay** out) {
+int32_t dtr_simulate_simrd(const dtr_simulation_options* options, const int64_t* program,
+                           uint64_t numbers, dtr_simulation** out) {
   return dtr::guard([&] {
     dtr::require(out, "out");
     *out = nullptr;
@@ -37,21 +37,21 @@ int32_t dtr_replay_simrd(const dtr_replay_options* options, const int64_t* progr
     if (options->heuristic.select == DTR_SELECT_CALLBACK)
       throw dtr::InvalidArgument(
           "the heuristic is a callable; allowed with simrd's semantics: scores and random");
-    auto replay = std::make_unique<dtr::Replay>();
-    dtr::simrd::Machine(*options, *replay).run(program, numbers);
-    *out = dtr::make_handle<dtr_replay>(std::move(replay));
+    auto simulation = std::make_unique<dtr::Simulation>();
+    dtr::simrd::Machine(*options, *simulation).run(program, numbers);
+    *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }
 
-int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
-                         uint64_t numbers, const int64_t* evictions, uint64_t count,
-                         dtr_replay** out) {
+int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                           uint64_t numbers, const int64_t* evictions, uint64_t count,
+                           dtr_simulation** out) {
   return dtr::guard([&] {
     dtr::require(out, "out");
     *out = nullptr;
     dtr::require_array(program, numbers, "program");
     dtr::require_array(evictions, count, "evictions");
-    dtr_replay_options options{};
+    dtr_simulation_options options{};
     options.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
     options.dealloc = dealloc;
     options.budget_bytes = budget_bytes;
@@ -60,47 +60,48 @@ int32_t dtr_replay_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* 
     if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
       throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
                                  "; allowed: 0 (eager), 2 (ignore)");
-    auto replay = std::make_unique<dtr::Replay>();
+    auto simulation = std::make_unique<dtr::Simulation>();
     dtr::Given given(evictions, count);
-    dtr::simrd::Machine(options, *replay, &given).run(program, numbers);
-    *out = dtr::make_handle<dtr_replay>(std::move(replay));
+    dtr::simrd::Machine(options, *simulation, &given).run(program, numbers);
+    *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }
 
-int32_t dtr_replay_runtime(const dtr_runtime_options* options, const int64_t* program,
-                           uint64_t numbers, const int64_t* workspace, const int64_t* workspace_at,
-                           uint64_t operators, dtr_replay** out) {
+int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
+                             uint64_t numbers, const int64_t* workspace,
+                             const int64_t* workspace_at, uint64_t operators,
+                             dtr_simulation** out) {
   return dtr::guard([&] {
     dtr::require(out, "out");
     *out = nullptr;
     dtr::require_array(program, numbers, "program");
     dtr::require(options, "options");
-    check(options->replay);
+    check(options->common);
     if ((workspace == nullptr) != (workspace_at == nullptr))
       dtr::require(nullptr, workspace ? "workspace_at" : "workspace");
     const dtr::Program log{program, numbers, workspace, workspace_at, operators};
-    auto replay = std::make_unique<dtr::Replay>();
-    dtr::replay_runtime(*options, log, *replay);
-    *out = dtr::make_handle<dtr_replay>(std::move(replay));
+    auto simulation = std::make_unique<dtr::Simulation>();
+    dtr::simulate_runtime(*options, log, *simulation);
+    *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }
 
-int32_t dtr_replay_destroy(dtr_replay* replay) {
-  return dtr::guard([&] { dtr::destroy(replay); });
+int32_t dtr_simulation_destroy(dtr_simulation* simulation) {
+  return dtr::guard([&] { dtr::destroy(simulation); });
 }
 
-int32_t dtr_replay_get_result(const dtr_replay* replay, dtr_replay_result* out) {
+int32_t dtr_simulation_get_result(const dtr_simulation* simulation, dtr_simulation_result* out) {
   return dtr::guard([&] {
     dtr::require(out, "out");
-    *out = dtr::of(replay).result;
+    *out = dtr::of(simulation).result;
   });
 }
 
-const char* dtr_replay_decisions(const dtr_replay* replay, uint64_t* length) {
+const char* dtr_simulation_decisions(const dtr_simulation* simulation, uint64_t* length) {
   return dtr::answer(static_cast<const char*>(nullptr), [&] {
     dtr::require(length, "length");
     *length = 0;
-    const std::string& decisions = dtr::of(replay).decisions;
+    const std::string& decisions = dtr::of(simulation).decisions;
     *length = decisions.size();
     return decisions.c_str();
   });

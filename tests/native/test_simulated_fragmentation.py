@@ -1,4 +1,4 @@
-"""What replays say of fragmentation, on logs whose every hole is known. Needs the native build."""
+"""Fragmentation in simulations of logs whose every hole is known. Needs the native build."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def crowded():
 
 def measures(program, **options):
     options |= {"outputs": False, "measure": True, "decisions": True}
-    run = simulate.replay(program, "lru", 8 * UNIT, semantics="runtime", **options)
+    run = simulate.run_log(program, "lru", 8 * UNIT, semantics="runtime", **options)
     assert run.status == "ok"
     return run
 
@@ -87,7 +87,7 @@ def test_a_request_that_finds_no_place_at_all_is_not_counted():
     log.release("b", "d")
     log.call("a", {"y": 2 * UNIT}, time=10)
     options = {"semantics": "runtime", "space": "fixed", "measure": True}
-    run = simulate.replay(log.program, "lru", 8 * UNIT, **options)
+    run = simulate.run_log(log.program, "lru", 8 * UNIT, **options)
     assert (run.status, run.forced_times, run.lost_bytes) == ("oom", 0, 0)
 
 

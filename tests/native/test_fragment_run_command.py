@@ -1,4 +1,4 @@
-"""``dtr-alloc fragment replay``: the table, the JSON, and what it refuses."""
+"""``dtr-alloc fragment run``: the table, the JSON, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -7,28 +7,28 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment.replay import MIB, MODELS, replay
+from dtr_alloc.lab.fragment.models import MIB, MODELS, run_model
 from dtr_alloc.traces import trace_file
 
 HISTORY = Path(__file__).parents[1] / "data" / "caching" / "plain-tight-2.13.0.trace"
 
 
 def call(*arguments):
-    return CliRunner(env={"COLUMNS": "160"}).invoke(fragment, ["replay", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "160"}).invoke(fragment, ["run", *map(str, arguments)])
 
 
-def test_every_model_is_replayed_at_every_budget(tmp_path):
+def test_every_model_is_run_at_every_budget(tmp_path):
     path = tmp_path / "found.json"
     done = call(HISTORY, "--budget", "unlimited", "--budget", "100MiB", "--json", path)
     assert done.exit_code == 0, done.output
     assert "out of memory at event" in done.output
-    rows = json.loads(path.read_text())["replays"]
+    rows = json.loads(path.read_text())["runs"]
     assert [(row["model"], row["budget_bytes"]) for row in rows] == [
         (model, budget) for model in MODELS for budget in (None, 100 * MIB)
     ]
     trace = trace_file.read(HISTORY)
     for row in rows:
-        expected = replay(trace, row["model"], row["budget_bytes"])
+        expected = run_model(trace, row["model"], row["budget_bytes"])
         assert row["peak_reserved_bytes"] == expected.peak_reserved_bytes
         assert row["failed_event"] == expected.failed_event
         assert row["free_at_worst_bytes"] == sum(expected.holes)
@@ -40,7 +40,7 @@ def test_options_go_to_the_models_that_have_them():
         *("--smallest", "--json", "-"),
     )
     assert done.exit_code == 0, done.output
-    of_pytorch, of_first_fit = json.loads(done.stdout)["replays"]
+    of_pytorch, of_first_fit = json.loads(done.stdout)["runs"]
     assert (of_pytorch["options"], of_first_fit["options"]) == ({"max_split_bytes": 20 * MIB}, {})
     assert of_first_fit["smallest_budget_bytes"] >= of_first_fit["peak_live_bytes"]
 
@@ -48,7 +48,7 @@ def test_options_go_to_the_models_that_have_them():
 def test_the_model_is_compared_with_what_was_recorded():
     same = call(HISTORY, "--compare", "--model", "pytorch", "--budget", "128MiB", "--json", "-")
     assert same.exit_code == 0, same.output
-    (row,) = json.loads(same.stdout)["replays"]
+    (row,) = json.loads(same.stdout)["runs"]
     assert (row["compared"]["misplaced"], row["compared"]["reserved_errors"]) == (0, 0)
     assert "the same after every event" in same.stderr
     other = call(HISTORY, "--compare", "--model", "pytorch")  # without the budget it had

@@ -1,4 +1,4 @@
-"""The engine's journal tells what a program does, whatever the engine decides meanwhile."""
+"""The op log tells what a program does, whatever the engine decides meanwhile."""
 
 import random
 
@@ -10,15 +10,15 @@ MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
 PAGE_WORDS = 512
 
 
-class Journal:
-    """The journal of a toy's engine, as tuples; operators are named by number."""
+class OpLog:
+    """The op log of a toy's engine, as tuples; operators are named by number."""
 
-    def __init__(self, toy, mode=lib.DTR_JOURNAL_WRITING):
+    def __init__(self, toy, mode=lib.DTR_OP_LOG_WRITING):
         self.toy = toy
         self.set(mode)
 
     def set(self, mode):
-        lib.dtr_journal_set(self.toy.engine, mode)
+        lib.dtr_op_log_set(self.toy.engine, mode)
 
     def _drain(self, drain):
         count = drain(self.toy.engine, ffi.NULL, 0)
@@ -29,7 +29,7 @@ class Journal:
 
     def take(self, times=False):
         """What was written since the last call: one tuple a record, times left out."""
-        flat = iter(self._drain(lib.dtr_journal_drain))
+        flat = iter(self._drain(lib.dtr_op_log_drain))
 
         def some(count):
             return [next(flat) for _ in range(count)]
@@ -65,18 +65,18 @@ class Journal:
         return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
 
     def name(self, number):
-        lib.dtr_journal_name(self.toy.frame, number)
+        lib.dtr_op_log_name(self.toy.frame, number)
 
 
 def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
-    journal.name(7)
+    log.name(7)
     y = toy.one("f", x)
     z = toy.one("g", y, x)
     release(y, x, z)
-    assert journal.take() == [
+    assert log.take() == [
         (MAKE, 1, 4096),
         (CALL, 7, [(1, 0)], [(2, 0, 4096, -1)]),
         (CALL, 7, [(2, 0), (1, 0)], [(3, 0, 4096, -1)]),
@@ -88,12 +88,12 @@ def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):
 
 def test_overwriting_keeps_the_name(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
     y = toy.one("f", x)
     toy.run("add_", (y, MUTATE), x)
     toy.run("two_", x, (y, MUTATE), (y, MUTATE))
-    assert journal.take()[2:] == [
+    assert log.take()[2:] == [
         (OVERWRITE, -1, [(2, 0), (1, 0)], [0]),
         (OVERWRITE, -1, [(1, 0), (2, 0), (2, 0)], [1]),
     ]
@@ -102,22 +102,22 @@ def test_overwriting_keeps_the_name(make_toy):
 
 def test_a_constant_that_is_overwritten_is_overwritten(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     weight, gradient = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
     step = (OVERWRITE, -1, [(1, 0), (2, 0)], [0])
-    assert journal.take() == [(MAKE, 1, 4096), (MAKE, 2, 4096), step, step]
+    assert log.take() == [(MAKE, 1, 4096), (MAKE, 2, 4096), step, step]
     release(weight, gradient)
 
 
 def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x, buffer = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS)
     toy.run("copy_", (buffer, WRITE_ONLY), x)
     toy.run("copy_", (buffer, WRITE_ONLY), x)
-    assert journal.take() == [
+    assert log.take() == [
         (MAKE, 1, 4096),
         (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
         (OVERWRITE, -1, [(2, 0), (1, 0)], [-1]),  # not [0]: its old content is not read
@@ -127,20 +127,20 @@ def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
 
 def test_a_parameter_is_a_constant_also_when_it_is_filled(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     weight = toy.unseen(PAGE_WORDS)
     toy.run("uniform_", (weight, WRITE_ONLY | CONSTANT))
-    assert journal.take() == [(EFFECT, -1, [], 1), (MAKE, 1, 4096)]
+    assert log.take() == [(EFFECT, -1, [], 1), (MAKE, 1, 4096)]
     release(weight)
 
 
 def test_a_result_that_becomes_a_parameter_becomes_a_constant(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     weight = toy.one("f")
     y = toy.one("g", (weight, READ | CONSTANT))
     z = toy.one("g", (weight, READ | CONSTANT))
-    assert journal.take() == [
+    assert log.take() == [
         (CALL, -1, [], [(1, 0, 4096, -1)]),
         (RELEASE, (1, 0)),
         (MAKE, 2, 4096),
@@ -152,14 +152,14 @@ def test_a_result_that_becomes_a_parameter_becomes_a_constant(make_toy):
 
 def test_what_cannot_be_repeated_gives_constants(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
     tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
-    read = toy.one("file", x, replayable=False)
-    toy.run("file_", (large, MUTATE), replayable=False)
-    toy.run("item", x, results=[], replayable=False)
+    read = toy.one("file", x, recomputable=False)
+    toy.run("file_", (large, MUTATE), recomputable=False)
+    toy.run("item", x, results=[], recomputable=False)
     toy.run("mark", results=[])
-    assert journal.take()[1:] == [
+    assert log.take()[1:] == [
         (CALL, -1, [(1, 0)], [(2, 0, 64, -1), (3, 0, 4096, -1)]),
         (EFFECT, -1, [(1, 0)], 1),
         (MAKE, 4, 4096),
@@ -174,27 +174,27 @@ def test_what_cannot_be_repeated_gives_constants(make_toy):
 
 def test_hidden_state_is_no_argument(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x, running = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
     y = toy.one("norm", x, (running, SCRATCH))
-    assert journal.take() == [(MAKE, 1, 4096), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)])]
+    assert log.take() == [(MAKE, 1, 4096), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)])]
     release(x, running, y)
 
 
 def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.one("f")
     half = toy.view(x, 0, 256)
     buffer = lib.dtr_frame_buffer(toy.frame, 2)
     buffer[0], buffer[1] = x.number, half.number
-    lib.dtr_journal_view(toy.frame, 1, 1, 9, 5)
-    lib.dtr_journal_view(toy.frame, 1, 1, 9, 5)  # known by now
+    lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)
+    lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)  # known by now
     y = toy.one("g", half)
     toy.run("add_", (half, MUTATE))
     z = toy.one("g", half)
     release(half, x)
-    records = journal.take(times=True)
+    records = log.take(times=True)
     assert records[1] == (CALL, 9, 5, [(1, 0)], [(1, 1, 4096, 0)])
     without_times = [
         record[:2] + record[3:] if record[0] in (CALL, OVERWRITE) else record for record in records
@@ -214,9 +214,9 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
 
 def test_an_operator_that_fails_leaves_no_line(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.one("f")
-    journal.take()
+    log.take()
 
     def fails(operator):
         raise RuntimeError(operator.name)
@@ -225,15 +225,15 @@ def test_an_operator_that_fails_leaves_no_line(make_toy):
         toy.one("g", x, fails=fails)
     with pytest.raises(RuntimeError):
         toy.run("g_", (x, MUTATE), fails=fails)
-    assert journal.take() == []
+    assert log.take() == []
     release(x)
-    assert journal.take() == [(RELEASE, (1, 0))]
+    assert log.take() == [(RELEASE, (1, 0))]
 
 
 class TestMemory:
     def test_temporaries_stand_before_their_operator(self, make_toy):
         toy = make_toy()
-        journal = Journal(toy)
+        log = OpLog(toy)
 
         def temporaries(operator):
             first, second = toy._new(16, None), toy._new(24, None)
@@ -244,48 +244,48 @@ class TestMemory:
         x = toy.run("f", results=[PAGE_WORDS, 64], fails=temporaries)
         toy.run("f_", (x[0], MUTATE), fails=temporaries)
         parts = [(0, 128), (0, 192), (1, 0), (0, 256), (1, 2), (1, 1)]
-        first, _, second, _ = journal.take()
+        first, _, second, _ = log.take()
         assert first == (MEMORY, [(2, 0), (2, 1), *parts])
         assert second == (MEMORY, parts)
         release(*x)
 
     def test_results_in_order_need_no_record(self, make_toy):
         toy = make_toy()
-        journal = Journal(toy)
+        log = OpLog(toy)
         x = toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
-        assert len(journal.take()) == 1
+        assert len(log.take()) == 1
         release(*x)
 
     def test_what_a_rematerialization_allocates_is_not_the_operators(self, make_toy):
         toy = make_toy()
-        journal = Journal(toy)
+        log = OpLog(toy)
         x = toy.one("f")
         y = toy.one("g", x)
-        journal.take()
+        log.take()
         assert lib.dtr_evict(toy.engine, x.handle) == 1
         assert lib.dtr_evict(toy.engine, y.handle) == 1
         z = toy.one("h", y)
-        assert [record[0] for record in journal.take()] == [CALL]
+        assert [record[0] for record in log.take()] == [CALL]
         release(x, y, z)
 
 
 def test_following_gives_the_same_names_as_writing(make_toy):
     toy = make_toy()
-    journal = Journal(toy, lib.DTR_JOURNAL_FOLLOWING)
+    log = OpLog(toy, lib.DTR_OP_LOG_FOLLOWING)
     x = toy.unseen(PAGE_WORDS)
     y, dead = toy.one("f", x), toy.one("f", x)
     dead.release()
-    assert journal.take() == []
-    journal.set(lib.DTR_JOURNAL_WRITING)
+    assert log.take() == []
+    log.set(lib.DTR_OP_LOG_WRITING)
     z = toy.one("g", y)
-    journal.set(lib.DTR_JOURNAL_FOLLOWING)
+    log.set(lib.DTR_OP_LOG_FOLLOWING)
     z.release()
-    journal.set(lib.DTR_JOURNAL_WRITING)
+    log.set(lib.DTR_OP_LOG_WRITING)
     y.release()
-    journal.set(lib.DTR_JOURNAL_OFF)
+    log.set(lib.DTR_OP_LOG_OFF)
     x.release()
     constants = [(MAKE, 1, 4096), (MAKE, 2, 4096)]
-    assert journal.take() == [
+    assert log.take() == [
         *constants,
         (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)]),
         *constants,
@@ -295,7 +295,7 @@ def test_following_gives_the_same_names_as_writing(make_toy):
 
 def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     memory = ffi.new("int64_t[]", 512)
     out = ffi.new("dtr_sim_tensor **")
     check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, 4, 512, out))
@@ -307,8 +307,8 @@ def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(make
     z = toy.one("f", other)
     other.release()
     z.release()
-    journal.set(lib.DTR_JOURNAL_OFF)
-    assert journal.take() == [
+    log.set(lib.DTR_OP_LOG_OFF)
+    assert log.take() == [
         (MAKE, 1, 0),
         (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
         (RELEASE, (2, 0)),
@@ -318,12 +318,12 @@ def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(make
     ]
 
 
-ROOM, BY_HAND, GONE, AGAIN = range(4)
+ROOM, BY_USER, GONE, RECOMPUTED = range(4)
 
 
-def test_decisions_are_told_in_the_names_of_the_journal(make_toy):
+def test_decisions_are_told_in_the_names_of_the_op_log(make_toy):
     toy = make_toy(pages=3)
-    journal = Journal(toy)
+    log = OpLog(toy)
     lib.dtr_decisions_set(toy.engine, 1)
     x = toy.one("f")
     y = toy.one("g", x)
@@ -332,29 +332,29 @@ def test_decisions_are_told_in_the_names_of_the_journal(make_toy):
     toy.run("add_", (y, MUTATE))
     z = toy.run("h", y, results=[1024])[0]
     # The operator with index 1 is g; y's first content went when it was overwritten.
-    assert journal.decisions() == [(BY_HAND, 2, 0), (AGAIN, 1, 0), (GONE, 2, 0), (ROOM, 1, 0)]
+    assert log.decisions() == [(BY_USER, 2, 0), (RECOMPUTED, 1, 0), (GONE, 2, 0), (ROOM, 1, 0)]
     lib.dtr_decisions_set(toy.engine, 0)
     release(x, y, z)
-    assert journal.decisions() == []
+    assert log.decisions() == []
 
 
 def test_versions_of_a_storage_are_told_apart_in_decisions(make_toy):
     toy = make_toy()
-    journal = Journal(toy)
+    log = OpLog(toy)
     x = toy.one("f")
     toy.run("add_", (x, MUTATE))
     toy.run("mul_", (x, MUTATE))
     lib.dtr_decisions_set(toy.engine, 1)
     assert lib.dtr_evict(toy.engine, x.handle) == 1
     toy.materialize(x)
-    # Replaying overwrites the older contents in turn.
-    assert journal.decisions() == [
-        (BY_HAND, 1, 2),
-        (AGAIN, 0, 0),
+    # Rematerializing overwrites the older contents in turn.
+    assert log.decisions() == [
+        (BY_USER, 1, 2),
+        (RECOMPUTED, 0, 0),
         (GONE, 1, 0),
-        (AGAIN, 1, 0),
+        (RECOMPUTED, 1, 0),
         (GONE, 1, 1),
-        (AGAIN, 2, 0),
+        (RECOMPUTED, 2, 0),
     ]
     release(x)
 
@@ -374,7 +374,7 @@ def program(toy, seed, evict, steps=150):
         elif kind < 0.65:
             toy.run(f"w{step}", (first, WRITE_ONLY), second)
         elif kind < 0.7:
-            toy.run(f"i{step}", (first, MUTATE), replayable=False)
+            toy.run(f"i{step}", (first, MUTATE), recomputable=False)
         elif kind < 0.8:
             held.append(toy.view(first, 0, max(1, first.words // 2)))
         if len(held) > 10:
@@ -386,12 +386,12 @@ def program(toy, seed, evict, steps=150):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_journal_does_not_depend_on_evictions(make_toy, seed):
+def test_the_op_log_does_not_depend_on_evictions(make_toy, seed):
     found = []
     for evict in (False, True):
         toy = make_toy(pages=256)
-        journal = Journal(toy)
+        log = OpLog(toy)
         program(toy, seed, evict)
-        found.append(journal.take())
+        found.append(log.take())
     assert toy.stats().rematerializations > 10
     assert found[0] == found[1]

@@ -1,6 +1,6 @@
-"""Replays of traces: what would this allocator have made of the same requests?
+"""Allocator models: what would this allocator have made of the same requests?
 
-``replay`` sends the allocations of a trace (trace.py), of one device, through a model of an
+``run_model`` sends the allocations of a trace (trace.py), of one device, through a model of an
 allocator (native/fragment/), in the order of the events and each on its stream; times between them
 do not count. A model manages addresses without memory, so that any size of device can be asked.
 
@@ -37,7 +37,7 @@ from dtr_alloc.traces.trace import Kind, Trace
 MIB = 1 << 20
 NO_LIMIT = 2**64 - 1
 SAMPLES = 2000
-"""About how many rows of a replay are looked at closely."""
+"""About how many rows of a run are looked at closely."""
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "ours": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "paging": (lib.DTR_FRAGMENT_PAGING, {"page_bytes": 2 * MIB}),
     "exact": (lib.DTR_FRAGMENT_EXACT, {}),
 }
-"""The models by name: their number in dtr_alloc.h and what they set of its options."""
+"""The models by name: their number in dtr/allocator_models.h and what they set of its options."""
 
 OPTIONS: dict[int, frozenset[str]] = {
     lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes", "placement"}),
@@ -70,7 +70,7 @@ OPTIONS: dict[int, frozenset[str]] = {
     ),
     lib.DTR_FRAGMENT_PAGING: frozenset({"page_bytes"}),
 }
-"""What replay() takes beside the budget, by the model's number. Fields of dtr_fragment_options."""
+"""Further options by the model's number: fields of dtr_fragment_options."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class ReplayResult:
-    """What came of one replay. All but ``model`` to ``budget_bytes`` is of the events before it
+class ModelRun:
+    """What came of one run. All but ``model`` to ``budget_bytes`` is of the events before it
     ended, however it ended."""
 
     model: str
@@ -148,7 +148,7 @@ class ReplayResult:
     end_live_bytes: int
     end_reserved_bytes: int
     ns_per_operation: float
-    """Real time of the replay over allocations and frees. It counts bytes after each event and
+    """Real time of the run over allocations and frees. It counts bytes after each event and
     looks at nothing else meanwhile; series and blocks are of a second pass."""
     series: Series = field(repr=False)
     holes: array[int] = field(repr=False)
@@ -175,7 +175,7 @@ class ReplayResult:
 
 
 class Prepared:
-    """The allocations of one device of a trace, paired, for many replays."""
+    """The allocations of one device of a trace, paired, for many runs."""
 
     def __init__(self, trace: Trace, device: int | None = None) -> None:
         """``device`` None: the only one that allocates.
@@ -197,7 +197,7 @@ class Prepared:
         lib.dtr_fragment_counts(self._events, *counts)
         self.operations, self.allocations, self.peak_live_bytes = (int(c[0]) for c in counts)
 
-    def replay(
+    def run(
         self,
         model: str,
         budget_bytes: int | None = None,
@@ -205,20 +205,20 @@ class Prepared:
         placements: bool = False,
         samples: int = SAMPLES,
         **options: Any,
-    ) -> ReplayResult:
-        """As replay() below."""
+    ) -> ModelRun:
+        """As run_model() below."""
         struct, keep = _struct(model, budget_bytes, options)
         struct.samples = samples
         struct.places = placements
-        out = ffi.new("dtr_fragment_replay **")
-        check(lib.dtr_fragment_run(self._events, struct, out))
+        out = ffi.new("dtr_fragment_run **")
+        check(lib.dtr_fragment_run_model(self._events, struct, out))
         del keep
         handle = ffi.gc(out[0], lib.dtr_fragment_destroy)
         return self._result(handle, model, budget_bytes, options, placements)
 
     def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
         """Whether the model gets through within the budget."""
-        return self.replay(model, budget_bytes, samples=0, **options).completed
+        return self.run(model, budget_bytes, samples=0, **options).completed
 
     def _result(
         self,
@@ -227,12 +227,12 @@ class Prepared:
         budget_bytes: int | None,
         options: dict[str, Any],
         placements: bool,
-    ) -> ReplayResult:
+    ) -> ModelRun:
         result = ffi.new("dtr_fragment_result *")
         lib.dtr_fragment_get_result(handle, result)
         worst = _blocks(handle, True)
         found = _array(handle, lib.dtr_fragment_places, "Q") if placements else array("Q")
-        return ReplayResult(
+        return ModelRun(
             model=model,
             options=dict(options),
             budget_bytes=budget_bytes,
@@ -240,7 +240,7 @@ class Prepared:
             completed=bool(result.completed),
             failed_event=None if result.completed else int(result.failed_row),
             failed_bytes=result.failed_bytes,
-            events=result.replayed_events,
+            events=result.served_events,
             peak_live_bytes=result.peak_live_bytes,
             peak_used_bytes=result.peak_used_bytes,
             peak_reserved_bytes=result.peak_reserved_bytes,
@@ -248,7 +248,7 @@ class Prepared:
             max_lost_bytes=result.max_lost_bytes,
             end_live_bytes=result.end_live_bytes,
             end_reserved_bytes=result.end_reserved_bytes,
-            ns_per_operation=result.replay_ns / max(1, result.replayed_events),
+            ns_per_operation=result.run_ns / max(1, result.served_events),
             series=_series(handle, self.trace),
             holes=array("Q", [block.size_bytes for block in worst if not block.used]),
             worst_blocks=worst,
@@ -261,7 +261,7 @@ class Prepared:
         )
 
 
-def replay(
+def run_model(
     trace: Trace,
     model: str = "pytorch",
     budget_bytes: int | None = None,
@@ -270,8 +270,8 @@ def replay(
     placements: bool = False,
     samples: int = SAMPLES,
     **options: Any,
-) -> ReplayResult:
-    """Replays a trace on a model of an allocator.
+) -> ModelRun:
+    """Runs a model of an allocator over a trace.
 
     Args:
         model: a key of MODELS.
@@ -279,12 +279,12 @@ def replay(
         device: whose allocations; None: of the only device that has any.
         placements: whether to keep the address of each allocation.
         samples: about how many rows the series has.
-        options: of the model, see OPTIONS and dtr_fragment_options in native/include/dtr_alloc.h.
+        options: of the model, see OPTIONS and dtr_fragment_options.
 
     Running out of memory is an outcome. Raises ValueError for a model or an option that is none,
     and for a trace that makes no sense: the message names the event.
     """
-    return Prepared(trace, device).replay(
+    return Prepared(trace, device).run(
         model, budget_bytes, placements=placements, samples=samples, **options
     )
 
@@ -304,14 +304,14 @@ def smallest_budget(
     for every model: with caches that are given back under pressure, a smaller one may do as well.
     ``step_bytes`` is how exact: 0 is a thousandth of the peak, 512 bytes at least.
 
-    Raises as replay().
+    Raises as run_model().
     """
     prepared = trace if isinstance(trace, Prepared) else Prepared(trace, device)
     step = step_bytes or max(512, prepared.peak_live_bytes // 1000)
     low = prepared.peak_live_bytes
     if low == 0 or prepared.fits(model, low, **options):
         return low
-    free = prepared.replay(model, None, samples=0, **options)
+    free = prepared.run(model, None, samples=0, **options)
     high = max(free.peak_reserved_bytes, low + step)
     while not prepared.fits(model, high, **options):
         low, high = high, high * 2
@@ -325,9 +325,9 @@ def smallest_budget(
 
 
 def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
-    """Where the segments of a recorded run lay, in the order in which they came: what
-    ``replay(..., "pytorch", segment_addresses=...)`` takes, so that with ``ties_by_address`` equal
-    blocks are chosen as they were."""
+    """Where the segments of a recorded run lay, in the order in which they came: the option
+    ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among
+    equal blocks as the recorded allocator did."""
     return array(
         "Q",
         [

@@ -1,4 +1,4 @@
-// replay_events.h: one trace through one model, and what is measured on the way.
+// run_model.h: one trace through one model, and what is measured on the way.
 //
 // Two passes over the same events give the same places. The first is timed; it finds where the
 // peaks are. The second looks at all free blocks at samples and at those peaks, and is not timed.
@@ -13,8 +13,8 @@
 
 namespace dtr::fragment {
 
-// Behind the opaque dtr_fragment_replay.
-struct ReplayOutcome {
+// Behind the opaque dtr_fragment_run.
+struct ModelRun {
   dtr_fragment_result result{};
   std::vector<dtr_fragment_sample> samples;    // by row
   std::vector<uint64_t> places;                // by allocation, if asked for
@@ -24,7 +24,6 @@ struct ReplayOutcome {
 };
 
 // Throws InvalidArgument for options that are none.
-void replay_events(const Events& events, const dtr_fragment_options& options,
-                   ReplayOutcome& outcome);
+void run_model(const Events& events, const dtr_fragment_options& options, ModelRun& outcome);
 
 }  // namespace dtr::fragment

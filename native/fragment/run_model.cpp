@@ -1,4 +1,4 @@
-#include "replay_events.h"
+#include "run_model.h"
 
 #include <algorithm>
 #include <memory>
@@ -78,7 +78,7 @@ struct Sampling {
   const std::vector<Step>& steps;
   const std::vector<size_t>& looks;  // ascending step indices
   size_t worst;
-  ReplayOutcome& outcome;
+  ModelRun& outcome;
   size_t next = 0;
 
   bool place(uint32_t id, uint64_t address) {
@@ -124,8 +124,7 @@ std::vector<size_t> looks_at(size_t steps, uint64_t count, std::initializer_list
 
 }  // namespace
 
-void replay_events(const Events& events, const dtr_fragment_options& options,
-                   ReplayOutcome& outcome) {
+void run_model(const Events& events, const dtr_fragment_options& options, ModelRun& outcome) {
   const auto count = static_cast<uint32_t>(events.allocations().size());
   const auto& steps = events.steps();
   dtr_fragment_result& result = outcome.result;
@@ -137,9 +136,9 @@ void replay_events(const Events& events, const dtr_fragment_options& options,
   Counting counting{*model, live, {}, {}, {}, {}};
   const int64_t begin = now_ns();
   const size_t done = run(events, *model, &live, counting);
-  result.replay_ns = now_ns() - begin;
+  result.run_ns = now_ns() - begin;
   result.events = steps.size();
-  result.replayed_events = done;
+  result.served_events = done;
   result.completed = done == steps.size() ? 1 : 0;
   result.failed_row = result.completed ? -1 : static_cast<int64_t>(steps[done].row);
   result.failed_bytes =

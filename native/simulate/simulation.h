@@ -1,4 +1,4 @@
-// replay.h: what every replay of an op log leaves behind.
+// simulation.h: what a run of an op log leaves behind.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace dtr {
 
-// Behind the opaque dtr_replay.
-struct Replay {
-  dtr_replay_result result{};
-  std::string decisions;  // joined by newlines, see dtr_replay_decisions
+// Behind the opaque dtr_simulation.
+struct Simulation {
+  dtr_simulation_result result{};
+  std::string decisions;  // joined by newlines, see dtr_simulation_decisions
 
   void decide(char kind, uint64_t id) {
     if (!decisions.empty()) decisions += '\n';

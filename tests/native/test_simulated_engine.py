@@ -1,4 +1,4 @@
-"""Replays of op logs on the engine that trains. They need the native build, no PyTorch."""
+"""Simulation of op logs on the engine that trains. They need the native build, no PyTorch."""
 
 import itertools
 import resource
@@ -18,9 +18,9 @@ LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.
 PRESETS = list(presets.PRESETS)
 
 
-def replay(program, heuristic="dtr-eqclass", budget=None, **options):
+def run_log(program, heuristic="dtr-eqclass", budget=None, **options):
     options.setdefault("decisions", True)
-    return simulate.replay(program, heuristic, budget, semantics="runtime", **options)
+    return simulate.run_log(program, heuristic, budget, semantics="runtime", **options)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def programs():
 
 @pytest.mark.parametrize("space", simulate.SPACES)
 @pytest.mark.parametrize("name", [path.name.split(".")[0] for path in LOGS])
-def test_a_replay_reads_nothing_that_is_evicted_and_repeats_itself(programs, name, space):
+def test_a_simulation_reads_nothing_that_is_evicted_and_repeats_itself(programs, name, space):
     """Under every preset (on a fixed heap: some), at several budgets: followed decision by
     decision."""
     program = programs[name]
@@ -42,8 +42,8 @@ def test_a_replay_reads_nothing_that_is_evicted_and_repeats_itself(programs, nam
     for preset, dealloc, ratio in itertools.product(presets, simulate.DEALLOCS, ratios):
         budget = int(base.peak_bytes * ratio)
         options = {"dealloc": dealloc, "space": space, "max_recompute": 2 * base.compute}
-        run = replay(program, preset, budget, **options)
-        assert describe(run) == describe(replay(program, preset, budget, **options))
+        run = run_log(program, preset, budget, **options)
+        assert describe(run) == describe(run_log(program, preset, budget, **options))
         counts = model.follow(run.decisions)
         assert run.status in ("ok", "oom", "thrash")
         assert (counts["M"], counts["R"], counts["E"]) == (run.model_ops, run.remat_ops, run.forced)
@@ -64,13 +64,13 @@ def test_what_is_evaluated_does_not_depend_on_where_the_pool_lies(programs):
     for _ in range(6):
         for _ in range(90):
             NativePool("counted").destroy()
-        evaluations.add(replay(program, "marginal", budget, dealloc="lazy").evaluations)
+        evaluations.add(run_log(program, "marginal", budget, dealloc="lazy").evaluations)
     assert len(evaluations) == 1
 
 
 def test_a_run_without_a_limit_evicts_nothing(programs):
     for program, space in itertools.product(programs.values(), simulate.SPACES):
-        run = replay(program, space=space)
+        run = run_log(program, space=space)
         assert (run.status, run.forced, run.remat_ops) == ("ok", 0, 0)
         assert run.peak_bytes == simulate.baseline(program, "runtime", space).peak_bytes
 
@@ -83,7 +83,7 @@ def test_views_are_names_and_cost_nothing():
     log.call("v", {"w": "v"}, time=500)
     log.release("y", "v")
     log.call("w", {"z": 1000}, time=11)
-    run = replay(log.program)
+    run = run_log(log.program)
     assert (run.clock, run.model_cost, run.model_ops) == (19, 18, 2)
     assert run.peak_bytes == 3000
     assert run.decisions == "M1\nM4"  # y lives on under the name of a view
@@ -95,7 +95,7 @@ def test_a_view_beside_a_new_result_belongs_to_its_argument():
     log.call("x", {"v": "x", "y": 500, "u": "x"})
     log.release("x", "v")
     log.call("u y", {"z": 100})
-    run = replay(log.program)
+    run = run_log(log.program)
     assert run.peak_bytes == run.end_bytes == 1600
     assert run.decisions == "M1\nM4"
 
@@ -106,8 +106,8 @@ def test_a_mutation_makes_no_copy():
     log.constant("x", 1000)
     log.call("x", {"y": 1000})
     log.mutate("y", 0)
-    assert replay(log.program).peak_bytes == 2000
-    assert simulate.replay(log.program).peak_bytes == 3000
+    assert run_log(log.program).peak_bytes == 2000
+    assert simulate.run_log(log.program).peak_bytes == 3000
 
 
 def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
@@ -122,7 +122,7 @@ def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
     log.call("x", {"big": 2000}, time=5)  # there is no room for it beside the storage
     log.release("big")
     log.call("other", {"end": 100}, time=1)
-    run = replay(log.program, "largest", 3100, outputs=False)
+    run = run_log(log.program, "largest", 3100, outputs=False)
     # 3 is the version that the mutation made; the one before is no name's any more. With a copy
     # of it, the repetition would not fit.
     assert run.decisions == "M1 M3 M4 E3 M5 D5 R1 R3 M6".replace(" ", "\n")
@@ -137,10 +137,10 @@ def test_an_effect_reads_its_arguments_takes_its_time_and_makes_constants():
     log.release("big")
     log.effect("y", {"made": 500}, time=7, workspace=["+400"])
     log.call("x", {"z": 1000}, time=5)
-    run = replay(log.program, "lru", 3000, outputs=False)
+    run = run_log(log.program, "lru", 3000, outputs=False)
     assert run.decisions == "M1 E1 M2 D2 R1 E1 M4".replace(" ", "\n")
     assert (run.clock, run.model_cost, run.model_ops) == (28, 22, 3)
-    theirs = simulate.replay(log.program, decisions=True)  # knows nothing but the constant
+    theirs = simulate.run_log(log.program, decisions=True)  # knows nothing but the constant
     assert theirs.decisions.split() == ["M0", "M1", "M2", "D2", "M3", "M4"]
     assert theirs.model_cost == 15
 
@@ -155,7 +155,7 @@ def test_what_is_overwritten_without_being_read_needs_no_older_content():
         log.call("x", {"big": 2500}, time=1)
         log.release("big")
         log.call("y", {"end": 10}, time=1)
-        run = replay(log.program, "largest", 3600, outputs=False)
+        run = run_log(log.program, "largest", 3600, outputs=False)
         assert run.decisions == f"M1 M2 M3 E2 M4 D4 {again.replace('3', '2')} M5".replace(" ", "\n")
 
 
@@ -166,7 +166,7 @@ def test_a_constant_dies_with_its_last_name():
     log.release("x")
     log.constant("y", 10)
     log.release("also")
-    run = replay(log.program)
+    run = run_log(log.program)
     assert run.end_bytes == 10
     assert run.peak_bytes == 1010
 
@@ -178,18 +178,18 @@ def test_copy_from_lets_go_of_what_the_name_stood_for():
     log.copy_from("x", "y")
     log.copy_from("x", "x")
     log.release("y")
-    run = replay(log.program)
+    run = run_log(log.program)
     assert run.end_bytes == 500
-    assert replay(log.program, outputs=False).end_bytes == 500
+    assert run_log(log.program, outputs=False).end_bytes == 500
 
 
 def test_workspace_counts_while_the_operator_runs():
     log = Log()
     log.constant("x", 1000)
     log.call("x", {"y": 100, "z": 200}, workspace=["+5000", "=1", "-0", "+300"])
-    assert replay(log.program).peak_bytes == 6200
-    assert replay(log.program).end_bytes == 1300
-    assert replay(log.program, budget=6199).status == "oom"
+    assert run_log(log.program).peak_bytes == 6200
+    assert run_log(log.program).end_bytes == 1300
+    assert run_log(log.program, budget=6199).status == "oom"
 
 
 def test_the_outputs_are_made_resident_only_if_they_are_wanted():
@@ -198,8 +198,8 @@ def test_the_outputs_are_made_resident_only_if_they_are_wanted():
     log.call("x", {"y": 1000}, time=5)
     log.call("x", {"z": 1000}, time=5)
     log.release("x")
-    assert replay(log.program, "lru", 2000, outputs=False).decisions == "M1\nE1\nM2"
-    assert replay(log.program, "lru", 2000).status == "oom"
+    assert run_log(log.program, "lru", 2000, outputs=False).decisions == "M1\nE1\nM2"
+    assert run_log(log.program, "lru", 2000).status == "oom"
 
 
 def test_a_chain_of_thousands_is_rebuilt_without_recursion():
@@ -219,7 +219,7 @@ def test_a_chain_of_thousands_is_rebuilt_without_recursion():
     code.extend((oplog.RELEASE, length + 1))
     code.extend((oplog.CALL, 1, 1, length, 1, length + 2, 1000, -1))
     log._operator(())
-    run = replay(log.program, "lru", 3000, dealloc="eager", outputs=False)
+    run = run_log(log.program, "lru", 3000, dealloc="eager", outputs=False)
     assert (run.status, run.remat_ops, run.chain_depth) == ("ok", length, length)
     Model(log.program).follow(run.decisions)
 
@@ -234,12 +234,12 @@ def test_a_run_that_recomputes_more_than_its_limit_thrashes():
         log.call("y", {f"z{i}": 100}, time=1)
         log.release(f"z{i}")
     options = {"budget": 2000, "heuristic": "largest", "outputs": False}
-    run = replay(log.program, **options)
+    run = run_log(log.program, **options)
     assert (run.status, run.remat_cost, run.remat_ops) == ("ok", 300, 3)
-    assert replay(log.program, **options, max_recompute=300).status == "ok"
-    run = replay(log.program, **options, max_recompute=299)
+    assert run_log(log.program, **options, max_recompute=300).status == "ok"
+    run = run_log(log.program, **options, max_recompute=299)
     assert (run.status, run.remat_cost) == ("thrash", 300)
-    run = replay(log.program, **options, max_recompute=0)
+    run = run_log(log.program, **options, max_recompute=0)
     assert (run.status, run.remat_cost, run.remat_ops) == ("thrash", 100, 1)
 
 
@@ -248,20 +248,20 @@ def test_what_never_fits_is_out_of_memory_and_the_counters_stand_there():
     log.constant("x", 1000)
     log.call("x", {"y": 100}, time=5)
     log.call("x", {"z": 5000}, time=5)
-    run = replay(log.program, budget=2000)
+    run = run_log(log.program, budget=2000)
     assert (run.status, run.model_ops, run.clock) == ("oom", 1, 6)
-    assert replay(log.program, budget=10, space="heap").status == "oom"  # less than a page
+    assert run_log(log.program, budget=10, space="heap").status == "oom"  # less than a page
     log = Log()
     log.constant("x", 1000)
-    assert replay(log.program, budget=999).status == "oom"
+    assert run_log(log.program, budget=999).status == "oom"
 
 
 def test_the_heap_rounds_and_counted_bytes_do_not():
     log = Log()
     log.constant("x", 3001)
     log.call("x", {"y": 5001}, time=1)
-    assert replay(log.program).peak_bytes == 8002
-    assert replay(log.program, space="heap").peak_bytes == 3072 + 5120
+    assert run_log(log.program).peak_bytes == 8002
+    assert run_log(log.program, space="heap").peak_bytes == 3072 + 5120
 
 
 def test_fragmentation_counts_on_the_heap_only():
@@ -273,8 +273,8 @@ def test_fragmentation_counts_on_the_heap_only():
     log.release("c0", "c2", "c4")
     log.constant("large", 3 * 2560)
     budget = 7 * 2560
-    assert replay(log.program, budget=budget).status == "ok"
-    assert replay(log.program, budget=budget, space="heap").status == "oom"
+    assert run_log(log.program, budget=budget).status == "ok"
+    assert run_log(log.program, budget=budget, space="heap").status == "oom"
 
 
 def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
@@ -289,17 +289,17 @@ def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
     base = simulate.baseline(log.program, "runtime")
     for ratio in (0.4, 0.6, 0.8):
         budget = int(base.peak_bytes * ratio) // 4096 * 4096
-        runs = [replay(log.program, budget=budget, space=space) for space in ("bytes", "heap")]
+        runs = [run_log(log.program, budget=budget, space=space) for space in ("bytes", "heap")]
         assert runs[0].status == "ok"
         assert runs[0].decisions == runs[1].decisions
 
 
-def test_many_replays_leave_nothing_behind(programs):
+def test_many_simulations_leave_nothing_behind(programs):
     program = programs["lstm_unroll"]
     budget = int(0.5 * simulate.baseline(program, "runtime").peak_bytes)
     for i in range(60):
         for space in simulate.SPACES:
-            replay(program, budget=budget, space=space, max_recompute=10_000_000)
+            run_log(program, budget=budget, space=space, max_recompute=10_000_000)
         if i == 10:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -326,30 +326,30 @@ def test_a_program_that_makes_no_sense_is_named(code, message):
     log = Log()
     log.program.code = array("q", code)
     with pytest.raises(ValueError, match=message):
-        replay(log.program)
+        run_log(log.program)
 
 
 def test_wrong_options_are_named():
     log = Log()
     with pytest.raises(ValueError, match="dealloc is 'never'; allowed: eager"):
-        replay(log.program, dealloc="never")
+        run_log(log.program, dealloc="never")
     with pytest.raises(ValueError, match="space is 'disk'; allowed: bytes, heap"):
-        replay(log.program, space="disk")
+        run_log(log.program, space="disk")
     with pytest.raises(ValueError, match="simrd counts bytes"):
-        simulate.replay(log.program, space="heap")
+        simulate.run_log(log.program, space="heap")
     with pytest.raises(ValueError, match="'DTR' is a name of simrd's"):
-        replay(log.program, "DTR")
+        run_log(log.program, "DTR")
     options = ffi.new("dtr_runtime_options *")
-    options.replay.budget_bytes = 1
+    options.common.budget_bytes = 1
     options.history_ops = 1
     options.space = 7
-    out = ffi.new("dtr_replay **")
+    out = ffi.new("dtr_simulation **")
     nothing = ffi.new("int64_t[1]")
-    status = lib.dtr_replay_runtime(options, nothing, 0, ffi.NULL, ffi.NULL, 0, out)
+    status = lib.dtr_simulate_runtime(options, nothing, 0, ffi.NULL, ffi.NULL, 0, out)
     assert (status, out[0]) == (lib.DTR_INVALID, ffi.NULL)
     assert ffi.string(lib.dtr_last_error()) == b"space is 7; allowed: 0, 1, 2"
 
 
 def test_an_empty_program_is_a_run():
-    run = replay(Log().program)
+    run = run_log(Log().program)
     assert (run.status, run.clock, run.decisions) == ("ok", 1, "")

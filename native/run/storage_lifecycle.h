@@ -1,0 +1,97 @@
+// storage_lifecycle.h: how records begin and end: a storage that an operator made or the recorder
+// never saw, a content that is lost, comes back or is overwritten, a record that nobody needs (R1
+// to R8 of records.h).
+#pragma once
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "eviction/swap_space.h"
+#include "graph/contents.h"
+#include "graph/dead_storages.h"
+#include "graph/deferred.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "graph/lifecycle.h"
+#include "graph/pins.h"
+#include "graph/unwritten.h"
+#include "policy/cost_model.h"
+#include "policy/devices.h"
+#include "policy/victim_search.h"
+
+namespace dtr {
+
+// All of it under the engine's mutex.
+class StorageLifecycle final : public Lifecycle {
+ public:
+  // What it works with.
+  struct Parts {
+    Environment& environment;
+    Graph& graph;
+    const Devices& devices;
+    Pins& pins;
+    DeadStorages& dead;
+    Contents& contents;
+    UnwrittenParts& unwritten;
+    SwapSpace& swap_space;
+    CostModel& costs;
+    VictimSearch& search;
+  };
+  explicit StorageLifecycle(const Parts& parts) : parts_(parts) {}
+
+  // ---- records that begin ----
+  // A live storage whose memory is ours.
+  Storage* new_live(const dtr_tensor_desc& desc);
+  // The record of a tensor's storage. One never seen before becomes a constant: it was made where
+  // the recorder did not look. Null if it cannot be tracked now.
+  Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);
+  Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) override;
+
+  // ---- contents ----
+  // The handle lives on but holds other memory (resize_, set_data): the content that the record
+  // speaks of is gone.
+  void content_replaced(Storage* storage, Deferred& deferred);
+  void become_evicted(Storage* storage, EvictionCause cause) override;
+  void become_resident(Storage* storage, void* address) override;
+  void change_address(Storage* storage, void* address) override;
+  void update_candidate(Storage* storage) override;
+  void costs_changed() override { parts_.costs.bounds().reset_all(); }
+  void host_memory_freed() override { parts_.search.host_memory_freed(); }
+
+  // ---- records that end ----
+  void forget_parent(Storage* storage, Deferred& deferred) override;
+  void lose_handle(Storage* storage, Deferred& deferred) override;
+  void unlock(Storage* storage, Deferred& deferred) override;
+  void maybe_remove(Storage* storage, Deferred& deferred) override;
+  // An op without recorded outputs.
+  void discard_op(Op* op, Deferred& deferred);
+  // The framework gave a block back. False: the engine keeps it (R5).
+  bool memory_died(void* address, Deferred& deferred);
+  void evicted_died(Storage* storage, Deferred& deferred);
+  // Throws StateError if a live storage is evicted or locked: then not all can be forgotten.
+  void require_idle() const;
+  void forget_all(Deferred& deferred);
+
+  // Ops that went, whose closures the recorder keeps by their ids.
+  size_t dropped_ops() const { return dropped_ops_.size(); }
+  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
+
+  // R2 to R7, R11 and R15. May hold handles until the deferred work is done.
+  void check(const std::unordered_set<Storage*>& storages, Deferred& deferred) const;
+
+ private:
+  Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
+  bool may_be_evicted(const Storage* storage) const;  // R6
+  void drop_output(Storage* storage, Deferred& deferred);
+  void remove(Storage* first, Deferred& deferred);
+  std::vector<Storage*> with_handles() const;
+
+  Parts parts_;
+  std::vector<int64_t> dropped_ops_;
+  std::vector<Storage*> removal_;  // worklist of remove()
+  std::vector<Storage*> graveyard_;
+  bool removing_ = false;
+};
+
+}  // namespace dtr
