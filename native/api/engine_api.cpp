@@ -17,9 +17,10 @@ namespace dtr {
 
 // The frame of a caller, and what the steps of an op may assume of it.
 struct OwnedFrame : Frame {
-  explicit OwnedFrame(dtr_engine* of) : Frame(dtr::of(of)), owner(of) { use(owner); }
+  explicit OwnedFrame(dtr_engine* of) : engine(dtr::of(of)), owner(of) { use(owner); }
   ~OwnedFrame() { unuse(owner); }
 
+  Engine& engine;
   dtr_engine* owner;
   bool ready = false;                  // the open op may run: nothing is left to prepare
   std::vector<const void*> arguments;  // simulated tensors that may not be released meanwhile

@@ -1,7 +1,7 @@
 // capture.cpp: operators, seen below autograd and without Python: a boxed fallback on a dispatch
 // key of its own, which each thread includes whose operators are recorded.
 //
-// One operator, in order (the engine's side is native/run/op_call.cpp):
+// One operator, in order (the engine's side is native/run/op_recorder.cpp):
 //
 // 1. Its tensor arguments go to the core, which locks their storages and answers what is missing:
 //    nearly always nothing. The rest of its arguments is kept as a closure.

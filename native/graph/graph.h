@@ -56,6 +56,8 @@ class Graph {
 
   static void link(Edge& edge, Op* op, Storage* input);
   static void unlink(Edge& edge);
+  // The op has made the storage's content.
+  static void add_output(Op* op, Storage* storage, int32_t position, bool mutation);
 
   Op* oldest_op() const { return oldest_op_; }
   Op* newest_op() const { return newest_op_; }

@@ -24,6 +24,10 @@ struct Input {
   dtr_tensor_desc desc{};  // as it was before the op ran
 };
 
+inline bool overwrites(Use use) {
+  return use == Use::mutate || use == Use::write_only || use == Use::scratch;
+}
+
 // Whether the content after the op has nothing of the content before it.
 inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
 

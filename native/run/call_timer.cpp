@@ -2,6 +2,8 @@
 // stream that is this thread's then.
 #include "call_timer.h"
 
+#include "eviction/move.h"
+
 namespace dtr {
 
 namespace {
@@ -46,6 +48,20 @@ void CallTimer::stop(CallTiming& timing, bool wanted) {
   if (++timing.unread < kLookEvery) return;
   timing.unread = 0;
   timing.count = dtr_pool_times(timing.queued_in, timing.timers, timing.ns, CallTiming::kMost);
+}
+
+void CallTimer::take_in(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs) {
+  Pending& pending = pending_[timing.queued_in];
+  for (uint64_t i = 0; i < timing.count; ++i) {
+    if (Mover::copy_took(devices_.with(timing.queued_in), timing.timers[i], timing.ns[i])) continue;
+    const auto found = pending.find(timing.timers[i]);
+    if (found == pending.end()) continue;
+    costs.add(found->second.signature, found->second.op_key, timing.ns[i]);
+    pending.erase(found);
+  }
+  if (timing.timer) pending[timing.timer] = {signature, op_key};
+  timing.timer = 0;
+  timing.count = 0;
 }
 
 }  // namespace dtr

@@ -16,6 +16,7 @@
 #include "graph/op_call.h"
 #include "graph/stream_order.h"
 #include "policy/costs.h"
+#include "policy/devices.h"
 
 namespace dtr {
 
@@ -56,8 +57,9 @@ struct CallTiming {
 
 class CallTimer {
  public:
-  CallTimer(const Environment& environment, const StreamOrder& streams, const GraphCapture& capture)
-      : environment_(environment), streams_(streams), capture_(capture) {}
+  CallTimer(const Environment& environment, const StreamOrder& streams, const GraphCapture& capture,
+            const Devices& devices)
+      : environment_(environment), streams_(streams), capture_(capture), devices_(devices) {}
 
   // The call is about to run, with everything resident.
   void decide(CallTiming& timing, const OpCall& call, uint64_t signature);
@@ -65,10 +67,10 @@ class CallTimer {
   // at what other timers say.
   static void start(CallTiming& timing);
   static void stop(CallTiming& timing, bool wanted);
-  // Takes in what stop() found. copy_took(pool, timer, ns): whether the timer is a copy's.
-  template <typename F>
-  void learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs,
-             F&& copy_took);
+  // Takes in what stop() found.
+  void learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs) {
+    if (timing.timer || timing.count > 0) take_in(timing, signature, op_key, costs);
+  }
 
  private:
   struct TimedOp {
@@ -77,31 +79,16 @@ class CallTimer {
   };
   using Pending = std::unordered_map<uint64_t, TimedOp>;  // by the timer
 
+  void take_in(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs);
   // The storage of an input whose device queues work; null if there is none.
   const Storage* queued_input(const OpCall& call) const;
 
   const Environment& environment_;
   const StreamOrder& streams_;
   const GraphCapture& capture_;
+  const Devices& devices_;
   TimedCalls timed_calls_;
   std::unordered_map<const dtr_pool*, Pending> pending_;
 };
-
-template <typename F>
-void CallTimer::learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs,
-                      F&& copy_took) {
-  if (!timing.timer && timing.count == 0) return;
-  Pending& pending = pending_[timing.queued_in];
-  for (uint64_t i = 0; i < timing.count; ++i) {
-    if (copy_took(timing.queued_in, timing.timers[i], timing.ns[i])) continue;
-    const auto found = pending.find(timing.timers[i]);
-    if (found == pending.end()) continue;
-    costs.add(found->second.signature, found->second.op_key, timing.ns[i]);
-    pending.erase(found);
-  }
-  if (timing.timer) pending[timing.timer] = {signature, op_key};
-  timing.timer = 0;
-  timing.count = 0;
-}
 
 }  // namespace dtr

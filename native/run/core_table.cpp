@@ -35,12 +35,17 @@ dtr_pool* pool_of(void* engine, uint8_t device_type, int8_t device_index) {
   return engine_of(engine)->pool_of(device_type, device_index);
 }
 
-// The bridge's frames are frames, not handles, and nothing of them is checked: these are the steps
-// of every operator.
-Frame& frame_of(dtr_frame* frame) { return *reinterpret_cast<Frame*>(frame); }
+// The bridge's frames are no handles, and nothing of them is checked: these are the steps of every
+// operator.
+struct BridgeFrame : Frame {
+  explicit BridgeFrame(Engine& of) : engine(of) {}
+  Engine& engine;
+};
+
+BridgeFrame& frame_of(dtr_frame* frame) { return *reinterpret_cast<BridgeFrame*>(frame); }
 
 int32_t frame_create(dtr_engine* engine, dtr_frame** out) {
-  return guard([&] { *out = reinterpret_cast<dtr_frame*>(new Frame(*engine_of(engine))); });
+  return guard([&] { *out = reinterpret_cast<dtr_frame*>(new BridgeFrame(*engine_of(engine))); });
 }
 
 void frame_destroy(dtr_frame* frame) { delete &frame_of(frame); }
@@ -63,7 +68,7 @@ int32_t frame_device(dtr_frame* frame) { return frame_of(frame).remat.step_devic
 // Runs body(engine, frame); its result, or -status with the message kept for last_error().
 template <typename Body>
 int64_t on(dtr_frame* frame, Body&& body) {
-  Frame& of = frame_of(frame);
+  BridgeFrame& of = frame_of(frame);
   const Bookkeeping::Scope time(of.engine.bookkeeping());
   return result_or_status([&] { return body(of.engine, of); });
 }
@@ -86,7 +91,7 @@ int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure
 }
 
 void op_abort(dtr_frame* frame, int32_t started) {
-  Frame& of = frame_of(frame);
+  BridgeFrame& of = frame_of(frame);
   const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.op_abort(of, started != 0);
 }
@@ -105,7 +110,7 @@ int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
 }
 
 void remat_abort(dtr_frame* frame) {
-  Frame& of = frame_of(frame);
+  BridgeFrame& of = frame_of(frame);
   const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.remat_abort(of);
 }
@@ -138,7 +143,7 @@ void op_log_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_
 
 void op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                  int64_t cost_ns) {
-  Frame& of = frame_of(frame);
+  BridgeFrame& of = frame_of(frame);
   of.engine.on_op_log([&](OpLogRecorder& log, Deferred&) {
     log.viewed(of.buffer.data(), tensors, results, name, cost_ns);
   });

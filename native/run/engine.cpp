@@ -182,6 +182,14 @@ void Engine::reset() {
   swap_space_.give_back_kept(true, call.deferred);
 }
 
+void Engine::freeze(bool on) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (on)
+    capture_.begin();
+  else if (capture_.end())
+    prices_changed();
+}
+
 // ---- counters ----
 
 void Engine::get_stats(dtr_engine_stats* out) {

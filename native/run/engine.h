@@ -47,6 +47,7 @@
 #include "graph/unwritten.h"
 #include "graph/verifier.h"
 #include "locks.h"
+#include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
 #include "policy/device.h"
@@ -56,6 +57,7 @@
 #include "policy/window.h"
 #include "rematerializer.h"
 #include "storage_lifecycle.h"
+#include "versions.h"
 
 namespace dtr {
 
@@ -96,7 +98,7 @@ class Engine final : private StorageLifecycle::Costs {
   uint64_t id_of(const void* handle);
   uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
 
-  // ---- graph_capture.cpp ----
+  // While a graph is captured (graph_capture.h).
   void freeze(bool on);
 
   // ---- op_call.cpp ----
@@ -166,26 +168,8 @@ class Engine final : private StorageLifecycle::Costs {
   }
 
   // op_call.cpp
-  void classify(Frame& frame, Input& input, Deferred& deferred);
-  void find_shared(Frame& frame);
-  void describe_inputs(Frame& frame);
-  int32_t begin_overwriting(Frame& frame, Deferred& deferred);
-  bool still_covers(const Input& input) const;
-  void* copy_of(const Storage* storage) const;
-  void keep_in_copy(Input& input);
-  bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
-  void new_version(Frame& frame, Input& input, Op* op, int32_t position, Deferred& deferred);
-  void describe_results(Frame& frame, uint32_t results);
-  Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
-  int32_t begin_op(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
-                   Deferred& deferred);
-  void abandon(Frame& frame, bool started, Deferred& deferred);
-  void about_to_run(Frame& frame);
-  int64_t cost_of_call(Frame& frame, int64_t reading_ns);
-
-  // graph_capture.cpp
+  void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
-  void capture_inputs(const Frame& frame, Deferred& deferred);
 
   // ghosts.cpp
   void update_asking(Storage* changed, bool gone) override;
@@ -263,7 +247,6 @@ class Engine final : private StorageLifecycle::Costs {
 
   // What evicting it loses, where nothing is known of when it is needed again.
   double loss_ns(Storage* storage);
-  void prefetch(Frame& frame);
   bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
@@ -283,7 +266,6 @@ class Engine final : private StorageLifecycle::Costs {
   Pins pins_{environment_};
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
-  CallTimer timer_{environment_, streams_, capture_};
   // Before those that take it as a Lifecycle.
   StorageLifecycle lifecycle_{
       {environment_, graph_, devices_, pins_, dead_, contents_, unwritten_, swap_space_, *this}};
@@ -301,6 +283,11 @@ class Engine final : private StorageLifecycle::Costs {
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_}};
+  Versions versions_{{environment_, graph_, lifecycle_, capture_, streams_, settling_, dead_,
+                      contents_, unwritten_}};
+  OpRecorder recorder_{{environment_, graph_, devices_, lifecycle_, versions_, capture_, streams_,
+                        settling_, contents_, unwritten_, swap_space_, waiting_, op_log_, hints_,
+                        costs_}};
   dtr_engine_options& options_ = environment_.options;
   Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;

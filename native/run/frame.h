@@ -14,11 +14,7 @@
 
 namespace dtr {
 
-class Engine;
-
 struct Frame : OpCall {
-  explicit Frame(Engine& owner) : engine(owner) {}
-  Engine& engine;
   std::vector<int64_t> buffer;  // exchanged with the recorder
   OpenLog log;
   Signature signature;
@@ -27,6 +23,7 @@ struct Frame : OpCall {
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
+  int64_t reading_ns = 0;          // how long the op ran
   int64_t* room_ns = nullptr;      // of its thread
   uint64_t* running_op = nullptr;  // likewise
   CallTiming timing;

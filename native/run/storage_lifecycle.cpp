@@ -28,6 +28,7 @@ Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc) {
   parts_.environment.framework->retain_weak(desc.handle);
   parts_.graph.by_handle.insert(desc.handle, storage);
   parts_.graph.by_address.insert(desc.data, storage);
+  if (parts_.swap_space.costs().is_on()) update_candidate(storage);
   return storage;
 }
 
@@ -35,11 +36,7 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
   Storage* storage = parts_.graph.by_handle.find(desc.handle);
   if (storage && storage->address == desc.data) return storage;
   if (storage) content_replaced(storage, deferred);
-  if (desc.owned) {
-    storage = new_live(desc);
-    if (parts_.swap_space.costs().is_on()) update_candidate(storage);
-    return storage;
-  }
+  if (desc.owned) return new_live(desc);
   // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
   // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!parts_.environment.framework->retain_strong(desc.handle)) return nullptr;

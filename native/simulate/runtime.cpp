@@ -245,7 +245,6 @@ class RuntimeSimulation final : private Observer {
         world_(options, checked.bytes),
         engine_(of(world_.engine)),
         framework_(of(world_.sim)),
-        frame_(engine_),
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),

@@ -1,0 +1,409 @@
+// op_recorder.cpp: see op_recorder.h.
+#include "op_recorder.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/scoped_timer.h"
+#include "event_log.h"
+
+namespace dtr {
+
+namespace {
+
+constexpr uint64_t kManyDropped = 64;
+
+// A storage with so many ops behind it has its history weighed against its size; if the
+// size wins, one a few ops further on is looked at: the more of them, the more records the
+// look had to count, for else a long history is counted again and again. (An odd number, so
+// that in a chain of pairs both get their turn: the history of one may be live just when it
+// is used. And fewer than kLongChain, so that one look never hides a history for long.)
+constexpr uint32_t kLongChain = 64;
+constexpr uint64_t kNextLook = 7;
+constexpr uint64_t kFarthestLook = kLongChain - 1;
+
+constexpr uint32_t kAhead = 4;  // arguments
+
+// Has so many cache lines brought near.
+void fetch(const void* address, size_t lines) {
+  for (size_t i = 0; i < lines; ++i) __builtin_prefetch(static_cast<const char*>(address) + 64 * i);
+}
+
+// Bytes of the inputs; nothing if the results become constants, because the op cannot be repeated
+// or overwrites what cannot be computed again.
+std::optional<uint64_t> bytes_behind_results(const OpCall& call) {
+  if (!call.recomputable) return std::nullopt;
+  uint64_t bytes = 0;
+  for (const Input& input : call.inputs) {
+    if (!input.storage) continue;
+    if (input.use == Use::mutate && !input.storage->parent) return std::nullopt;
+    bytes += input.storage->size_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+// ---- before the op runs ----
+
+int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
+                          Deferred& deferred) {
+  frame.op_key = op_key;
+  frame.recomputable = flags & DTR_OP_RECOMPUTABLE;
+  frame.open = true;
+  frame.requested = false;
+  frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
+  frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
+  frame.overwrites = frame.loses = false;
+  frame.inputs.resize(tensors);
+  try {
+    int32_t need = look_at_inputs(frame, deferred);
+    if ((flags & DTR_OP_RECOMPUTABLE) && !(frame.recomputable && !frame.loses))
+      need |= DTR_NO_CLOSURE;
+    if (!(need & DTR_NEED_WORK)) about_to_run(frame);
+    return need;
+  } catch (...) {
+    abort(frame, false, deferred);
+    throw;
+  }
+}
+
+int32_t OpRecorder::look_at_inputs(Frame& frame, Deferred& deferred) {
+  describe_inputs(frame);
+  int32_t need = parts_.lifecycle.dropped_ops() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  for (size_t i = 0; i < frame.inputs.size(); ++i) {
+    Input& input = frame.inputs[i];
+    const Use declared = input.use;
+    try {
+      classify(frame, input, deferred);
+    } catch (...) {
+      while (i < frame.inputs.size()) frame.inputs[i++].storage = nullptr;  // not locked yet
+      throw;
+    }
+    if (input.use == Use::by_value) {
+      if (overwrites(declared)) frame.recomputable = false;
+      need |= DTR_HAS_FOREIGN;
+    }
+    if (!input.storage) continue;
+    if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
+    frame.overwrites |= overwrites(input.use);
+  }
+  const bool captures = parts_.capture.is_under_way();
+  if (captures) capture_inputs(frame, deferred);
+  if ((frame.overwrites || captures) && !parts_.versions.begin(frame, deferred))
+    need |= DTR_NEED_WORK;
+  if (parts_.environment.stats.live_ops > parts_.environment.options.history_ops &&
+      !parts_.settling.settle_history(nullptr, deferred))
+    need |= DTR_NEED_WORK;
+  parts_.op_log.begins(frame.log, frame.inputs, deferred);
+  return need;
+}
+
+// What concerns hundreds of arguments is not near the processor: it is fetched some arguments
+// ahead, first the tensors, then what is known of their storages.
+void OpRecorder::describe_inputs(Frame& frame) {
+  frame.signature = Signature(frame.op_key);
+  frame.geometry.clear();
+  const size_t count = frame.inputs.size();
+  for (size_t i = 0; i < count; ++i) {
+    Input& input = frame.inputs[i];
+    const int64_t entry = frame.buffer[i];
+    input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
+    input.use = static_cast<Use>(entry & 3);
+    input.constant = entry & DTR_USE_CONSTANT;
+    input.opaque = input.shared = input.part = input.begins = false;
+    input.copy = nullptr;
+    if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
+    dtr_tensor_desc& desc = input.desc;
+    parts_.environment.framework->describe(input.tensor, &desc);
+    parts_.graph.by_handle.fetch(desc.handle);
+    frame.signature.add(desc);
+    const auto dims = static_cast<size_t>(desc.ndim);
+    input.geometry = static_cast<uint32_t>(frame.geometry.size());
+    frame.geometry.resize(input.geometry + 2 * dims);
+    int64_t* geometry = frame.geometry.data() + input.geometry;
+    for (size_t d = 0; d < dims; ++d) {
+      geometry[d] = desc.sizes[d];
+      geometry[dims + d] = desc.strides[d];
+    }
+  }
+  for (Input& input : frame.inputs) {
+    // The op may resize its arguments, or drop the last reference to one.
+    input.desc.sizes = frame.geometry.data() + input.geometry;
+    input.desc.strides = input.desc.sizes + input.desc.ndim;
+    input.storage = parts_.graph.by_handle.find(input.desc.handle);
+    if (input.storage && count > kAhead) fetch(input.storage, 4);
+  }
+}
+
+// input.storage: the record of the tensor's handle, if there is one; then, the locked record of
+// its content, if it is tracked.
+void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
+  const auto is_opaque = [&] {
+    input.opaque = true;
+    frame.recomputable = false;
+  };
+  const dtr_tensor_desc& desc = input.desc;
+  if (desc.flags & DTR_TENSOR_OPAQUE) is_opaque();
+  if (!desc.handle) return;
+  Storage* storage = std::exchange(input.storage, nullptr);
+  if (!is_managed_device(desc)) {
+    input.use = Use::by_value;
+    return;
+  }
+  if (desc.storage_bytes == 0) {
+    input.use = Use::empty;
+    return;
+  }
+  // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
+  if (!desc.data && !storage) return is_opaque();
+  if (!storage || storage->address != desc.data)
+    storage = parts_.lifecycle.find_or_adopt(desc, deferred);
+  if (!storage) return is_opaque();
+  if (storage->state == State::resident && storage->overwriters == 0 &&
+      parts_.contents.has_changed(storage))
+    storage = parts_.contents.changed(storage, deferred);
+  if (storage->captured) frame.recomputable = false;  // F2
+  if (storage->prefetched) parts_.swap_space.note_return(storage, &frame.returned);
+  if (storage->unwritten && parts_.unwritten.reads(frame, input, storage))
+    parts_.lifecycle.forget_parent(storage, deferred);
+  if (input.constant) {
+    storage->constant_for_good = true;
+    if (has_content(storage)) parts_.lifecycle.forget_parent(storage, deferred);
+  }
+  if (storage->chain >= kLongChain && storage->state == State::resident) {
+    uint64_t counted = 0;
+    const bool outweighs = parts_.settling.history_outweighs(storage, &counted);
+    const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
+    storage->chain = kLongChain - static_cast<uint32_t>(next);
+    if (outweighs) parts_.lifecycle.forget_parent(storage, deferred);
+  }
+  ++storage->locks;
+  storage->last_access_ns = parts_.environment.clock_ns;
+  input.storage = storage;
+}
+
+// While a graph is captured (F2). What cannot be settled at once is left to prepare().
+void OpRecorder::capture_inputs(const Frame& frame, Deferred& deferred) {
+  for (const Input& input : frame.inputs) {
+    Storage* storage = input.storage;
+    if (!storage || storage->captured || storage->state != State::resident) continue;
+    storage->captured = true;
+    storage->constant_for_good = true;
+    parts_.lifecycle.forget_parent(storage, deferred);
+    parts_.lifecycle.update_candidate(storage);
+    parts_.settling.settle(storage, nullptr, Settling::kAnyBytes, deferred);
+  }
+}
+
+bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
+  const auto wants = [&] {
+    const bool any = !frame.remat.stack.empty();
+    WaitingInputs::set_waiting(frame, any);
+    return any;
+  };
+  if (!frame.requested) parts_.waiting.begin_request();
+  frame.requested = true;
+  parts_.waiting.begin_round();
+  std::vector<Storage*> wanted;
+  for (const Input& input : frame.inputs)
+    if (input.storage && input.storage->state != State::resident) wanted.push_back(input.storage);
+  parts_.waiting.order_by_peak(wanted);
+  // The last one pushed is brought back first.
+  for (size_t i = wanted.size(); i-- > 0;) Rematerializer::want(frame.remat, wanted[i], false);
+  if (wants()) return true;
+  std::vector<Storage*> targets;
+  for (const Input& input : frame.inputs)
+    if (input.storage && input.constant) parts_.lifecycle.forget_parent(input.storage, deferred);
+  parts_.versions.settle(frame, &targets, deferred);
+  if (targets.empty()) parts_.settling.settle_history(&targets, deferred);
+  for (Storage* target : targets) Rematerializer::want(frame.remat, target, true);
+  if (wants()) return true;
+  about_to_run(frame);
+  return false;
+}
+
+// Everything is resident.
+void OpRecorder::about_to_run(Frame& frame) {
+  if (frame.log.open) parts_.op_log.runs(&frame.log);
+  parts_.streams.before_use(frame);
+  timer_.decide(frame.timing, frame, frame.signature.value());
+  if (!frame.room_ns) {
+    frame.room_ns = &room_ns_of_thread();
+    frame.running_op = &running_op_of_thread();
+  }
+  *frame.running_op = frame.op_key;
+  if (parts_.hints.is_used()) {
+    frame.call = frame.signature.value();
+    parts_.hints.op_begins(
+        frame.call, frame.told_ns,
+        parts_.capture.is_under_way() ? std::nullopt : bytes_behind_results(frame));
+  }
+  // The op's cost is counted from here: looking at its inputs, and bringing them back, is
+  // not part of it.
+  frame.begin_ns = now_ns();
+  frame.room_ns_at_begin = *frame.room_ns;
+}
+
+// ---- after it ran ----
+
+void OpRecorder::stop(Frame& frame, bool is_measured) const {
+  *frame.running_op = 0;
+  parts_.hints.op_ends();
+  frame.reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
+  CallTimer::stop(frame.timing, is_measured);
+}
+
+int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                        void* closure, Deferred& deferred) {
+  describe_results(frame, results);
+  const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
+  timer_.learn(frame.timing, signature, frame.op_key, parts_.costs);
+  cost_ns = take_cost(frame, cost_ns);
+  const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
+  if (frame.log.open) parts_.op_log.runs(nullptr);
+  Op* op = nullptr;
+  const auto record = [&] {
+    if (!op) op = build_op(frame, cost_ns, signature);
+    return op;
+  };
+  if (frame.overwrites) {
+    if (parts_.versions.ran(frame) && frame.recomputable) record();
+    parts_.versions.end(frame, op, deferred);
+  }
+  for (uint32_t i = 0; i < results; ++i) {
+    const dtr_tensor_desc& desc = frame.results[i];
+    Storage* storage = new_result(frame, desc, deferred);
+    if (!storage || !frame.recomputable || desc.storage_bytes <= kTinyBytes) continue;
+    Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
+    parts_.lifecycle.update_candidate(storage);
+  }
+  if (op && op->recorded_outputs == 0) {
+    // Everything it overwrote stays constant: no closure is wanted.
+    op->id = 0;  // nobody was told of it
+    parts_.lifecycle.discard_op(op, deferred);
+    op = nullptr;
+  }
+  const int64_t log_index = parts_.op_log.ended(frame.log, frame.inputs, pure, cost_ns);
+  int64_t id = 0;
+  if (op) {
+    id = static_cast<int64_t>(op->id);
+    op->closure = closure;
+    op->log_index = log_index;
+  }
+  close(frame, deferred);
+  return id;
+}
+
+// Reads the result tensors, whose sizes complete the signature.
+void OpRecorder::describe_results(Frame& frame, uint32_t results) {
+  frame.results.assign(results, dtr_tensor_desc{});
+  for (uint32_t i = 0; i < results; ++i) {
+    const auto* tensor = reinterpret_cast<const void*>(frame.buffer[i]);
+    if (tensor) parts_.environment.framework->describe(tensor, &frame.results[i]);
+    frame.signature.add(frame.results[i].storage_bytes);
+  }
+}
+
+// What the op cost, in the clock and the counters, too.
+int64_t OpRecorder::take_cost(Frame& frame, int64_t cost_ns) {
+  if (cost_ns < 0) cost_ns = cost_of_call(frame);
+  parts_.hints.op_cost(frame.call, cost_ns);
+  parts_.environment.clock_ns += cost_ns;
+  parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
+  return cost_ns;
+}
+
+// What a call is reckoned to cost: on the CPU a mean with its reading in it; where work is
+// queued, what was read of such calls before, as its own reading comes later.
+int64_t OpRecorder::cost_of_call(Frame& frame) {
+  const uint64_t signature = frame.signature.value();
+  uint64_t bytes = 0;
+  bool queued = frame.timing.queued_in != nullptr;
+  for (const dtr_tensor_desc& result : frame.results) {
+    bytes += result.storage_bytes;
+    queued |= parts_.streams.has_streams(result.device_type);
+  }
+  if (!queued) return parts_.costs.add(signature, frame.op_key, frame.reading_ns);
+  for (const Input& input : frame.inputs)
+    if (input.storage) bytes += input.storage->size_bytes;
+  return parts_.costs.estimate(signature, bytes, 1);
+}
+
+// The record of the op that just ran, without outputs yet.
+Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
+  Op* op = parts_.graph.new_op();
+  op->op_key = frame.op_key;
+  op->cost_ns = cost_ns;
+  op->signature = signature;
+  op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
+  const auto is_input = [](const Input& input) {
+    return input.storage && (input.use == Use::read || input.use == Use::mutate);
+  };
+  // A storage's first edge marks it: its number is what the mark is above `before`.
+  const uint64_t before = parts_.graph.last_walk();
+  for (const Input& input : frame.inputs) {
+    if (!is_input(input) || input.storage->mark > before) continue;
+    input.storage->mark = parts_.graph.next_walk();
+    op->edges.emplace_back();
+    op->edges.back().input = input.storage;
+  }
+  op->tensors.reserve(frame.inputs.size());
+  for (const Input& input : frame.inputs) {
+    TensorSpec spec;
+    spec.use = input.use;
+    spec.scalar_type = input.desc.scalar_type;
+    spec.flags = input.desc.flags;
+    spec.offset = input.desc.offset;
+    spec.ndim = input.desc.ndim;
+    spec.geometry = input.geometry;
+    if (is_input(input)) spec.edge = static_cast<int32_t>(input.storage->mark - before) - 1;
+    if (input.begins) spec.part_of = input.storage->size_bytes;
+    op->tensors.push_back(spec);
+  }
+  // Linked only now: the vector no longer grows.
+  for (Edge& edge : op->edges) Graph::link(edge, op, edge.input);
+  op->chain = 1;
+  for (const Edge& edge : op->edges)
+    if (edge.input->parent) op->chain = std::max(op->chain, edge.input->chain + 1);
+  parts_.graph.append(op);
+  ++parts_.environment.stats.live_ops;
+  ++parts_.environment.stats.recorded_ops;
+  return op;
+}
+
+// The record of a result whose storage is new; null for views of arguments, and what is known.
+Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Deferred& deferred) {
+  if (!desc.handle || !desc.data || (desc.flags & DTR_TENSOR_OPAQUE)) return nullptr;
+  if (!desc.owned || !is_managed_device(desc)) return nullptr;
+  if (Storage* known = parts_.graph.by_handle.find(desc.handle)) {
+    if (known->address == desc.data) return nullptr;
+    parts_.lifecycle.content_replaced(known, deferred);
+  }
+  Storage* storage = parts_.lifecycle.new_live(desc);
+  storage->used_on = parts_.streams.current(desc.device_type, desc.device_index);
+  OpLogRecorder::made(frame.log, storage, desc);
+  return storage;
+}
+
+void OpRecorder::abort(Frame& frame, bool started, Deferred& deferred) {
+  if (frame.running_op) *frame.running_op = 0;
+  parts_.hints.op_ends();
+  frame.timing.is_due = false;
+  WaitingInputs::set_waiting(frame, false);
+  if (frame.log.open) parts_.op_log.runs(nullptr);
+  parts_.versions.abandon(frame, started, deferred);
+  parts_.op_log.aborted(frame.log);
+  close(frame, deferred);
+}
+
+void OpRecorder::close(Frame& frame, Deferred& deferred) {
+  for (const Input& input : frame.inputs)
+    if (input.storage) parts_.lifecycle.unlock(input.storage, deferred);
+  frame.inputs.clear();
+  frame.open = false;
+}
+
+}  // namespace dtr

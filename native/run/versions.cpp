@@ -1,0 +1,188 @@
+// versions.cpp: see versions.h.
+#include "versions.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace dtr {
+
+namespace {
+
+// Contents up to this size are copied before an op overwrites them, where that is asked for.
+constexpr uint64_t kMostCopied = 64 * 1024;
+
+}  // namespace
+
+bool Versions::begin(OpCall& call, Deferred& deferred) {
+  bool covers = false;
+  for (const Input& input : call.inputs)
+    covers |= input.storage && overwrites(input.use) && input.use != Use::mutate;
+  if (covers) find_shared(call);
+  for (Input& input : call.inputs) {
+    Storage* storage = input.storage;
+    if (!storage || !overwrites(input.use)) continue;
+    // What is also read, or not covered, is an input after all.
+    if (input.use == Use::write_only && (input.shared || !input.desc.full)) {
+      input.part = !input.desc.full;
+      input.begins = input.part && !input.shared && may_begin(storage, input.desc);
+      if (!input.begins) input.use = Use::mutate;
+    }
+    if (input.use == Use::scratch && input.shared) call.recomputable = false;
+    if (input.use == Use::mutate && !storage->parent) {
+      if (call.keeps_old) input.copy = copy_of(storage);
+      if (input.copy) continue;
+      call.loses = true;  // what it reads and overwrites must exist again at a replay
+    }
+    ++storage->overwriters;
+  }
+  bool settled = true;
+  for (const Input& input : call.inputs)
+    if (input.storage && !input.copy && (overwrites(input.use) || parts_.capture.is_under_way()) &&
+        !input.storage->parent && input.storage->children)
+      settled &= parts_.settling.settle(input.storage, nullptr, Settling::kAnyBytes, deferred);
+  return settled;
+}
+
+void Versions::settle(const OpCall& call, std::vector<Storage*>* targets, Deferred& deferred) {
+  for (const Input& input : call.inputs)
+    if (input.storage && (overwrites(input.use) || parts_.capture.is_under_way()) &&
+        !input.storage->parent)
+      parts_.settling.settle(input.storage, targets, Settling::kAnyBytes, deferred);
+}
+
+bool Versions::ran(OpCall& call) {
+  bool overwritten = false;
+  for (Input& input : call.inputs) {
+    if (!input.storage || !overwrites(input.use)) continue;
+    if (input.copy) {
+      overwritten = true;
+      continue;
+    }
+    --input.storage->overwriters;
+    overwritten |= input.use != Use::scratch;
+    // Made smaller within its storage (out=), it left a part of that as it was.
+    if ((input.use == Use::write_only || input.part) && input.storage->handle &&
+        !still_covers(input)) {
+      input.use = Use::mutate;
+      input.begins = input.part = false;
+    }
+    // What it reads and overwrites must exist again at a replay.
+    if (input.use == Use::mutate && !input.storage->parent) call.recomputable = false;
+  }
+  return overwritten;
+}
+
+void Versions::end(OpCall& call, Op* op, Deferred& deferred) {
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    Input& input = call.inputs[i];
+    if (input.storage && overwrites(input.use))
+      next(call, input, op, static_cast<int32_t>(i), deferred);
+  }
+}
+
+void Versions::abandon(OpCall& call, bool started, Deferred& deferred) {
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    Input& input = call.inputs[i];
+    if (!input.storage || !overwrites(input.use)) continue;
+    if (!input.copy)
+      --input.storage->overwriters;
+    else if (!started)
+      deferred.free_block(*input.storage, std::exchange(input.copy, nullptr));
+    // One that is not resident cannot have been touched.
+    if (started && input.storage->state == State::resident)
+      next(call, input, nullptr, static_cast<int32_t>(i), deferred);
+  }
+}
+
+// An optimizer's operator has hundreds of arguments: their storages are marked, not compared.
+void Versions::find_shared(OpCall& call) {
+  const uint64_t once = parts_.graph.next_walk();
+  const uint64_t twice = parts_.graph.next_walk();
+  for (const Input& input : call.inputs)
+    if (input.storage) input.storage->mark = input.storage->mark < once ? once : twice;
+  for (Input& input : call.inputs) input.shared = input.storage && input.storage->mark == twice;
+}
+
+// Whether a tensor that covered its storage, or a part of it, when the op began does so after it.
+bool Versions::still_covers(const Input& input) const {
+  const dtr_tensor_desc& desc = input.desc;
+  dtr_tensor_desc now;
+  parts_.environment.framework->describe(input.tensor, &now);
+  if (now.handle != desc.handle) return true;
+  if (!input.part) return now.full;
+  return now.offset == desc.offset && now.ndim == desc.ndim &&
+         std::equal(now.sizes, now.sizes + now.ndim, desc.sizes) &&
+         std::equal(now.strides, now.strides + now.ndim, desc.strides);
+}
+
+// Whether the buffer of a constant, of which the op will overwrite a part, may be filled so (R16).
+bool Versions::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
+  return !storage->parent && storage->managed && !storage->constant_for_good &&
+         storage->size_bytes > kTinyBytes && Unwritten().begin(part);
+}
+
+// The content of a small storage at another address; null if there is no room for it.
+void* Versions::copy_of(const Storage* storage) const {
+  if (!storage->managed || storage->external || storage->state != State::resident ||
+      storage->size_bytes > kMostCopied || parts_.capture.is_under_way())
+    return nullptr;
+  dtr_pool* pool = parts_.environment.pool_of(storage->device_type, storage->device_index);
+  const uint64_t on = parts_.streams.for_copy(storage);
+  void* copy = nullptr;
+  if (dtr_pool_try_allocate(pool, storage->size_bytes, on, &copy) != DTR_OK || !copy)
+    return nullptr;
+  if (dtr_pool_copy(pool, copy, storage->address, storage->size_bytes, on, nullptr) != DTR_OK) {
+    dtr_pool_free(pool, copy);
+    return nullptr;
+  }
+  return copy;
+}
+
+// The buffer went to the record of what the op has made of it; that of the old content gets the
+// copy, as memory of its own.
+void Versions::keep_in_copy(Input& input) {
+  Storage* old = input.storage;
+  old->address = std::exchange(input.copy, nullptr);
+  parts_.graph.by_address.insert(old->address, old);
+  old->remade_on = kNoStream;
+  parts_.lifecycle.update_candidate(old);
+  parts_.dead.keep(old);
+}
+
+// Ends the version that the op overwrote and begins the next.
+void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
+                    Deferred& deferred) {
+  Storage* old = input.storage;
+  // Another argument is the same storage and was dealt with; or the op gave the buffer other
+  // memory (out=), so that the old version died, and what is there now is a result.
+  if (!old->handle) {
+    if (input.copy) deferred.free_block(*old, std::exchange(input.copy, nullptr));
+    return;
+  }
+  Unwritten unwritten;
+  const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
+  const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
+                        old->size_bytes <= kTinyBytes ||
+                        (in_parts && !parts_.unwritten.write(call, input, &unwritten));
+  if (constant && !old->parent && !input.copy) {
+    parts_.contents.note(old);
+    return;  // it was settled before the op ran: the record may serve the new content
+  }
+  dtr_tensor_desc desc;
+  parts_.environment.framework->describe(input.tensor, &desc);
+  Storage* fresh = parts_.lifecycle.hand_over(old, desc);
+  parts_.contents.note(fresh);
+  if (!constant) {
+    Graph::add_output(op, fresh, position, true);
+    if (!unwritten.empty()) parts_.unwritten.begin(fresh, std::move(unwritten));
+  }
+  if (input.copy) {
+    keep_in_copy(input);
+  } else {
+    old->lost = !old->parent;
+    parts_.lifecycle.become_evicted(old, EvictionCause::gone);
+  }
+  parts_.lifecycle.update_candidate(fresh);
+}
+
+}  // namespace dtr
