@@ -61,15 +61,16 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
  * smallest. Only what the heuristic needs is kept up to date. */
 
-/* How an allocation that does not fit gets room (eviction/room.h), */
+/* How an allocation that does not fit gets room (eviction/room.h). */
 enum {
-  DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
-                          or a remap, whatever costs less (policy/window_search.h) */
-  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits, which a remap may
-                          see to (DTR) */
-  DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
+  DTR_ROOM_AUTO = 0,   /* the storage of the least score goes if that makes the place alone; else a
+                          window or a remap, whichever costs less (policy/window_search.h) */
+  DTR_ROOM_SINGLE = 1, /* the storages of the least scores go, until it fits or a remap can do it
+                          (DTR) */
+  DTR_ROOM_WINDOW = 2  /* the cheapest window goes (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
+
 /* Whether contents on the CPU are compared with their last known state (graph/contents.h), in
  * memory that the host can read. Those whose address was given away always are, and whole. */
 enum {
@@ -104,7 +105,7 @@ typedef struct dtr_engine_options {
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
-  uint64_t evictions; /* storages evicted, to make room or by hand */
+  uint64_t evictions; /* storages evicted, to make room or by dtr_evict */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
   uint64_t recompute_ns;       /* what that took; where work is queued, what it should take */
@@ -118,7 +119,7 @@ typedef struct dtr_engine_stats {
   uint64_t moved_bytes;         /* of contents that were moved within a pool */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
-  uint64_t preemptions;         /* evictions of what only waited: there was no other way */
+  uint64_t preemptions;         /* evictions of a waiting op's inputs */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */
