@@ -196,13 +196,10 @@ class Repeater {
     return tensors;
   }
 
+  // An input's, which the engine holds while the step runs.
   static c10::Storage hold(void* handle) {
-    auto* storage = static_cast<c10::StorageImpl*>(handle);
-    c10::raw::weak_intrusive_ptr::incref(storage);  // lock() wants one of its own
-    const auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
-    auto strong = weak.lock();
-    if (!strong) fail(DTR_STATE, "an input of a rematerialization died during it");
-    return c10::Storage(std::move(strong));
+    return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        static_cast<c10::StorageImpl*>(handle)));
   }
 
   static at::Tensor over(const c10::Storage& storage, c10::ScalarType type, c10::IntArrayRef sizes,

@@ -89,7 +89,14 @@ int64_t Engine::remat_next(Frame& frame) {
     swap_space_.note_return(storage, &frame.returned);
     return true;
   };
-  return rematerializer_.next(frame.remat, std::cref(swap_in_for_step), call.deferred);
+  for (;;) {
+    const int64_t id =
+        rematerializer_.next(frame.remat, std::cref(swap_in_for_step), call.deferred);
+    if (id != Rematerializer::kRefused) return id;
+    call.lock.unlock();
+    rematerializer_.hold_refused(frame.remat);
+    call.lock.lock();
+  }
 }
 
 // SwapSpace::swap_in(), and says where the memory went if there is none.

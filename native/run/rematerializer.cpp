@@ -2,6 +2,7 @@
 #include "rematerializer.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -45,10 +46,12 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
       bring_back(remat, missing);
       continue;
     }
-    for (const Edge& edge : target->parent->edges) {
-      ++edge.input->locks;
-      remat.stack_inputs.push_back({edge.input, false});
-    }
+    if (!std::exchange(remat.stack.back().locks_inputs, true))
+      for (const Edge& edge : target->parent->edges) {
+        ++edge.input->locks;
+        remat.stack_inputs.push_back({edge.input, false});
+      }
+    if (!hold_inputs(remat, target->parent)) return kRefused;
     describe(remat, target->parent);
     return static_cast<int64_t>(target->parent->id);
   }
@@ -66,6 +69,36 @@ void Rematerializer::bring_back(Rematerialization& remat, Storage* missing) {
     remat.stack_inputs.push_back({missing, true});
   }
   want(remat, missing, false);
+}
+
+// Holds the inputs that have a handle. False if one is dying on another thread, which waits for our
+// mutex, or cannot be held without the GIL.
+bool Rematerializer::hold_inputs(Rematerialization& remat, const Op* op) const {
+  const dtr_framework* framework = parts_.environment.framework;
+  for (const Edge& edge : op->edges) {
+    void* handle = edge.input->handle;
+    if (!handle || std::find(remat.held.begin(), remat.held.end(), handle) != remat.held.end())
+      continue;
+    if (framework->retain_strong(handle)) {
+      remat.held.push_back(handle);
+    } else {
+      framework->retain_weak(handle);
+      remat.refused.push_back(handle);
+    }
+  }
+  return remat.refused.empty();
+}
+
+void Rematerializer::hold_refused(Rematerialization& remat) const {
+  const dtr_framework* framework = parts_.environment.framework;
+  for (void* handle : remat.refused) {
+    if (framework->retain_strong_with_gil(handle))
+      remat.held.push_back(handle);
+    else
+      std::this_thread::yield();
+    framework->release_weak(handle);
+  }
+  remat.refused.clear();
 }
 
 // Writes the step to remat.step, in the layout of dtr_remat_next().
@@ -254,6 +287,8 @@ void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
     parts_.lifecycle.unlock(storage, deferred);
   }
   remat.step_outputs.clear();
+  for (void* handle : remat.held) deferred.release_strong(handle);
+  remat.held.clear();
   while (remat.stack_inputs.size() > step.first_input) {
     const Rematerialization::StepInput input = remat.stack_inputs.back();
     remat.stack_inputs.pop_back();

@@ -35,6 +35,7 @@ struct Rematerialization {
     Op* op = nullptr;           // set once its inputs are looked at
     bool forget = false;        // settled: becomes a constant once it is resident
     size_t first_input = 0;     // its locked inputs begin here in stack_inputs
+    bool locks_inputs = false;  // all of them, as it is about to run
   };
   // A lock of a step on one of its inputs.
   struct StepInput {
@@ -47,6 +48,9 @@ struct Rematerialization {
   std::vector<Storage*> step_outputs;   // records of the step that runs, locked
   std::vector<Storage*> consumed;       // old versions that it overwrites
   std::vector<int64_t> step;            // exchanged with the framework that runs it
+  // Handles of its inputs, strongly: other threads may let go of them while it runs.
+  std::vector<void*> held;
+  std::vector<void*> refused;  // weakly: hold these without the mutex first
   bool step_open = false;
   bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;
@@ -84,8 +88,11 @@ class Rematerializer {
 
   // One more storage is wanted, before all that are. forget: then it becomes a constant.
   static void want(Rematerialization& remat, Storage* storage, bool forget);
-  // Prepares the next step, in remat.step; the id of its op, 0 if all is back.
+  // Prepares the next step, in remat.step; the id of its op, 0 if all is back. kRefused: call
+  // hold_refused() without the mutex, then this again.
   int64_t next(Rematerialization& remat, const SwapIn& swap_in, Deferred& deferred);
+  static constexpr int64_t kRefused = -1;
+  void hold_refused(Rematerialization& remat) const;
 
   // The step ran: hold(), then, without the mutex, retain(), then commit(). Throws StateError if it
   // did not give what the op gave the first time.
@@ -97,6 +104,7 @@ class Rematerializer {
 
  private:
   void bring_back(Rematerialization& remat, Storage* missing);
+  bool hold_inputs(Rematerialization& remat, const Op* op) const;
   void describe(Rematerialization& remat, Op* op);
   void take_result(const Op* op, Storage* storage, const dtr_tensor_desc& desc, bool held,
                    Deferred& deferred);

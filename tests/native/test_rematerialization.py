@@ -190,3 +190,25 @@ class TestHistory:
         for result in results:
             assert toy.content(result) == result.expected()
         release(x, last, *results)
+
+
+def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy):
+    """As another thread may let go of it."""
+    toy = make_toy(pages=8)
+    x = toy.unseen(WORDS)
+    y = toy.one("f", x)
+    z = toy.one("g", y)
+    assert toy.evict(z)
+    rebuild = toy._rebuild
+
+    def rebuild_later(numbers, mine):
+        y.release()
+        toy.unseen(6 * WORDS).release()  # which would take its memory
+        return rebuild(numbers, mine)
+
+    toy._rebuild = rebuild_later
+    toy.materialize(z)
+    assert toy.recomputed == ["g"]
+    toy.verify()
+    x.release()
+    z.release()

@@ -98,6 +98,7 @@ int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
  * use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value. A tensor without an edge
  * is made afresh from its shape. An edge below -1 is a number of bytes, negated: the tensor is a
  * part, at its offset, of as much memory, made afresh.
+ * Owner: the engine holds the handles until the step is committed or aborted.
  * Fails iff: DTR_STATE if the last step was neither committed nor aborted, or an input is lost;
  * DTR_OUT_OF_MEMORY if memory is short. */
 int64_t dtr_remat_next(dtr_frame* frame);
