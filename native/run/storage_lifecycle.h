@@ -75,7 +75,9 @@ class StorageLifecycle final : public Lifecycle {
   void forget_parent(Storage* storage, Deferred& deferred) override;
   void lose_handle(Storage* storage, Deferred& deferred) override;
   void unlock(Storage* storage, Deferred& deferred) override;
-  void maybe_remove(Storage* storage, Deferred& deferred) override;
+  void maybe_remove(Storage* storage, Deferred& deferred) override {
+    if (!stays_recorded(storage)) remove(storage, deferred);
+  }
   // An op without recorded outputs.
   void discard_op(Op* op, Deferred& deferred);
   // The framework gave a block back. False: the engine keeps it (R5).
@@ -93,6 +95,9 @@ class StorageLifecycle final : public Lifecycle {
   void check(const std::unordered_set<Storage*>& storages, Deferred& deferred) const;
 
  private:
+  static bool stays_recorded(const Storage* storage) {  // R3
+    return storage->live || storage->children || storage->locks > 0;
+  }
   Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   bool may_be_evicted(const Storage* storage) const;  // R6
   void drop_output(Storage* storage, Deferred& deferred);
