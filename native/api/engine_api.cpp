@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check_heuristic.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "run/engine.h"
@@ -118,27 +119,22 @@ void check(const char* field, int32_t value, int32_t last) {
   require_between(field, value, 0, last);
 }
 
-void check(const char* field, double value, double least, double most, const char* allowed) {
-  if (!(value >= least && value <= most)) invalid(field, std::to_string(value), allowed);
-}
-
 void check(const dtr_engine_options& options) {
   const dtr_heuristic& heuristic = options.heuristic;
   constexpr double kMost = std::numeric_limits<double>::max();
-  check("heuristic.select", heuristic.select, DTR_SELECT_CALLBACK);
-  check("heuristic.cost", heuristic.cost, DTR_COST_MARGINAL);
-  check("heuristic.size", heuristic.size, DTR_SIZE_BYTES_AND_FREE);
-  check("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
-  check("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost, "1 and more, finite");
+  const auto rate = [&](const char* field, double value) {
+    dtr::require_number(field, value, 0, kMost, "0 and more, finite");
+  };
+  dtr::check(heuristic);
   check("time_bookkeeping", options.time_bookkeeping, 1);
   check("unneeded", options.unneeded, DTR_UNNEEDED_DISCOUNTED);
   check("waiting", options.waiting, DTR_WAITING_KEPT);
   check("contents", options.contents, DTR_CONTENTS_WHOLE);
   check("room", options.room, DTR_ROOM_WINDOW);
-  check("swap_out_bytes_per_s", options.swap_out_bytes_per_s, 0, kMost, "0 and more, finite");
-  check("swap_in_bytes_per_s", options.swap_in_bytes_per_s, 0, kMost, "0 and more, finite");
+  rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);
+  rate("swap_in_bytes_per_s", options.swap_in_bytes_per_s);
   check("moving", options.moving, 1);
-  check("move_bytes_per_s", options.move_bytes_per_s, 0, kMost, "0 and more, finite");
+  rate("move_bytes_per_s", options.move_bytes_per_s);
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
@@ -231,7 +227,11 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
 }
 
 int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on) {
-  return guard([&] { of(engine).freeze(on != 0); });
+  return guard([&] {
+    dtr::Engine& in = of(engine);
+    require_between("on", on, 0, 1);
+    in.freeze(on != 0);
+  });
 }
 
 int32_t dtr_engine_reset(dtr_engine* engine) {
@@ -364,6 +364,7 @@ int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t c
 
 int32_t dtr_op_abort(dtr_frame* frame, int32_t started) {
   return status_on(frame, [&](OwnedFrame& of) {
+    require_between("started", started, 0, 1);
     of.engine.op_abort(of, started != 0 && of.ready);
     op_is_over(of);
   });
@@ -426,6 +427,7 @@ int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, in
                         int64_t cost_ns) {
   return status_on(frame, [&](OwnedFrame& of) {
     require_between("name", name, 0, INT32_MAX);
+    require_between("cost_ns", cost_ns, 0, dtr::CostTable::kMostNs);
     check_sum("tensors and results", tensors, results, of.buffer);
     check_tensors(of.engine, of.buffer, 0, tensors, false);
     check_tensors(of.engine, of.buffer, tensors, results, true);
@@ -446,8 +448,9 @@ uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacit
 
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on) {
   return guard([&] {
-    of(engine).on_op_log(
-        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { log.set_deciding(on != 0); });
+    dtr::Engine& in = of(engine);
+    require_between("on", on, 0, 1);
+    in.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) { log.set_deciding(on != 0); });
   });
 }
 

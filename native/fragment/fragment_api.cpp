@@ -74,6 +74,7 @@ int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
     require(out, "out");
     *out = nullptr;
     require(options, "options");
+    dtr::require_between("places", options->places, 0, 1);
     require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
     auto done = std::make_unique<ModelRun>();
     dtr::fragment::run_model(of(events), *options, *done);
@@ -102,8 +103,10 @@ const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count
 
 const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
                                               uint64_t* count) {
-  return array_of(run, count,
-                  [&](const ModelRun& in) -> auto& { return worst ? in.worst : in.last; });
+  return array_of(run, count, [&](const ModelRun& in) -> auto& {
+    dtr::require_between("worst", worst, 0, 1);
+    return worst ? in.worst : in.last;
+  });
 }
 
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count) {
@@ -115,6 +118,7 @@ int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_frag
     require(out, "out");
     *out = nullptr;
     require(options, "options");
+    dtr::require_between("walled", options->walled, 0, 1);
     require_array(options->kind, options->count, "kind");
     require_array(options->address, options->count, "address");
     require_array(options->size_bytes, options->count, "size_bytes");

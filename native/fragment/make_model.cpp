@@ -12,6 +12,12 @@ constexpr uint64_t kLeastMaxSplit = 20 << 20;  // as PyTorch allows
 
 void check_caching(const dtr_fragment_options& options) {
   const auto fail = [](const std::string& what) { throw InvalidArgument(what); };
+  const auto flag = [&](const char* name, int32_t value) {
+    if (value < 0 || value > 1) fail(name + (" is " + std::to_string(value)) + "; allowed: 0, 1");
+  };
+  flag("expandable", options.expandable);
+  flag("budget_is_fraction", options.budget_is_fraction);
+  flag("ties_by_address", options.ties_by_address);
   if (options.max_split_bytes != 0 && options.max_split_bytes < kLeastMaxSplit)
     fail("max_split_bytes is " + std::to_string(options.max_split_bytes) +
          "; allowed: 20 MiB or more, or 0 for no limit");

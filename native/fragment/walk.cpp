@@ -214,6 +214,7 @@ void Walk::find_blocks() {
         began_[at(row)->second] = DTR_BEGAN_MOVED;
         break;
       default:
+        if (options_.kind[row] >= DTR_EVENT_KINDS) fail(row, address, "its kind is unknown");
         break;
     }
   }

@@ -21,8 +21,9 @@
  *
  *   Fails iff: DTR_INVALID if a handle is NULL, destroyed, of another kind or no handle at all,
  *     if a pointer is NULL that must not be, or if a number is out of range; DTR_STATE if something
- *     still needs an object that would be destroyed. A function looks at all arguments first,
- *     and a failed call leaves its objects as they were.
+ *     still needs an object that would be destroyed; DTR_OUT_OF_MEMORY if the host has no memory
+ *     for our own records. A function looks at all arguments first, and a failed call leaves its
+ *     objects as they were.
  *
  *   No function can tell whether the memory behind a pointer is there, and as long as the numbers
  *   beside it say.

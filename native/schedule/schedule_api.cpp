@@ -1,5 +1,6 @@
 // schedule_api.cpp: the C functions of the search for schedules.
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -26,6 +27,8 @@ int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* pr
     *out = nullptr;
     dtr::require(options, "options");
     dtr::require_array(program, numbers, "program");
+    if (!(options->seconds >= 0))
+      dtr::invalid("seconds", std::to_string(options->seconds), "0 (no limit) and more");
     const Plan plan(program, numbers);
     Search search(plan, options->budget_bytes, options->seed);
     auto schedule = std::make_unique<dtr::Schedule>();

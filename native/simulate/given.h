@@ -23,7 +23,9 @@ class Given {
     if (pairs_[2 * at_] < static_cast<int64_t>(executions))
       fail("comes after " + std::to_string(pairs_[2 * at_]) + " executions, when there were " +
            std::to_string(executions) + "; allowed: ascending numbers");
-    return pairs_[2 * at_++ + 1];
+    const int64_t storage = pairs_[2 * at_++ + 1];
+    if (storage < 0) refuse("is none; allowed: the first tensor of a storage that exists by then");
+    return storage;
   }
   // The eviction that next() gave last cannot be.
   [[noreturn]] void refuse(const std::string& why) {

@@ -57,10 +57,51 @@ struct Checked {
   uint64_t bytes;  // of all that is allocated, 512 at least for each
 };
 
+// Checks what operators allocate; results: how many each has. Returns the bytes of all temporaries,
+// with 512 for each.
+unsigned __int128 check_workspace(const Program& program, const std::vector<uint32_t>& results) {
+  if (results.size() != program.operators)
+    throw InvalidArgument("operators is " + std::to_string(program.operators) +
+                          "; the program has " + std::to_string(results.size()));
+  constexpr int64_t kMost = int64_t{1} << 62;
+  unsigned __int128 bytes = 0;
+  std::vector<bool> is_there;  // by temporary of the operator
+  int64_t at = 0;
+  for (uint64_t k = 0; k < program.operators; ++k) {
+    const int64_t begin = program.workspace_at[k], end = program.workspace_at[k + 1];
+    if (begin != at || end < begin || (end - begin) % 2 != 0)
+      throw InvalidArgument("workspace_at: operator " + std::to_string(k) + " has " +
+                            std::to_string(begin) + " to " + std::to_string(end) +
+                            "; allowed: whole pairs, from " + std::to_string(at) + " on");
+    is_there.clear();
+    for (; at < end; at += 2) {
+      const int64_t kind = program.workspace[at], value = program.workspace[at + 1];
+      bool allowed = value >= 0;
+      if (kind == Trace::allocate) {
+        allowed &= value <= kMost;
+        bytes += static_cast<uint64_t>(value) + 512;
+        is_there.push_back(true);
+      } else if (kind == Trace::free_temporary) {
+        allowed = allowed && static_cast<uint64_t>(value) < is_there.size() && is_there[value];
+        if (allowed) is_there[value] = false;
+      } else {
+        allowed &= kind == Trace::result && value < results[k];
+      }
+      if (!allowed)
+        throw InvalidArgument("workspace: operator " + std::to_string(k) + " has the entry " +
+                              std::to_string(kind) + ", " + std::to_string(value) +
+                              "; allowed: 0 with bytes up to 2^62, 1 with a temporary that is "
+                              "there, 2 with a result");
+    }
+  }
+  return bytes;
+}
+
 // Checks every number of a program, so that running it need not.
 Checked check_program(const Program& program) {
-  uint64_t names = 0, operators = 0;
+  uint64_t names = 0;
   unsigned __int128 bytes = 0;
+  std::vector<uint32_t> results;  // of each operator
   ProgramReader reader(program.code, program.numbers);
   const auto name = [&] {
     // Every name takes a number of the program, at least.
@@ -76,11 +117,11 @@ Checked check_program(const Program& program) {
         break;
       case Instruction::call:
       case Instruction::effect: {
-        ++operators;
         reader.amount("time");
         const uint32_t args = reader.count("number of arguments");
         for (uint32_t i = 0; i < args; ++i) name();
-        for (uint32_t i = reader.count("number of results", 3); i > 0; --i) {
+        results.push_back(reader.count("number of results", 3));
+        for (uint32_t i = results.back(); i > 0; --i) {
           name();
           size();
           reader.number("alias", -1, int64_t{args} - 1);
@@ -88,7 +129,7 @@ Checked check_program(const Program& program) {
         break;
       }
       case Instruction::mutate: {
-        ++operators;
+        results.push_back(0);
         reader.amount("time");
         const uint32_t args = reader.count("number of arguments");
         for (uint32_t i = 0; i < args; ++i) name();
@@ -106,13 +147,7 @@ Checked check_program(const Program& program) {
         break;
     }
   }
-  if (program.workspace_at && operators != program.operators)
-    throw InvalidArgument("operators is " + std::to_string(program.operators) +
-                          "; the program has " + std::to_string(operators));
-  for (int64_t at = 0; program.workspace_at && at < program.workspace_at[program.operators];
-       at += 2)
-    if (program.workspace[at] == Trace::allocate)
-      bytes += static_cast<uint64_t>(std::max<int64_t>(program.workspace[at + 1], 0)) + 512;
+  if (program.workspace_at) bytes += check_workspace(program, results);
   constexpr uint64_t kMost = uint64_t{1} << 60;
   return {names, static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost))};
 }
@@ -387,8 +422,7 @@ class RuntimeSimulation final : private Observer {
     const uint64_t count = operands.mutates ? 0 : operands.rest_count;
     results_.assign(count, nullptr);
     const auto make_result = [&](uint64_t i) {
-      if (i < count && operands.is_fresh(i) && !results_[i])
-        results_[i] = make_tensor(operands.size(i));
+      if (operands.is_fresh(i) && !results_[i]) results_[i] = make_tensor(operands.size(i));
     };
     if (program_.workspace_at) {
       const int64_t end = program_.workspace_at[of.index + 1];
@@ -399,7 +433,7 @@ class RuntimeSimulation final : private Observer {
           temporaries_.push_back(make_tensor(value));
         } else if (kind == result) {
           make_result(static_cast<uint64_t>(value));
-        } else if (static_cast<uint64_t>(value) < temporaries_.size() && temporaries_[value]) {
+        } else {
           framework_.release_tensor(temporaries_[value]);
           temporaries_[value] = nullptr;
         }
@@ -639,7 +673,7 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
                           "; allowed: 0 (a page), or a multiple of " +
                           std::to_string(kSimulatedUnit));
   if (options.common.newest_staleness)
-    throw InvalidArgument("newest_staleness is 1; allowed: 0, the rest is simrd's");
+    throw InvalidArgument("newest_staleness is 1; allowed with runtime semantics: 0");
   if (options.common.sampling != DTR_SAMPLING_NONE)
     throw InvalidArgument("sampling is sqrt; allowed with runtime semantics: none");
   if (options.common.least_size_share != 0)

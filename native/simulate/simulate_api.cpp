@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "base/check_heuristic.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "runtime.h"
@@ -13,13 +14,16 @@ namespace {
 void check(const dtr_simulation_options& options) {
   if (options.dealloc < DTR_DEALLOC_EAGER || options.dealloc > DTR_DEALLOC_LAZY)
     throw dtr::InvalidArgument("dealloc is " + std::to_string(options.dealloc) +
-                               "; allowed: 0 (eager), 1 (banish), 2 (ignore)");
+                               "; allowed: 0 (eager), 1 (banish), 2 (ignore), 3 (lazy)");
   if (options.sampling < DTR_SAMPLING_NONE || options.sampling > DTR_SAMPLING_SQRT)
     throw dtr::InvalidArgument("sampling is " + std::to_string(options.sampling) +
                                "; allowed: 0 (none), 1 (sqrt)");
   if (!(options.least_size_share >= 0 && options.least_size_share <= 1))
     throw dtr::InvalidArgument("least_size_share is " + std::to_string(options.least_size_share) +
                                "; allowed: 0 to 1");
+  dtr::check(options.heuristic);
+  dtr::require_between("newest_staleness", options.newest_staleness, 0, 1);
+  dtr::require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
 }
 
 }  // namespace
@@ -77,6 +81,8 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
     dtr::require_array(program, numbers, "program");
     dtr::require(options, "options");
     check(options->common);
+    dtr::require_between("outputs", options->outputs, 0, 1);
+    dtr::require_between("measure", options->measure, 0, 1);
     if ((workspace == nullptr) != (workspace_at == nullptr))
       dtr::require(nullptr, workspace ? "workspace_at" : "workspace");
     const dtr::Program log{program, numbers, workspace, workspace_at, operators};

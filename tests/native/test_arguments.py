@@ -1,4 +1,4 @@
-"""Arguments of the engine and of the simulated framework that are not allowed.
+"""Arguments of the engine, the simulator and the models that are not allowed.
 
 Needs the native build. The fixture checks at the end that nothing was left behind.
 """
@@ -100,3 +100,167 @@ class TestArguments:
         assert lib.dtr_device_type_of(toy.engine, out[0]) == 0
         assert lib.dtr_handle_of(toy.engine, out[0]) == lib.dtr_sim_handle(out[0])
         lib.dtr_sim_release_tensor(out[0])
+
+
+# 0, x = f(); 1, y = g(x); x and y are released.
+PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
+
+
+def set_field(struct, path, value):
+    *parts, last = path.split(".")
+    for part in parts:
+        struct = getattr(struct, part)
+    setattr(struct, last, value)
+
+
+def simulation_options(options):
+    options.heuristic = {"cost": lib.DTR_COST_LOCAL, "size": 1, "recompute_factor": 1}
+    options.budget_bytes = 8192
+    options.max_recompute = -1
+
+
+def run_on_simrd(field, value):
+    options, out = ffi.new("dtr_simulation_options *"), ffi.new("dtr_simulation **")
+    simulation_options(options)
+    set_field(options, field, value)
+    return lib.dtr_simulate_simrd(options, PROGRAM, len(PROGRAM), out)
+
+
+def run_on_engine(field=None, value=None, workspace=ffi.NULL, at=ffi.NULL):
+    options, out = ffi.new("dtr_runtime_options *"), ffi.new("dtr_simulation **")
+    simulation_options(options.common)
+    options.history_ops = 100
+    if field:
+        set_field(options, field, value)
+    status = lib.dtr_simulate_runtime(
+        options, PROGRAM, len(PROGRAM), workspace, at, 2 if at else 0, out
+    )
+    if out[0]:
+        check(lib.dtr_simulation_destroy(out[0]))
+    return status
+
+
+class TestSimulations:
+    @pytest.mark.parametrize(
+        ("field", "value", "message"),
+        [
+            ("heuristic.select", 3, "heuristic.select is 3; allowed: 0 to 2"),
+            ("heuristic.cost", 6, "heuristic.cost is 6; allowed: 0 to 5"),
+            ("heuristic.size", -1, "heuristic.size is -1; allowed: 0 to 2"),
+            ("heuristic.staleness_exponent", math.nan, "staleness_exponent is .*nan; allowed"),
+            ("heuristic.recompute_factor", 0.5, "recompute_factor is 0.5.*; allowed: 1 and more"),
+            ("newest_staleness", 2, "newest_staleness is 2; allowed: 0 to 1"),
+            ("max_recompute", -2, "max_recompute is -2; allowed: -1 to"),
+            ("dealloc", 4, "dealloc is 4; allowed: 0 .eager."),
+            ("sampling", 2, "sampling is 2; allowed"),
+            ("least_size_share", math.nan, "least_size_share is .*nan; allowed: 0 to 1"),
+        ],
+    )
+    def test_an_option_that_is_not_allowed_is_named_in_both_semantics(self, field, value, message):
+        for status in (run_on_simrd(field, value), run_on_engine(f"common.{field}", value)):
+            with pytest.raises(Invalid, match=message):
+                check(status)
+
+    @pytest.mark.parametrize("field", ["space", "outputs", "measure", "unneeded", "waiting"])
+    def test_a_choice_that_does_not_exist_is_named(self, field):
+        with pytest.raises(Invalid, match=f"{field} is 3; allowed"):
+            check(run_on_engine(field, 3))
+
+    @pytest.mark.parametrize(
+        ("workspace", "at", "message"),
+        [
+            ([0, 100, 1, 0], [0, 3, 4], "operator 0 has 0 to 3; allowed: whole pairs"),
+            ([0, 100, 1, 0], [0, 4, 2], "operator 1 has 4 to 2; allowed: whole pairs, from 4"),
+            ([0, 100, 1, 0], [-2, 0, 2], "operator 0 has -2 to 0; allowed"),
+            ([0, 100, 1, 0], [0, 2, 4], "operator 1 has the entry 1, 0; allowed"),
+            ([0, 100, 1, 0, 1, 0], [0, 6, 6], "operator 0 has the entry 1, 0; allowed"),
+            ([0, -1], [0, 2, 2], "operator 0 has the entry 0, -1; allowed"),
+            ([2, 1], [0, 2, 2], "operator 0 has the entry 2, 1; allowed"),
+            ([3, 0], [0, 2, 2], "operator 0 has the entry 3, 0; allowed"),
+        ],
+    )
+    def test_a_workspace_that_is_malformed_is_refused(self, workspace, at, message):
+        with pytest.raises(Invalid, match=message):
+            check(
+                run_on_engine(
+                    workspace=ffi.new("int64_t[]", workspace), at=ffi.new("int64_t[]", at)
+                )
+            )
+
+    def test_a_score_that_fails_fails_the_run(self):
+        @ffi.callback("dtr_score_fn")
+        def score(context, candidates, count, scores, message, capacity):
+            return 1
+
+        options, out = ffi.new("dtr_runtime_options *"), ffi.new("dtr_simulation **")
+        simulation_options(options.common)
+        options.common.heuristic.select = lib.DTR_SELECT_CALLBACK
+        options.common.budget_bytes = 4096
+        options.history_ops, options.score = 100, score
+        two = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 0, 1, 1, 4096, -1]  # the second needs room
+        with pytest.raises(WrongState):
+            check(lib.dtr_simulate_runtime(options, two, len(two), ffi.NULL, ffi.NULL, 0, out))
+
+    @pytest.mark.parametrize("storage", [-1, 99])
+    def test_a_schedule_evicts_storages_that_exist(self, storage):
+        out = ffi.new("dtr_simulation **")
+        with pytest.raises(Invalid, match=f"evicts storage {storage} after 1 executions, which is"):
+            check(lib.dtr_simulate_given(0, 8192, PROGRAM, len(PROGRAM), [1, storage], 1, out))
+
+    @pytest.mark.parametrize("seconds", [-1, math.nan])
+    def test_a_search_has_no_negative_time(self, seconds):
+        options = ffi.new("dtr_search_options *", {"budget_bytes": 8192, "seconds": seconds})
+        with pytest.raises(Invalid, match=r"seconds is .*; allowed: 0"):
+            check(
+                lib.dtr_schedule_search(options, PROGRAM, len(PROGRAM), ffi.new("dtr_schedule **"))
+            )
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("model", "field", "value"),
+        [
+            (6, "places", 0),
+            (lib.DTR_FRAGMENT_FIRST_FIT, "places", 2),
+            (lib.DTR_FRAGMENT_OURS, "fixed", 2),
+            (lib.DTR_FRAGMENT_OURS, "placement", 9),
+            (lib.DTR_FRAGMENT_OURS, "chunk_bytes", 1),
+            (lib.DTR_FRAGMENT_PYTORCH, "expandable", 2),
+            (lib.DTR_FRAGMENT_PYTORCH, "budget_is_fraction", -1),
+            (lib.DTR_FRAGMENT_PYTORCH, "ties_by_address", 2),
+            (lib.DTR_FRAGMENT_PYTORCH, "max_split_bytes", 1),
+            (lib.DTR_FRAGMENT_PYTORCH, "roundup_power2_divisions", 3),
+            (lib.DTR_FRAGMENT_PYTORCH, "collect_threshold", 1),
+            (lib.DTR_FRAGMENT_PAGING, "page_bytes", 0),
+        ],
+    )
+    def test_an_option_that_is_not_allowed_is_named(self, model, field, value):
+        events, out = ffi.new("dtr_fragment_events **"), ffi.new("dtr_fragment_run **")
+        check(lib.dtr_fragment_load([0], [4096], [64], [0], [0], 1, 0, events))
+        options = ffi.new("dtr_fragment_options *", {"model": model, "budget_bytes": 1 << 30})
+        setattr(options, field, value)
+        named = "model is 6" if model == 6 else f"{field} is {value}"
+        with pytest.raises(Invalid, match=rf"{named}.*; allowed"):
+            check(lib.dtr_fragment_run_model(events[0], options, out))
+        check(lib.dtr_fragment_unload(events[0]))
+
+    def test_a_walk_knows_the_kinds_of_events(self):
+        columns = [ffi.new("uint8_t[]", [99]), ffi.new("uint64_t[]", 1), ffi.new("uint64_t[]", 1)]
+        options = ffi.new("dtr_fragment_walk_options *", {"count": 1})
+        options.kind, options.address, options.size_bytes = columns
+        with pytest.raises(Invalid, match=r"event 0 .*its kind is unknown"):
+            check(lib.dtr_fragment_walk_run(options, ffi.new("dtr_fragment_walk **")))
+        options.walled = 2
+        with pytest.raises(Invalid, match="walled is 2; allowed: 0 to 1"):
+            check(lib.dtr_fragment_walk_run(options, ffi.new("dtr_fragment_walk **")))
+
+
+def test_what_is_switched_on_is_0_or_1(make_toy):
+    toy = make_toy()
+    for call, of in (
+        (lib.dtr_engine_freeze, toy.engine),
+        (lib.dtr_decisions_set, toy.engine),
+        (lib.dtr_op_abort, toy.frame),
+    ):
+        with pytest.raises(Invalid, match="is 2; allowed: 0 to 1"):
+            check(call(of, 2))

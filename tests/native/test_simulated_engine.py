@@ -341,6 +341,7 @@ def test_wrong_options_are_named():
         run_log(log.program, "DTR")
     options = ffi.new("dtr_runtime_options *")
     options.common.budget_bytes = 1
+    options.common.heuristic.recompute_factor = 1
     options.history_ops = 1
     options.space = 7
     out = ffi.new("dtr_simulation **")

@@ -54,6 +54,19 @@ def test_a_header_is_short_and_whole(path):
     assert f"{path.relative_to(build_core.HEADERS)}:" in path.read_text().splitlines()[0]
 
 
+def test_every_function_has_a_contract():
+    """A comment stands right above it, or above the function before it."""
+    text = build_core.declarations()
+    is_said = False
+    for part in re.split(r"(/\*.*?\*/|\n\n)", text, flags=re.DOTALL):
+        if part.startswith("/*"):
+            is_said = True
+        elif part == "\n\n":
+            is_said = False
+        elif found := re.search(r"^\w[\w \*]*\b(dtr_\w+)\(", part, re.MULTILINE):
+            assert is_said, f"{found[1]} has no comment"
+
+
 def test_every_function_has_the_prefix(headers):
     text = without_comments(headers)
     declared = re.findall(r"^(?!typedef)\w[\w\s*]*?\b(\w+)\s*\([^;{}]*\)\s*;", text, re.MULTILINE)

@@ -1,4 +1,5 @@
-/* dtr/allocator_models.h: run of allocation traces on models of allocators (fragment/). */
+/* dtr/allocator_models.h: models of allocators, run over traces, and what a trace did to its own
+ * heap (native/fragment/). */
 #ifndef DTR_ALLOCATOR_MODELS_H
 #define DTR_ALLOCATOR_MODELS_H
 
@@ -10,23 +11,24 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* The rows of a trace are DTR_EVENT_... (dtr_alloc/traces/trace.py says what each means). A
- * run heeds the first two and moves; the others count for nothing there. */
+/* A row of a trace is an event: DTR_EVENT_... (docs/reference/trace-format.md). Models read
+ * allocations, frees and moves; the others count for nothing there. */
 
 /* The allocations of one device in a trace, paired. Immutable: any thread. */
 typedef struct dtr_fragment_events dtr_fragment_events;
 
-/* Reads count rows, those of device `which`.
+/* Reads count rows, of which those of device `which` matter.
  * Fails iff: DTR_INVALID, naming the row, if a FREE is where nothing is allocated, an ALLOCATE
- * where something is, a move lacks its other half, or a kind is unknown. */
+ * where something is, a move lacks its other half right beside it, or a kind is unknown. */
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out);
 
-/* Frees the events; what ran on them stays. */
+/* Frees the events. Runs over them stay. */
 int32_t dtr_fragment_unload(dtr_fragment_events* events);
 
-/* Writes how many rows change the heap, how many of them allocate, and the most bytes that live. */
+/* Writes how many allocations and frees there are (steps), how many allocations, and the most bytes
+ * that live. */
 int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
                             uint64_t* allocations, uint64_t* peak_live_bytes);
 
@@ -42,7 +44,7 @@ enum {
 typedef struct dtr_fragment_options {
   int32_t model;         /* DTR_FRAGMENT_... */
   uint64_t budget_bytes; /* of the device; UINT64_MAX: no limit */
-  uint64_t samples;      /* about how many rows to look at closely; 0: none */
+  uint64_t samples;      /* about how many rows to look at closely; 0: none but for places */
   int32_t places;        /* 1: keep the address of each allocation */
   /* ours: as in dtr_pool_options */
   uint64_t chunk_bytes;
@@ -52,13 +54,13 @@ typedef struct dtr_fragment_options {
   /* paging */
   uint64_t page_bytes;
   /* pytorch; the zeros: PyTorch's defaults */
-  int32_t expandable;         /* expandable_segments */
-  int32_t budget_is_fraction; /* the budget is set_per_process_memory_fraction's, and not what
+  int32_t expandable;         /* 1: expandable_segments */
+  int32_t budget_is_fraction; /* 1: the budget is set_per_process_memory_fraction's, and not what
                                  the device has */
   uint64_t max_split_bytes;   /* max_split_size_mb, in bytes */
   uint64_t max_unsplit_rounding_bytes; /* max_non_split_rounding_mb, in bytes */
   uint64_t roundup_power2_divisions;
-  double collect_threshold; /* garbage_collection_threshold; needs budget_is_fraction */
+  double collect_threshold; /* garbage_collection_threshold; of use with budget_is_fraction */
   int32_t ties_by_address;  /* 1: of free blocks of one size the lowest serves, as up to 2.12; 0:
                                that of the oldest segment, as from 2.13 on */
   const uint64_t* segment_addresses; /* of the segments that the device gives, in order, if known
@@ -111,26 +113,35 @@ typedef struct dtr_fragment_segment {
   int32_t reserved;
 } dtr_fragment_segment;
 
+/* The outcome of one run of a model. Immutable: any thread. */
 typedef struct dtr_fragment_run dtr_fragment_run;
-/* Replays the allocations on a model. Running out of memory is an outcome. DTR_INVALID for options
- * that are none. *out belongs to the caller; NULL on failure. Any thread. */
+
+/* Runs a model over the events. That it runs out of memory is an outcome, and no failure.
+ * Fails iff: DTR_INVALID, naming the option, if the model does not exist or cannot be so. */
 int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
                                const dtr_fragment_options* options, dtr_fragment_run** out);
-/* Of these none fails otherwise. */
+
+/* Frees the outcome. */
 int32_t dtr_fragment_destroy(dtr_fragment_run* run);
+
+/* Writes the result. */
 int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out);
-/* These live as long as the run. Samples ascend by row: about as many as asked for, evenly, and
- * the peaks. Places are by allocation, UINT64_MAX where it was not reached. Blocks in address
- * order, `worst` when reserved - live was largest, else at the end. */
+
+/* Return an array and write its length, 0 if there is none (the pointer may be NULL then).
+ * Samples ascend by row: about as many as asked for, evenly, and the peaks. Places are by
+ * allocation, UINT64_MAX where it was not reached; a model without addresses has none. Blocks are in
+ * address order: worst 1, when reserved - live was largest; 0, at the end. Without samples and
+ * places there are no blocks.
+ * Owner: the run. */
 const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count);
 const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count);
 const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
                                               uint64_t* count);
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count);
 
-/* What a trace did to its own heap; dtr_alloc/lab/fragment/walk.py says how it is read. */
+/* What dtr_fragment_walk_run reads; dtr_alloc/lab/fragment/walk.py says how. */
 typedef struct dtr_fragment_walk_options {
-  const uint8_t* kind; /* the rows' columns, of one device; they outlive the walk */
+  const uint8_t* kind; /* the rows' columns, of one device */
   const uint64_t* address;
   const uint64_t* size_bytes;
   uint64_t count;
@@ -165,15 +176,26 @@ typedef struct dtr_fragment_heap {
   uint64_t budget_bytes; /* the last; UINT64_MAX: none */
 } dtr_fragment_heap;
 
+/* A walk through a trace, at the addresses that it has. */
 typedef struct dtr_fragment_walk dtr_fragment_walk;
-/* DTR_INVALID names the row: an end of what has not begun, a block that lies in another one. *out
- * belongs to the caller; NULL on failure. Any thread. */
+
+/* Walks through a trace.
+ * Owner: the caller keeps the columns, unchanged, as long as the walk.
+ * Fails iff: DTR_INVALID, naming the row, if an event ends what has not begun, a block lies in
+ * another one, a kind is unknown, or requests for room are too many to be looked at. */
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
+
+/* Frees the walk. */
 int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
-/* Its columns live as long as the walk. */
+
+/* Writes the heap.
+ * Owner: the walk owns the columns. */
 int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
-/* The sizes of the holes after that row, ascending: goes through the rows again. They live until
- * the next call, or as long as the walk. */
+
+/* Writes the sizes of the holes after a row (beyond the last: at the end), ascending. It goes
+ * through the rows again.
+ * Owner: the walk, until the next call.
+ * Threads: one at a time for each walk. */
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
                                 uint64_t* count);
 

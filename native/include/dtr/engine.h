@@ -59,33 +59,34 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
                                 double* scores, char* message, uint64_t capacity);
 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
- * smallest. Dead storages that are resident again (ghosts): DTR_UNNEEDED_... Only what the
- * heuristic needs is kept up to date. */
+ * smallest. Only what the heuristic needs is kept up to date. */
 
-/* A dead storage that is resident because a rematerialization needed it (a ghost), and that
- * nothing evicted and still needed would be recomputed from (graph/ghosts.cpp), */
+/* What becomes of a dead storage that a rematerialization brought back, and that is unneeded:
+ * nothing evicted that the job will want would be computed from it. */
 enum {
-  DTR_UNNEEDED_FIRST = 0,     /* is evicted before all else; others are scored as what is live */
-  DTR_UNNEEDED_AT_ONCE = 1,   /* is evicted as soon as nothing in flight uses it; likewise */
-  DTR_UNNEEDED_DISCOUNTED = 2 /* is nothing special: the score of every ghost is a hundredth */
+  DTR_UNNEEDED_FIRST = 0,     /* it is evicted before all else; a needed one has its score */
+  DTR_UNNEEDED_AT_ONCE = 1,   /* it is evicted when no running op uses it; likewise */
+  DTR_UNNEEDED_DISCOUNTED = 2 /* nothing special: each dead storage has a hundredth of its score */
 };
 
-/* What waits for a rematerialization to go on (policy/waiting_inputs.h), */
+/* What becomes of the inputs of an op that waits for other inputs to come back
+ * (policy/waiting_inputs.h). */
 enum {
-  DTR_WAITING_PREEMPTED = 0, /* is evicted where an allocation would fail otherwise, and comes back;
-                             what needs most memory is brought back first */
-  DTR_WAITING_KEPT = 1       /* keeps its memory; inputs are brought back in their order */
+  DTR_WAITING_PREEMPTED = 0, /* they are evicted where an allocation would fail otherwise, and come
+                                back; the input that needs most memory is brought back first */
+  DTR_WAITING_KEPT = 1       /* they keep their memory, and are brought back in their order */
 };
 
-/* How an allocation that does not fit gets room (run/make_room.cpp), */
+/* How an allocation that does not fit gets room (run/make_room.cpp). */
 enum {
-  DTR_ROOM_AUTO = 0,   /* the storage of the least score if it makes the place alone, else a window,
-                          or a remap, whatever costs less (policy/window.cpp) */
-  DTR_ROOM_SINGLE = 1, /* evicting the storage of the least score until it fits, which a remap may
-                          see to (DTR) */
-  DTR_ROOM_WINDOW = 2  /* evicting the cheapest run of neighbors that makes a place (Coop) */
+  DTR_ROOM_AUTO = 0,   /* the storage of the least score goes if that makes the place alone; else a
+                          window or a remap, whichever costs less (policy/window.cpp) */
+  DTR_ROOM_SINGLE = 1, /* the storages of the least scores go, until it fits or a remap can do it
+                          (DTR) */
+  DTR_ROOM_WINDOW = 2  /* the cheapest window goes (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
+
 /* Whether contents on the CPU are compared with their last known state (graph/contents.h), in
  * memory that the host can read. Those whose address was given away always are, and whole. */
 enum {
@@ -122,7 +123,7 @@ typedef struct dtr_engine_options {
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
-  uint64_t evictions; /* storages evicted, to make room or by hand */
+  uint64_t evictions; /* storages evicted, to make room or by dtr_evict */
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
   uint64_t recompute_ns;       /* what that took; where work is queued, what it should take */
@@ -136,7 +137,7 @@ typedef struct dtr_engine_stats {
   uint64_t moved_bytes;         /* of contents that were moved within a pool */
   uint64_t recorded_ops;        /* since creation */
   uint64_t banished;            /* dead storages that were removed for good */
-  uint64_t preemptions;         /* evictions of what only waited: there was no other way */
+  uint64_t preemptions;         /* evictions of a waiting op's inputs */
   uint64_t clock_ns;            /* the engine's clock: 1 + total_cost_ns + recompute_cost_ns */
   uint64_t total_cost_ns;       /* of first executions, recorded or not */
   uint64_t recompute_cost_ns;   /* of rematerializations, each as of its op's recording */

@@ -1,4 +1,4 @@
-/* dtr/op_log.h: what the job does, for op logs (oplog/op_log_recorder.h). */
+/* dtr/op_log.h: what the job does, and what the engine decides meanwhile. */
 #ifndef DTR_OP_LOG_H
 #define DTR_OP_LOG_H
 
@@ -12,18 +12,20 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* A journal is numbers, one record after another. A name is two of them: the number of a
- * storage, and 0 or which view of it (dtr_alloc/oplog says what a log means). */
+/* The op log is numbers, one record after another. A name is two of them: the number of a storage,
+ * and 0 or which view of it. A storage is numbered when an op first meets it after the log was
+ * switched on. dtr_alloc/oplog says what a log means, native/oplog/op_log_recorder.h what gets a
+ * name. */
 enum {
   DTR_OP_LOG_CONSTANT = 0, /* number, size_bytes (0: memory that is not ours) */
   DTR_OP_LOG_CALL = 1,     /* operator, cost_ns, names, names[2], results, then each:
-                             *   name[2], size_bytes, index of the name it is a view of or -1 */
+                            *   name[2], size_bytes, index of the name it is a view of or -1 */
   DTR_OP_LOG_MUTATE = 2,   /* operator, cost_ns, names, names[2], indices, indices[]:
-                             *   -1 - i for the name i, if its old content was not read */
+                            *   -1 - i for the name i, if its old content was not read */
   DTR_OP_LOG_RELEASE = 5,  /* name[2] */
   DTR_OP_LOG_MEMORY = 6,   /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
-  DTR_OP_LOG_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not repeated,
-                             *   and made the constants that follow, as many as that */
+  DTR_OP_LOG_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not recomputed,
+                            *   and made the constants that follow, as many as that */
 };
 
 /* What an operator did while it ran. */
@@ -34,37 +36,48 @@ enum {
 };
 
 enum {
-  DTR_OP_LOG_OFF = 0,
+  DTR_OP_LOG_OFF = 0,       /* at first, and after dtr_engine_reset */
   DTR_OP_LOG_FOLLOWING = 1, /* no records, but names are those that writing would give */
   DTR_OP_LOG_WRITING = 2    /* begins with what is known, as constants */
 };
 
-/* Set before the first op: what an op has not met since the journal is on has no name.
- * dtr_engine_reset turns it off. Any thread. */
+/* Switches the op log. What was not drained stays; DTR_OP_LOG_OFF forgets all names. */
 int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode);
-/* The operator of the ops that begin on this frame from now on: a number of the caller's
- * choice, not below 0, which stands in the records (-1 there: a view nobody recorded). */
+
+/* Names the operator of the ops that begin on this frame from now on: a number of the caller's
+ * choice, not below 0, which stands in the records. (-1 there: a view that nobody recorded, or no
+ * name was given.)
+ * Threads and Fails iff: as for every function of a frame (dtr/ops.h). */
 int32_t dtr_op_log_name(dtr_frame* frame, int32_t name);
-/* A view operator ran: buffer[0..tensors) are its arguments' tensors, then come its
- * results'. Only views of storages that have a name count. */
+
+/* Records an operator that only made views: buffer[0..tensors) are its arguments' tensors, then come
+ * its results' (0: none). name is the operator's, cost_ns its time, 0 to 2^40. Only views of
+ * storages that have a name are recorded, and none while the log is not written.
+ * Threads: as for every function of a frame.
+ * Fails iff: DTR_STATE if no framework is connected, or another call uses the frame; DTR_INVALID if
+ * the buffer has fewer numbers, or an entry is no tensor. */
 int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                         int64_t cost_ns);
-/* Moves all records out. Returns how many numbers they are: if that is more than capacity,
- * nothing was moved. Any thread. */
+
+/* Moves all records out, and returns how many numbers they are: if that is more than capacity,
+ * nothing was moved. */
 uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
-/* What the engine decides, three numbers each: one of these, then a storage's number in the
- * journal and how often it had been overwritten; or the operator's index among those of the
- * journal (-1 if it is not there) and 0. */
+/* A decision is three numbers. The first is one of these. For an eviction the others are the
+ * storage's number in the op log, and how often it had been overwritten. For a recomputation they
+ * are the operator's index among those of the log (-1 if it is not there), and 0. */
 enum {
   DTR_DECISION_ROOM = 0,      /* evicted to make room */
-  DTR_DECISION_BY_USER = 1,   /* evicted by hand */
+  DTR_DECISION_BY_USER = 1,   /* evicted by dtr_evict */
   DTR_DECISION_GONE = 2,      /* content gone: it died, or was overwritten */
-  DTR_DECISION_RECOMPUTED = 3 /* an operator was run again */
+  DTR_DECISION_RECOMPUTED = 3 /* an operator ran again */
 };
-/* Off at first; turning it off forgets what was not drained. Any thread. */
+
+/* Has the engine list its decisions (1), or no more (0, as at first), which forgets those that were
+ * not drained. Decisions have the op log's numbers: without it they are 0. */
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on);
-/* As dtr_op_log_drain. */
+
+/* Moves all decisions out, as dtr_op_log_drain. */
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity);
 
 /* CFFI END */

@@ -1,4 +1,4 @@
-/* dtr/schedule.h: what to evict, with the whole log known (schedule/). */
+/* dtr/schedule.h: what to evict, with the whole op log known (native/schedule/). */
 #ifndef DTR_SCHEDULE_H
 #define DTR_SCHEDULE_H
 
@@ -12,7 +12,7 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* What a search found: a list of evictions for dtr_simulate_given. */
+/* What a search found: evictions for dtr_simulate_given. Immutable: any thread. */
 typedef struct dtr_schedule dtr_schedule;
 
 typedef struct dtr_search_options {
@@ -23,23 +23,28 @@ typedef struct dtr_search_options {
 } dtr_search_options;
 
 typedef struct dtr_schedule_result {
-  int32_t found;      /* 0: no list was found that keeps the program within the budget */
-  int32_t dealloc;    /* what the list is for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
+  int32_t found;      /* 0: no schedule was found; then swept_cost means nothing */
+  int32_t dealloc;    /* what the evictions are for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
   int64_t remat_cost; /* of the schedule */
   int64_t swept_cost; /* of the best of the sweep */
   uint64_t steps;     /* of local search that were made */
-  uint64_t evictions; /* how many pairs the list has */
+  uint64_t evictions; /* how many pairs there are */
 } dtr_schedule_result;
 
 /* Looks for evictions that cost little recomputing. The same options with seconds 0 give the same
- * list. Returns DTR_INVALID for a program that is malformed. *out belongs to the caller; NULL on
- * failure. */
+ * schedule. That there is none is no failure: the result says so.
+ * Fails iff: DTR_INVALID if the program is malformed (dtr/simulate.h). */
 int32_t dtr_schedule_search(const dtr_search_options* options, const int64_t* program,
                             uint64_t numbers, dtr_schedule** out);
-/* Of these none fails otherwise. */
+
+/* Frees the schedule. */
 int32_t dtr_schedule_destroy(dtr_schedule* schedule);
+
+/* Writes the result. */
 int32_t dtr_schedule_get_result(const dtr_schedule* schedule, dtr_schedule_result* out);
-/* The list, as many pairs as the result says. Lives as long as the schedule. */
+
+/* Returns the evictions, as many pairs as the result says; NULL also if there are none.
+ * Owner: the schedule. */
 const int64_t* dtr_schedule_evictions(const dtr_schedule* schedule);
 
 /* CFFI END */

@@ -1,4 +1,4 @@
-/* dtr/simulate.h: replay of op logs (simulate/). */
+/* dtr/simulate.h: runs of op logs without their job (native/simulate/). */
 #ifndef DTR_SIMULATE_H
 #define DTR_SIMULATE_H
 
@@ -12,7 +12,7 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* A log as numbers (dtr_alloc/oplog makes them), one instruction after the other:
+/* An op log as numbers (dtr_alloc/oplog makes them), one instruction after the other:
  *   0, name, size_bytes                                               CONSTANT
  *   1, time, args, arg..., results, (name, size_bytes, alias)...      CALL
  *   2, time, args, arg..., mutated, index...                          MUTATE: -1 - i for
@@ -20,10 +20,13 @@ extern "C" {
  *   3, dst, src                                                       COPY
  *   4, dst, src                                                       COPY_FROM
  *   5, name                                                           RELEASE
- *   6, time, args, arg..., results, (name, size_bytes, -1)...         EFFECT: never repeated;
+ *   6, time, args, arg..., results, (name, size_bytes, -1)...         EFFECT: never recomputed;
  *                                                                     its results are constants
  * A name is a number from 0 on, in the order in which the names first stand in the log. An
- * alias is the index of the argument that the result looks at, -1 for new memory. */
+ * alias is the index of the argument that the result is a view of, -1 for new memory. Times and
+ * sizes are 0 to 2^62. */
+
+/* The outcome of one run. Immutable: any thread. */
 typedef struct dtr_simulation dtr_simulation;
 
 enum {
@@ -56,7 +59,7 @@ enum {
 };
 
 typedef struct dtr_simulation_result {
-  int32_t status;      /* DTR_SIMULATION_...; else the counters are those of the moment it ended */
+  int32_t status;      /* DTR_SIMULATION_...; the counters are those of the moment it ended */
   int64_t clock;       /* 1 + all cost spent */
   int64_t model_cost;  /* of first executions, EFFECTs included on the engine */
   int64_t remat_cost;  /* of repeated ones */
@@ -96,25 +99,26 @@ typedef struct dtr_simulation_result {
                                 are above max_recompute, the run is one that thrashed */
 } dtr_simulation_result;
 
-/* Replays a program with the semantics of simrd, the simulator of the DTR paper. Returns
- * DTR_INVALID for a program or options that are malformed, else the run's outcome is in the
- * result. *out belongs to the caller; NULL on failure. */
+/* Runs a program with the semantics of simrd, the simulator of the DTR paper. How the run ends is
+ * its status in the result, and no failure.
+ * Fails iff: DTR_INVALID if the program is malformed, or the options ask for what simrd has not: a
+ * callback, or components under banishing. */
 int32_t dtr_simulate_simrd(const dtr_simulation_options* options, const int64_t* program,
                            uint64_t numbers, dtr_simulation** out);
 
-/* Where a replay on the engine has its memory: counted (the pool "counted"), or on the heap over
- * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
-enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
-
-/* Replays a program with the semantics of simrd, evicting for room what a list says
- * (simulate/given.h): count pairs of numbers, after how many executions (first and repeated
- * ones) and which storage, by its first tensor as in the decisions. What the program releases is
- * evicted at once under DTR_DEALLOC_EAGER, and stays until the list says so under
- * DTR_DEALLOC_IGNORE. Fails and returns as dtr_simulate_simrd; DTR_INVALID also if the list has
- * what cannot be evicted, or leaves too little room. */
+/* Runs a program with the semantics of simrd, and evicts for room what a schedule says: count pairs
+ * of numbers, ascending by the first: after how many executions (first and repeated ones), and which
+ * storage, named by its first tensor as in the decisions. What the program releases is evicted at
+ * once under DTR_DEALLOC_EAGER, and stays until the schedule says so under DTR_DEALLOC_IGNORE.
+ * Fails iff: DTR_INVALID if the program is malformed, dealloc is another one, or an eviction cannot
+ * be done, or leaves too little room. */
 int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
                            uint64_t numbers, const int64_t* evictions, uint64_t count,
                            dtr_simulation** out);
+
+/* Where a run on the engine has its memory: counted (the pool "counted"), or on the heap over
+ * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
+enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
 
 typedef struct dtr_runtime_options {
   dtr_simulation_options common; /* what is simrd's alone must be 0 */
@@ -126,30 +130,39 @@ typedef struct dtr_runtime_options {
   int32_t room;         /* likewise */
   dtr_score_fn score;   /* likewise */
   void* score_context;
-  uint64_t chunk_bytes; /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
-  int32_t measure;      /* 1: what fragmentation costs; takes up to as long as the replay itself */
+  uint64_t chunk_bytes;    /* the unit of mapping, a multiple of 4 KiB; 0: the host driver's */
+  int32_t measure;         /* 1: what fragmentation costs; takes up to as long as the run itself */
   double move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
-                           moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
+                              moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
   int32_t placement;       /* of the heap, as in dtr_pool_options; for bytes alone 0 */
 } dtr_runtime_options;
 
-/* Replays a program on the engine above, with costs and sizes of the program and no contents
- * (simulate/runtime.h says what differs from simrd). workspace: what operators allocate
- * while they run, as pairs: 0, bytes of a temporary; 1, index of the operator's temporary that
- * is freed; 2, index of the result that is allocated here. Operator k, the k-th CALL, MUTATE or
- * EFFECT, has workspace[workspace_at[k]] up to workspace[workspace_at[k + 1]]. Both NULL: no
- * operator has any. peak_bytes and end_bytes are those of the pool, rounded as it rounds. Fails and
- * returns as dtr_simulate_simrd. */
+/* Runs a program on the engine that trains, with costs and sizes of the program and no contents
+ * (native/simulate/runtime.h says what differs from simrd). How the run ends is its status.
+ * peak_bytes and end_bytes are those of the pool, rounded as it rounds.
+ *
+ * workspace is what operators allocate while they run, as pairs: 0, bytes of a temporary; 1, index
+ * of the operator's temporary that is freed; 2, index of the result that is allocated here. Operator
+ * k, the k-th CALL, MUTATE or EFFECT, has workspace[workspace_at[k]] up to
+ * workspace[workspace_at[k + 1]]. Both NULL: no operator has any.
+ *
+ * Threads: score is called on this thread.
+ * Fails iff: DTR_INVALID if the program or the workspace is malformed; DTR_STATE if score fails. */
 int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
                              uint64_t numbers, const int64_t* workspace,
                              const int64_t* workspace_at, uint64_t operators, dtr_simulation** out);
 
-/* Of these none fails otherwise. */
+/* Frees the outcome. */
 int32_t dtr_simulation_destroy(dtr_simulation* simulation);
+
+/* Writes the result. */
 int32_t dtr_simulation_get_result(const dtr_simulation* simulation, dtr_simulation_result* out);
-/* The run's decisions, joined by newlines: M<t> first execution of the op of tensor t, R<t>
- * executed again to get t, E<s> evicted for room, D<s> evicted by a release or a banish, B<s>
- * banished. Tensors are numbered in the order of creation, a storage as its first tensor. */
+
+/* Returns the run's decisions, joined by newlines, and writes their length: M<t> first execution of
+ * the op of tensor t, R<t> executed again to get t, E<s> evicted for room, D<s> evicted by a release
+ * or a banish, B<s> banished. Tensors are numbered in the order of creation; a storage has the
+ * number of its first tensor.
+ * Owner: the simulation. */
 const char* dtr_simulation_decisions(const dtr_simulation* simulation, uint64_t* length);
 
 /* CFFI END */
