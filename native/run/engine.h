@@ -47,6 +47,7 @@
 #include "graph/unwritten.h"
 #include "graph/verifier.h"
 #include "locks.h"
+#include "memory_use.h"
 #include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/costs.h"
@@ -86,9 +87,8 @@ class Engine final : private StorageLifecycle::Costs {
   void get_stats(dtr_engine_stats* out);
   void set_costs(const dtr_cost* costs, uint64_t count);
   uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
-  // Resident bytes: constants, of the rest what running ops lock, and what is only held.
-  void held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting);
-  void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
+  HeldBytes held_bytes();
+  std::string why_no_memory(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // An observer must outlive the engine, or be taken back.
   void watch(Observer* observer);
@@ -267,8 +267,8 @@ class Engine final : private StorageLifecycle::Costs {
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
   // Before those that take it as a Lifecycle.
-  StorageLifecycle lifecycle_{
-      {environment_, graph_, devices_, pins_, dead_, contents_, unwritten_, swap_space_, *this}};
+  StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, settling_, dead_, contents_,
+                               unwritten_, swap_space_, *this}};
   Settling settling_{environment_, graph_, lifecycle_};
   DeadStorages dead_{environment_, lifecycle_, settling_};
   Contents contents_{environment_, graph_, lifecycle_, settling_};
@@ -278,6 +278,7 @@ class Engine final : private StorageLifecycle::Costs {
   const SwapCosts& swap_costs_ = swap_space_.costs();
   Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
   Compactor compactor_{environment_, graph_, capture_, mover_};
+  MemoryUse memory_use_{environment_, graph_, devices_, capture_, swap_space_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;

@@ -101,9 +101,7 @@ bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<Engi
   } catch (const OutOfMemory& error) {
     const uint64_t size_bytes = storage->size_bytes;
     lock.unlock();
-    std::string text = error.what();
-    out_of_memory_text(&text, size_bytes, device_of(storage).pool);
-    throw OutOfMemory(text);
+    throw OutOfMemory(why_no_memory(error.what(), size_bytes, device_of(storage).pool));
   }
 }
 

@@ -97,6 +97,23 @@ void StorageLifecycle::become_resident(Storage* storage, void* address) {
   parts_.costs.update_asking(storage, false);
 }
 
+void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred) {
+  Storage* storage = find_or_adopt(desc, deferred);
+  if (!storage) return;
+  if (!storage->external) {
+    forget_parent(storage, deferred);
+    storage->external = true;
+    storage->constant_for_good = true;
+    update_candidate(storage);
+    parts_.contents.note(storage);
+  }
+  if (is_shared && storage->device_type != 0) {
+    storage->captured = true;
+    parts_.settling.settle(storage, nullptr, Settling::kAnyBytes, deferred);
+  }
+  maybe_remove(storage, deferred);
+}
+
 void StorageLifecycle::change_address(Storage* storage, void* address) {
   const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
   Device& device = parts_.devices.of(storage);

@@ -15,6 +15,7 @@
 #include "graph/graph.h"
 #include "graph/lifecycle.h"
 #include "graph/pins.h"
+#include "graph/settling.h"
 #include "graph/unwritten.h"
 #include "policy/devices.h"
 
@@ -44,6 +45,7 @@ class StorageLifecycle final : public Lifecycle {
     Graph& graph;
     const Devices& devices;
     Pins& pins;
+    Settling& settling;
     DeadStorages& dead;
     Contents& contents;
     UnwrittenParts& unwritten;
@@ -66,6 +68,9 @@ class StorageLifecycle final : public Lifecycle {
   void content_replaced(Storage* storage, Deferred& deferred);
   void become_evicted(Storage* storage, EvictionCause cause) override;
   void become_resident(Storage* storage, void* address) override;
+  // A tensor's address was given away: others may write there. is_shared: and nothing tells of it
+  // (F2).
+  void escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred);
   void change_address(Storage* storage, void* address) override;
   void update_candidate(Storage* storage) override;
   void prices_changed() override { parts_.costs.prices_changed(); }
