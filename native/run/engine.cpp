@@ -6,13 +6,13 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "toy/simulated_framework.h"
 
 namespace dtr {
 
-Engine::Engine(const dtr_engine_options& options)
-    : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
+Engine::Engine(const dtr_engine_options& options) {
   options_ = options;
+  cost_model_.configure();
+  search_.configure(true);
   dead_.configure();
   Transaction call(*this);
   swap_space_.configure(call.deferred);
@@ -40,12 +40,11 @@ void Engine::configure(const dtr_engine_options& options) {
   if (notes_contents) contents_.note_all();
   dead_.configure();
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
-  needs_ = Needs::of(options.heuristic, options.room);
-  if (reseed) random_ = Random(options.heuristic.seed);
-  rebuild_neighborhoods();
+  cost_model_.configure();
+  search_.configure(reseed);
   swap_space_.configure(call.deferred);
   mover_.configure();
-  prices_changed();
+  lifecycle_.costs_changed();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -72,13 +71,12 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
-  prices_changed();
+  lifecycle_.costs_changed();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
         const auto& [engine, device] = *static_cast<RoomCaller*>(context);
         const Bookkeeping::Scope time(engine->bookkeeping_);
-        engine->tell_of_room(size_bytes);
         return engine->make_room(*device, size_bytes);
       },
       &room_callers_.back());
@@ -105,30 +103,12 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
     return address;
   }
   text = dtr_last_error();
-  if (*status == DTR_OUT_OF_MEMORY) text = why_no_memory(text, size_bytes, pool);
+  if (*status == DTR_OUT_OF_MEMORY) {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    text = memory_use_.why_none(text, size_bytes, pool);
+  }
   *message = text.c_str();
   return nullptr;
-}
-
-// ---- candidates ----
-
-// Most results die before memory is short. So candidates come into the columns, and their costs are
-// looked at, only when somebody searches.
-void Engine::grow_up(Device& device) {
-  for (Storage* storage : device.young) {
-    storage->candidate = kNoCandidate;
-    device.candidates.add(storage);
-    storage->ancestors_known = storage->descendants_known = false;
-    reset_bounds(device, storage);
-  }
-  device.young.clear();
-}
-
-void Engine::host_memory_freed() {
-  if (!std::exchange(parked_for_host_, false)) return;
-  for (const auto& device : devices_)
-    for (size_t i = 0; i < device->candidates.size(); ++i)
-      if (!device->candidates.at(i)->parent) unpark(device->candidates.at(i));
 }
 
 // ---- what the framework tells ----
@@ -145,6 +125,12 @@ void Engine::freed(void* address) {
   if (gives_back) dtr_pool_free(pool, address);
 }
 
+int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
+  const ScopedTimer spent(room_ns_of_thread());
+  Deferred deferred(environment_, dead_, mutex_);
+  return room_.make_room(device, size_bytes, deferred);
+}
+
 void Engine::record_stream(void* address, uint64_t stream) {
   for (const auto& device : devices_)
     if (dtr_pool_contains(device->pool, address))
@@ -158,14 +144,6 @@ void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
 
 void Engine::check_connected() const {
   if (!framework_) throw StateError("the engine is not connected to a framework");
-}
-
-void Engine::check_tensor(const void* tensor) const {
-  check_connected();
-  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
-    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
-            "the address of one, a multiple of 8");
-  check_simulated(*this, framework_, tensor);
 }
 
 void Engine::evicted_died(Storage* storage) {
@@ -187,16 +165,16 @@ void Engine::freeze(bool on) {
   if (on)
     capture_.begin();
   else if (capture_.end())
-    prices_changed();
+    lifecycle_.costs_changed();
 }
 
 // ---- counters ----
 
 void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  *out = stats_;
-  out->clock_ns = static_cast<uint64_t>(clock_ns_);
-  out->storage_accesses += components_.visited();
+  *out = environment_.stats;
+  out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
+  out->storage_accesses += cost_model_.visited_components();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
@@ -220,11 +198,6 @@ void Engine::unwatch(Observer* observer) {
   environment_.observers.remove(observer);
 }
 
-void Engine::tell_of_room(uint64_t size_bytes) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  environment_.observers.notify(&Observer::asked_for_room, size_bytes);
-}
-
 uint64_t Engine::id_of(const void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const Storage* storage = graph_.by_handle.find(handle);
@@ -244,11 +217,6 @@ uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capac
 HeldBytes Engine::held_bytes() {
   std::lock_guard<EngineMutex> lock(mutex_);
   return memory_use_.held();
-}
-
-std::string Engine::why_no_memory(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  return memory_use_.why_none(refusal, size_bytes, pool);
 }
 
 }  // namespace dtr

@@ -37,9 +37,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   recorder_.stop(frame, cost_ns < 0);
   Transaction call(*this);
-  const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
-  release_ghosts(call.deferred);
-  return id;
+  return recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
 }
 
 void Engine::op_abort(Frame& frame, bool started) {
@@ -67,7 +65,7 @@ void Engine::keep(Frame& frame, bool on) {
   if (on)
     capture_.begin_bringing_back();
   else if (capture_.end_bringing_back())
-    prices_changed();
+    lifecycle_.costs_changed();
 }
 
 bool Engine::remat_want_any(Frame& frame) {
@@ -86,23 +84,17 @@ bool Engine::remat_want_any(Frame& frame) {
 
 int64_t Engine::remat_next(Frame& frame) {
   Transaction call(*this);
-  const auto swap_in_for_step = [&](Storage* storage) {
-    if (!swap_in(storage, call.deferred, call.lock)) return false;
+  const auto swap_in = [&](Storage* storage) {
+    try {
+      if (!swap_space_.swap_in(storage, call.deferred, call.lock)) return false;
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(
+          memory_use_.why_none(error.what(), storage->size_bytes, devices_.of(storage).pool));
+    }
     swap_space_.note_return(storage, &frame.returned);
     return true;
   };
-  return rematerializer_.next(frame.remat, std::cref(swap_in_for_step), call.deferred);
-}
-
-// SwapSpace::swap_in(), and says where the memory went if there is none.
-bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  try {
-    return swap_space_.swap_in(storage, deferred, lock);
-  } catch (const OutOfMemory& error) {
-    const uint64_t size_bytes = storage->size_bytes;
-    lock.unlock();
-    throw OutOfMemory(why_no_memory(error.what(), size_bytes, device_of(storage).pool));
-  }
+  return rematerializer_.next(frame.remat, std::cref(swap_in), call.deferred);
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
@@ -116,7 +108,6 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
-  release_ghosts(call.deferred);
 }
 
 void Engine::remat_abort(Frame& frame) {

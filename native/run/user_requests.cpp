@@ -9,9 +9,9 @@ bool Engine::user_evict(void* handle) {
   if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
       capture_.is_frozen(storage))
     return false;
-  // The caller holds the storage through Python, which is what evict() may refuse;
+  // The caller holds the storage through Python, which is what the evictor may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  return evict(storage, EvictionCause::by_user, call.deferred, call.lock);
+  return evictor_.evict(storage, EvictionCause::by_user, call.deferred, call.lock);
 }
 
 bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
@@ -44,7 +44,8 @@ void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle) return nullptr;
   if (escaped != 0) {
-    if (desc.data && is_managed_device(desc)) lifecycle_.escape(desc, escaped == 2, call.deferred);
+    if (desc.data && pool_of(desc.device_type, desc.device_index))
+      lifecycle_.escape(desc, escaped == 2, call.deferred);
     return nullptr;
   }
   // Whoever made it, and whatever its content will be: an op that runs may have made it, or memory
@@ -67,7 +68,7 @@ bool Engine::user_unpin(void* handle) {
   const uint32_t pins = pins_.take_back(handle, call.deferred);
   if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
     storage->pins = pins;
-    if (pins == 0) unpark(storage);
+    if (pins == 0) cost_model_.bounds().unpark(storage);
   }
   return true;
 }
