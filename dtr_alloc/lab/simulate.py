@@ -215,7 +215,7 @@ def run_log(
             semantics only (DTR_UNNEEDED_... in dtr/engine.h).
         waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
         room: as the setting ``room``, in runtime semantics.
-        placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is dear to compute
+        placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is expensive to compute
             again is known from the log.
         sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
             simrd's semantics only. ``sqrt``: a random sample of the square root of n.
