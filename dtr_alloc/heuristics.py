@@ -16,7 +16,8 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
 How room is made with a score is the other half of a published policy, ``room``:
 
 * ``single``: the storage of the least score, one after the other until the request fits;
-* ``window``: the cheapest run of neighbors whose eviction makes a place (native/policy/window.h);
+* ``window``: the cheapest run of neighbors whose eviction makes a place
+  (native/policy/window_search.h);
 * ``auto``: the way that costs less (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts

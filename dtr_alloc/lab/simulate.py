@@ -52,8 +52,6 @@ fit, cut at its high end for a tensor that costs less to compute again, by the b
 of the job's operators, and at its low end for others and for constants (Coop, NeurIPS 2023);
 ``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
 again as they are."""
-UNNEEDED = ("first", "at-once", "discounted")
-WAITING = ("preempt", "keep")
 SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
@@ -184,8 +182,6 @@ def run_log(
     max_recompute: int | None = None,
     outputs: bool = True,
     history_ops: int = config.HISTORY_OPS,
-    unneeded: str = "first",
-    waiting: str = "preempt",
     room: str = "heuristic",
     placement: str = PLACEMENTS[0],
     sampling: str = SAMPLINGS[0],
@@ -211,9 +207,6 @@ def run_log(
         outputs: whether what still has a name at the end is made resident, as simrd has it. A
             real job asks for nothing of the kind. False in runtime semantics only.
         history_ops: as the setting ``history``, in runtime semantics.
-        unneeded: what becomes of dead storages that were brought back; one of UNNEEDED, in runtime
-            semantics only (DTR_UNNEEDED_... in dtr/engine.h).
-        waiting: what becomes of what waits for a rematerialization; one of WAITING, likewise.
         room: as the setting ``room``, in runtime semantics.
         placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is expensive to compute
             again is known from the log.
@@ -228,14 +221,10 @@ def run_log(
     _choice("dealloc", dealloc, DEALLOCS)
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
-    _choice("unneeded", unneeded, UNNEEDED)
-    _choice("waiting", waiting, WAITING)
     _choice("placement", placement, PLACEMENTS)
     _choice("sampling", sampling, SAMPLINGS)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
-    if semantics == "simrd" and (unneeded, waiting) != (UNNEEDED[0], WAITING[0]):
-        raise ValueError("unneeded and waiting are for semantics 'runtime'")
     if semantics == "simrd" and room != "heuristic":
         raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
     if space == "bytes" and placement != PLACEMENTS[0]:
@@ -265,8 +254,6 @@ def run_log(
         runtime.move_bytes_per_s = move_bytes_per_s
         runtime.outputs = outputs
         runtime.history_ops = history_ops
-        runtime.unneeded = UNNEEDED.index(unneeded)
-        runtime.waiting = WAITING.index(waiting)
         runtime.room = parts.room_number(room)
         runtime.placement = PLACEMENTS.index(placement)
         scorer = None if parts.score is None else Scorer(parts)

@@ -85,13 +85,22 @@ int32_t status_on(dtr_frame* handle, Body&& body) {
   }));
 }
 
+// Throws for what can be told to be no tensor of the connected framework.
+void check_tensor(const dtr::Engine& engine, const void* tensor) {
+  engine.check_connected();
+  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
+    dtr::invalid("a tensor", dtr::address_text(reinterpret_cast<uint64_t>(tensor)),
+                 "the address of one, a multiple of 8");
+  dtr::check_simulated(engine, engine.framework(), tensor);
+}
+
 // Tensors of a caller stand in numbers[first] and so on, each with what bits says beside it.
 void check_tensors(const dtr::Engine& engine, const std::vector<int64_t>& numbers, uint64_t first,
                    uint64_t count, bool may_be_null, int64_t bits = 0) {
   engine.check_connected();
   for (uint64_t i = first; i < first + count; ++i) {
     const auto* tensor = reinterpret_cast<const void*>(numbers[i] & ~bits);
-    if (tensor || !may_be_null) engine.check_tensor(tensor);
+    if (tensor || !may_be_null) check_tensor(engine, tensor);
   }
 }
 
@@ -127,8 +136,6 @@ void check(const dtr_engine_options& options) {
   };
   dtr::check(heuristic);
   check("time_bookkeeping", options.time_bookkeeping, 1);
-  check("unneeded", options.unneeded, DTR_UNNEEDED_DISCOUNTED);
-  check("waiting", options.waiting, DTR_WAITING_KEPT);
   check("contents", options.contents, DTR_CONTENTS_WHOLE);
   check("room", options.room, DTR_ROOM_WINDOW);
   rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);
@@ -159,12 +166,12 @@ int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
 void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, bool owned) {
   dtr::Engine& in = of(engine);
   require_between("escaped", escaped, 0, 2);
-  in.check_tensor(tensor);
+  check_tensor(in, tensor);
   return in.user_pin(tensor, escaped, owned);
 }
 
 dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
-  engine.check_tensor(tensor);
+  check_tensor(engine, tensor);
   dtr_tensor_desc desc;
   engine.describe(tensor, &desc);
   return desc;

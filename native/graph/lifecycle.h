@@ -31,7 +31,7 @@ class Lifecycle {
   // (R1).
   virtual Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) = 0;
   // What it costs to evict has changed, for all storages.
-  virtual void prices_changed() = 0;
+  virtual void costs_changed() = 0;
   // Constants that found no room in host memory may go there now.
   virtual void host_memory_freed() = 0;
 

@@ -12,7 +12,7 @@
 //  R4  Evicted: address is null; the storage counts for the costs of others, unless
 //      lost. Resident: the address is set, and it does not.
 //  R5  live: the framework holds the handle, and the engine holds it weakly. Dead
-//      and resident (a ghost, or a constant kept for its children): the engine
+//      and resident (brought back, or a constant kept for its children): the engine
 //      owns the memory, through a strong handle or, if the handle is null, as a
 //      bare address. Such constants, and no others, stand in the list of those kept.
 //  R6  Candidates for eviction are exactly the resident storages whose memory is ours, all of it
@@ -24,11 +24,11 @@
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
 //      locked, or one is evicted: else it would be gone (dead_storages.h).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
-//      heuristic needs is kept: N1-N4 of neighborhood.cpp, C1 and C2 of candidates.h.
+//      heuristic needs is kept: N1-N4 of neighborhoods.h, C1 and C2 of candidates.h.
 //  R11 A waiting lock is one of what does not run yet (waiting_inputs.h): of an op whose inputs are
 //      brought back, of a step that waits for another, or, on an output that is there already, of
 //      the step that makes it anew. Its owner looks again whether the storage is resident.
-//  R12 Who asks for what: G1 and G2 of ghosts.cpp.
+//  R12 What is needed by what: G1 and G2 of needed_storages.h.
 //  R13 What streams wait for: O1 and O2 of stream_order.h.
 //  R14 Swapped out: the address is null, the content is in host memory, and it comes back from
 //      there. To all others it is as good as resident: it counts for nobody's costs, and is no
@@ -100,7 +100,7 @@ struct alignas(64) Storage {
   uint64_t id = 0;
   uint32_t locks = 0;
   uint32_t pins = 0;
-  uint32_t askers = 0;      // G2
+  uint32_t needed_by = 0;   // G2
   uint32_t dependents = 0;  // recorded storages computed from it, when it was last evicted
   uint32_t recomputes = 0;
   Known below = Known::maybe;  // N2
@@ -114,7 +114,7 @@ struct alignas(64) Storage {
   bool ancestors_known = false;  // N1
   bool descendants_known = false;
   bool parked = false;    // C2
-  bool asks = false;      // G1
+  bool needed = false;    // G1
   bool captured = false;  // others may overwrite it at any time (graph_capture.h, F2)
   uint8_t device_type = 0;
   int8_t device_index = -1;

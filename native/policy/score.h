@@ -18,34 +18,34 @@
 namespace dtr {
 
 // The marginal cost (DTR_COST_MARGINAL): what evicting a storage adds to the recomputing that is
-// ahead anyway. An evicted storage *asks* for what it is computed from if the framework still
-// refers to it, or if a storage computed from it asks. So what asks will be recomputed, as far as
-// can be told, whatever is evicted next. The cost is the storage's own and, for each evicted
-// storage that it would be recomputed from, a toll:
-//   - live: kLiveToll of its cost. It is recomputed for its own sake, about when this one is; but
+// ahead anyway. An evicted storage is *needed* if the framework still refers to it, or if a storage
+// computed from it is needed (needed_storages.h). So what is needed will be recomputed, as far as
+// can be told, whatever is evicted next. The cost is the storage's own and, of each evicted storage
+// that it would be recomputed from, a *share*:
+//   - live: kLiveShare of its cost. It is recomputed for its own sake, about when this one is; but
 //     the longer the chain behind, the likelier that memory does not hold it for both.
-//   - dead, and it asks: nothing. Another one will pay for it.
-//   - dead, and it does not ask: its cost, shared by all that were computed from it, because the
+//   - dead and needed: nothing. Another one will pay for it.
+//   - dead and not needed: its cost, divided among all that were computed from it, because the
 //     others are likely to go the same way.
-// A dead storage that nobody asks for costs nothing: it goes first, and among such ones that which
+// A dead storage that is not needed costs nothing: it goes first, and among such ones that which
 // would be recomputed, if it were needed after all, for the least of its own cost.
 // The factor of such ones: below what the scores of others differ by, and far from the ends of a
 // float.
-constexpr double kIdle = 1e-6;
+constexpr double kUnneeded = 1e-6;
 
-// Tolls are counted in parts of a nanosecond, in integers, so that their sums do not depend on the
+// Shares are counted in parts of a nanosecond, in integers, so that their sums do not depend on the
 // order.
-constexpr int64_t kTollParts = 64;
-constexpr int64_t kLiveToll = kTollParts / 4;
+constexpr int64_t kShareParts = 64;
+constexpr int64_t kLiveShare = kShareParts / 4;
 
-inline int64_t toll_parts(int64_t cost_ns, bool live, bool asks, size_t dependents) {
-  if (live) return cost_ns * kLiveToll;
-  if (asks) return 0;
-  return cost_ns * kTollParts / static_cast<int64_t>(dependents > 1 ? dependents : 1);
+inline int64_t share_parts(int64_t cost_ns, bool live, bool needed, size_t dependents) {
+  if (live) return cost_ns * kLiveShare;
+  if (needed) return 0;
+  return cost_ns * kShareParts / static_cast<int64_t>(dependents > 1 ? dependents : 1);
 }
 
-inline double with_tolls(int64_t cost_ns, int64_t tolls_parts) {
-  return static_cast<double>(cost_ns) + static_cast<double>(tolls_parts) / kTollParts;
+inline double with_shares(int64_t cost_ns, int64_t parts) {
+  return static_cast<double>(cost_ns) + static_cast<double>(parts) / kShareParts;
 }
 
 struct Signals {
@@ -84,7 +84,7 @@ struct Needs {
   bool components = false;   // of evicted storages, joined and summed
   bool ancestors = false;    // exact sums over evicted ancestors
   bool descendants = false;  // and over evicted descendants
-  bool tolls = false;        // the sums over ancestors are of tolls, not of costs
+  bool shares = false;       // the sums over ancestors are of shares, not of costs
   bool free_bytes = false;   // asks the pool about a block's neighbors
   bool scores = true;        // columns for the search by score
 
@@ -96,9 +96,9 @@ struct Needs {
     needs.scores = heuristic.select == DTR_SELECT_SCORE;
     const int32_t cost = needs.scores ? heuristic.cost : DTR_COST_NONE;
     needs.components = all || cost == DTR_COST_COMPONENT;
-    needs.tolls = cost == DTR_COST_MARGINAL;
+    needs.shares = cost == DTR_COST_MARGINAL;
     needs.ancestors =
-        all || needs.tolls || cost == DTR_COST_ANCESTORS || cost == DTR_COST_NEIGHBORHOOD;
+        all || needs.shares || cost == DTR_COST_ANCESTORS || cost == DTR_COST_NEIGHBORHOOD;
     needs.descendants = all || cost == DTR_COST_NEIGHBORHOOD;
     const bool beside = heuristic.size == DTR_SIZE_BYTES_AND_FREE ||
                         (heuristic.size == DTR_SIZE_BYTES && room == DTR_ROOM_AUTO);

@@ -71,7 +71,7 @@ uint64_t WaitingInputs::peak_beside(const Storage* wanted) {
 }
 
 void WaitingInputs::order_by_peak(std::vector<Storage*>& wanted) {
-  if (wanted.size() < 2 || !is_on()) return;
+  if (wanted.size() < 2) return;
   std::stable_sort(wanted.begin(), wanted.end(),
                    [this](Storage* a, Storage* b) { return peak_beside(a) > peak_beside(b); });
 }

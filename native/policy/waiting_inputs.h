@@ -66,7 +66,6 @@ class WaitingInputs {
  private:
   static constexpr uint32_t kMost = 4;
 
-  bool is_on() const { return environment_.options.waiting != DTR_WAITING_KEPT; }
   uint64_t peak_beside(const Storage* wanted);
 
   const Environment& environment_;
@@ -79,7 +78,6 @@ class WaitingInputs {
 template <typename CostOf>
 Storage* WaitingInputs::choose(const Device& device, const SearchContext& context,
                                CostOf&& cost_of) const {
-  if (!is_on()) return nullptr;
   Storage* best = nullptr;
   std::tuple<uint32_t, double, uint64_t> least;
   for (size_t i = 0; i < device.candidates.size(); ++i) {

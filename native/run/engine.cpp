@@ -6,13 +6,13 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "toy/simulated_framework.h"
 
 namespace dtr {
 
-Engine::Engine(const dtr_engine_options& options)
-    : needs_(Needs::of(options.heuristic, options.room)), random_(options.heuristic.seed) {
+Engine::Engine(const dtr_engine_options& options) {
   options_ = options;
+  cost_model_.configure();
+  search_.configure(true);
   dead_.configure();
   Transaction call(*this);
   swap_space_.configure(call.deferred);
@@ -40,12 +40,11 @@ void Engine::configure(const dtr_engine_options& options) {
   if (notes_contents) contents_.note_all();
   dead_.configure();
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
-  needs_ = Needs::of(options.heuristic, options.room);
-  if (reseed) random_ = Random(options.heuristic.seed);
-  rebuild_neighborhoods();
+  cost_model_.configure();
+  search_.configure(reseed);
   swap_space_.configure(call.deferred);
   mover_.configure();
-  prices_changed();
+  lifecycle_.costs_changed();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -72,7 +71,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
-  prices_changed();
+  lifecycle_.costs_changed();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
@@ -110,27 +109,6 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   return nullptr;
 }
 
-// ---- candidates ----
-
-// Most results die before memory is short. So candidates come into the columns, and their costs are
-// looked at, only when somebody searches.
-void Engine::grow_up(Device& device) {
-  for (Storage* storage : device.young) {
-    storage->candidate = kNoCandidate;
-    device.candidates.add(storage);
-    storage->ancestors_known = storage->descendants_known = false;
-    reset_bounds(device, storage);
-  }
-  device.young.clear();
-}
-
-void Engine::host_memory_freed() {
-  if (!std::exchange(parked_for_host_, false)) return;
-  for (const auto& device : devices_)
-    for (size_t i = 0; i < device->candidates.size(); ++i)
-      if (!device->candidates.at(i)->parent) unpark(device->candidates.at(i));
-}
-
 // ---- what the framework tells ----
 
 void Engine::freed(void* address) {
@@ -160,14 +138,6 @@ void Engine::check_connected() const {
   if (!framework_) throw StateError("the engine is not connected to a framework");
 }
 
-void Engine::check_tensor(const void* tensor) const {
-  check_connected();
-  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
-    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
-            "the address of one, a multiple of 8");
-  check_simulated(*this, framework_, tensor);
-}
-
 void Engine::evicted_died(Storage* storage) {
   Transaction call(*this);
   lifecycle_.evicted_died(storage, call.deferred);
@@ -187,7 +157,7 @@ void Engine::freeze(bool on) {
   if (on)
     capture_.begin();
   else if (capture_.end())
-    prices_changed();
+    lifecycle_.costs_changed();
 }
 
 // ---- counters ----
@@ -196,7 +166,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = stats_;
   out->clock_ns = static_cast<uint64_t>(clock_ns_);
-  out->storage_accesses += components_.visited();
+  out->storage_accesses += cost_model_.visited_components();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
@@ -264,7 +234,7 @@ uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capac
   std::lock_guard<EngineMutex> lock(mutex_);
   uint64_t count = 0;
   for (const auto& device : devices_) {
-    grow_up(*device);
+    search_.grow_up(*device);
     for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
       if (count >= capacity) continue;
       const Storage* storage = device->candidates.at(i);

@@ -15,7 +15,6 @@
 // failed cost nothing.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
@@ -30,11 +29,12 @@
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "eviction/compaction.h"
+#include "eviction/evictor.h"
 #include "eviction/move.h"
 #include "eviction/placement_hint.h"
+#include "eviction/room.h"
 #include "eviction/swap_space.h"
 #include "frame.h"
-#include "graph/component.h"
 #include "graph/contents.h"
 #include "graph/dead_storages.h"
 #include "graph/deferred.h"
@@ -49,19 +49,19 @@
 #include "locks.h"
 #include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
+#include "policy/cost_model.h"
 #include "policy/costs.h"
-#include "policy/device.h"
-#include "policy/score.h"
-#include "policy/search_context.h"
+#include "policy/devices.h"
+#include "policy/victim_search.h"
 #include "policy/waiting_inputs.h"
-#include "policy/window.h"
+#include "policy/window_search.h"
 #include "rematerializer.h"
 #include "storage_lifecycle.h"
 #include "versions.h"
 
 namespace dtr {
 
-class Engine final : private StorageLifecycle::Costs {
+class Engine final {
  public:
   explicit Engine(const dtr_engine_options& options);
   ~Engine();
@@ -115,10 +115,13 @@ class Engine final : private StorageLifecycle::Costs {
   void remat_commit(Frame& frame, uint32_t tensors, uint32_t results);
   void remat_abort(Frame& frame);
 
-  // ---- make_room.cpp ----
   // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
-  // heuristic fails: through the pool's allocate, which asked with no lock held.
-  int32_t make_room(Device& device, uint64_t size_bytes);
+  // heuristic fails: through the pool's allocate, which asked with no lock held (room.h).
+  int32_t make_room(Device& device, uint64_t size_bytes) {
+    const ScopedTimer spent(room_ns_of_thread());
+    Deferred deferred(environment_, dead_, mutex_);
+    return room_.make_room(device, size_bytes, deferred);
+  }
 
   // ---- what users ask for (user_requests.cpp) ----
   bool user_evict(void* handle);
@@ -130,8 +133,8 @@ class Engine final : private StorageLifecycle::Costs {
   bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
   void check_connected() const;
-  // Throws for what can be told to be no tensor of the connected framework.
-  void check_tensor(const void* tensor) const;
+  // Null before connect().
+  const dtr_framework* framework() const { return framework_; }
 
   bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
@@ -158,9 +161,6 @@ class Engine final : private StorageLifecycle::Costs {
   };
 
   // engine.cpp, all under the mutex
-  void prices_changed() override;
-  void host_memory_freed() override;
-  void grow_up(Device& device);
   // Of a storage whose memory is ours.
   Device& device_of(const Storage* storage) const { return devices_.of(storage); }
   bool is_managed_device(const dtr_tensor_desc& desc) const {
@@ -171,91 +171,7 @@ class Engine final : private StorageLifecycle::Costs {
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
 
-  // ghosts.cpp
-  void update_asking(Storage* changed, bool gone) override;
-  double ghost_factor(const Storage* storage) const;
-  void release_ghosts(Deferred& deferred);
-
-  // neighborhood.cpp
-  void merge_components(const Storage* storage);
-  void leave_neighborhoods(Storage* storage) override;
-  void join_neighborhoods(Storage* storage) override;
-  void neighborhood_changed(Storage* storage, bool grew);
-  void toll_changed(Storage* storage, bool grew) override;
-  void count_dependents(Storage* storage);
-  // Dead, and nothing evicted asks for it (ghosts.cpp).
-  static bool is_idle(const Storage* storage) { return !storage->live && storage->askers == 0; }
-  int64_t part_of(const Storage* storage) const;
-  template <typename ForNext>
-  int64_t evicted_cost(Storage* storage, Known Storage::* level_of, ForNext&& for_next);
-  int64_t ancestors_ns(Storage* storage);
-  int64_t descendants_ns(Storage* storage);
-  int64_t component_ns(Storage* storage);
-  void bounds_lowered(Storage* storage);
-  void rebuild_neighborhoods();
-
-  // make_room.cpp
-  class Evicting;
-  bool is_better_swapped(Storage* storage);
-  bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
-             std::unique_lock<EngineMutex>& lock);
-  bool drop(Storage* storage, EvictionCause cause, Deferred& deferred);
-  Storage* evict_victims(Deferred& deferred, std::unique_lock<EngineMutex>& lock, size_t* evicted);
-  Storage* choose(Device& device, const SearchContext& moment);
-  Storage* choose_by_callback(Device& device, const SearchContext& moment,
-                              std::unique_lock<EngineMutex>& lock);
-  Storage* choose_randomly(Device& device);
-  SearchContext context_of(Device& device);
-  bool is_eligible(Device& device, Storage* storage);
-  double recompute_cost_ns(Storage* storage);
-  double exact_cost_ns(Storage* storage);
-  uint64_t free_bytes(const Storage* storage, const SearchContext& moment);
-  bool is_free_to_go(const Storage* storage) const;
-  double score_of(const Storage* storage, const SearchContext& moment, double cost_ns,
-                  uint64_t free_bytes) const;
-  double exact_score(const Storage* storage, const SearchContext& moment, double cost_ns) {
-    return score_of(storage, moment, cost_ns, free_bytes(storage, moment));
-  }
-  double learn_cost(Device& device, Storage* storage);
-  double weight_of(const Storage* storage) const;
-  double floor_cost_ns(const Storage* storage) const;
-  void set_bounds(Device& device, Storage* storage, double numerator_ns);
-  void reweigh(Storage* storage) override;
-  void unpark(Storage* storage) {
-    if (storage->parked) reweigh(storage);
-  }
-  void reset_bounds(Device& device, Storage* storage) override;
-
-  // window.cpp
-  // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
-  enum class Way { single, window, remap };
-  size_t run_of(const Device& device, const void* address, size_t blocks);
-  double price_factor(const Storage* storage, const SearchContext& moment) const;
-  double price_of(Device& device, Storage* storage, const SearchContext& moment);
-  bool extend_window(Device& device, const SearchContext& moment, uint64_t size_bytes,
-                     Storage* first, double most, Window* window);
-  void take_members(const Device& device, const Window& window);
-  void search_windows(Device& device, const SearchContext& moment, uint64_t size_bytes);
-  template <typename ForNext>
-  int64_t further_cost(const Storage* storage, uint64_t visit, ForNext&& for_next);
-  double joint_price(const SearchContext& moment);
-  bool find_window(Device& device, const SearchContext& moment, uint64_t size_bytes);
-  bool makes_place(const Device& device, const Storage* storage, uint64_t size_bytes);
-  static double remap_ns(const Device& device, uint64_t size_bytes);
-  Way choose_victims(Device& device, const SearchContext& moment, uint64_t size_bytes,
-                     std::unique_lock<EngineMutex>& lock);
-
-  // What evicting it loses, where nothing is known of when it is needed again.
-  double loss_ns(Storage* storage);
   bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-
-  // invariants.cpp
-  void check_asking(const Storage* storage);
-  int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
-  void check_neighborhoods();
-  void check_search();
-  void check_windows(Device& device, const SearchContext& moment);
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
@@ -267,8 +183,8 @@ class Engine final : private StorageLifecycle::Costs {
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
   // Before those that take it as a Lifecycle.
-  StorageLifecycle lifecycle_{
-      {environment_, graph_, devices_, pins_, dead_, contents_, unwritten_, swap_space_, *this}};
+  StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, dead_, contents_, unwritten_,
+                               swap_space_, cost_model_, search_}};
   Settling settling_{environment_, graph_, lifecycle_};
   DeadStorages dead_{environment_, lifecycle_, settling_};
   Contents contents_{environment_, graph_, lifecycle_, settling_};
@@ -276,8 +192,15 @@ class Engine final : private StorageLifecycle::Costs {
   Devices devices_;
   SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
   const SwapCosts& swap_costs_ = swap_space_.costs();
+  CostModel cost_model_{environment_, graph_, devices_, swap_costs_};
+  VictimSearch search_{environment_, devices_, capture_, cost_model_};
+  WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};
   Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
   Compactor compactor_{environment_, graph_, capture_, mover_};
+  Evictor evictor_{{environment_, graph_, devices_, lifecycle_, contents_, verifier_, waiting_,
+                    swap_space_, cost_model_, search_}};
+  RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, settling_, cost_model_, search_,
+                   windows_, evictor_, compactor_}};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;
@@ -289,7 +212,6 @@ class Engine final : private StorageLifecycle::Costs {
                         settling_, contents_, unwritten_, swap_space_, waiting_, op_log_, hints_,
                         costs_}};
   dtr_engine_options& options_ = environment_.options;
-  Needs needs_;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
   struct RoomCaller {
@@ -298,24 +220,8 @@ class Engine final : private StorageLifecycle::Costs {
   };
   std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
 
-  Components components_;
   int64_t& clock_ns_ = environment_.clock_ns;
-  Random random_;
-  uint64_t visits_ = 0;
-  std::vector<Storage*> pending_;          // worklist of walks through neighborhoods
-  uint64_t price_look_ = 0;                // the search for windows that prices are of
-  std::vector<dtr_run_block> run_;         // blocks, as the pool tells them
-  FewWindows few_;                         // the best of the last search
-  std::vector<Storage*> members_;          // of the window that was looked at last
-  std::vector<int64_t> costs_of_members_;  // of joint_price()
-  std::vector<Storage*> victims_;          // what choose_victims() chose
-  std::vector<Storage*> other_victims_;    // buffer of evict_victims()
-  std::vector<Storage*> asking_;           // worklist of update_asking()
-  uint64_t checks_ = 0;                    // of the invariants
-
-  std::condition_variable_any evicted_;  // another thread's Evicting is over
-  uint32_t evicting_ = 0;                // threads whose victims are not yet free
-  bool parked_for_host_ = false;         // some constants are parked for lack of host memory
+  uint64_t checks_ = 0;  // of the invariants
 
   Bookkeeping bookkeeping_;
   dtr_engine_stats& stats_ = environment_.stats;

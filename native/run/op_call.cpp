@@ -37,9 +37,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   recorder_.stop(frame, cost_ns < 0);
   Transaction call(*this);
-  const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
-  release_ghosts(call.deferred);
-  return id;
+  return recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
 }
 
 void Engine::op_abort(Frame& frame, bool started) {
@@ -67,7 +65,7 @@ void Engine::keep(Frame& frame, bool on) {
   if (on)
     capture_.begin_bringing_back();
   else if (capture_.end_bringing_back())
-    prices_changed();
+    lifecycle_.costs_changed();
 }
 
 bool Engine::remat_want_any(Frame& frame) {
@@ -118,7 +116,6 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
-  release_ghosts(call.deferred);
 }
 
 void Engine::remat_abort(Frame& frame) {

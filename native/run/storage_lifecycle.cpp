@@ -82,19 +82,15 @@ void StorageLifecycle::become_evicted(Storage* storage, EvictionCause cause) {
   storage->prefetched = false;
   parts_.unwritten.forget(storage);
   update_candidate(storage);
-  if (storage->lost) return;
-  ++parts_.environment.stats.evicted_storages;
-  parts_.costs.join_neighborhoods(storage);
-  parts_.costs.update_asking(storage, false);
+  if (!storage->lost) parts_.costs.evicted(storage);
 }
 
 void StorageLifecycle::become_resident(Storage* storage, void* address) {
-  parts_.costs.leave_neighborhoods(storage);
+  parts_.costs.returned(storage);
   storage->address = address;
   storage->state = State::resident;
   storage->last_access_ns = parts_.environment.clock_ns;
   update_candidate(storage);
-  parts_.costs.update_asking(storage, false);
 }
 
 void StorageLifecycle::change_address(Storage* storage, void* address) {
@@ -106,7 +102,7 @@ void StorageLifecycle::change_address(Storage* storage, void* address) {
   storage->address = address;
   if (!is_placed) return;
   device.candidates.add(storage);
-  parts_.costs.reset_bounds(device, storage);
+  parts_.costs.bounds().reset(device, storage);
 }
 
 bool StorageLifecycle::may_be_evicted(const Storage* storage) const {
@@ -139,8 +135,7 @@ void StorageLifecycle::drop_output(Storage* storage, Deferred& deferred) {
   Op* op = storage->parent;
   if (!op) return;
   Verifier::forget_expected(storage, deferred);
-  if (storage->asks) parts_.costs.update_asking(storage, true);
-  if (storage->counted) parts_.costs.leave_neighborhoods(storage);
+  parts_.costs.loses_parent(storage);
   storage->parent = nullptr;
   parts_.unwritten.forget(storage);
   op->outputs[storage->output].storage = nullptr;
@@ -173,7 +168,7 @@ void StorageLifecycle::forget_parent(Storage* storage, Deferred& deferred) {
   if (storage->candidate >= 0) {
     // It goes on as a constant: what was known of its cost is of another kind.
     storage->ancestors_known = storage->descendants_known = false;
-    parts_.costs.reset_bounds(parts_.devices.of(storage), storage);
+    parts_.costs.bounds().reset(storage);
   }
   if (!storage->live && storage->managed && storage->state == State::resident)
     parts_.dead.keep(storage);
@@ -198,14 +193,12 @@ void StorageLifecycle::lose_handle(Storage* storage, Deferred& deferred) {
     parts_.unwritten.forget(storage);  // nobody will read it
     update_candidate(storage);
   }
-  if (storage->candidate >= 0) parts_.costs.reweigh(storage);
-  if (storage->asks) parts_.costs.update_asking(storage, false);
-  if (storage->counted) parts_.costs.toll_changed(storage, false);
+  parts_.costs.died(storage);
 }
 
 void StorageLifecycle::unlock(Storage* storage, Deferred& deferred) {
   if (--storage->locks > 0) return;
-  if (storage->parked) parts_.costs.reweigh(storage);
+  parts_.costs.bounds().unpark(storage);
   parts_.dead.reconsider(storage, deferred);
   if (storage->parent) parts_.dead.reconsider_inputs(storage->parent, deferred);
   maybe_remove(storage, deferred);

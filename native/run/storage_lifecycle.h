@@ -16,28 +16,15 @@
 #include "graph/lifecycle.h"
 #include "graph/pins.h"
 #include "graph/unwritten.h"
+#include "policy/cost_model.h"
 #include "policy/devices.h"
+#include "policy/victim_search.h"
 
 namespace dtr {
 
 // All of it under the engine's mutex.
 class StorageLifecycle final : public Lifecycle {
  public:
-  // Who keeps account of what evicting a storage costs.
-  class Costs {
-   public:
-    virtual void join_neighborhoods(Storage* storage) = 0;
-    virtual void leave_neighborhoods(Storage* storage) = 0;
-    virtual void update_asking(Storage* changed, bool gone) = 0;
-    virtual void toll_changed(Storage* storage, bool grew) = 0;
-    virtual void reweigh(Storage* storage) = 0;
-    virtual void reset_bounds(Device& device, Storage* storage) = 0;
-    virtual void prices_changed() = 0;
-    virtual void host_memory_freed() = 0;
-
-   protected:
-    ~Costs() = default;
-  };
   // What it works with.
   struct Parts {
     Environment& environment;
@@ -48,7 +35,8 @@ class StorageLifecycle final : public Lifecycle {
     Contents& contents;
     UnwrittenParts& unwritten;
     SwapSpace& swap_space;
-    Costs& costs;
+    CostModel& costs;
+    VictimSearch& search;
   };
   explicit StorageLifecycle(const Parts& parts) : parts_(parts) {}
 
@@ -68,8 +56,8 @@ class StorageLifecycle final : public Lifecycle {
   void become_resident(Storage* storage, void* address) override;
   void change_address(Storage* storage, void* address) override;
   void update_candidate(Storage* storage) override;
-  void prices_changed() override { parts_.costs.prices_changed(); }
-  void host_memory_freed() override { parts_.costs.host_memory_freed(); }
+  void costs_changed() override { parts_.costs.bounds().reset_all(); }
+  void host_memory_freed() override { parts_.search.host_memory_freed(); }
 
   // ---- records that end ----
   void forget_parent(Storage* storage, Deferred& deferred) override;

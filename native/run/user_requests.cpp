@@ -9,9 +9,9 @@ bool Engine::user_evict(void* handle) {
   if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
       capture_.is_frozen(storage))
     return false;
-  // The caller holds the storage through Python, which is what evict() may refuse;
+  // The caller holds the storage through Python, which is what the evictor may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  return evict(storage, EvictionCause::by_user, call.deferred, call.lock);
+  return evictor_.evict(storage, EvictionCause::by_user, call.deferred, call.lock);
 }
 
 bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
@@ -81,7 +81,7 @@ bool Engine::user_unpin(void* handle) {
   const uint32_t pins = pins_.take_back(handle, call.deferred);
   if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
     storage->pins = pins;
-    if (pins == 0) unpark(storage);
+    if (pins == 0) cost_model_.bounds().unpark(storage);
   }
   return true;
 }

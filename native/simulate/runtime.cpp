@@ -177,8 +177,6 @@ struct World {
       settings.score = options.score;
       settings.score_context = options.score_context;
       settings.history_ops = options.history_ops;
-      settings.unneeded = options.unneeded;
-      settings.waiting = options.waiting;
       settings.room = options.room;
       settings.moving = options.move_bytes_per_s > 0;
       settings.move_bytes_per_s = options.move_bytes_per_s;

@@ -79,7 +79,7 @@ int64_t Machine::component_cost(uint32_t storage) {
 }
 
 double Machine::marginal_cost(uint32_t at) {
-  int64_t tolls = 0;
+  int64_t shares = 0;
   const uint32_t walk = ++walks_;
   pending_.assign(1, at);
   while (!pending_.empty()) {
@@ -90,12 +90,12 @@ double Machine::marginal_cost(uint32_t at) {
       if (graph_.material[above] || storage.walk == walk) continue;
       storage.walk = walk;
       ++result_.accesses;
-      tolls += toll_parts(graph_.nodes[above].cost, storage.references > 0, storage.asks,
-                          graph_.nodes[above].next[kDescendants].size());
+      shares += share_parts(graph_.nodes[above].cost, storage.references > 0, storage.needed,
+                            graph_.nodes[above].next[kDescendants].size());
       pending_.push_back(above);
     }
   }
-  return with_tolls(graph_.nodes[at].cost, tolls);
+  return with_shares(graph_.nodes[at].cost, shares);
 }
 
 template <typename Cost>
@@ -162,11 +162,11 @@ uint32_t Machine::choose() {
   const auto evaluate = [&](uint32_t at, double* numerator) {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = storages_[at].last_access;
-    if (counts_askers_) {
+    if (is_marginal_) {
       double value = score(at, cost, newest);
-      if (storages_[at].references == 0 && storages_[at].askers == 0)
-        value *= kIdle;
-      else if (value <= least)  // else another is better whatever the tolls
+      if (storages_[at].references == 0 && storages_[at].needed_by == 0)
+        value *= kUnneeded;
+      else if (value <= least)  // else another is better whatever the shares
         value = score(at, marginal_cost(at), newest);
       least = std::min(least, value);
       return value;

@@ -33,14 +33,14 @@ Machine::Machine(const dtr_simulation_options& options, Simulation& simulation, 
   caches_regions_ = neighborhood && !walks_neighborhood_;
   draws_candidates_ = options.sampling != DTR_SAMPLING_NONE || options.least_size_share > 0;
   keeps_components_ = scored && heuristic.cost == DTR_COST_COMPONENT;
-  counts_askers_ = scored && heuristic.cost == DTR_COST_MARGINAL;
+  is_marginal_ = scored && heuristic.cost == DTR_COST_MARGINAL;
   if (keeps_components_ && banishes())
     throw InvalidArgument(
         "the cost of the heuristic is 'component' under banishing; allowed with simrd's "
         "semantics: none, local, ancestors, neighborhood (it has no components of storages "
         "that may be banished)");
   const double exponent = heuristic.staleness_exponent;
-  bounded_ = scored && !neighborhood && !counts_askers_ && (exponent == 0 || exponent == 1);
+  bounded_ = scored && !neighborhood && !is_marginal_ && (exponent == 0 || exponent == 1);
   result_.clock = 1;
 }
 
@@ -279,14 +279,14 @@ uint32_t Machine::compute(int64_t cost) {
     tensors_.back().storage = at;
     tensors_.back().size_bytes = result.size_bytes;
   }
-  if (counts_askers_)
+  if (is_marginal_)
     for (const Result& result : results_)
       if (result.alias >= 0)
-        update_asking(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage, true);
+        update_needed(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage, true);
   if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
   add_edges(id);
-  if (counts_askers_)
-    for (uint32_t i = 0; i < results_.size(); ++i) update_asking(tensors_[first + i].storage);
+  if (is_marginal_)
+    for (uint32_t i = 0; i < results_.size(); ++i) update_needed(tensors_[first + i].storage);
   materialize(first, false);
   for (uint32_t i = 0; i < results_.size(); ++i) stamp(tensors_[first + i].storage);
   return first;
@@ -432,7 +432,7 @@ void Machine::execute(const Step& step) {
   for (const uint32_t storage : revived_) {
     graph_.material[storage] = true;
     if (step.rematerialize) ++storages_[storage].recomputes;
-    if (counts_askers_) update_asking(storage);
+    if (is_marginal_) update_needed(storage);
   }
   if (step.rematerialize) {
     plain_op_ = false;  // a view that was undefined may bring back more than itself
@@ -497,7 +497,7 @@ void Machine::release(uint32_t tensor) {
   --storage.references;
   --tensors_[tensor].references;
   if (storage.references > 0) return;
-  if (counts_askers_) update_asking(at);
+  if (is_marginal_) update_needed(at);
   if (banishes())
     try_banish(at);
   else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !storage.pinned)
@@ -570,7 +570,7 @@ void Machine::evict(uint32_t at, bool forced) {
       if (tensors_[parent].storage != at)
         evicted_dependents_[tensors_[parent].storage].insert(tensor);
   }
-  if (counts_askers_) update_asking(at);
+  if (is_marginal_) update_needed(at);
   ++(forced ? result_.forced : result_.other);
   simulation_.decide(forced ? 'E' : 'D', storage.root);
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
@@ -622,22 +622,22 @@ void Machine::try_banish(uint32_t at) {
   simulation_.decide('B', storage.root);
 }
 
-// After its content, its references or its askers have changed: whether it asks (score.h). With
+// After its content, its references or what needs it have changed: whether it is needed (score.h). With
 // relinked it does not until the next call, because its inputs are about to change. Views can make
 // circles of storages that ask for one another for good.
-void Machine::update_asking(uint32_t changed, bool relinked) {
+void Machine::update_needed(uint32_t changed, bool relinked) {
   pending_.assign(1, changed);
   while (!pending_.empty()) {
     const uint32_t at = pending_.back();
     pending_.pop_back();
     Storage& storage = storages_[at];
     const std::vector<uint32_t>& inputs = graph_.nodes[at].next[kAncestors];
-    const bool asks = !(relinked && at == changed) && !graph_.material[at] &&
-                      (storage.references > 0 || storage.askers > 0);
-    if (asks == storage.asks) continue;
-    storage.asks = asks;
+    const bool needed = !(relinked && at == changed) && !graph_.material[at] &&
+                        (storage.references > 0 || storage.needed_by > 0);
+    if (needed == storage.needed) continue;
+    storage.needed = needed;
     for (const uint32_t input : inputs) {
-      storages_[input].askers += asks ? 1 : -1;
+      storages_[input].needed_by += needed ? 1 : -1;
       pending_.push_back(input);
     }
   }

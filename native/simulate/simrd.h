@@ -65,9 +65,9 @@ struct Storage {
   uint32_t component = kNone;  // its node while it is evicted, or not yet computed
   bool pinned = false;
   bool banished = false;
-  bool asks = false;    // it is evicted, and referred to or asked for: it will be needed
-  uint32_t askers = 0;  // storages computed from it that ask, for the marginal cost
-  uint32_t walk = 0;    // visited in the walk of that number
+  bool needed = false;     // evicted, and referred to or needed by what is
+  uint32_t needed_by = 0;  // storages computed from it that are needed, for the marginal cost
+  uint32_t walk = 0;       // visited in the walk of that number
   std::vector<uint32_t> tensors;
 };
 
@@ -159,7 +159,7 @@ class Machine {
   void make_room(uint64_t bytes);
   void evict_given(uint64_t bytes);
   void enter_pool(uint32_t storage);
-  void update_asking(uint32_t storage, bool relinked = false);
+  void update_needed(uint32_t storage, bool relinked = false);
   void stamp(uint32_t storage);
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_SIMULATION_CONTRADICTION};
@@ -183,7 +183,7 @@ class Machine {
   bool caches_regions_ = false;      // e*, as cached by simrd
   bool walks_neighborhood_ = false;  // e*, walked for each score
   bool keeps_components_ = false;
-  bool counts_askers_ = false;
+  bool is_marginal_ = false;
 
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;

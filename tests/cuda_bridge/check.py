@@ -76,8 +76,6 @@ class EngineOptions(ctypes.Structure):
         ("score", ctypes.c_void_p),
         ("score_context", ctypes.c_void_p),
         ("time_bookkeeping", ctypes.c_int32),
-        ("unneeded", ctypes.c_int32),
-        ("waiting", ctypes.c_int32),
         ("swap_bytes", ctypes.c_uint64),
         ("swap_out_bytes_per_s", ctypes.c_double),
         ("swap_in_bytes_per_s", ctypes.c_double),

@@ -1,4 +1,4 @@
-// Random evictions and returns on native/graph/component.h against sets that are joined by hand.
+// Random evictions and returns on native/policy/component.h against sets that are joined by hand.
 //
 // usage: random_components SEED STEPS. Prints "ok NODES MERGES" or the first difference.
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "graph/component.h"
+#include "policy/component.h"
 
 using dtr::ComponentNode;
 using dtr::Components;

@@ -161,7 +161,7 @@ class TestSimulations:
             with pytest.raises(Invalid, match=message):
                 check(status)
 
-    @pytest.mark.parametrize("field", ["space", "outputs", "measure", "unneeded", "waiting"])
+    @pytest.mark.parametrize("field", ["space", "outputs", "measure"])
     def test_a_choice_that_does_not_exist_is_named(self, field):
         with pytest.raises(Invalid, match=f"{field} is 3; allowed"):
             check(run_on_engine(field, 3))

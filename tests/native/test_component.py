@@ -1,4 +1,4 @@
-"""Evicted components (native/graph/component.h) against brute force. Needs g++."""
+"""Evicted components (native/policy/component.h) against brute force. Needs g++."""
 
 import subprocess
 

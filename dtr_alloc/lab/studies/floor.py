@@ -2,14 +2,7 @@
 
 Greedy eviction can fail at a budget and succeed at a smaller one (an *inversion*). For each
 published log and heuristic, budgets are swept in steps of 1 % of the log's peak on the engine
-that trains (runtime semantics, counted bytes), in three variants of it:
-
-* ``before``: as the engine was before: a waiting operator's inputs keep their memory, and a dead
-  storage counts a hundredth of its score;
-* ``unneeded``: unneeded dead storages are evicted first, the others are scored as live ones;
-* ``preempt``: the default: the same, and a waiting operator's inputs are preempted where an
-  allocation would fail, and are brought back in the order of need
-  (native/policy/waiting_inputs.h).
+that trains (runtime semantics, counted bytes).
 
 A run that spends more than ``MOST`` times the log's compute counts as failed ("thrash"), like one
 that is out of memory ("oom").
@@ -47,27 +40,16 @@ HEURISTICS = (
     "lru",
 )
 
-VARIANTS: dict[str, dict[str, str]] = {
-    "before": {"unneeded": "discounted", "waiting": "keep"},
-    "unneeded": {"unneeded": "first", "waiting": "keep"},
-    "preempt": {"unneeded": "first", "waiting": "preempt"},
-}
-
-UNNEEDED_HEURISTICS = HEURISTICS[:6]
-UNNEEDED_PERCENTS = tuple(range(20, 100, 10))
-
 COLUMNS = {
     "logs": ["log", "peak_bytes", "compute", "least_ratio"],
     # Slowdowns from first_percent on in steps, or how a run failed.
-    "sweeps": ["log", "heuristic", "variant", "first_percent", "step", "slowdowns"],
-    "floors": ["log", "heuristic", "variant", "floor_percent", "safe_percent", "inversions"],
+    "sweeps": ["log", "heuristic", "first_percent", "step", "slowdowns"],
+    "floors": ["log", "heuristic", "floor_percent", "safe_percent", "inversions"],
     # The first budget that is out of memory, and what is resident then, in % of the peak.
     "failures": [
-        *("log", "heuristic", "variant", "percent", "constant", "running", "waiting"),
+        *("log", "heuristic", "percent", "constant", "running", "waiting"),
         *("allocated", "preemptions", "chain_depth"),
     ],
-    # At unneeded_percents, with preemption.
-    "unneeded": ["log", "heuristic", "unneeded", "slowdowns"],
 }
 
 Row = list[Any]
@@ -149,7 +131,7 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
     peak, compute = base.peak_bytes, base.compute
     least = least_bytes(program)
 
-    def run(heuristic: str, percent: int, options: Mapping[str, str]) -> simulate.Run:
+    def run(heuristic: str, percent: int) -> simulate.Run:
         name, _, dealloc = heuristic.partition(", ")
         return simulate.run_log(
             program,
@@ -159,7 +141,6 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
             outputs=False,
             max_recompute=(MOST - 1) * compute,
             dealloc=dealloc or "eager",
-            **options,  # type: ignore[arg-type]
         )
 
     def slowdown(run: simulate.Run) -> float | str:
@@ -167,29 +148,21 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
 
     lowest = max(1, -(-100 * least // peak))
     percents = range(95 if smoke else 99, 85 if smoke else lowest - 1, -5 if smoke else -1)
-    found: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "unneeded": []}
+    found: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": []}
     found["logs"].append([name, peak, compute, round(least / peak, 4)])
     for heuristic in HEURISTICS[:1] if smoke else HEURISTICS:
-        for variant, options in VARIANTS.items():
-            runs = {percent: run(heuristic, percent, options) for percent in percents}
-            values = [slowdown(run) for run in runs.values()]
-            found["sweeps"].append([name, heuristic, variant, percents[0], percents.step, values])
-            failed = next((p for p in percents if runs[p].status == "oom"), None)
-            if failed is not None:
-                at = runs[failed]
-                shares = (at.constant_bytes, at.running_bytes, at.waiting_bytes, at.end_bytes)
-                found["failures"].append(
-                    [name, heuristic, variant, failed]
-                    + [round(100 * share / peak, 1) for share in shares]
-                    + [at.preemptions, at.chain_depth]
-                )
-    for heuristic in UNNEEDED_HEURISTICS[:1] if smoke else UNNEEDED_HEURISTICS:
-        for unneeded in simulate.UNNEEDED:
-            values = [
-                slowdown(run(heuristic, percent, {"unneeded": unneeded}))
-                for percent in (UNNEEDED_PERCENTS[-1:] if smoke else UNNEEDED_PERCENTS)
-            ]
-            found["unneeded"].append([name, heuristic, unneeded, values])
+        runs = {percent: run(heuristic, percent) for percent in percents}
+        values = [slowdown(run) for run in runs.values()]
+        found["sweeps"].append([name, heuristic, percents[0], percents.step, values])
+        failed = next((p for p in percents if runs[p].status == "oom"), None)
+        if failed is not None:
+            at = runs[failed]
+            shares = (at.constant_bytes, at.running_bytes, at.waiting_bytes, at.end_bytes)
+            found["failures"].append(
+                [name, heuristic, failed]
+                + [round(100 * share / peak, 1) for share in shares]
+                + [at.preemptions, at.chain_depth]
+            )
     return found
 
 
@@ -198,12 +171,8 @@ def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
 
 def compute(options: Options) -> Document:
     logs = published_logs(options)
-    document: Document = {
-        "most": MOST,
-        "columns": COLUMNS,
-        "unneeded_percents": list(UNNEEDED_PERCENTS),
-    }
-    tables: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": [], "unneeded": []}
+    document: Document = {"most": MOST, "columns": COLUMNS}
+    tables: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": []}
     one = partial(_study, smoke=options.smoke)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
@@ -220,24 +189,19 @@ def compute(options: Options) -> Document:
 def _floors(sweeps: list[Row]) -> Iterator[Row]:
     """Of each sweep: the lowest percentage that runs, the lowest above which all run, and the
     failures above the former."""
-    for log, heuristic, variant, first, step, values in sweeps:
+    for log, heuristic, first, step, values in sweeps:
         by_percent = {first + step * i: value for i, value in enumerate(values)}
         runs = [percent for percent, value in by_percent.items() if not isinstance(value, str)]
         fails = [percent for percent, value in by_percent.items() if isinstance(value, str)]
         floor = min(runs, default=None)
         safe = min((p for p in runs if p > max(fails, default=0)), default=None)
         inversions = sum(floor is not None and percent > floor for percent in fails)
-        yield [log, heuristic, variant, floor, safe, inversions]
+        yield [log, heuristic, floor, safe, inversions]
 
 
 # ---- the pictures ----
 
-COLORS = {"before": "#b0b0b0", "unneeded": "#e69f00", "preempt": "#0072b2"}
-LABELS = {
-    "before": "before: waiting inputs keep their memory, dead storages at a hundredth",
-    "unneeded": "unneeded dead storages first",
-    "preempt": "and waiting inputs are preempted (the default)",
-}
+COLOR = "#0072b2"
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
@@ -245,7 +209,7 @@ def draw(document: Document) -> Mapping[str, Figure]:
 
 
 def _draw_floors(document: Document) -> Figure:
-    """Per log and heuristic a bar down to the floor for each variant; failures above it."""
+    """Per log and heuristic a bar down to the floor; failures above it."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -263,14 +227,14 @@ def _draw_floors(document: Document) -> Figure:
         for table in document["sweeps"]:
             if table[0] != log:
                 continue
-            _, heuristic, variant, first, step, values = table
-            y = heuristics.index(heuristic) + 0.27 * (list(COLORS).index(variant) - 1)
+            _, heuristic, first, step, values = table
+            y = heuristics.index(heuristic)
             ran = [first + step * i for i, v in enumerate(values) if not isinstance(v, str)]
             if not ran:
                 continue
             failed = [first + step * i for i, v in enumerate(values) if isinstance(v, str)]
             above = [percent for percent in failed if percent > min(ran)]
-            axes.plot([min(ran), 60], [y, y], color=COLORS[variant], linewidth=3.2, zorder=1)
+            axes.plot([min(ran), 60], [y, y], color=COLOR, linewidth=3.2, zorder=1)
             axes.plot(above, [y] * len(above), "x", color="#c00000", markersize=4, zorder=2)
         axes.axvline(least[log], color="black", linestyle=":", linewidth=1)
         axes.set_title(log, fontsize=10)
@@ -279,19 +243,17 @@ def _draw_floors(document: Document) -> Figure:
         axes.set_ylim(len(heuristics) - 0.4, -0.6)
         axes.tick_params(axis="x", labelsize=8)
         axes.set_xlabel("budget, % of the peak", fontsize=8)
-    marks = [Line2D([], [], color=COLORS[v], linewidth=3.2, label=LABELS[v]) for v in COLORS]
-    marks.append(
-        Line2D([], [], color="#c00000", marker="x", linestyle="", label="fails above the floor")
-    )
-    marks.append(
+    marks = [
+        Line2D([], [], color=COLOR, linewidth=3.2, label="runs"),
+        Line2D([], [], color="#c00000", marker="x", linestyle="", label="fails above the floor"),
         Line2D(
             [],
             [],
             color="black",
             linestyle=":",
             label="no schedule runs below: one op and the constants",
-        )
-    )
+        ),
+    ]
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.legend(handles=marks, loc="lower center", ncols=3, fontsize=8, frameon=False)
     return figure
@@ -312,12 +274,12 @@ def _draw_slowdowns(document: Document) -> Figure:
         axes.set_visible(False)
     for log, axes in zip(logs, grid.flat, strict=False):
         axes.set_visible(True)
-        for name, of, variant, first, step, values in document["sweeps"]:
+        for name, of, first, step, values in document["sweeps"]:
             if (name, of) != (log, heuristic):
                 continue
             x = [first + step * i for i in range(len(values))]
             y = [float("nan") if isinstance(value, str) else value for value in values]
-            axes.plot(x, y, color=COLORS[variant], linewidth=1.6)
+            axes.plot(x, y, color=COLOR, linewidth=1.6)
         axes.axvline(least[log], color="black", linestyle=":", linewidth=1)
         axes.set_yscale("log")
         ticks = [1, 1.5, 2, 3, 5, 10]
@@ -330,10 +292,8 @@ def _draw_slowdowns(document: Document) -> Figure:
         axes.grid(True, linewidth=0.3)
         axes.set_xlabel("budget, % of the peak", fontsize=8)
         axes.set_ylabel("compute, in terms of the log's", fontsize=8)
-    handles = [figure.axes[0].plot([], [], color=COLORS[v], label=LABELS[v])[0] for v in COLORS]
     figure.suptitle(heuristic, fontsize=10)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout()
     return figure
 
 

@@ -61,26 +61,10 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
 /* A cost, size or staleness below 1 counts as 1. Of equal scores the oldest storage's is the
  * smallest. Only what the heuristic needs is kept up to date. */
 
-/* What becomes of a dead storage that a rematerialization brought back, and that is unneeded:
- * nothing evicted that the job will want would be computed from it. */
-enum {
-  DTR_UNNEEDED_FIRST = 0,     /* it is evicted before all else; a needed one has its score */
-  DTR_UNNEEDED_AT_ONCE = 1,   /* it is evicted when no running op uses it; likewise */
-  DTR_UNNEEDED_DISCOUNTED = 2 /* nothing special: each dead storage has a hundredth of its score */
-};
-
-/* What becomes of the inputs of an op that waits for other inputs to come back
- * (policy/waiting_inputs.h). */
-enum {
-  DTR_WAITING_PREEMPTED = 0, /* they are evicted where an allocation would fail otherwise, and come
-                                back; the input that needs most memory is brought back first */
-  DTR_WAITING_KEPT = 1       /* they keep their memory, and are brought back in their order */
-};
-
-/* How an allocation that does not fit gets room (run/make_room.cpp). */
+/* How an allocation that does not fit gets room (eviction/room.h). */
 enum {
   DTR_ROOM_AUTO = 0,   /* the storage of the least score goes if that makes the place alone; else a
-                          window or a remap, whichever costs less (policy/window.cpp) */
+                          window or a remap, whichever costs less (policy/window_search.h) */
   DTR_ROOM_SINGLE = 1, /* the storages of the least scores go, until it fits or a remap can do it
                           (DTR) */
   DTR_ROOM_WINDOW = 2  /* the cheapest window goes (Coop) */
@@ -105,8 +89,6 @@ typedef struct dtr_engine_options {
   dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
   void* score_context;      /* its first argument */
   int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
-  int32_t unneeded;         /* DTR_UNNEEDED_... */
-  int32_t waiting;          /* DTR_WAITING_... */
   /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
   uint64_t swap_bytes;

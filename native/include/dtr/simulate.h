@@ -125,8 +125,6 @@ typedef struct dtr_runtime_options {
   int32_t space;                 /* DTR_SPACE_... */
   int32_t outputs;      /* 1: at the end all that has a name is made resident, as in simrd */
   uint64_t history_ops; /* as in dtr_engine_options */
-  int32_t unneeded;     /* likewise */
-  int32_t waiting;      /* likewise */
   int32_t room;         /* likewise */
   dtr_score_fn score;   /* likewise */
   void* score_context;

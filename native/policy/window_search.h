@@ -1,4 +1,4 @@
-// window.h: runs of neighbors whose eviction makes a place for a request in one piece.
+// window_search.h: the search for runs of neighbors whose eviction makes a place for a request in one piece.
 //
 // Coop (Zhang et al., NeurIPS 2023): what a request needs is not bytes but a place, so evict what
 // stands side by side. Rules:
@@ -13,7 +13,7 @@
 //       request fixes the bytes. The kFew least, among equals those at the lowest addresses, are
 //       compared by their joint price, in which nothing that members would be recomputed
 //       through counts twice: it counts where its factor is largest. A member that may be moved
-//       (move.cpp) counts with what that costs, where it is less. Under DTR_ROOM_AUTO
+//       (move.h) counts with what that costs, where it is less. Under DTR_ROOM_AUTO
 //       it is divided by the bytes of the window, if the score has a size: what is beyond the
 //       request serves the next one. But no window counts for more than kMostTimes the request.
 //   W5  What is found is what trying all would find; checked by check_invariants().
@@ -23,9 +23,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <vector>
 
-#include "graph/records.h"
+#include "cost_model.h"
+#include "devices.h"
+#include "dtr_alloc.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "search_context.h"
+#include "victim_search.h"
 
 namespace dtr {
 
@@ -77,6 +85,50 @@ class FewWindows {
   std::array<Window, kFew> windows_;
   size_t count_ = 0;
   double limit_ = std::numeric_limits<double>::infinity();
+};
+
+class WindowSearch {
+ public:
+  // What it costs to have a member out of the way, given what it costs to evict it.
+  using MemberCost = std::function<double(const Storage*, double)>;
+
+  WindowSearch(Environment& environment, const Devices& devices, const Graph& graph,
+               CostModel& costs, VictimSearch& victims)
+      : environment_(environment),
+        devices_(devices),
+        graph_(graph),
+        costs_(costs),
+        victims_(victims) {}
+
+  // The members of the best window by W4; none if there is none. Valid until the next call.
+  const std::vector<Storage*>& find(Device& device, const SearchContext& context,
+                                    uint64_t size_bytes, const MemberCost& member_cost_ns);
+  // Whether the request has its place if this one goes.
+  bool makes_place(const Device& device, const Storage* storage, uint64_t size_bytes);
+
+  // W5, by trying every run of blocks, for requests of several sizes.
+  void check();
+
+ private:
+  size_t run_of(const Device& device, const void* address, size_t blocks);
+  double price_of(Device& device, Storage* storage, const SearchContext& context);
+  bool extend(Device& device, const SearchContext& context, uint64_t size_bytes, Storage* first,
+              double most, Window* window);
+  void take_members(const Device& device, const Window& window);
+  void search(Device& device, const SearchContext& context, uint64_t size_bytes);
+  double joint_price(const SearchContext& context, const MemberCost& member_cost_ns);
+  void check(Device& device, const SearchContext& context);
+
+  Environment& environment_;
+  const Devices& devices_;
+  const Graph& graph_;
+  CostModel& costs_;
+  VictimSearch& victims_;
+  uint64_t search_number_ = 0;      // the number of the search, which prices are of
+  std::vector<dtr_run_block> run_;  // blocks, as the pool tells them
+  FewWindows few_;                  // the best of the last search
+  std::vector<Storage*> members_;   // of the window that was looked at last
+  std::vector<int64_t> sums_;       // of joint_price()
 };
 
 }  // namespace dtr

@@ -1,0 +1,127 @@
+// evictor.cpp: see evictor.h.
+#include "evictor.h"
+
+#include <utility>
+
+namespace dtr {
+
+// Whether evicting means swapping. Nobody is going to need an unneeded one: it is given up.
+bool Evictor::is_better_swapped(Storage* storage) {
+  const SwapCosts& swap = parts_.costs.swap_costs();
+  if (!swap.is_swappable(storage)) return false;
+  if (!storage->parent) return true;
+  return !is_unneeded(storage) && swap.has_room(storage) &&
+         swap.swap_ns(storage) < (parts_.costs.needs().scores
+                                      ? parts_.costs.recompute_ns(storage)
+                                      : static_cast<double>(cost_of(storage)));
+}
+
+bool Evictor::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
+                    std::unique_lock<EngineMutex>& lock) {
+  if (!is_better_swapped(storage)) return storage->parent && drop(storage, cause, deferred);
+  const SwapSpace::Outcome outcome = parts_.swap_space.swap_out(storage, cause, deferred, lock);
+  if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
+  const bool dropped = drop(storage, cause, deferred);
+  parts_.lifecycle.unlock(storage, deferred);
+  return dropped;
+}
+
+// The content is given up.
+bool Evictor::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
+  Environment& environment = parts_.environment;
+  if (parts_.contents.has_changed(storage)) {
+    // Its op would not give it again. What was computed from the old content notices that itself.
+    ++environment.stats.unseen_writes;
+    parts_.lifecycle.forget_parent(storage, deferred);
+    return false;
+  }
+  void* address = storage->address;
+  if (storage->live) {
+    if (!environment.framework->retain_strong(storage->handle)) return false;
+    // Dropped after the mutex: ours may be the last reference by then.
+    deferred.release_strong(storage->handle);
+    parts_.verifier.keep_expected(storage);
+    if (!environment.framework->detach(storage->handle, storage)) {
+      Verifier::forget_expected(storage, deferred);
+      return false;
+    }
+    deferred.free_block(*storage, address);
+  } else if (storage->handle) {
+    // Dead: the strong reference's deleter returns the block.
+    parts_.lifecycle.lose_handle(storage, deferred);
+  } else {
+    deferred.free_block(*storage, address);  // dead, and no rematerialization has used it yet
+  }
+  parts_.graph.by_address.erase(address);
+  dtr_pool_note(parts_.devices.of(storage).pool, DTR_EVENT_EVICT, address, storage->size_bytes);
+  parts_.lifecycle.become_evicted(storage, cause);
+  environment.observers.notify(&Observer::evicted, storage);
+  ++environment.stats.evictions;
+  environment.stats.evicted_bytes += storage->size_bytes;
+  return true;
+}
+
+Storage* Evictor::evict_all(const std::vector<Storage*>& victims, Deferred& deferred,
+                            std::unique_lock<EngineMutex>& lock, size_t* evicted) {
+  *evicted = 0;
+  Storage* const first = victims.front();
+  // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them,
+  // and another thread that evicts meanwhile finds no buffer here and takes one of its own.
+  std::vector<Storage*> others = std::move(others_);
+  others.assign(victims.begin() + 1, victims.end());
+  for (Storage* storage : others) ++storage->locks;
+  // A copy may throw: then the rest must be unlocked, too.
+  struct Waiting {
+    Lifecycle& lifecycle;
+    Deferred& deferred;
+    const std::vector<Storage*>& storages;
+    size_t next = 0;
+    ~Waiting() {
+      while (next < storages.size()) lifecycle.unlock(storages[next++], deferred);
+    }
+  };
+  Storage* failed = nullptr;
+  {
+    Waiting waiting{parts_.lifecycle, deferred, others};
+    if (evict(first, EvictionCause::room, deferred, lock))
+      ++*evicted;
+    else
+      failed = first;
+    while (!failed && waiting.next < others.size()) {
+      Storage* storage = others[waiting.next];
+      if (storage->locks > 1 || storage->candidate < 0) {
+        failed = storage;
+        break;
+      }
+      ++waiting.next;
+      if (!storage->live && !storage->children) {
+        // It was dropped meanwhile: the record goes, and its memory.
+        parts_.lifecycle.unlock(storage, deferred);
+        continue;
+      }
+      --storage->locks;
+      parts_.costs.bounds().unpark(storage);  // a search of another thread may have met it locked
+      if (parts_.search.is_free_to_go(storage) &&
+          evict(storage, EvictionCause::room, deferred, lock))
+        ++*evicted;
+      else
+        failed = storage;
+    }
+  }
+  others_ = std::move(others);
+  return failed;
+}
+
+bool Evictor::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  const SearchContext context = parts_.search.context_of(device);
+  const auto alone_ns = [this](const Storage* storage) { return parts_.costs.alone_ns(storage); };
+  while (Storage* waiting = parts_.waiting.choose(device, context, alone_ns)) {
+    parts_.waiting.note_preemption(waiting);
+    if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
+    ++parts_.environment.stats.preemptions;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace dtr

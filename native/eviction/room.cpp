@@ -1,0 +1,187 @@
+// room.cpp: see room.h.
+#include "room.h"
+
+#include <limits>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace dtr {
+
+// From the first victim until the memory of all is free, which happens without the mutex. Another
+// thread that finds nothing to evict meanwhile waits, instead of failing. Nothing that may wait for
+// that thread happens in between: no request for room, no code of others.
+class RoomMaker::Evicting {
+ public:
+  Evicting(RoomMaker& room, Deferred& deferred) : room_(room), deferred_(deferred) {}
+  Evicting(const Evicting&) = delete;
+  Evicting& operator=(const Evicting&) = delete;
+  // Without the mutex.
+  ~Evicting() {
+    if (!begun_) return;
+    deferred_.free_blocks();
+    std::lock_guard<EngineMutex> lock(room_.parts_.mutex);
+    end();
+  }
+
+  // Under the mutex.
+  void begin() {
+    if (!std::exchange(begun_, true)) ++room_.evicting_;
+  }
+  // Under the mutex; nothing was evicted.
+  void end() {
+    if (!std::exchange(begun_, false)) return;
+    --room_.evicting_;
+    room_.evicted_.notify_all();
+  }
+
+ private:
+  RoomMaker& room_;
+  Deferred& deferred_;
+  bool begun_ = false;
+};
+
+// What it costs to take memory from other addresses to where a request is. The kernel, or the
+// driver, works for each page, in this step and in every one like it. So many copies is what served
+// jobs on the host best (docs/concepts/default-policy.md).
+double RoomMaker::remap_ns(const Device& device, uint64_t size_bytes) {
+  constexpr double kCopies = 30;
+  return kCopies * device.move_price.ns_of(size_bytes);
+}
+
+// How a request gets its place, and whom to evict for that, in victims_.
+//
+// Under DTR_ROOM_AUTO the best score is the first choice, as it is the best use of what is freed
+// beyond the request. If that one does not make the place, singles may be blind to what does: so a
+// window goes, but not while a remap would do with some more bytes, wherever they are: near the
+// smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
+// less than what would be evicted, and where no window helps.
+RoomMaker::Way RoomMaker::choose_victims(Device& device, const SearchContext& context,
+                                         uint64_t size_bytes, std::unique_lock<EngineMutex>& lock) {
+  const dtr_engine_options& options = parts_.environment.options;
+  dtr_pool_room room{};
+  dtr_pool_get_room(device.pool, size_bytes, &room);
+  // Where there is a hole what is missing is time, or memory for slabs.
+  const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
+  const bool can_remap = lacks_place && room.lacking_chunks == 0;
+  const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
+  if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
+  ++parts_.environment.stats.searches;
+  Storage* single = nullptr;
+  if (options.heuristic.select == DTR_SELECT_CALLBACK)
+    single = parts_.search.choose_by_callback(device, context, lock);
+  else if (way != DTR_ROOM_WINDOW)
+    single = parts_.search.choose(device, context);
+  victims_.clear();  // not before: a callback lets another thread choose
+  if (single) victims_.push_back(single);
+  if (way == DTR_ROOM_SINGLE) return Way::single;
+
+  const auto is_expensive = [&] {
+    double loss = 0;
+    for (Storage* storage : victims_) loss += parts_.evictor.loss_ns(storage);
+    return can_remap && loss > remap_ns(device, size_bytes);
+  };
+  if (single && parts_.windows.makes_place(device, single, size_bytes))
+    return is_expensive() ? Way::remap : Way::single;
+  const bool lacks_bytes =
+      !can_remap && room.lacking_chunks != std::numeric_limits<uint64_t>::max();
+  if (!(lacks_bytes && single)) {
+    parts_.compactor.begin_search(device);
+    const std::vector<Storage*>& members = parts_.windows.find(
+        device, context, size_bytes, [this](const Storage* storage, double evict_ns) {
+          return parts_.compactor.at_most_move(storage, evict_ns);
+        });
+    if (!members.empty()) {
+      victims_ = members;
+      if (!is_expensive()) return Way::window;
+    }
+  }
+  if (can_remap) return Way::remap;
+  if (!single && (single = parts_.search.choose(device, context))) victims_.push_back(single);
+  return Way::single;
+}
+
+// A dead constant that turned out to be dispensable. False if there is none.
+bool RoomMaker::settle_a_constant(const Device& device, Deferred& deferred) {
+  for (size_t i = parts_.dead.constants().size(); i-- > 0;) {
+    Storage* constant = parts_.dead.constants()[i];
+    if (constant->locks > 0 || !dtr_pool_contains(device.pool, constant->address)) continue;
+    ++constant->locks;
+    const bool freed = parts_.settling.settle(constant, nullptr, Settling::kAnyBytes, deferred);
+    parts_.lifecycle.unlock(constant, deferred);
+    if (freed) return true;
+  }
+  return false;
+}
+
+// Evicts what was chosen for the request, or lets go of a constant, or moves what lies in the way,
+// or, as the last resort, evicts what only waits.
+int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& deferred) {
+  dtr_engine_stats& stats = parts_.environment.stats;
+  // The bytes are there, but not in one piece.
+  const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
+  Evicting evicting(*this, deferred);
+  std::unique_lock<EngineMutex> lock(parts_.mutex);
+  // Locked, so that the next search passes over them.
+  struct Refused {
+    Lifecycle& lifecycle;
+    Deferred& deferred;
+    std::vector<Storage*> storages;
+    ~Refused() {
+      for (Storage* storage : storages) lifecycle.unlock(storage, deferred);
+    }
+  };
+  bool freed = false;
+  {
+    Refused refused{parts_.lifecycle, deferred, {}};
+    while (!freed) {
+      const int64_t begin = now_ns();
+      const SearchContext context = parts_.search.context_of(device);
+      const Way way = choose_victims(device, context, size_bytes, lock);
+      stats.search_ns += static_cast<uint64_t>(now_ns() - begin);
+      if (way == Way::remap)
+        return parts_.compactor.open_hole_instead(device, size_bytes, remap_ns(device, size_bytes),
+                                                  deferred)
+                   ? DTR_ROOM_IS_FREED
+                   : DTR_ROOM_BY_REMAP;
+      const bool is_window = way == Way::window;
+      if (victims_.empty()) break;
+      if (parts_.compactor.move_victims(
+              device, size_bytes, fragmented, is_window,
+              [this](Storage* storage) { return parts_.evictor.loss_ns(storage); }, &victims_,
+              deferred)) {
+        freed = true;
+        if (victims_.empty()) break;
+      }
+      size_t evicted = 0;
+      evicting.begin();
+      Storage* failed = parts_.evictor.evict_all(victims_, deferred, lock, &evicted);
+      freed |= evicted > 0;
+      if (is_window) stats.window_evictions += evicted;
+      if (fragmented) stats.contiguity_evictions += evicted;
+      if (!freed) {
+        evicting.end();
+        ++failed->locks;
+        refused.storages.push_back(failed);
+      }
+    }
+  }
+  if (!freed && evicting_ > 0) {
+    evicted_.wait(lock);
+    return DTR_ROOM_IS_FREED;
+  }
+  freed = freed || settle_a_constant(device, deferred);
+  if (!freed && parts_.environment.options.moving) {
+    constexpr double kAtAnyPrice = std::numeric_limits<double>::infinity();
+    freed = parts_.compactor.open_hole(device, size_bytes, kAtAnyPrice, deferred) ||
+            parts_.compactor.empty_chunk(device, size_bytes, deferred);
+  }
+  if (!freed) {
+    evicting.begin();
+    freed = parts_.evictor.preempt(device, deferred, lock);
+    if (!freed) evicting.end();
+  }
+  return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;
+}
+
+}  // namespace dtr

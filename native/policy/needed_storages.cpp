@@ -1,0 +1,47 @@
+// needed_storages.cpp: see needed_storages.h.
+#include "needed_storages.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace dtr {
+
+void NeededStorages::update(Storage* changed, bool loses_parent) {
+  pending_.assign(1, changed);
+  while (!pending_.empty()) {
+    Storage* storage = pending_.back();
+    pending_.pop_back();
+    const bool needed = !(loses_parent && storage == changed) && storage->counted &&
+                        storage->parent && (storage->live || storage->needed_by > 0);
+    if (needed == storage->needed) continue;
+    storage->needed = needed;
+    if (!storage->live) neighborhoods_.share_changed(storage, !needed);
+    for (const Edge& edge : storage->parent->edges) {
+      Storage* input = edge.input;
+      input->needed_by += needed ? 1 : -1;
+      if (input->needed_by != (needed ? 1 : 0) || input->live) continue;
+      if (input->counted)
+        pending_.push_back(input);
+      else if (input->candidate >= 0)
+        bounds_.reweigh(input);
+    }
+  }
+}
+
+void NeededStorages::check(const Storage* storage) {
+  uint32_t needed_by = 0;
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && output.storage->needed) ++needed_by;
+  if (needed_by != storage->needed_by)
+    throw StateError("storage " + std::to_string(storage->id) + " breaks G2: needed by " +
+                     std::to_string(needed_by) + ", counted are " +
+                     std::to_string(storage->needed_by));
+  if (storage->needed !=
+      (storage->counted && storage->parent && (storage->live || storage->needed_by > 0)))
+    throw StateError("storage " + std::to_string(storage->id) + " breaks G1: it " +
+                     (storage->needed ? "is needed" : "is not needed"));
+}
+
+}  // namespace dtr

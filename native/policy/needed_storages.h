@@ -1,0 +1,45 @@
+// needed_storages.h: which evicted storages are going to be needed again.
+//
+// A dead storage that a rematerialization brought back is of use only to what is computed from it.
+//
+//  G1  An evicted storage is needed if it can come back, and is live or needed by another.
+//  G2  A storage is needed by those outputs of the ops that read it that are needed; they are
+//      counted.
+//
+// So what an eviction of a dead storage that nothing needs takes away is nothing that any evicted
+// storage would begin with: it goes before everything else (kUnneeded). One that is needed is what
+// their rematerialization begins with, and is scored as the living are. (A dead storage that is
+// resident under the policy "ignore" is treated alike.)
+//
+// Need spreads upward through dead evicted storages and stops at one that is resident, live or
+// needed already: where a rematerialization would stop, too. So a change visits at most what a
+// rematerialization would run, and on the fast path, where nothing is evicted, there is none.
+#pragma once
+
+#include <vector>
+
+#include "cost_bounds.h"
+#include "neighborhoods.h"
+
+namespace dtr {
+
+class NeededStorages {
+ public:
+  NeededStorages(Neighborhoods& neighborhoods, CostBounds& bounds)
+      : neighborhoods_(neighborhoods), bounds_(bounds) {}
+
+  // Called after each change of what G1 speaks of; or, with loses_parent, before the storage loses
+  // its parent.
+  void update(Storage* changed, bool loses_parent);
+
+  // G1 and G2 of one storage, for check_invariants(). (For all storages together they have one
+  // solution, as the graph has no cycles.)
+  static void check(const Storage* storage);
+
+ private:
+  Neighborhoods& neighborhoods_;
+  CostBounds& bounds_;
+  std::vector<Storage*> pending_;  // worklist of update()
+};
+
+}  // namespace dtr
