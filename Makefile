@@ -19,7 +19,7 @@ CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 demo: $(VENV)/core
 	$(PY) -m bench.demo
 
-# Two files at a time, each in the order of its tests: they share what is dear to set up.
+# Two files at a time, each in the order of its tests: they share what takes long to set up.
 test: $(VENV)/core
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 

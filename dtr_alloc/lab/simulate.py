@@ -208,8 +208,8 @@ def run_log(
             real job asks for nothing of the kind. False in runtime semantics only.
         history_ops: as the setting ``history``, in runtime semantics.
         room: as the setting ``room``, in runtime semantics.
-        placement: as the setting ``placement``, of ``heap`` and ``fixed``. What is dear to compute
-            again is known from the log.
+        placement: as the setting ``placement``, of ``heap`` and ``fixed``. The log says what is
+            expensive to compute again.
         sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
             simrd's semantics only. ``sqrt``: a random sample of the square root of n.
         least_size_share: a storage that is smaller than this share (0 to 1) of the candidates' mean

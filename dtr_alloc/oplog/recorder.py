@@ -247,7 +247,7 @@ class Decision(NamedTuple):
     """What the engine did, in the words of the log.
 
     Attributes:
-        kind: ``room`` and ``hand``: a storage was evicted, to make room or by hand; ``gone``: its
+        kind: ``room``: a storage was evicted to make room; ``user``: by evict(); ``gone``: its
             content went because it died or was overwritten; ``again``: an operator ran again.
         name: the storage, or ``""``.
         number: how often the storage had been overwritten; or the operator's index among all CALL,
@@ -259,7 +259,7 @@ class Decision(NamedTuple):
     number: int
 
 
-_DECISIONS = ("room", "hand", "gone", "again")
+_DECISIONS = ("room", "user", "gone", "again")
 
 
 def watch_decisions(engine: Any, on: bool) -> None:

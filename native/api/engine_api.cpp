@@ -484,6 +484,7 @@ int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_
   return static_cast<int32_t>(result_or_status([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
+    dtr::require_range("avoid_begin", avoid_begin, avoid_end);
     return in.user_move(handle, avoid_begin, avoid_end);
   }));
 }

@@ -229,6 +229,8 @@ DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uin
   return guard([&] {
     require(out, "out");
     *out = nullptr;
+    dtr::require_range("begin", begin, end);
+    dtr::require_between("packed", packed, 0, 1);
     *out =
         pointer(of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
   });

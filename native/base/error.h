@@ -77,6 +77,11 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
     invalid(name, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
 }
 
+// A range of addresses that is none: it ends before it begins.
+inline void require_range(const char* name, const void* begin, const void* end) {
+  if (begin > end) invalid(name, "a range that ends before it begins", "begin <= end");
+}
+
 // The reverse: the exception that a status other than DTR_OK stands for.
 [[noreturn]] inline void throw_status(int32_t status, const std::string& message) {
   if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);

@@ -622,9 +622,9 @@ void Machine::try_banish(uint32_t at) {
   simulation_.decide('B', storage.root);
 }
 
-// After its content, its references or what needs it have changed: whether it is needed (score.h). With
-// relinked it does not until the next call, because its inputs are about to change. Views can make
-// circles of storages that ask for one another for good.
+// Brings needed (score.h) up to date after the storage's content, references or needed_by have
+// changed. Relinked, it is not needed until the next call, because its inputs are about to change.
+// Views can make circles of storages that need one another for good.
 void Machine::update_needed(uint32_t changed, bool relinked) {
   pending_.assign(1, changed);
   while (!pending_.empty()) {

@@ -255,6 +255,20 @@ class TestModels:
             check(lib.dtr_fragment_walk_run(options, ffi.new("dtr_fragment_walk **")))
 
 
+def test_a_range_to_avoid_ends_behind_its_beginning(make_toy):
+    toy = make_toy()
+    x = toy.unseen(WORDS)
+    low, high = ffi.cast("void *", 4096), ffi.cast("void *", 8192)
+    with pytest.raises(Invalid, match="ends before it begins"):
+        check(-lib.dtr_engine_relocate(toy.engine, x.handle, high, low))
+    out = ffi.new("void **")
+    with pytest.raises(Invalid, match="ends before it begins"):
+        check(lib.dtr_pool_try_outside(toy.pool.handle, 4096, 0, high, low, 0, out))
+    with pytest.raises(Invalid, match="packed is 2; allowed: 0 to 1"):
+        check(lib.dtr_pool_try_outside(toy.pool.handle, 4096, 0, low, high, 2, out))
+    x.release()
+
+
 def test_what_is_switched_on_is_0_or_1(make_toy):
     toy = make_toy()
     for call, of in (

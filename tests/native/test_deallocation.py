@@ -190,7 +190,7 @@ class TestEveryDeallocationPolicy:
         assert toy.content(z) == z.expected()
         release(x, z)
 
-    def test_reset_gives_the_memory_of_ghosts_back(self, make_toy, dealloc):
+    def test_reset_gives_the_memory_of_dead_storages_back(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         x = toy.unseen(WORDS)
         y = toy.one("f", x)

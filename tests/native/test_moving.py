@@ -57,7 +57,7 @@ class TestWhatMoves:
         release(unseen, weight, x)
 
     def test_what_is_dead_does_and_is_computed_from_afterwards(self, make_toy):
-        """Constants that are kept, and ghosts, with and without a handle."""
+        """Constants that are kept, and dead storages, with and without a handle."""
         toy = make_toy()
         source = toy.unseen(WORDS)
         # Larger, so that they do not become constants for it when they are back.
@@ -77,7 +77,7 @@ class TestWhatMoves:
         release(z)
 
     @pytest.mark.parametrize("dealloc", ["ignore", "lazy"])
-    def test_ghosts_do(self, make_toy, dealloc):
+    def test_dead_storages_that_came_back_do(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         source = toy.unseen(WORDS)
         x = toy.one("x", source, words=WORDS)

@@ -86,8 +86,8 @@ def test_a_step_that_ran_out_of_memory_leaves_the_session_usable() -> None:
 def test_other_deallocation_policies_keep_the_bits(
     name: str, dealloc: str, fraction: float
 ) -> None:
-    """At a budget that evicts: where ghosts stay until they are chosen, and where what cannot be
-    asked for any more goes for good and its dependents stay (which needs more memory)."""
+    """At a budget that evicts: dead storages stay until they are chosen, or go for good while their
+    dependents stay (which needs more memory)."""
     shape, _ = profile(name, STEPS)
     run = train(
         name,

@@ -1,6 +1,8 @@
-"""Measurements that live in a checkout's ``bench`` package, run in processes of their own.
+"""Measurements that live in a checkout's ``bench`` package, started as commands.
 
-They train jobs, so they need PyTorch, which no study imports: a study reads what they print.
+They are not functions of the laboratory for two reasons. They train the jobs of ``bench/models``,
+which no wheel has, with PyTorch, which the laboratory does not import. And they measure a whole
+process, its memory and its time, which a study's own imports and threads would change.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stre
  * may be mapped. Nothing is remapped, and the stream waits for no other. packed 1: only in chunks
  * that other blocks touch already, so that the place costs no chunk. *out is NULL and the status
  * DTR_OK if there is no such place, and always for small requests and in counted pools.
- * Fails iff: DTR_DRIVER if the driver fails. */
+ * Fails iff: DTR_INVALID if the range ends before it begins; DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                              const void* begin, const void* end, int32_t packed, void** out);
 

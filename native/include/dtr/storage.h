@@ -25,7 +25,7 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle);
  * (both NULL: to any other), whatever the option moving says. Returns 1 if it did, 0 if the storage
  * may not be moved or there is no place, or -status; then it is where it was. Pinned storages stay,
  * and those whose address was given away (dtr_pin).
- * Fails iff: DTR_DRIVER if the copy fails. */
+ * Fails iff: DTR_INVALID if the range ends before it begins; DTR_DRIVER if the copy fails. */
 int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_begin,
                             const void* avoid_end);
 
