@@ -122,6 +122,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
   Evicting evicting(*this, deferred);
   std::unique_lock<EngineMutex> lock(parts_.mutex);
+  parts_.environment.observers.notify(&Observer::asked_for_room, size_bytes);
   // Locked, so that the next search passes over them.
   struct Refused {
     Lifecycle& lifecycle;

@@ -63,14 +63,6 @@ void Graph::unlink(Edge& edge) {
   edge = Edge{};
 }
 
-void Graph::add_output(Op* op, Storage* storage, int32_t position, bool mutation) {
-  storage->parent = op;
-  storage->chain = op->chain;
-  storage->output = static_cast<uint32_t>(op->outputs.size());
-  op->outputs.push_back({storage, position, mutation});
-  ++op->recorded_outputs;
-}
-
 std::unordered_set<Storage*> Graph::all_storages() const {
   std::unordered_set<Storage*> all;
   const auto visit = [&](const void*, Storage* storage) { all.insert(storage); };

@@ -2,6 +2,9 @@
 #include "costs.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/error.h"
 
 namespace dtr {
 
@@ -82,6 +85,38 @@ bool CostTable::fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64
   slot(signature) = {signature, op_key, static_cast<double>(cost_ns), readings, true};
   ++size_;
   return true;
+}
+
+void CostTable::set(const dtr_cost* costs, uint64_t count) {
+  clear();
+  if (count > kMost) {
+    const std::string most = std::to_string(kMost);
+    throw InvalidArgument("costs[" + most + "] is one too many; allowed: " + most);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    const dtr_cost& cost = costs[i];
+    const auto refuse = [&](const std::string& what) {
+      clear();
+      throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
+    };
+    if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
+    if (cost.cost_ns < 1 || cost.cost_ns > kMostNs)
+      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
+             std::to_string(kMostNs));
+    if (!fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
+      refuse(".signature is " + std::to_string(cost.signature) +
+             ", which stands there already; allowed: each once");
+  }
+}
+
+uint64_t CostTable::get(dtr_cost* costs, uint64_t capacity) const {
+  uint64_t count = 0;
+  for_each([&](const Entry& entry) {
+    if (count < capacity)
+      costs[count] = {entry.signature, entry.op_key, cost_of(entry), entry.readings};
+    ++count;
+  });
+  return count;
 }
 
 void CostTable::clear() {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dtr/framework.h"
+#include "dtr_alloc.h"
 
 namespace dtr {
 
@@ -74,6 +75,12 @@ class CostTable {
   int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);
   // The same for an operator that ran again: known, unless the table was full.
   void add_again(uint64_t signature, int64_t reading_ns);
+
+  // What operators cost from now on: these and no other entries, whose means stay. Throws
+  // InvalidArgument, and the table is empty.
+  void set(const dtr_cost* costs, uint64_t count);
+  // Writes `capacity` entries at most; how many there are.
+  uint64_t get(dtr_cost* costs, uint64_t capacity) const;
 
   // Adds an entry whose mean, 1 to kMostNs, stays. False: the table is full, or has the
   // signature.

@@ -77,7 +77,6 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
         const auto& [engine, device] = *static_cast<RoomCaller*>(context);
         const Bookkeeping::Scope time(engine->bookkeeping_);
-        engine->tell_of_room(size_bytes);
         return engine->make_room(*device, size_bytes);
       },
       &room_callers_.back());
@@ -104,7 +103,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
     return address;
   }
   text = dtr_last_error();
-  if (*status == DTR_OUT_OF_MEMORY) out_of_memory_text(&text, size_bytes, pool);
+  if (*status == DTR_OUT_OF_MEMORY) {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    text = memory_use_.why_none(text, size_bytes, pool);
+  }
   *message = text.c_str();
   return nullptr;
 }
@@ -121,6 +123,12 @@ void Engine::freed(void* address) {
   const bool gives_back = lifecycle_.memory_died(address, call.deferred);
   call.lock.unlock();
   if (gives_back) dtr_pool_free(pool, address);
+}
+
+int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
+  const ScopedTimer spent(room_ns_of_thread());
+  Deferred deferred(environment_, dead_, mutex_);
+  return room_.make_room(device, size_bytes, deferred);
 }
 
 void Engine::record_stream(void* address, uint64_t stream) {
@@ -164,44 +172,20 @@ void Engine::freeze(bool on) {
 
 void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  *out = stats_;
-  out->clock_ns = static_cast<uint64_t>(clock_ns_);
+  *out = environment_.stats;
+  out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
   out->storage_accesses += cost_model_.visited_components();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  costs_.clear();
-  if (count > CostTable::kMost) {
-    const std::string most = std::to_string(CostTable::kMost);
-    throw InvalidArgument("costs[" + most + "] is one too many; allowed: " + most);
-  }
-  for (uint64_t i = 0; i < count; ++i) {
-    const dtr_cost& cost = costs[i];
-    const auto refuse = [&](const std::string& what) {
-      costs_.clear();
-      throw InvalidArgument("costs[" + std::to_string(i) + "]" + what);
-    };
-    if (cost.signature == 0) refuse(".signature is 0; allowed: any other");
-    if (cost.cost_ns < 1 || cost.cost_ns > CostTable::kMostNs)
-      refuse(".cost_ns is " + std::to_string(cost.cost_ns) + "; allowed: 1 to " +
-             std::to_string(CostTable::kMostNs));
-    if (!costs_.fix(cost.signature, cost.op_key, cost.cost_ns, cost.readings))
-      refuse(".signature is " + std::to_string(cost.signature) +
-             ", which stands there already; allowed: each once");
-  }
+  costs_.set(costs, count);
 }
 
 uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  uint64_t count = 0;
-  costs_.for_each([&](const CostTable::Entry& entry) {
-    if (count < capacity)
-      costs[count] = {entry.signature, entry.op_key, CostTable::cost_of(entry), entry.readings};
-    ++count;
-  });
-  return count;
+  return costs_.get(costs, capacity);
 }
 
 void Engine::watch(Observer* observer) {
@@ -212,11 +196,6 @@ void Engine::watch(Observer* observer) {
 void Engine::unwatch(Observer* observer) {
   std::lock_guard<EngineMutex> lock(mutex_);
   environment_.observers.remove(observer);
-}
-
-void Engine::tell_of_room(uint64_t size_bytes) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  environment_.observers.notify(&Observer::asked_for_room, size_bytes);
 }
 
 uint64_t Engine::id_of(const void* handle) {
@@ -232,75 +211,12 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 
 uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  uint64_t count = 0;
-  for (const auto& device : devices_) {
-    search_.grow_up(*device);
-    for (size_t i = 0; i < device->candidates.size(); ++i, ++count) {
-      if (count >= capacity) continue;
-      const Storage* storage = device->candidates.at(i);
-      op_keys[count] = storage->parent ? storage->parent->op_key : 0;
-      size_bytes[count] = storage->size_bytes;
-    }
-  }
-  return count;
+  return memory_use_.holders(op_keys, size_bytes, capacity);
 }
 
-void Engine::held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting) {
+HeldBytes Engine::held_bytes() {
   std::lock_guard<EngineMutex> lock(mutex_);
-  *constant = *running = *waiting = 0;
-  graph_.by_address.for_each([&](const void*, const Storage* storage) {
-    if (!storage->parent || storage->unwritten)
-      *constant += storage->size_bytes;
-    else if (storage->locks > storage->holds)
-      *running += storage->size_bytes;
-    else if (storage->locks > 0)
-      *waiting += storage->size_bytes;
-  });
-}
-
-// *out: what the pool said.
-void Engine::out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool) {
-  const size_t refusal = out->find(kRefusedByDriver);
-  const std::string advice = refusal == std::string::npos
-                                 ? "; raise the budget or shrink the batch."
-                                 : ", but the system grants less than that" + out->substr(refusal) +
-                                       ". Raise that limit or shrink the batch.";
-  uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
-  std::string swapped;
-  {
-    std::lock_guard<EngineMutex> lock(mutex_);
-    if (swap_costs_.is_on())
-      swapped = "; swapped to host memory " + std::to_string(swap_space_.memory().in_use_bytes()) +
-                " of " + std::to_string(swap_space_.memory().cap_bytes()) + " bytes";
-    graph_.by_address.for_each([&](const void* address, const Storage* storage) {
-      if (!dtr_pool_contains(pool, address)) return;
-      if (storage->locks > 0)
-        locked += storage->size_bytes;
-      else if (storage->unwritten || (!storage->parent && !(swap_costs_.is_swappable(storage) &&
-                                                            swap_costs_.has_room(storage))))
-        constants += storage->size_bytes;
-      else if (storage->pins > 0 || capture_.is_frozen(storage))
-        pinned += storage->size_bytes;
-      else
-        evictable += storage->size_bytes;
-    });
-  }
-  dtr_pool_stats pool_stats;
-  dtr_pool_get_stats(pool, &pool_stats);
-  const uint64_t tracked = locked + pinned + evictable + constants;
-  const uint64_t untracked =
-      pool_stats.requested_bytes > tracked ? pool_stats.requested_bytes - tracked : 0;
-  const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
-  *out = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
-         bytes(pool_stats.budget_bytes) + ", allocated " + bytes(pool_stats.allocated_bytes) +
-         ", free " + bytes(pool_stats.budget_bytes - pool_stats.reserved_bytes) + " unmapped + " +
-         bytes(pool_stats.reserved_bytes - pool_stats.allocated_bytes) +
-         " mapped, largest free block " + bytes(pool_stats.largest_free_bytes) +
-         "; in use: locked by running ops " + bytes(locked) + ", constants " + bytes(constants) +
-         ", pinned " + bytes(pinned) + ", evictable " + bytes(evictable) +
-         ", unseen by the recorder " + bytes(untracked) + swapped +
-         ". This point of the job needs a budget of at least " +
-         bytes(size_bytes + pool_stats.allocated_bytes - evictable) + advice;
+  return memory_use_.held();
 }
 
 }  // namespace dtr

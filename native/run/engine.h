@@ -47,6 +47,7 @@
 #include "graph/unwritten.h"
 #include "graph/verifier.h"
 #include "locks.h"
+#include "memory_use.h"
 #include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/cost_model.h"
@@ -68,60 +69,44 @@ class Engine final {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // ---- engine.cpp ----
+  // ---- settings (engine.cpp) ----
   void configure(const dtr_engine_options& options);
   void connect(const dtr_framework* framework);
+  void check_connected() const;
+  // Null before connect().
+  const dtr_framework* framework() const { return framework_; }
   const dtr_core* core() const { return &core_; }
-  Bookkeeping& bookkeeping() { return bookkeeping_; }
   void add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool);
   dtr_pool* pool_of(uint8_t device_type, int8_t device_index) const;
-  void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
-                 uint64_t arena, int32_t* status, const char** message);
-  void freed(void* address);
-  // Work on the stream uses the block.
-  void record_stream(void* address, uint64_t stream);
-  void evicted_died(Storage* storage);
-  // Forgets every record. DTR_STATE if a live storage is evicted.
-  void reset();
-  void get_stats(dtr_engine_stats* out);
   void set_costs(const dtr_cost* costs, uint64_t count);
   uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
-  // Resident bytes: constants, of the rest what running ops lock, and what is only held.
-  void held_bytes(uint64_t* constant, uint64_t* running, uint64_t* waiting);
-  void out_of_memory_text(std::string* out, uint64_t size_bytes, dtr_pool* pool);
-  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
-  // An observer must outlive the engine, or be taken back.
-  void watch(Observer* observer);
-  void unwatch(Observer* observer);
-  void tell_of_room(uint64_t size_bytes);
-  // The id of the record of a handle's storage, 0 if it has none.
-  uint64_t id_of(const void* handle);
-  uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
-
   // While a graph is captured (graph_capture.h).
   void freeze(bool on);
+  // Forgets every record. DTR_STATE if a live storage is evicted.
+  void reset();
 
-  // ---- op_call.cpp ----
+  // ---- memory (engine.cpp) ----
+  void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
+                 uint64_t arena, int32_t* status, const char** message);
+  // Work on the stream uses the block.
+  void record_stream(void* address, uint64_t stream);
+  void freed(void* address);
+  void evicted_died(Storage* storage);
+  // A pool asks, with no lock held (room.h). 1 if memory was freed, 0 if there is nothing to free.
+  // Throws StateError if a callback heuristic fails.
+  int32_t make_room(Device& device, uint64_t size_bytes);
+
+  // ---- an operator, and what it needs back (op_call.cpp) ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
-
-  // ---- bringing content back (rematerializer.h) ----
   bool remat_want(Frame& frame, void* handle);
   bool remat_want_any(Frame& frame);
   int64_t remat_next(Frame& frame);
   void remat_commit(Frame& frame, uint32_t tensors, uint32_t results);
   void remat_abort(Frame& frame);
-
-  // 1 if memory was freed, 0 if there is nothing to free. Throws StateError if a callback
-  // heuristic fails: through the pool's allocate, which asked with no lock held (room.h).
-  int32_t make_room(Device& device, uint64_t size_bytes) {
-    const ScopedTimer spent(room_ns_of_thread());
-    Deferred deferred(environment_, dead_, mutex_);
-    return room_.make_room(device, size_bytes, deferred);
-  }
 
   // ---- what users ask for (user_requests.cpp) ----
   bool user_evict(void* handle);
@@ -132,23 +117,27 @@ class Engine final {
   void user_end_pin(void* handle);
   bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
-  void check_connected() const;
-  // Null before connect().
-  const dtr_framework* framework() const { return framework_; }
-
   bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
-  // ---- the op log ----
-  // With the recorder and a Deferred, under the mutex.
+  // ---- reports (engine.cpp, invariants.cpp) ----
+  void get_stats(dtr_engine_stats* out);
+  HeldBytes held_bytes();
+  uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
+  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
+  // The id of the record of a handle's storage, 0 if it has none.
+  uint64_t id_of(const void* handle);
+  // An observer must outlive the engine, or be taken back.
+  void watch(Observer* observer);
+  void unwatch(Observer* observer);
+  // With the recorder of op logs and a Deferred, under the mutex.
   template <typename F>
   auto on_op_log(F&& call) {
     Transaction transaction(*this);
     return call(op_log_, transaction.deferred);
   }
-
-  // ---- invariants.cpp ----
+  Bookkeeping& bookkeeping() { return bookkeeping_; }
   void check_invariants();
 
  private:
@@ -159,19 +148,14 @@ class Engine final {
     Deferred deferred;
     std::unique_lock<EngineMutex> lock;
   };
+  // What a pool's callback gets.
+  struct RoomCaller {
+    Engine* engine;
+    Device* device;
+  };
 
-  // engine.cpp, all under the mutex
-  // Of a storage whose memory is ours.
-  Device& device_of(const Storage* storage) const { return devices_.of(storage); }
-  bool is_managed_device(const dtr_tensor_desc& desc) const {
-    return pool_of(desc.device_type, desc.device_index) != nullptr;
-  }
-
-  // op_call.cpp
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
-
-  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
@@ -183,16 +167,15 @@ class Engine final {
   Verifier verifier_{environment_, streams_};
   WaitingInputs waiting_{environment_};
   // Before those that take it as a Lifecycle.
-  StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, dead_, contents_, unwritten_,
-                               swap_space_, cost_model_, search_}};
+  StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, settling_, dead_, contents_,
+                               unwritten_, swap_space_, cost_model_, search_}};
   Settling settling_{environment_, graph_, lifecycle_};
   DeadStorages dead_{environment_, lifecycle_, settling_};
   Contents contents_{environment_, graph_, lifecycle_, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
   SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
-  const SwapCosts& swap_costs_ = swap_space_.costs();
-  CostModel cost_model_{environment_, graph_, devices_, swap_costs_};
+  CostModel cost_model_{environment_, graph_, devices_, swap_space_.costs()};
   VictimSearch search_{environment_, devices_, capture_, cost_model_};
   WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};
   Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
@@ -201,6 +184,7 @@ class Engine final {
                     swap_space_, cost_model_, search_}};
   RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, settling_, cost_model_, search_,
                    windows_, evictor_, compactor_}};
+  MemoryUse memory_use_{environment_, graph_, devices_, capture_, swap_space_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   CostTable costs_;
@@ -214,17 +198,9 @@ class Engine final {
   dtr_engine_options& options_ = environment_.options;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
-  struct RoomCaller {
-    Engine* engine;
-    Device* device;
-  };
-  std::deque<RoomCaller> room_callers_;  // what the pools' callbacks get
-
-  int64_t& clock_ns_ = environment_.clock_ns;
-  uint64_t checks_ = 0;  // of the invariants
-
+  std::deque<RoomCaller> room_callers_;
   Bookkeeping bookkeeping_;
-  dtr_engine_stats& stats_ = environment_.stats;
+  uint64_t checks_ = 0;  // of the invariants
 };
 
 // What a framework is told of the engine (core_table.cpp).

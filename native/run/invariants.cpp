@@ -1,18 +1,14 @@
 // invariants.cpp: the engine checks its own rules (records.h). Costs time in the
 // number of records: for tests and debug builds.
-#include <string>
 #include <unordered_set>
 
-#include "base/error.h"
 #include "engine.h"
-#include "grain.h"
-#include "graph/require.h"
 
 namespace dtr {
 
 void Engine::check_invariants() {
   Transaction call(*this);
-  graph_.check(stats_.live_ops);
+  graph_.check(environment_.stats.live_ops);
   const std::unordered_set<Storage*> storages = graph_.all_storages();
   lifecycle_.check(storages, call.deferred);
   dead_.check(storages);

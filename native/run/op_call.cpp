@@ -84,25 +84,17 @@ bool Engine::remat_want_any(Frame& frame) {
 
 int64_t Engine::remat_next(Frame& frame) {
   Transaction call(*this);
-  const auto swap_in_for_step = [&](Storage* storage) {
-    if (!swap_in(storage, call.deferred, call.lock)) return false;
+  const auto swap_in = [&](Storage* storage) {
+    try {
+      if (!swap_space_.swap_in(storage, call.deferred, call.lock)) return false;
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(
+          memory_use_.why_none(error.what(), storage->size_bytes, devices_.of(storage).pool));
+    }
     swap_space_.note_return(storage, &frame.returned);
     return true;
   };
-  return rematerializer_.next(frame.remat, std::cref(swap_in_for_step), call.deferred);
-}
-
-// SwapSpace::swap_in(), and says where the memory went if there is none.
-bool Engine::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  try {
-    return swap_space_.swap_in(storage, deferred, lock);
-  } catch (const OutOfMemory& error) {
-    const uint64_t size_bytes = storage->size_bytes;
-    lock.unlock();
-    std::string text = error.what();
-    out_of_memory_text(&text, size_bytes, device_of(storage).pool);
-    throw OutOfMemory(text);
-  }
+  return rematerializer_.next(frame.remat, std::cref(swap_in), call.deferred);
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {

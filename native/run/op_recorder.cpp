@@ -49,7 +49,7 @@ std::optional<uint64_t> bytes_behind_results(const OpCall& call) {
 // ---- before the op runs ----
 
 int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
-                          Deferred& deferred) {
+                          Deferred& deferred) try {
   frame.op_key = op_key;
   frame.recomputable = flags & DTR_OP_RECOMPUTABLE;
   frame.open = true;
@@ -58,19 +58,6 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
   frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
-  try {
-    int32_t need = look_at_inputs(frame, deferred);
-    if ((flags & DTR_OP_RECOMPUTABLE) && !(frame.recomputable && !frame.loses))
-      need |= DTR_NO_CLOSURE;
-    if (!(need & DTR_NEED_WORK)) about_to_run(frame);
-    return need;
-  } catch (...) {
-    abort(frame, false, deferred);
-    throw;
-  }
-}
-
-int32_t OpRecorder::look_at_inputs(Frame& frame, Deferred& deferred) {
   describe_inputs(frame);
   int32_t need = parts_.lifecycle.dropped_ops() >= kManyDropped ? DTR_HAS_DROPPED : 0;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
@@ -98,7 +85,12 @@ int32_t OpRecorder::look_at_inputs(Frame& frame, Deferred& deferred) {
       !parts_.settling.settle_history(nullptr, deferred))
     need |= DTR_NEED_WORK;
   parts_.op_log.begins(frame.log, frame.inputs, deferred);
+  if ((flags & DTR_OP_RECOMPUTABLE) && (!frame.recomputable || frame.loses)) need |= DTR_NO_CLOSURE;
+  if (!(need & DTR_NEED_WORK)) about_to_run(frame);
   return need;
+} catch (...) {
+  abort(frame, false, deferred);
+  throw;
 }
 
 // What concerns hundreds of arguments is not near the processor: it is fetched some arguments
@@ -249,19 +241,15 @@ void OpRecorder::about_to_run(Frame& frame) {
 
 // ---- after it ran ----
 
-void OpRecorder::stop(Frame& frame, bool is_measured) const {
-  *frame.running_op = 0;
-  parts_.hints.op_ends();
-  frame.reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
-  CallTimer::stop(frame.timing, is_measured);
-}
-
 int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                         void* closure, Deferred& deferred) {
   describe_results(frame, results);
   const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
   timer_.learn(frame.timing, signature, frame.op_key, parts_.costs);
-  cost_ns = take_cost(frame, cost_ns);
+  if (cost_ns < 0) cost_ns = cost_of_call(frame);
+  parts_.hints.op_cost(frame.call, cost_ns);
+  parts_.environment.clock_ns += cost_ns;
+  parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
   const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
   if (frame.log.open) parts_.op_log.runs(nullptr);
   Op* op = nullptr;
@@ -305,15 +293,6 @@ void OpRecorder::describe_results(Frame& frame, uint32_t results) {
     if (tensor) parts_.environment.framework->describe(tensor, &frame.results[i]);
     frame.signature.add(frame.results[i].storage_bytes);
   }
-}
-
-// What the op cost, in the clock and the counters, too.
-int64_t OpRecorder::take_cost(Frame& frame, int64_t cost_ns) {
-  if (cost_ns < 0) cost_ns = cost_of_call(frame);
-  parts_.hints.op_cost(frame.call, cost_ns);
-  parts_.environment.clock_ns += cost_ns;
-  parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
-  return cost_ns;
 }
 
 // What a call is reckoned to cost: on the CPU a mean with its reading in it; where work is

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/clock.h"
 #include "call_timer.h"
 #include "eviction/placement_hint.h"
 #include "eviction/swap_space.h"
@@ -55,7 +56,12 @@ class OpRecorder {
   // Says, in frame.remat, what to bring back for an op that needs work; false if it may run.
   bool prepare(Frame& frame, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
-  void stop(Frame& frame, bool is_measured) const;
+  void stop(Frame& frame, bool is_measured) const {
+    *frame.running_op = 0;
+    parts_.hints.op_ends();
+    frame.reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
+    CallTimer::stop(frame.timing, is_measured);
+  }
   // It ran. The id of its record, 0 if there is none. cost_ns: below 0 if it was measured.
   int64_t end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns, void* closure,
               Deferred& deferred);
@@ -63,13 +69,11 @@ class OpRecorder {
   void abort(Frame& frame, bool started, Deferred& deferred);
 
  private:
-  int32_t look_at_inputs(Frame& frame, Deferred& deferred);
   void describe_inputs(Frame& frame);
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void capture_inputs(const Frame& frame, Deferred& deferred);
   void about_to_run(Frame& frame);
   void describe_results(Frame& frame, uint32_t results);
-  int64_t take_cost(Frame& frame, int64_t cost_ns);
   int64_t cost_of_call(Frame& frame);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
   Storage* new_result(Frame& frame, const dtr_tensor_desc& desc, Deferred& deferred);

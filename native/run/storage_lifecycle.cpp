@@ -93,6 +93,23 @@ void StorageLifecycle::become_resident(Storage* storage, void* address) {
   update_candidate(storage);
 }
 
+void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred) {
+  Storage* storage = find_or_adopt(desc, deferred);
+  if (!storage) return;
+  if (!storage->external) {
+    forget_parent(storage, deferred);
+    storage->external = true;
+    storage->constant_for_good = true;
+    update_candidate(storage);
+    parts_.contents.note(storage);
+  }
+  if (is_shared && storage->device_type != 0) {
+    storage->captured = true;
+    parts_.settling.settle(storage, nullptr, Settling::kAnyBytes, deferred);
+  }
+  maybe_remove(storage, deferred);
+}
+
 void StorageLifecycle::change_address(Storage* storage, void* address) {
   const bool is_placed = storage->candidate >= 0;  // they stand in the order of addresses
   Device& device = parts_.devices.of(storage);
@@ -204,12 +221,6 @@ void StorageLifecycle::unlock(Storage* storage, Deferred& deferred) {
   maybe_remove(storage, deferred);
 }
 
-void StorageLifecycle::maybe_remove(Storage* storage, Deferred& deferred) {
-  if (storage->live || storage->children || storage->locks > 0 || storage->state == State::freed)
-    return;
-  remove(storage, deferred);
-}
-
 // Removing one record may make others removable, thousands deep: a worklist, no
 // recursion. The outermost call empties it.
 void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
@@ -220,8 +231,7 @@ void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
     Storage* storage = removal_.back();
     removal_.pop_back();
     // It may stand in the list twice, or have been needed again in between.
-    if (storage->state == State::freed || storage->live || storage->children || storage->locks > 0)
-      continue;
+    if (storage->state == State::freed || stays_recorded(storage)) continue;
     const bool is_ours = storage->state == State::resident && storage->managed;
     void* address = storage->address;
     if (is_ours) parts_.graph.by_address.erase(address);
@@ -353,8 +363,7 @@ void StorageLifecycle::check(const std::unordered_set<Storage*>& storages,
       require(framework->data(storage->handle) == storage->address,
               "R5: the handle's address is another", storage);
     }
-    require(storage->live || storage->children || storage->locks > 0, "R3: nobody needs the record",
-            storage);
+    require(stays_recorded(storage), "R3: nobody needs the record", storage);
     require(may_be_evicted(storage) == is_candidate(storage), "R6: candidate or not", storage);
     if (is_candidate(storage)) {
       ++candidates;

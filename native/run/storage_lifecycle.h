@@ -15,6 +15,7 @@
 #include "graph/graph.h"
 #include "graph/lifecycle.h"
 #include "graph/pins.h"
+#include "graph/settling.h"
 #include "graph/unwritten.h"
 #include "policy/cost_model.h"
 #include "policy/devices.h"
@@ -31,6 +32,7 @@ class StorageLifecycle final : public Lifecycle {
     Graph& graph;
     const Devices& devices;
     Pins& pins;
+    Settling& settling;
     DeadStorages& dead;
     Contents& contents;
     UnwrittenParts& unwritten;
@@ -54,6 +56,9 @@ class StorageLifecycle final : public Lifecycle {
   void content_replaced(Storage* storage, Deferred& deferred);
   void become_evicted(Storage* storage, EvictionCause cause) override;
   void become_resident(Storage* storage, void* address) override;
+  // A tensor's address was given away: others may write there. is_shared: and nothing tells of it
+  // (F2).
+  void escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred);
   void change_address(Storage* storage, void* address) override;
   void update_candidate(Storage* storage) override;
   void costs_changed() override { parts_.costs.bounds().reset_all(); }
@@ -63,7 +68,9 @@ class StorageLifecycle final : public Lifecycle {
   void forget_parent(Storage* storage, Deferred& deferred) override;
   void lose_handle(Storage* storage, Deferred& deferred) override;
   void unlock(Storage* storage, Deferred& deferred) override;
-  void maybe_remove(Storage* storage, Deferred& deferred) override;
+  void maybe_remove(Storage* storage, Deferred& deferred) override {
+    if (!stays_recorded(storage)) remove(storage, deferred);
+  }
   // An op without recorded outputs.
   void discard_op(Op* op, Deferred& deferred);
   // The framework gave a block back. False: the engine keeps it (R5).
@@ -81,6 +88,9 @@ class StorageLifecycle final : public Lifecycle {
   void check(const std::unordered_set<Storage*>& storages, Deferred& deferred) const;
 
  private:
+  static bool stays_recorded(const Storage* storage) {  // R3
+    return storage->live || storage->children || storage->locks > 0;
+  }
   Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   bool may_be_evicted(const Storage* storage) const;  // R6
   void drop_output(Storage* storage, Deferred& deferred);

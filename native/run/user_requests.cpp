@@ -43,31 +43,18 @@ void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle) return nullptr;
-  if (escaped == 0) {
-    // Whoever made it, and whatever its content will be: an op that runs may have made it, or
-    // memory of others may give way to ours.
-    const uint32_t pins = pins_.add(desc.handle, call.deferred);
-    if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
-      storage->pins = pins;
-    if (owned) framework_->retain_weak(desc.handle);
-    return desc.handle;
+  if (escaped != 0) {
+    if (desc.data && pool_of(desc.device_type, desc.device_index))
+      lifecycle_.escape(desc, escaped == 2, call.deferred);
+    return nullptr;
   }
-  if (!desc.data || !is_managed_device(desc)) return nullptr;
-  Storage* storage = lifecycle_.find_or_adopt(desc, call.deferred);
-  if (!storage) return nullptr;
-  if (!storage->external) {
-    lifecycle_.forget_parent(storage, call.deferred);
-    storage->external = true;
-    storage->constant_for_good = true;
-    lifecycle_.update_candidate(storage);
-    contents_.note(storage);
-  }
-  if (escaped == 2 && storage->device_type != 0) {
-    storage->captured = true;  // F2
-    settling_.settle(storage, nullptr, Settling::kAnyBytes, call.deferred);
-  }
-  lifecycle_.maybe_remove(storage, call.deferred);
-  return nullptr;
+  // Whoever made it, and whatever its content will be: an op that runs may have made it, or memory
+  // of others may give way to ours.
+  const uint32_t pins = pins_.add(desc.handle, call.deferred);
+  if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
+    storage->pins = pins;
+  if (owned) framework_->retain_weak(desc.handle);
+  return desc.handle;
 }
 
 void Engine::user_end_pin(void* handle) {

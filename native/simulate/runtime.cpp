@@ -628,7 +628,10 @@ class RuntimeSimulation final : private Observer {
       result.status = DTR_SIMULATION_THRASH;
     result.windows = engine.window_searches;
     result.window_evictions = engine.window_evictions;
-    engine_.held_bytes(&result.constant_bytes, &result.running_bytes, &result.waiting_bytes);
+    const HeldBytes held = engine_.held_bytes();
+    result.constant_bytes = held.constant;
+    result.running_bytes = held.running;
+    result.waiting_bytes = held.waiting;
   }
 
   static constexpr uint64_t kUnknown = UINT64_MAX;

@@ -1,0 +1,77 @@
+// memory_use.cpp: see memory_use.h.
+#include "memory_use.h"
+
+#include "errors.h"
+
+namespace dtr {
+
+HeldBytes MemoryUse::held() const {
+  HeldBytes held;
+  graph_.by_address.for_each([&](const void*, const Storage* storage) {
+    if (!storage->parent || storage->unwritten)
+      held.constant += storage->size_bytes;
+    else if (storage->locks > storage->holds)
+      held.running += storage->size_bytes;
+    else if (storage->locks > 0)
+      held.waiting += storage->size_bytes;
+  });
+  return held;
+}
+
+uint64_t MemoryUse::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) const {
+  uint64_t count = 0;
+  const auto add = [&](const Storage* storage) {
+    if (count < capacity) {
+      op_keys[count] = storage->parent ? storage->parent->op_key : 0;
+      size_bytes[count] = storage->size_bytes;
+    }
+    ++count;
+  };
+  for (const auto& device : devices_) {
+    for (size_t i = 0; i < device->candidates.size(); ++i) add(device->candidates.at(i));
+    for (const Storage* storage : device->young) add(storage);
+  }
+  return count;
+}
+
+std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,
+                                dtr_pool* pool) const {
+  const SwapCosts& swap_costs = swap_space_.costs();
+  uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  graph_.by_address.for_each([&](const void* address, const Storage* storage) {
+    if (!dtr_pool_contains(pool, address)) return;
+    if (storage->locks > 0)
+      locked += storage->size_bytes;
+    else if (storage->unwritten || (!storage->parent && !(swap_costs.is_swappable(storage) &&
+                                                          swap_costs.has_room(storage))))
+      constants += storage->size_bytes;
+    else if (storage->pins > 0 || capture_.is_frozen(storage))
+      pinned += storage->size_bytes;
+    else
+      evictable += storage->size_bytes;
+  });
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(pool, &stats);
+  const uint64_t tracked = locked + pinned + evictable + constants;
+  const uint64_t untracked = stats.requested_bytes > tracked ? stats.requested_bytes - tracked : 0;
+  const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
+  std::string text = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
+                     bytes(stats.budget_bytes) + ", allocated " + bytes(stats.allocated_bytes) +
+                     ", free " + bytes(stats.budget_bytes - stats.reserved_bytes) + " unmapped + " +
+                     bytes(stats.reserved_bytes - stats.allocated_bytes) +
+                     " mapped, largest free block " + bytes(stats.largest_free_bytes) +
+                     "; in use: locked by running ops " + bytes(locked) + ", constants " +
+                     bytes(constants) + ", pinned " + bytes(pinned) + ", evictable " +
+                     bytes(evictable) + ", unseen by the recorder " + bytes(untracked);
+  if (swap_costs.is_on())
+    text += "; swapped to host memory " + std::to_string(swap_space_.memory().in_use_bytes()) +
+            " of " + bytes(swap_space_.memory().cap_bytes());
+  text += ". This point of the job needs a budget of at least " +
+          bytes(size_bytes + stats.allocated_bytes - evictable);
+  const size_t by_driver = refusal.find(kRefusedByDriver);
+  if (by_driver == std::string::npos) return text + "; raise the budget or shrink the batch.";
+  return text + ", but the system grants less than that" + refusal.substr(by_driver) +
+         ". Raise that limit or shrink the batch.";
+}
+
+}  // namespace dtr

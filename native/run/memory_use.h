@@ -1,0 +1,47 @@
+// memory_use.h: what the memory of a job is taken by, for reports and errors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "eviction/swap_space.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "graph/graph_capture.h"
+#include "policy/devices.h"
+
+namespace dtr {
+
+// Resident bytes.
+struct HeldBytes {
+  uint64_t constant = 0;
+  uint64_t running = 0;  // of the rest: locked by what runs
+  uint64_t waiting = 0;  // and what only waits (R11)
+};
+
+// All of it under the engine's mutex.
+class MemoryUse {
+ public:
+  MemoryUse(const Environment& environment, const Graph& graph, const Devices& devices,
+            const GraphCapture& capture, const SwapSpace& swap_space)
+      : environment_(environment),
+        graph_(graph),
+        devices_(devices),
+        capture_(capture),
+        swap_space_(swap_space) {}
+
+  HeldBytes held() const;
+  // The operators and sizes of all candidates for eviction, `capacity` at most; how many there are.
+  uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) const;
+  // Why a pool had no memory for a request. refusal: what the pool said.
+  std::string why_none(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) const;
+
+ private:
+  const Environment& environment_;
+  const Graph& graph_;
+  const Devices& devices_;
+  const GraphCapture& capture_;
+  const SwapSpace& swap_space_;
+};
+
+}  // namespace dtr
