@@ -168,13 +168,14 @@ class Engine final {
   WaitingInputs waiting_{environment_};
   // Before those that take it as a Lifecycle.
   StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, settling_, dead_, contents_,
-                               unwritten_, swap_space_, cost_model_, search_}};
+                               unwritten_, swap_space_, cost_model_}};
   Settling settling_{environment_, graph_, lifecycle_};
   DeadStorages dead_{environment_, lifecycle_, settling_};
   Contents contents_{environment_, graph_, lifecycle_, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
-  SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
+  SwapSpace swap_space_{environment_, graph_,   devices_,    lifecycle_, dead_,
+                        settling_,    streams_, cost_model_, search_};
   CostModel cost_model_{environment_, graph_, devices_, swap_space_.costs()};
   VictimSearch search_{environment_, devices_, capture_, cost_model_};
   WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};
