@@ -148,7 +148,7 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
                              std::to_string(host_.in_use_bytes()) + " of " +
                              std::to_string(host_.cap_bytes()) + " bytes are in use: " + text);
   }
-  if (timed && device.way_out.add(bytes, end - begin)) lifecycle_.costs_changed();
+  if (timed && device.way_out.add(bytes, end - begin)) cost_model_.bounds().reset_all();
   ++environment_.stats.swaps;
   environment_.stats.swapped_out_bytes += bytes;
   environment_.observers.notify(&Observer::evicted, storage);
@@ -207,7 +207,7 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
     deferred.free_block(*storage, address);
     return false;
   }
-  if (timed && device.way_in.add(bytes, end - begin)) lifecycle_.costs_changed();
+  if (timed && device.way_in.add(bytes, end - begin)) cost_model_.bounds().reset_all();
   drop_copy(storage);
   environment_.stats.swapped_in_bytes += bytes;
   if (storage->live) framework->attach(storage->handle, address);
@@ -226,7 +226,7 @@ void SwapSpace::drop_copy(Storage* storage) {
   environment_.stats.host_bytes -= storage->size_bytes;
   host_.put(storage->host);
   storage->host = nullptr;
-  lifecycle_.host_memory_freed();
+  search_.host_memory_freed();
 }
 
 // A content that can be recomputed is not kept, whatever the policy for the dead: host memory is

@@ -30,9 +30,11 @@
 #include "graph/settling.h"
 #include "graph/stream_order.h"
 #include "locks.h"
+#include "policy/cost_model.h"
 #include "policy/devices.h"
 #include "policy/host_memory.h"
 #include "policy/swap_costs.h"
+#include "policy/victim_search.h"
 #include "prefetcher.h"
 
 namespace dtr {
@@ -40,14 +42,17 @@ namespace dtr {
 class SwapSpace {
  public:
   SwapSpace(Environment& environment, Graph& graph, const Devices& devices, Lifecycle& lifecycle,
-            DeadStorages& dead, Settling& settling, const StreamOrder& streams)
+            DeadStorages& dead, Settling& settling, const StreamOrder& streams, CostModel& costs,
+            VictimSearch& search)
       : environment_(environment),
         graph_(graph),
         devices_(devices),
         lifecycle_(lifecycle),
         dead_(dead),
         settling_(settling),
-        streams_(streams) {}
+        streams_(streams),
+        cost_model_(costs),
+        search_(search) {}
 
   // ---- settings ----
   // What copies of a new device cost.
@@ -97,6 +102,8 @@ class SwapSpace {
   DeadStorages& dead_;
   Settling& settling_;
   const StreamOrder& streams_;
+  CostModel& cost_model_;
+  VictimSearch& search_;
   HostMemory host_;
   SwapCosts costs_{environment_, devices_, host_};
   Prefetcher prefetcher_;

@@ -30,10 +30,6 @@ class Lifecycle {
   // The record of the content that the old one's buffer holds from now on; the old one has none
   // (R1).
   virtual Storage* hand_over(Storage* old, const dtr_tensor_desc& desc) = 0;
-  // What it costs to evict has changed, for all storages.
-  virtual void costs_changed() = 0;
-  // Constants that found no room in host memory may go there now.
-  virtual void host_memory_freed() = 0;
 
  protected:
   ~Lifecycle() = default;

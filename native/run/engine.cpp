@@ -44,7 +44,7 @@ void Engine::configure(const dtr_engine_options& options) {
   search_.configure(reseed);
   swap_space_.configure(call.deferred);
   mover_.configure();
-  lifecycle_.costs_changed();
+  cost_model_.bounds().reset_all();
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -71,7 +71,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.one_range = room.chunk_bytes != 0;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
-  lifecycle_.costs_changed();
+  cost_model_.bounds().reset_all();
   dtr_pool_set_room(
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
@@ -165,7 +165,7 @@ void Engine::freeze(bool on) {
   if (on)
     capture_.begin();
   else if (capture_.end())
-    lifecycle_.costs_changed();
+    cost_model_.bounds().reset_all();
 }
 
 // ---- counters ----

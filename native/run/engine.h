@@ -1,10 +1,11 @@
-// engine.h: the rematerialization engine (DTR). It knows storages, ops and costs;
-// it knows neither PyTorch nor Python. Rules R1-R14 stand in records.h.
+// engine.h: the rematerialization engine (DTR). It knows storages, ops and costs; it knows neither
+// PyTorch nor Python. Each idea is a class with its own state, which sees the records (graph/) and
+// what it works with, never the engine. The engine owns them all, takes the mutex and calls them.
+// Rules R1-R16 stand in graph/records.h.
 //
-// Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine
-// only decides and exchanges pointers; whatever may run code of others (deleters,
-// the driver, a pool) is put into a Deferred and done after the mutex is released.
-// So a deleter may re-enter.
+// Locking. One mutex guards all of it (rank: allocator/locks.h). Under it the engine only decides
+// and exchanges pointers. Whatever may run code of others (deleters, the driver, a pool) is put
+// into a Deferred and done after the mutex is released. So a deleter may call the engine again.
 //
 // The clock. Staleness is counted in the time that the job's operators take, not in the
 // time that passes: the clock starts at 1, and each op moves it on by its cost when it
@@ -18,13 +19,8 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <string>
-#include <unordered_map>
-#include <unordered_set>
-#include <vector>
 
 #include "at_fork.h"
-#include "base/clock.h"
 #include "base/scoped_timer.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
@@ -42,7 +38,6 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/pins.h"
-#include "graph/records.h"
 #include "graph/stream_order.h"
 #include "graph/unwritten.h"
 #include "graph/verifier.h"
@@ -168,13 +163,14 @@ class Engine final {
   WaitingInputs waiting_{environment_};
   // Before those that take it as a Lifecycle.
   StorageLifecycle lifecycle_{{environment_, graph_, devices_, pins_, settling_, dead_, contents_,
-                               unwritten_, swap_space_, cost_model_, search_}};
+                               unwritten_, swap_space_, cost_model_}};
   Settling settling_{environment_, graph_, lifecycle_};
   DeadStorages dead_{environment_, lifecycle_, settling_};
   Contents contents_{environment_, graph_, lifecycle_, settling_};
   UnwrittenParts unwritten_;
   Devices devices_;
-  SwapSpace swap_space_{environment_, graph_, devices_, lifecycle_, dead_, settling_, streams_};
+  SwapSpace swap_space_{environment_, graph_,   devices_,    lifecycle_, dead_,
+                        settling_,    streams_, cost_model_, search_};
   CostModel cost_model_{environment_, graph_, devices_, swap_space_.costs()};
   VictimSearch search_{environment_, devices_, capture_, cost_model_};
   WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};

@@ -65,7 +65,7 @@ void Engine::keep(Frame& frame, bool on) {
   if (on)
     capture_.begin_bringing_back();
   else if (capture_.end_bringing_back())
-    lifecycle_.costs_changed();
+    cost_model_.bounds().reset_all();
 }
 
 bool Engine::remat_want_any(Frame& frame) {

@@ -374,6 +374,8 @@ void StorageLifecycle::check(const std::unordered_set<Storage*>& storages,
       require(listed == storage, "R6: the index leads elsewhere", storage);
     }
     parts_.pins.check(storage);
+    require(storage->overwriters <= storage->locks, "R8: what will overwrite it holds no lock",
+            storage);
     require(storage->holds <= storage->locks, "R11: more holds than locks", storage);
     if (!resident || !storage->managed) continue;
     require(dtr_pool_block_bytes(parts_.devices.of(storage).pool, storage->address) >=

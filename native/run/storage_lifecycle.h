@@ -19,7 +19,6 @@
 #include "graph/unwritten.h"
 #include "policy/cost_model.h"
 #include "policy/devices.h"
-#include "policy/victim_search.h"
 
 namespace dtr {
 
@@ -38,7 +37,6 @@ class StorageLifecycle final : public Lifecycle {
     UnwrittenParts& unwritten;
     SwapSpace& swap_space;
     CostModel& costs;
-    VictimSearch& search;
   };
   explicit StorageLifecycle(const Parts& parts) : parts_(parts) {}
 
@@ -61,8 +59,6 @@ class StorageLifecycle final : public Lifecycle {
   void escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred);
   void change_address(Storage* storage, void* address) override;
   void update_candidate(Storage* storage) override;
-  void costs_changed() override { parts_.costs.bounds().reset_all(); }
-  void host_memory_freed() override { parts_.search.host_memory_freed(); }
 
   // ---- records that end ----
   void forget_parent(Storage* storage, Deferred& deferred) override;

@@ -141,6 +141,7 @@ class World:
         self.alive: dict[str, list[Any]] = defaultdict(list)
         self.engines: dict[int, int] = {}
         self.walked: list[Any] = []
+        self.overwriting: set[int] = set()  # frames whose op does
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
@@ -154,11 +155,31 @@ class World:
             hex(number_of(a)) if isinstance(a, ffi.CData) and "*" in ffi.typeof(a).cname else str(a)
             for a in arguments
         )
+        if name in ("dtr_op_end", "dtr_sim_replace_memory"):
+            self.end_others(name, arguments[0])
         os.write(self.log, f"{name}({shown})\n".encode())
         answer = getattr(lib, name)(*arguments)
+        if name == "dtr_op_begin" and answer >= 0:
+            self.note_uses(arguments[0], arguments[1])
         if RESULTS[name] == "int32_t" and name not in VALUES and not -4 <= answer <= 255:
             raise Misuse(f"{name} gave {answer}")
         return answer
+
+    def note_uses(self, frame: Any, tensors: int) -> None:
+        numbers = lib.dtr_frame_buffer(frame, 0)
+        reads = (lib.DTR_USE_READ, lib.DTR_USE_CONSTANT)
+        writes = any(numbers[i] & 7 not in reads for i in range(tensors))
+        (self.overwriting.add if writes else self.overwriting.discard)(number_of(frame))
+
+    def end_others(self, name: str, of: Any) -> None:
+        """Before a content is replaced: another op in flight may be the only one that knows the old
+        one's record then, and the check of the invariants cannot see it."""
+        if name == "dtr_op_end" and number_of(of) not in self.overwriting:
+            return
+        for frame in self.of_engine("dtr_frame", of):
+            if number_of(frame) != number_of(of):
+                self.call("dtr_remat_abort", frame)
+                self.call("dtr_op_abort", frame, 0)
 
     def made(self, name: str, kind: str, *arguments: Any) -> Any:
         """Calls what writes a handle to its last argument, and keeps it."""
@@ -721,12 +742,6 @@ class Sequence:
                 arguments[at] = self.wrong(function, kind, name, arguments[at])
         if function.name == "dtr_pool_create" and arguments[0]:
             self.any_pool(arguments[0])
-        if function.name == "dtr_sim_replace_memory":
-            # The old content's record would be known to the op in flight alone, which the check of
-            # the invariants cannot see.
-            for frame in world.of_engine("dtr_frame", arguments[0]):
-                world.call("dtr_remat_abort", frame)
-                world.call("dtr_op_abort", frame, 0)
         answer = world.call_with(function, arguments)
         if function.name == "dtr_pin_for" and answer == lib.DTR_OK:
             world.owners.append(arguments[-1])
