@@ -198,8 +198,8 @@ class Repeater {
 
   // An input's, which the engine holds while the step runs.
   static c10::Storage hold(void* handle) {
-    return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-        static_cast<c10::StorageImpl*>(handle)));
+    return c10::Storage(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(handle)));
   }
 
   static at::Tensor over(const c10::Storage& storage, c10::ScalarType type, c10::IntArrayRef sizes,
