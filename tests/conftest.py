@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import pickle
+import signal
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,10 @@ with suppress(ImportError):  # not where only torch and pytest are installed
         "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("untimed")
+
+# A shell starts what runs in its background without Ctrl-C, and so all that that starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Processes that tests start import the package that the tests import, whatever their folder is. The
 # core and the compiled bridge, too, are then those that the tests know.

@@ -99,14 +99,16 @@ class OpLogRecorder:
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             return
-        # Not by with, which waits. Whether it is held is asked, as an interrupt may have come
-        # before anything else knows.
+        # Not by with, which waits. Only the lock itself knows whether it is held, as an interrupt may
+        # come when acquire() returns. No other call may stand before release().
         try:
             if lock.acquire(blocking=False):
                 self._drain()
         finally:
-            if lock._is_owned():  # type: ignore[attr-defined]
+            try:  # noqa: SIM105
                 lock.release()
+            except RuntimeError:
+                pass  # another thread has it
 
     def _drain(self) -> None:
         """With the lock held. The log ends where an interrupt comes while it is written, because

@@ -145,11 +145,11 @@ class _Leaver(partial[None]):
     is called as C is, and no frame of a call refers to it.
     """
 
-    session: session
+    of: session | None = None
 
     def __del__(self) -> None:
-        if self.session._is_to_end and is_enabled():
-            self.session._leave()
+        if self.of is not None and self.of._is_to_end and is_enabled():
+            self.of._leave()
 
 
 class _Exit:
@@ -159,7 +159,7 @@ class _Exit:
         if of is None:
             return owner._leave
         leaver = _Leaver(of._leave)
-        leaver.session = of
+        leaver.of = of
         return leaver
 
 

@@ -403,8 +403,16 @@ def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:
         raise ConfigError("log", str(path), error.reason) from None
 
 
+_engines: list[Any] = []
+
+
 def _create_engine(config: Config, scorer: Scorer | None) -> Any:
-    engine = ffi.new("dtr_engine **")
+    """The engine of the process's one runtime. If there is one already, an interrupt came before
+    anybody had its runtime: it goes, and lets go of the pools."""
+    while _engines:
+        lib.dtr_engine_destroy(_engines[-1][0])  # or it was, when the next interrupt came
+        _engines.pop()
+    _engines.append(ffi.new("dtr_engine **"))
     options, _kept = _engine_options(config, scorer)
-    check(lib.dtr_engine_create(options, engine))
-    return engine[0]
+    check(lib.dtr_engine_create(options, _engines[-1]))
+    return _engines[-1][0]

@@ -86,6 +86,8 @@ class Injector:
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
         if self.raised or not frame.f_code.co_filename.startswith(PACKAGE):
             return None
+        if frame.f_code.co_name == "__del__":
+            return None  # Python drops what comes there, and nobody can pass it on
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._step
