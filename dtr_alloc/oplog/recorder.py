@@ -99,8 +99,8 @@ class OpLogRecorder:
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             return
-        # Not by with, which waits. Only the lock itself knows whether it is held, as an interrupt may
-        # come when acquire() returns. No other call may stand before release().
+        # Not by with, which waits. Only the lock itself knows whether it is held, as an interrupt
+        # may come when acquire() returns. No other call may stand before release().
         try:
             if lock.acquire(blocking=False):
                 self._drain()
