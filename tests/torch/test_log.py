@@ -402,14 +402,14 @@ class TestASession:
             stats = dtr_alloc.stats()
             del kept, total
         kinds = Counter(decision.kind for decision in found)
-        assert kinds["room"] + kinds["by_user"] == stats["evictions"] - before["evictions"]
-        assert kinds["by_user"] == 1
+        assert kinds["room"] + kinds["user"] == stats["evictions"] - before["evictions"]
+        assert kinds["user"] == 1
         again = stats["rematerializations"] - before["rematerializations"]
-        assert kinds["recomputed"] == again > 10
+        assert kinds["again"] == again > 10
         program = oplog.compile_log(tmp_path / "job.log")
         assert {one.name for one in found if one.name} <= set(program.names)
         for one in found:
-            if one.kind == "recomputed":
+            if one.kind == "again":
                 name = program.operator_names[program.operators[one.number]]
                 assert name in ("aten.mul.Tensor", "aten.ones.default", "aten.fill_.Scalar")
 
