@@ -1,6 +1,6 @@
 // records.h: what the engine knows of a job: storages, ops and the edges between.
 //
-// Rules, by number; check_invariants() (run/invariants.cpp) and the check() of each class test them.
+// Rules, by number; check_invariants() (run/engine.cpp) and the check() of each class test them.
 //
 //  R1  A storage is one content of one buffer. Overwriting a buffer ends one
 //      storage and begins the next ("version"); the buffer changes hands, no byte moves.
@@ -90,7 +90,7 @@ struct alignas(64) Storage {
   void* address = nullptr;     // R4
   Op* parent = nullptr;        // R2
   int64_t last_access_ns = 0;  // by the engine's clock (engine.h)
-  int64_t ancestors_ns = 0;    // the evicted ones' summed cost, or tolls (N1)
+  int64_t ancestors_ns = 0;    // the evicted ones' summed cost, or shares (N1)
   int64_t descendants_ns = 0;
   double price = 0;  // of a member of a window, when the search number priced looked
   uint64_t priced = 0;

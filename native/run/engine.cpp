@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -217,6 +218,23 @@ uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capac
 HeldBytes Engine::held_bytes() {
   std::lock_guard<EngineMutex> lock(mutex_);
   return memory_use_.held();
+}
+
+// ---- invariants ----
+
+void Engine::check_invariants() {
+  Transaction call(*this);
+  graph_.check(environment_.stats.live_ops);
+  const std::unordered_set<Storage*> storages = graph_.all_storages();
+  lifecycle_.check(storages, call.deferred);
+  dead_.check(storages);
+  unwritten_.check(storages);
+  swap_space_.check(storages);
+  cost_model_.check(storages);
+  // Not each time: those that no search has met stay as they are, and bounds age between searches.
+  if (++checks_ % 4 == 1) return;
+  search_.check(checks_ % 4 == 0);
+  if (checks_ % 4 == 0) windows_.check();
 }
 
 }  // namespace dtr

@@ -116,7 +116,7 @@ class Engine final {
   uint64_t compact(dtr_pool* pool);
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
-  // ---- reports (engine.cpp, invariants.cpp) ----
+  // ---- reports (engine.cpp) ----
   void get_stats(dtr_engine_stats* out);
   HeldBytes held_bytes();
   uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);

@@ -1,7 +1,7 @@
 """What the engine chooses to evict, under every heuristic. Needs the native build.
 
 check_invariants() compares, in every step, each cached sum with a fresh walk and each bound with
-the score, and in every fourth the search with brute force (native/run/invariants.cpp).
+the score, and in every fourth the search with brute force (native/policy/victim_search.cpp).
 """
 
 import itertools

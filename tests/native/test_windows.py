@@ -1,7 +1,7 @@
 """Places for a request in one piece: windows. Needs the native build.
 
 check_invariants() compares, in every fourth step, the windows that the search finds for several
-sizes with those that trying every run of blocks finds (native/run/invariants.cpp).
+sizes with those that trying every run of blocks finds (native/policy/window_search.cpp).
 """
 
 import pytest
