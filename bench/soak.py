@@ -98,7 +98,7 @@ class Round:
                 room=draw.choice([preset.room, preset.room, "single", "auto"]),
             ),
             "swap": draw.choice([0, 0, 1 << 20, 16 << 20]),
-            "debug": draw.choice(["off", "no-moves", "contents", "no-moves,poison"]),
+            "debug": draw.choice(["off", "no-moves", "contents"]),  # not poison: the heap keeps it
         }
         self.fraction = draw.choice([draw.uniform(0.0, 0.3), draw.uniform(0.2, 1.0)])
         self.troubles = draw.sample(sorted(TROUBLES), draw.choice([1, 2]))

@@ -159,7 +159,7 @@ def test_an_interrupt_where_a_session_is_left_ends_it(way: Callable[[], None]) -
     """Also before the first instruction of what ends it."""
 
     def run(injector: Injector) -> None:
-        with injector.following(), dtr_alloc.session(2**20, device="cpu"):
+        with injector.following(), dtr_alloc.session(2**26, device="cpu"):
             torch.ones(8).add(1)
 
     run(every := Injector())

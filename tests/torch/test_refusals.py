@@ -20,8 +20,8 @@ import threading, torch, torch.multiprocessing as mp
 from dtr_alloc.torch import unsupported
 from dtr_alloc.core import StateError
 torch._C._cuda_changeCurrentAllocator = lambda allocator: print("changed")
-refusals.install("meta")
-refusals.install("meta")
+unsupported.install("meta")
+unsupported.install("meta")
 
 def refused(act):
     try:
