@@ -173,7 +173,7 @@ def test_an_interrupt_where_a_session_is_left_ends_it(way: Callable[[], None]) -
 
 def test_a_session_in_an_exit_stack_ends_with_it() -> None:
     with ExitStack() as stack:
-        stack.enter_context(dtr_alloc.session(2**20, device="cpu"))
+        stack.enter_context(dtr_alloc.session(2**26, device="cpu"))
         assert dtr_alloc.is_enabled()
     assert not dtr_alloc.is_enabled()
 
