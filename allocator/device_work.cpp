@@ -26,6 +26,7 @@ void DeviceWork::close() {
                      " blocks of host memory in use, " + size_text(bytes) +
                      "; free them before it is destroyed");
   }
+  return_freed();
   timers_.close();
   if (order_ != nullptr) driver_.destroy_event(order_);
   order_ = nullptr;
@@ -58,8 +59,20 @@ void DeviceWork::host_free(uint64_t host) {
     throw InvalidArgument("host is " + address_text(host) +
                           "; allowed: the start of host memory of this pool");
   }
-  driver_.free_host(host, found->second);
-  host_.erase(found);
+  freed_.insert(host_.extract(found));
+  try {
+    return_freed();
+  } catch (const DriverError&) {
+    // The caller is rid of it all the same; nobody could do more about it than we can later.
+  }
+}
+
+void DeviceWork::return_freed() {
+  while (!freed_.empty()) {
+    const auto first = freed_.begin();
+    driver_.free_host(first->first, first->second);
+    freed_.erase(first);
+  }
 }
 
 void DeviceWork::check_host(uint64_t host, uint64_t size_bytes) const {

@@ -30,6 +30,7 @@ class DeviceWork {
   // Host memory that the device can copy from and to while the host goes on (pinned).
   uint64_t host_allocate(uint64_t size_bytes);
   // The copies that use it are done. Throws InvalidArgument for what host_allocate did not give.
+  // What the driver refuses to take back just now is offered again, at the latest by close().
   void host_free(uint64_t host);
   // In stream order. Throw InvalidArgument unless [host, host + size_bytes) is in one block of
   // host memory.
@@ -43,12 +44,14 @@ class DeviceWork {
 
  private:
   void check_host(uint64_t host, uint64_t size_bytes) const;
+  void return_freed();
 
   Driver& driver_;
   Timers timers_;
   Driver::Event order_ = nullptr;  // a wait is for what an event meant then, so one is enough
   uint64_t side_ = 0;
-  std::map<uint64_t, uint64_t> host_;  // bytes of each block of host memory
+  std::map<uint64_t, uint64_t> host_;   // bytes of each block of host memory in use
+  std::map<uint64_t, uint64_t> freed_;  // of those that the driver has not taken back yet
 };
 
 }  // namespace dtr

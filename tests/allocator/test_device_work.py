@@ -5,6 +5,7 @@ from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
+UNKNOWN = 999
 
 
 @pytest.fixture
@@ -125,6 +126,18 @@ def test_host_memory_in_use_keeps_the_pool(make_pool):
         with pytest.raises(WrongState, match=r"1 blocks of host memory in use, 64\.0 KiB"):
             pool.destroy()
         pool.host_free(host)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_host_memory_that_the_driver_will_not_take_back_is_offered_again(pool, fake_cuda, n):
+    """Its user is rid of it either way: nothing of it is left when the pool is gone."""
+    refused, other = pool.host_allocate(64 * KIB), pool.host_allocate(32 * KIB)
+    fake_cuda.fail_call(n, UNKNOWN)
+    pool.host_free(refused)
+    with pytest.raises(Invalid, match=r"host is .* allowed: the start of host memory"):
+        pool.host_free(refused)
+    fake_cuda.fail_call(n, UNKNOWN)
+    pool.host_free(other)
 
 
 def test_copies_run_on_the_side_stream_beside_the_job(pool, fake_cuda):

@@ -41,6 +41,7 @@ uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t 
 int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out);
 
 /* Frees host memory, of which no copy may be in flight (dtr_pool_synchronize); NULL is allowed.
+ * What the driver refuses to take back is offered again later, at the latest by dtr_pool_destroy.
  * Fails iff: DTR_INVALID if it is not of this pool. */
 int32_t dtr_pool_host_free(dtr_pool* pool, void* host);
 
