@@ -38,27 +38,36 @@ MIXES = {
 PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
 
 
-def build(folder: Path, core: Path, smoke: bool, *flags: str) -> Path:
-    sources = [ROOT / "bench/heap_bench.cpp", *sorted(core.glob("*.cpp"))]
+def build(folder: Path, tree: Path, smoke: bool) -> Path:
+    """The measured program, of a tree that has ``allocator/`` and ``bench/heap_bench.cpp``."""
+    core = tree / "allocator"
+    sources = [tree / "bench/heap_bench.cpp", *sorted(core.glob("*.cpp"))]
     optimize = "-O0" if smoke else "-O3"
     if smoke:  # one file compiles several times faster; the real build has no such inlining
         whole = folder / "whole.cpp"
         whole.write_text("".join(f'#include "{source}"\n' for source in reversed(sources)))
         sources = [whole]
-    program = folder / f"heap_bench{len(flags)}"
-    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{core}", *flags]
+    program = folder / "heap_bench"
+    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{core}"]
     command += [*map(str, sources), "-o", str(program), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return program
 
 
-def core_of(revision: str, folder: Path) -> Path:
-    """allocator/ as it was; it has no placement policies."""
+def tree_of(revision: str, folder: Path) -> Path:
+    """What is measured, as it was."""
     archive = folder / "before.tar"
-    command = ["git", "archive", f"--output={archive}", revision, "allocator"]
+    command = [
+        "git",
+        "archive",
+        f"--output={archive}",
+        revision,
+        "allocator",
+        "bench/heap_bench.cpp",
+    ]
     subprocess.run(command, check=True, cwd=ROOT)
     subprocess.run(["tar", "-xf", str(archive), "-C", str(folder)], check=True)
-    return folder / "allocator"
+    return folder
 
 
 def measure(
@@ -90,13 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     pairs = 2_000 if options.smoke else 300_000
     results = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        programs = {"": build(folder, ROOT / "allocator", options.smoke)}
+    with tempfile.TemporaryDirectory() as now, tempfile.TemporaryDirectory() as then:
+        programs = {"": build(Path(now), ROOT, options.smoke)}
         if options.before:
-            core = core_of(options.before, folder)
-            flags = "-DBENCH_BEFORE_PLACEMENT"
-            programs = {"_before": build(folder, core, options.smoke, flags), **programs}
+            tree = tree_of(options.before, Path(then))
+            programs = {"_before": build(tree, tree, options.smoke), **programs}
         for mix in MIXES:
             for live in (1_000, 10_000):
                 for suffix, program in programs.items():

@@ -46,21 +46,12 @@ struct HeapUnderTest {
   static constexpr uint64_t kRange = uint64_t{1} << 36;
   std::unique_ptr<dtr::Driver> driver = dtr::make_simulated_driver();
   dtr::Reservation reservation{*driver, kRange, kChunk};
-#ifdef BENCH_BEFORE_PLACEMENT  // and before event logs
-  dtr::Chunks chunks{*driver, reservation, kChunk};
-#else
   dtr::EventSource events;
   dtr::Chunks chunks{*driver, reservation, kChunk, events};
-#endif
   dtr::Heap heap{chunks, 0, kRange, dtr::kGrain};
 
-#ifdef BENCH_BEFORE_PLACEMENT  // and before absent blocks
-  explicit HeapUnderTest(int) {}
-  void map(uint64_t begin, uint64_t end) { chunks.map(begin, end); }
-#else
   explicit HeapUnderTest(int) { heap.fill(0, kRange); }
   void map(uint64_t begin, uint64_t end) { chunks.map(chunks.around(begin, end)); }
-#endif
   uint64_t allocate(uint64_t size) {
     size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
     dtr::Block* hole = heap.best_fit(dtr::kIdle, size);
@@ -73,11 +64,7 @@ struct HeapUnderTest {
 
 dtr::PoolOptions pool_options(int placement) {
   dtr::PoolOptions options{"simulated", 0, dtr::kNoLimit, 0, kChunk, 0};
-#ifndef BENCH_BEFORE_PLACEMENT
   options.placement = placement;
-#else
-  (void)placement;
-#endif
   return options;
 }
 

@@ -34,7 +34,7 @@ void Candidates::add(Storage* storage) {
   // If the pool rounds to more, the rest counts as free here.
   ends_.push_back(begin + in_grains(storage->size_bytes));
   if (index == weight_.size()) {
-    for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &bounds_})
+    for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &bounds_, &run_bounds_})
       column->resize(index + kBlock, 1);
     weight_.resize(index + kBlock, kInfinity);
     least_.push_back(0);
@@ -166,33 +166,41 @@ void Candidates::compute(Value value, int64_t now_ns, int64_t decreased_ns, uint
   }
 }
 
-// Fills runs_ with the runs of finite bounds.
+// Fills run_bounds_, and least_ of it: what a run costs at least, as the difference of two sums.
 void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted) {
-  // Sums and differences of numbers that differ by orders of magnitude are rounded: stays below.
-  constexpr double kRounding = 1e-12;
+  // Of a sum, and more than an addition to it is rounded by.
+  constexpr double kRounding = std::numeric_limits<double>::epsilon();
   compute(Value::price, now_ns, decreased_ns, 0);
-  runs_.clear();
-  double sum = 0;     // of the members from the left one up to the right one, but for infinite ones
-  size_t parked = 0;  // how many are infinite
-  size_t right = 0;
-  for (size_t left = 0; left < order_.size(); ++left) {
-    const uint64_t low = low_end(left);
-    for (; right < order_.size(); ++right) {
-      if (right > left && !goes_on(begins_[order_[right]], low, wanted)) break;
-      const float price = bounds_[order_[right]];
+  const size_t count = order_.size();
+  sums_.resize(count + 1);
+  // Writes to the columns do not move them.
+  const uint32_t* const order = order_.data();
+  const uint64_t *const begins = begins_.data(), *const ends = ends_.data();
+  const float* const bounds = bounds_.data();
+  double* const sums = sums_.data();
+  double sum = 0;         // of the members before the right one, but for infinite ones
+  size_t right = 0;       // the first one that the run does not need
+  size_t after_wall = 0;  // the first one behind the last infinite one
+  for (size_t left = 0; left < count; ++left) {
+    const uint64_t low = left == 0 ? 0 : ends[order[left - 1]];
+    for (; right < count; ++right) {
+      if (right > left && !goes_on(begins[order[right]], low, wanted)) break;
+      const float price = bounds[order[right]];
       if (price == kInfinity)
-        ++parked;
+        after_wall = right + 1;
       else
-        sum = sum * (1 - kRounding) + static_cast<double>(price);
+        sum += static_cast<double>(price);
+      sums[right + 1] = sum;
     }
-    if (parked == 0) runs_.push_back({sum, left});
-    const float price = bounds_[order_[left]];
-    if (price == kInfinity)
-      --parked;
-    else
-      sum = std::max(sum * (1 - kRounding) - static_cast<double>(price), 0.0);
+    const double rounded = kRounding * static_cast<double>(right - left + 1) * sum;
+    run_bounds_[left] = after_wall > left
+                            ? kInfinity
+                            : static_cast<float>(std::max(sum - sums[left] - rounded, 0.0));
   }
-  std::make_heap(runs_.begin(), runs_.end());
+  std::fill(run_bounds_.begin() + static_cast<std::ptrdiff_t>(count), run_bounds_.end(), kInfinity);
+  for (size_t block = 0; block < least_.size(); ++block)
+    least_[block] =
+        *std::min_element(&run_bounds_[block * kBlock], &run_bounds_[block * kBlock] + kBlock);
 }
 
 // What a search computes from below (C1).

@@ -107,20 +107,18 @@ class Candidates {
  private:
   static constexpr size_t kBlock = 64;  // candidates that share a least bound
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr float kMost = std::numeric_limits<float>::max();
   using Column = std::vector<float>;
   enum class Value {
     score,   // C1's bound
     beside,  // the same where free bytes count
     price,   // the bound without the size
   };
-  struct Run {
-    double least;                                                           // its price, at least
-    size_t rank;                                                            // of its first member
-    bool operator<(const Run& other) const { return least > other.least; }  // a heap's top: least
-  };
-
   void compute(Value value, int64_t now_ns, int64_t decreased_ns, uint64_t most_free);
   void bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted);
+  // Calls visit(place) where the column's bound is at most limit(), which visit() may lower.
+  template <typename Limit, typename Visit>
+  void visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& visit);
   // Whether a run goes on with a member that begins there; low: where its free bytes may begin.
   static bool goes_on(uint64_t begin, uint64_t low, uint64_t wanted) {
     return begin < low || begin - low < wanted;
@@ -141,69 +139,74 @@ class Candidates {
   Column size_, span_;  // what a score divides by; C3
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0, base_ns_ = 0;
-  // Scratch of a search: what was computed of each candidate, and the least of each block.
-  Column bounds_, least_;
-  std::vector<Run> runs_;  // a heap
+  // Scratch of a search: what was computed of each candidate; of the run that begins with each, by
+  // rank, and the sums of the prices before; the least of each block of one of these columns.
+  Column bounds_, run_bounds_, least_;
+  std::vector<double> sums_;
 };
+
+template <typename Limit, typename Visit>
+void Candidates::visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& visit) {
+  // After so many the limit is so near the least that hardly any other bound is below it.
+  constexpr int kProbes = 8;
+  for (int probe = 0; probe < kProbes; ++probe) {
+    const auto block =
+        static_cast<size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin());
+    if (!(least_[block] <= limit())) return;
+    float* const first = &bounds[block * kBlock];
+    float* const lowest = std::min_element(first, first + kBlock);
+    *lowest = kInfinity;
+    least_[block] = *std::min_element(first, first + kBlock);
+    visit(static_cast<size_t>(lowest - bounds.data()));
+  }
+  for (size_t block = 0; block < least_.size(); ++block) {
+    if (!(least_[block] <= limit())) continue;
+    for (size_t i = block * kBlock; i < (block + 1) * kBlock; ++i)
+      if (bounds[i] <= limit()) visit(i);
+  }
+}
 
 template <typename Evaluate>
 Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free,
                             Evaluate&& evaluate) {
-  // Blocks that are visited in the order of their least bounds, before all others: after them the
-  // best score is so near the least that hardly any other bound is below it.
-  constexpr int kProbes = 3;
   if (list_.empty()) return nullptr;
   compute(most_free == kNoFreeBytes ? Value::score : Value::beside, now_ns, decreased_ns,
           most_free);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
-  float limit = std::numeric_limits<float>::max();  // bounds above it cannot win
-  const auto visit = [&](size_t index) {
-    Storage* storage = list_[index];
-    double score = 0;
-    if (!evaluate(storage, least, &score)) return;
-    if (best && (score > least || (score == least && storage->id >= best->id))) return;
-    best = storage;
-    least = score;
-    limit = static_cast<float>(score * (1 + kSlack));
-  };
-  const auto visit_block = [&](size_t block) {
-    float* const bounds = &bounds_[block * kBlock];
-    least_[block] = kInfinity;
-    const auto lowest = static_cast<size_t>(std::min_element(bounds, bounds + kBlock) - bounds);
-    visit(block * kBlock + lowest);
-    for (size_t i = 0; i < kBlock; ++i)
-      if (bounds[i] <= limit && i != lowest) visit(block * kBlock + i);
-  };
-  for (int probe = 0; probe < kProbes; ++probe) {
-    const auto block =
-        static_cast<size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin());
-    if (least_[block] > limit) break;
-    visit_block(block);
-  }
-  for (size_t block = 0; block < least_.size(); ++block)
-    if (least_[block] <= limit) visit_block(block);
+  float limit = kMost;  // bounds above it cannot win
+  visit_from_the_lowest(
+      bounds_, [&] { return limit; },
+      [&](size_t index) {
+        Storage* storage = list_[index];
+        double score = 0;
+        if (!evaluate(storage, least, &score)) return;
+        if (best && (score > least || (score == least && storage->id >= best->id))) return;
+        best = storage;
+        least = score;
+        limit = static_cast<float>(score * (1 + kSlack));
+      });
   return best;
 }
 
 template <typename Price, typename Begin>
 void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
                                 const double& limit, Price&& price, Begin&& begin) {
+  if (list_.empty()) return;
   bound_runs(now_ns, decreased_ns, wanted);
   // Rounding is below the slack.
   const auto most = [&] { return limit * (1 + 2 * kSlack); };
-  while (!runs_.empty() && runs_.front().least <= most()) {
-    const size_t first = runs_.front().rank;
-    std::pop_heap(runs_.begin(), runs_.end());
-    runs_.pop_back();
-    const uint64_t low = low_end(first);
-    double sum = 0;
-    for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
-      if (rank > first && !goes_on(begins_[order_[rank]], low, wanted)) break;
-      sum += price(at_rank(rank));
-    }
-    if (sum <= most() && sum < std::numeric_limits<double>::infinity()) begin(at_rank(first));
-  }
+  visit_from_the_lowest(
+      run_bounds_, [&] { return static_cast<float>(std::min<double>(most(), kMost)); },
+      [&](size_t first) {
+        const uint64_t low = low_end(first);
+        double sum = 0;
+        for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
+          if (rank > first && !goes_on(begins_[order_[rank]], low, wanted)) break;
+          sum += price(at_rank(rank));
+        }
+        if (sum <= most() && sum < std::numeric_limits<double>::infinity()) begin(at_rank(first));
+      });
 }
 
 }  // namespace dtr
