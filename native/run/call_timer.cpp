@@ -39,12 +39,12 @@ void CallTimer::start(CallTiming& timing) {
 }
 
 void CallTimer::stop(CallTiming& timing, bool wanted) {
+  timing.count = 0;  // an aborted call took in nothing
   if (!timing.queued_in) return;
   if (timing.timer && (!wanted || dtr_pool_time_end(timing.queued_in, timing.timer) != DTR_OK)) {
     dtr_pool_time_drop(timing.queued_in, timing.timer);
     timing.timer = 0;
   }
-  timing.count = 0;
   if (++timing.unread < kLookEvery) return;
   timing.unread = 0;
   timing.count = dtr_pool_times(timing.queued_in, timing.timers, timing.ns, CallTiming::kMost);
