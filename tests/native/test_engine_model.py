@@ -512,3 +512,27 @@ def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy, examples):
         fake = fake_cuda
 
     run(Machine, settings=settings(SETTINGS, max_examples=examples))
+
+
+def test_times_that_an_aborted_call_read_are_not_for_the_next(fake_cuda):
+    """Which has no inputs, and so no device."""
+
+    class Machine(OnCuda, EngineAgainstModel):
+        dealloc = "eager"
+        fake = fake_cuda
+
+    job = Machine()
+    job.begin(swaps=False)
+    job.normalize(hidden=0, inputs=[1], size=2)
+    job.move(index=0)
+    for _ in range(3):
+        job.fill(inputs=[], tensor=0)
+    job.normalize(hidden=0, inputs=[1], size=2)
+    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[])
+    job.use_a_parameter(inputs=[], size=2, weight=0)
+    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[])
+    job.compute(inputs=[0], recomputable=True, results=[2])
+    job.fail_in_an_operator(inputs=[], size=2, tensor=0)
+    job.compute(inputs=[], recomputable=True, results=[2])
+    job.rules_hold()
+    job.teardown()
