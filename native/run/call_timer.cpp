@@ -28,6 +28,7 @@ void CallTimer::decide(CallTiming& timing, const OpCall& call, uint64_t signatur
       input ? environment_.pool_of(input->device_type, input->device_index) : nullptr;
   timing.is_due = input && !capture_.is_under_way() && timed_calls_.next(signature);
   if (timing.is_due) timing.queued_on = streams_.current(input);
+  timing.count = 0;
 }
 
 void CallTimer::start(CallTiming& timing) {
@@ -38,13 +39,15 @@ void CallTimer::start(CallTiming& timing) {
     timing.timer = 0;
 }
 
+void CallTimer::drop(CallTiming& timing) {
+  if (timing.timer) dtr_pool_time_drop(timing.queued_in, timing.timer);
+  timing.timer = 0;
+}
+
 void CallTimer::stop(CallTiming& timing, bool wanted) {
-  timing.count = 0;  // an aborted call took in nothing
   if (!timing.queued_in) return;
-  if (timing.timer && (!wanted || dtr_pool_time_end(timing.queued_in, timing.timer) != DTR_OK)) {
-    dtr_pool_time_drop(timing.queued_in, timing.timer);
-    timing.timer = 0;
-  }
+  if (timing.timer && (!wanted || dtr_pool_time_end(timing.queued_in, timing.timer) != DTR_OK))
+    drop(timing);
   if (++timing.unread < kLookEvery) return;
   timing.unread = 0;
   timing.count = dtr_pool_times(timing.queued_in, timing.timers, timing.ns, CallTiming::kMost);

@@ -64,9 +64,11 @@ class CallTimer {
   // The call is about to run, with everything resident.
   void decide(CallTiming& timing, const OpCall& call, uint64_t signature);
   // Just before it runs and right after, without the mutex. The latter also looks, now and then,
-  // at what other timers say.
+  // at what other timers say: a pool tells each time once, so learn() has to follow.
   static void start(CallTiming& timing);
   static void stop(CallTiming& timing, bool wanted);
+  // Instead of stop(), if the call failed.
+  static void drop(CallTiming& timing);
   // Takes in what stop() found.
   void learn(CallTiming& timing, uint64_t signature, uint64_t op_key, CostTable& costs) {
     if (timing.timer || timing.count > 0) take_in(timing, signature, op_key, costs);

@@ -42,7 +42,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
 
 void Engine::op_abort(Frame& frame, bool started) {
   if (!frame.open) return;
-  CallTimer::stop(frame.timing, false);
+  CallTimer::drop(frame.timing);
   Transaction call(*this);
   recorder_.abort(frame, started, call.deferred);
 }
