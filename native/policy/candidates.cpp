@@ -142,7 +142,7 @@ void Candidates::compute(Value value, int64_t now_ns, int64_t decreased_ns, uint
     const float *numerator = &numerator_[first], *own = &own_[first], *weight = &weight_[first],
                 *access = &access_[first], *size = &size_[first], *span = &span_[first];
     float* const bounds = &bounds_[first];
-    float out[kBlock], lowest[8];
+    float out[kBlock];
     for (size_t i = 0; i < kBlock; ++i)
       out[i] = std::max(numerator[i] - decreased, own[i]) * weight[i];
     const auto divide_by = [&](auto&& power) {
@@ -158,11 +158,8 @@ void Candidates::compute(Value value, int64_t now_ns, int64_t decreased_ns, uint
       for (size_t i = 0; i < kBlock; ++i) out[i] *= size[i];
     if (value == Value::beside)
       for (size_t i = 0; i < kBlock; ++i) out[i] /= std::min(span[i], size[i] + bytes);
-    std::fill_n(lowest, 8, kInfinity);
-    for (size_t i = 0; i < kBlock; i += 8)
-      for (size_t lane = 0; lane < 8; ++lane) lowest[lane] = std::min(lowest[lane], out[i + lane]);
     std::copy_n(out, kBlock, bounds);
-    least_[block] = *std::min_element(lowest, lowest + 8);
+    least_[block] = least_of(out);
   }
 }
 
@@ -175,14 +172,14 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
   sums_.resize(count + 1);
   // Writes to the columns do not move them.
   const uint32_t* const order = order_.data();
-  const uint64_t *const begins = begins_.data(), *const ends = ends_.data();
+  const uint64_t* const begins = begins_.data();
   const float* const bounds = bounds_.data();
   double* const sums = sums_.data();
   double sum = 0;         // of the members before the right one, but for infinite ones
   size_t right = 0;       // the first one that the run does not need
   size_t after_wall = 0;  // the first one behind the last infinite one
   for (size_t left = 0; left < count; ++left) {
-    const uint64_t low = left == 0 ? 0 : ends[order[left - 1]];
+    const uint64_t low = low_end(left);
     for (; right < count; ++right) {
       if (right > left && !goes_on(begins[order[right]], low, wanted)) break;
       const float price = bounds[order[right]];
@@ -199,8 +196,7 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
   }
   std::fill(run_bounds_.begin() + static_cast<std::ptrdiff_t>(count), run_bounds_.end(), kInfinity);
   for (size_t block = 0; block < least_.size(); ++block)
-    least_[block] =
-        *std::min_element(&run_bounds_[block * kBlock], &run_bounds_[block * kBlock] + kBlock);
+    least_[block] = least_of(&run_bounds_[block * kBlock]);
 }
 
 // What a search computes from below (C1).

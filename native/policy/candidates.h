@@ -26,7 +26,7 @@
 //   C3  The order lists the candidates by address. A candidate's span is its own range and
 //       everything up to the candidates on both sides.
 //
-// The bounds also say what a window (window.h) costs at least. A *run* is the part of a window that
+// The bounds also say what a window (window_search.h) costs at least. A *run* is the part of a window that
 // the columns know: the candidates from a first one on, until with everything between and beside
 // them `wanted` bytes are spanned. It costs at least the sum of its members' price bounds, the price
 // being the score without the size. One pass over the order finds these sums for all runs.
@@ -124,6 +124,14 @@ class Candidates {
     return begin < low || begin - low < wanted;
   }
   uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : ends_[order_[rank - 1]]; }
+  // Of kBlock bounds. Eight at a time, which a compiler makes one vector instruction of.
+  static float least_of(const float* bounds) {
+    float lanes[8];
+    std::copy_n(bounds, 8, lanes);
+    for (size_t i = 8; i < kBlock; i += 8)
+      for (size_t lane = 0; lane < 8; ++lane) lanes[lane] = std::min(lanes[lane], bounds[i + lane]);
+    return *std::min_element(lanes, lanes + 8);
+  }
   void move_base(int64_t now_ns, int64_t decreased_ns);
   double exact_value(Value value, size_t index, int64_t now_ns, int64_t decreased_ns,
                      uint64_t most_free) const;
@@ -156,7 +164,7 @@ void Candidates::visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& vi
     float* const first = &bounds[block * kBlock];
     float* const lowest = std::min_element(first, first + kBlock);
     *lowest = kInfinity;
-    least_[block] = *std::min_element(first, first + kBlock);
+    least_[block] = least_of(first);
     visit(static_cast<size_t>(lowest - bounds.data()));
   }
   for (size_t block = 0; block < least_.size(); ++block) {

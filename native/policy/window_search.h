@@ -66,8 +66,6 @@ class FewWindows {
   const double& limit() const { return limit_; }
 
   void offer(const Window& window) {
-    for (size_t i = 0; i < count_; ++i)
-      if (windows_[i].first == window.first) return;
     const auto before = [](const Window& a, const Window& b) {
       return a.price != b.price ? a.price < b.price : a.first->address < b.first->address;
     };
