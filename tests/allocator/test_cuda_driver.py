@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from native_fixtures import compile_cpp
+from native_fixtures import OUT_OF_MEMORY, UNKNOWN, compile_cpp
 from native_pool import (
     MIB,
     DriverFailed,
@@ -16,7 +16,6 @@ from native_pool import (
     lib,
 )
 
-OUT_OF_MEMORY, UNKNOWN = 2, 999
 CHUNK = 2 * MIB
 
 

@@ -1,11 +1,11 @@
 """Order, timers and copies: what a pool queues on its device. Needs the native build and g++."""
 
 import pytest
+from native_fixtures import UNKNOWN
 from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
-UNKNOWN = 999
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
-from native_fixtures import few_or_many
+from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
 from native_pool import (
     IN_USE,
     KIB,
@@ -27,7 +27,6 @@ SIZES = st.one_of(
     st.integers(2049, 64 * KIB),
     st.integers(1, 40).map(lambda eighths: eighths / 8),  # chunks
 )
-UNKNOWN, NO_MEMORY = 999, 2
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
@@ -227,7 +226,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.disarm()
 
     @precondition(lambda self: self.fake)
-    @rule(n=st.integers(1, 12), error=st.sampled_from([UNKNOWN, NO_MEMORY]))
+    @rule(n=st.integers(1, 12), error=st.sampled_from([UNKNOWN, OUT_OF_MEMORY]))
     def fail_a_driver_call(self, n, error):
         self.fake.fail_call(n, error)
         self.armed = True

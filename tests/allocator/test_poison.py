@@ -1,6 +1,7 @@
 """Freed blocks filled with 0xFF. Needs the native build; CUDA is the stand-in."""
 
 import pytest
+from native_fixtures import UNKNOWN
 from native_pool import MIB, DriverFailed, Invalid, NativePool, fill, read
 
 CHUNK = 2 * MIB
@@ -85,7 +86,7 @@ def test_a_block_that_could_not_be_filled_is_still_in_use(size, fake_cuda):
             block = pool.allocate(size, A)
             pool.record_stream(block, B)
             fill(block, size, 7)
-            fake_cuda.fail_call(n, 999)
+            fake_cuda.fail_call(n, UNKNOWN)
             try:
                 pool.free(block)
             except DriverFailed:

@@ -1,6 +1,7 @@
 """When memory goes back to the driver by itself. Needs the native build; CUDA is the stand-in."""
 
 import pytest
+from native_fixtures import UNKNOWN
 from native_pool import MIB, NativePool
 
 CHUNK = 2 * MIB
@@ -75,7 +76,7 @@ def test_a_driver_that_refuses_to_take_memory_back_is_asked_again(fake_cuda):
         for n in range(1, 60):
             block = pool.allocate(2 * CHUNK)
             pool.allocate(100)
-            fake_cuda.fail_call(n, 999)
+            fake_cuda.fail_call(n, UNKNOWN)
             try:
                 pool.free(block)
             except Exception:

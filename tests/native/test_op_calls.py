@@ -7,6 +7,7 @@ import re
 import threading
 
 import pytest
+from native_fixtures import UNKNOWN
 from native_pool import DriverFailed, NativePool, OutOfMemory, WrongState, check, ffi, lib
 from toy import (
     DEALLOCS,
@@ -215,7 +216,7 @@ def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):
     failures = 0
     # The first calls of an operator are timed, later ones are not.
     for n in [*range(1, 10), *range(1, 10)]:
-        fake_cuda.fail_call(n, 999)
+        fake_cuda.fail_call(n, UNKNOWN)
         try:
             release(toy.one("g", y, words=words, parameter=n))
         except DriverFailed:

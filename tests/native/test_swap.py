@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from native_fixtures import UNKNOWN
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
 from toy import MUTATE, PAGE, WORD, WORDS, Toy, release
@@ -315,7 +316,7 @@ class TestOnCuda:
             toy = Toy(pool, device=(1, 0), grain=1024, **options)
             seed = toy.unseen(8)
             tensors = [toy.one("f", seed, words=CHUNK // WORD, parameter=i) for i in range(8)]
-            fake_cuda.fail_call(call, 999)
+            fake_cuda.fail_call(call, UNKNOWN)
             try:
                 tensors.append(toy.one("large", seed, words=3 * CHUNK // WORD))
             except DriverFailed:
@@ -335,7 +336,7 @@ class TestOnCuda:
         failed = set()
 
         def failing(call, action):
-            fake_cuda.fail_call(call, 999)
+            fake_cuda.fail_call(call, UNKNOWN)
             try:
                 done = action(source)
             except DriverFailed:
