@@ -41,23 +41,28 @@ def sources() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files if BRIDGE not in path.parents)
 
 
-def compile_args() -> list[str]:
+def kind_args() -> list[str]:
+    """For the compiler and the linker alike."""
     build = os.environ.get("DTR_ALLOC_BUILD", "release")
     kinds = {
-        "release": ["-O3", "-DNDEBUG"],
+        # Without -flto a call from one file into another costs an operator 4 % more.
+        "release": ["-O3", "-flto=auto", "-g0", "-DNDEBUG"],
         "debug": ["-O1", "-g", "-UNDEBUG"],
         "sanitize": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *SANITIZERS],
     }
     if build not in kinds:
         raise ValueError(f"DTR_ALLOC_BUILD is {build!r}; allowed: {', '.join(kinds)}")
+    return kinds[build]
+
+
+def compile_args() -> list[str]:
     common = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     common.append("-fno-math-errno")  # else a loop over square roots is not vectorized
-    return common + kinds[build]
+    return common + kind_args()
 
 
 def link_args() -> list[str]:
-    sanitizers = SANITIZERS if os.environ.get("DTR_ALLOC_BUILD") == "sanitize" else []
-    return ["-ldl", "-lpthread", *sanitizers]
+    return ["-ldl", "-lpthread", *kind_args()]
 
 
 ffibuilder = FFI()
