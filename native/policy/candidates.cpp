@@ -159,7 +159,7 @@ void Candidates::compute(Value value, int64_t now_ns, int64_t decreased_ns, uint
     if (value == Value::beside)
       for (size_t i = 0; i < kBlock; ++i) out[i] /= std::min(span[i], size[i] + bytes);
     std::copy_n(out, kBlock, bounds);
-    least_[block] = least_of(out);
+    least_[block] = block_minimum(out);
   }
 }
 
@@ -196,7 +196,7 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
   }
   std::fill(run_bounds_.begin() + static_cast<std::ptrdiff_t>(count), run_bounds_.end(), kInfinity);
   for (size_t block = 0; block < least_.size(); ++block)
-    least_[block] = least_of(&run_bounds_[block * kBlock]);
+    least_[block] = block_minimum(&run_bounds_[block * kBlock]);
 }
 
 // What a search computes from below (C1).

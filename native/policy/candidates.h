@@ -125,7 +125,7 @@ class Candidates {
   }
   uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : ends_[order_[rank - 1]]; }
   // Of kBlock bounds. Eight at a time, which a compiler makes one vector instruction of.
-  static float least_of(const float* bounds) {
+  static float block_minimum(const float* bounds) {
     float lanes[8];
     std::copy_n(bounds, 8, lanes);
     for (size_t i = 8; i < kBlock; i += 8)
@@ -164,7 +164,7 @@ void Candidates::visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& vi
     float* const first = &bounds[block * kBlock];
     float* const lowest = std::min_element(first, first + kBlock);
     *lowest = kInfinity;
-    least_[block] = least_of(first);
+    least_[block] = block_minimum(first);
     visit(static_cast<size_t>(lowest - bounds.data()));
   }
   for (size_t block = 0; block < least_.size(); ++block) {
