@@ -339,7 +339,7 @@ def test_views_mutations_and_copies_of_a_log_are_their_storages():
     assert coarse.graph.pinned_bytes == 7
 
 
-@pytest.mark.parametrize("name", ["plain_chain", "unet_skip"])
+@pytest.mark.parametrize("name", [pytest.param("plain_chain", marks=pytest.mark.long), "unet_skip"])
 def test_what_is_proven_of_a_coarse_log_holds_for_its_runs(name):
     program = compile_log(DATA / "synthetic_logs" / f"{name}.log.xz")
     base = simulate.baseline(program)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-JOBS = ("mlp", "transformer", "inplace")
+JOBS = ("mlp", pytest.param("transformer", marks=pytest.mark.long), "inplace")
 
 CHILD = """
 import json, sys

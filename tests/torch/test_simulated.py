@@ -139,11 +139,12 @@ def test_the_peak_of_the_simulation_is_the_jobs(job):
 @pytest.mark.parametrize(
     ("heuristic", "ratio"),
     [
-        *(("marginal", 0.5), ("dtr-eqclass", 0.5), ("lru", 0.6)),
+        ("marginal", 0.5),
         *(
             pytest.param(heuristic, ratio, marks=pytest.mark.long)
             for heuristic, ratio in (
-                *(("marginal", 0.8), ("dtr-eqclass", 0.8), ("dtr-full", 0.6)),
+                *(("marginal", 0.8), ("dtr-eqclass", 0.5), ("dtr-eqclass", 0.8)),
+                *(("dtr-full", 0.6), ("lru", 0.6)),
                 ("m=size,room=single", 0.7),
             )
         ),
