@@ -16,6 +16,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <atomic>
+
 #include "bridge.h"
 #include "phases.h"
 
@@ -210,17 +212,29 @@ void* take(void* handle) {
   return address;
 }
 
-c10::Allocator* previous_cpu_allocator = nullptr;
+c10::Allocator* base_cpu_allocator = nullptr;  // PyTorch's, or another that was there before ours
+std::atomic<bool> gives_cpu_memory{false};
+
+// Memory that was taken without a deleter (oneDNN's) comes back to the allocator that is registered
+// then, whoever gave it.
+void free_raw(void* address) {
+  dtr_pool* pool = core->pool_of(core->engine, static_cast<uint8_t>(c10::DeviceType::CPU), -1);
+  if (pool && core->pool_contains(pool, address))
+    free_block(address);
+  else
+    base_cpu_allocator->raw_deallocate(address);
+}
 
 // Adapts the core's allocate to c10::Allocator, for CPU tensors.
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
+    if (!gives_cpu_memory) return base_cpu_allocator->allocate(size_bytes);
     const c10::Device device(c10::DeviceType::CPU);
     void* address = allocate_block(device, size_bytes, 0);
     return {address, address, &free_block, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_raw; }
   void copy_data(void* destination, const void* source, size_t size_bytes) const override {
     default_copy_data(destination, source, size_bytes);
   }
@@ -264,15 +278,13 @@ DTR_EXPORT const dtr_framework* dtr_bridge_connect(const dtr_core* table) {
   return &framework;
 }
 
-// Makes the core the source of all CPU tensor memory, or stops it. Memory that
-// was given out goes back through the core's freed() in either state.
+// Makes the core the source of all CPU tensor memory, or stops it. Memory that was given out goes
+// back through the core's freed() in either state, so ours stays registered, for free_raw().
 DTR_EXPORT void dtr_bridge_install_cpu(int32_t on) {
   constexpr uint8_t priority = 255;  // above every allocator that a library may register
-  if (on && !previous_cpu_allocator) {
-    previous_cpu_allocator = c10::GetCPUAllocator();
+  if (on && c10::GetCPUAllocator() != &host_allocator) {
+    base_cpu_allocator = c10::GetCPUAllocator();
     c10::SetCPUAllocator(&host_allocator, priority);
-  } else if (!on && previous_cpu_allocator) {
-    c10::SetCPUAllocator(previous_cpu_allocator, priority);
-    previous_cpu_allocator = nullptr;
   }
+  gives_cpu_memory = on != 0;
 }

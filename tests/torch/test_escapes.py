@@ -311,6 +311,23 @@ def test_memory_of_the_heap_that_torch_did_not_take_is_memory_of_others():
         check(lib.dtr_pool_free(pool, out[0]))
 
 
+def test_memory_that_onednn_took_goes_back_to_whoever_gave_it():
+    """It has no deleter: oneDNN gives it to the allocator of the day, inside a session or not."""
+    values = torch.ones(64, 64)
+    before = values.to_mkldnn()
+    with checked_session():
+        blocks = dtr_alloc.stats()["live_blocks"]
+        inside = [values.to_mkldnn() for _ in range(2)]
+        assert dtr_alloc.stats()["live_blocks"] > blocks
+        del before
+    assert torch.equal(inside.pop().to_dense(), values)
+    between = values.to_mkldnn()
+    with checked_session():
+        inside.clear()
+        assert dtr_alloc.stats()["live_blocks"] == blocks
+        del between
+
+
 @pytest.mark.parametrize(
     "share",
     [lambda t: torch.from_dlpack(t), lambda t: dlpack.to_dlpack(t)],
