@@ -279,7 +279,7 @@ void SwapSpace::prefetch(uint64_t returned, const GraphCapture& capture, Deferre
   }
 }
 
-void SwapSpace::check(const std::unordered_set<Storage*>& storages) const {
+void SwapSpace::check(const std::vector<Storage*>& storages) const {
   uint64_t bytes = 0;
   for (const Storage* storage : storages) {
     const bool swapped = storage->state == State::swapped;

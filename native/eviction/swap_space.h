@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
+#include <vector>
 
 #include "graph/dead_storages.h"
 #include "graph/deferred.h"
@@ -92,7 +92,7 @@ class SwapSpace {
   void died(Storage* storage, Deferred& deferred);
 
   // R14.
-  void check(const std::unordered_set<Storage*>& storages) const;
+  void check(const std::vector<Storage*>& storages) const;
 
  private:
   Environment& environment_;

@@ -123,7 +123,7 @@ void DeadStorages::banish(Storage* storage, Deferred& deferred) {
   environment_.observers.notify(&Observer::banished, id);
 }
 
-void DeadStorages::check(const std::unordered_set<Storage*>& storages) const {
+void DeadStorages::check(const std::vector<Storage*>& storages) const {
   uint64_t kept_bytes = 0, to_banish = 0;
   for (const Storage* storage : storages) {
     const bool kept =

@@ -22,7 +22,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_set>
 #include <vector>
 
 #include "dealloc.h"
@@ -85,7 +84,7 @@ class DeadStorages {
   void forget(Storage* storage);
 
   // R5 (constants) and R9.
-  void check(const std::unordered_set<Storage*>& storages) const;
+  void check(const std::vector<Storage*>& storages) const;
 
  private:
   void mark(Storage* storage, Deferred& deferred);

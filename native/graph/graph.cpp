@@ -8,8 +8,10 @@
 namespace dtr {
 
 Storage* Graph::new_storage(const dtr_tensor_desc& desc, bool managed) {
-  Storage* storage = storages_.get();
+  Storage* storage = spare_storages_.get();
   *storage = Storage{};
+  storage->record = static_cast<uint32_t>(storages_.size());
+  storages_.push_back(storage);
   storage->id = next_storage_id_++;
   storage->size_bytes = desc.storage_bytes;
   storage->device_type = desc.device_type;
@@ -21,7 +23,7 @@ Storage* Graph::new_storage(const dtr_tensor_desc& desc, bool managed) {
 }
 
 Op* Graph::new_op() {
-  Op* op = ops_.get();
+  Op* op = spare_ops_.get();
   op->id = next_op_id_++;
   op->closure = nullptr;
   op->log_index = -1;
@@ -39,10 +41,17 @@ void Graph::append(Op* op) {
   newest_op_ = op;
 }
 
+void Graph::recycle(Storage* storage) {
+  storages_.back()->record = storage->record;
+  storages_[storage->record] = storages_.back();
+  storages_.pop_back();
+  spare_storages_.put(storage);
+}
+
 void Graph::recycle(Op* op) {
   (op->older ? op->older->newer : oldest_op_) = op->newer;
   (op->newer ? op->newer->older : newest_op_) = op->older;
-  ops_.put(op);
+  spare_ops_.put(op);
 }
 
 void Graph::link(Edge& edge, Op* op, Storage* input) {
@@ -61,19 +70,6 @@ void Graph::unlink(Edge& edge) {
     edge.input->children = edge.next;
   if (edge.next) edge.next->previous = edge.previous;
   edge = Edge{};
-}
-
-std::unordered_set<Storage*> Graph::all_storages() const {
-  std::unordered_set<Storage*> all;
-  const auto visit = [&](const void*, Storage* storage) { all.insert(storage); };
-  by_handle.for_each(visit);
-  by_address.for_each(visit);
-  for (const Op* op = oldest_op_; op; op = op->newer) {
-    for (const Output& output : op->outputs)
-      if (output.storage) all.insert(output.storage);
-    for (const Edge& edge : op->edges) all.insert(edge.input);
-  }
-  return all;
 }
 
 void Graph::check(uint64_t live_ops) const {

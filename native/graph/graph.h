@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_set>
 #include <vector>
 
 #include "base/pointer_map.h"
@@ -50,7 +49,7 @@ class Graph {
   // The newest in that order.
   void append(Op* op);
   // Of a storage that nothing refers to any more.
-  void recycle(Storage* storage) { storages_.put(storage); }
+  void recycle(Storage* storage);
   // Takes an op without edges and outputs out of the order of execution.
   void recycle(Op* op);
 
@@ -71,7 +70,9 @@ class Graph {
   uint64_t next_walk() { return ++walk_; }
   uint64_t last_walk() const { return walk_; }
 
-  std::unordered_set<Storage*> all_storages() const;
+  // All records, in no order. Some are met in no other way for a while: what thread A swaps in or
+  // out has neither handle nor address once thread B has dropped it.
+  const std::vector<Storage*>& storages() const { return storages_; }
   // The order of execution, both ends of each edge, each output's place. Throws StateError.
   void check(uint64_t live_ops) const;
 
@@ -79,8 +80,9 @@ class Graph {
   PointerMap<Storage> by_address;  // of resident storages whose memory is ours
 
  private:
-  Recycler<Storage> storages_;
-  Recycler<Op> ops_;
+  std::vector<Storage*> storages_;
+  Recycler<Storage> spare_storages_;
+  Recycler<Op> spare_ops_;
   Op* oldest_op_ = nullptr;
   Op* newest_op_ = nullptr;
   uint64_t next_storage_id_ = 1;

@@ -137,6 +137,7 @@ struct alignas(64) Storage {
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
   bool is_source = false;           // a rematerialization under way has used it (dead_storages.h)
   bool prefetched = false;          // came back from host memory, and was not used since
+  uint32_t record = 0;              // index in the graph's list
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
   uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)

@@ -11,7 +11,6 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -215,7 +214,7 @@ class UnwrittenParts {
   }
 
   // R16.
-  void check(const std::unordered_set<Storage*>& storages) const {
+  void check(const std::vector<Storage*>& storages) const {
     uint64_t unwritten = 0;
     for (const Storage* storage : storages) {
       require(storage->unwritten == (of_.count(storage) > 0), "R16: its account is elsewhere",

@@ -53,7 +53,7 @@ double CostModel::factor_of(const Storage* storage, const SearchContext& context
   return score(environment_.options.heuristic, signals) * unneeded_factor(storage);
 }
 
-void CostModel::check(const std::unordered_set<Storage*>& storages) {
+void CostModel::check(const std::vector<Storage*>& storages) {
   for (const Storage* storage : storages) NeededStorages::check(storage);
   neighborhoods_.check(storages);
 }

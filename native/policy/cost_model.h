@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_set>
+#include <vector>
 
 #include "component.h"
 #include "cost_bounds.h"
@@ -84,7 +84,7 @@ class CostModel {
   double factor_of(const Storage* storage, const SearchContext& context) const;
 
   // N1, N2, G1, G2, and R10 of components, for check_invariants().
-  void check(const std::unordered_set<Storage*>& storages);
+  void check(const std::vector<Storage*>& storages);
   // The cost by fresh walks.
   double fresh_cost_ns(const Storage* storage);
 

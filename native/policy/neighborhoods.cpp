@@ -265,7 +265,7 @@ int64_t Neighborhoods::fresh_descendants_ns(const Storage* storage) const {
   return sum_of(region(storage, dependents));
 }
 
-void Neighborhoods::check(const std::unordered_set<Storage*>& storages) {
+void Neighborhoods::check(const std::vector<Storage*>& storages) {
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };

@@ -83,7 +83,7 @@ class Neighborhoods {
   // ---- for check_invariants() ----
   // N1 and N2 by fresh walks: nothing cached is used or changed. Also that components have the
   // costs of their members.
-  void check(const std::unordered_set<Storage*>& storages);
+  void check(const std::vector<Storage*>& storages);
   int64_t fresh_ancestors_ns(const Storage* storage) const;
   int64_t fresh_descendants_ns(const Storage* storage) const;
 

@@ -225,7 +225,7 @@ HeldBytes Engine::held_bytes() {
 void Engine::check_invariants() {
   Transaction call(*this);
   graph_.check(environment_.stats.live_ops);
-  const std::unordered_set<Storage*> storages = graph_.all_storages();
+  const std::vector<Storage*>& storages = graph_.storages();
   lifecycle_.check(storages, call.deferred);
   dead_.check(storages);
   unwritten_.check(storages);

@@ -333,8 +333,7 @@ uint64_t StorageLifecycle::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   return count;
 }
 
-void StorageLifecycle::check(const std::unordered_set<Storage*>& storages,
-                             Deferred& deferred) const {
+void StorageLifecycle::check(const std::vector<Storage*>& storages, Deferred& deferred) const {
   const dtr_engine_stats& stats = parts_.environment.stats;
   const dtr_framework* framework = parts_.environment.framework;
   if (storages.size() != stats.live_storages)

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_set>
 #include <vector>
 
 #include "eviction/swap_space.h"
@@ -81,7 +80,7 @@ class StorageLifecycle final : public Lifecycle {
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
 
   // R2 to R7, R11 and R15. May hold handles until the deferred work is done.
-  void check(const std::unordered_set<Storage*>& storages, Deferred& deferred) const;
+  void check(const std::vector<Storage*>& storages, Deferred& deferred) const;
 
  private:
   static bool stays_recorded(const Storage* storage) {  // R3
