@@ -38,8 +38,8 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
             yield from parts(getattr(tensor, name))
     elif tensor.layout in _COMPONENTS:
         with torch.no_grad():
-            for name in _COMPONENTS[tensor.layout]:
-                yield getattr(tensor, name)()
+            components = [getattr(tensor, name)() for name in _COMPONENTS[tensor.layout]]
+        yield from components  # outside: who iterates keeps the grad mode
     elif (
         tensor.layout == torch.strided
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__

@@ -213,6 +213,17 @@ def test_the_smallest_budget_does_and_is_no_less_than_the_peak(model, script):
     assert found >= prepared.peak_live_bytes
 
 
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_trace_that_no_budget_is_enough_for_has_no_smallest_one(model):
+    """The search went past 64 bits."""
+    trace = Trace()
+    trace.add(Kind.ALLOCATE, address=1 << 12, size_bytes=1 << 60)
+    prepared = Prepared(trace)
+    found = smallest_budget(prepared, model)
+    assert (found is not None) == prepared.run(model, None).completed
+    assert found is None or prepared.fits(model, found)
+
+
 def test_a_block_that_moved_is_one_allocation():
     trace = Trace()
     trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=1000)

@@ -296,8 +296,9 @@ def smallest_budget(
     device: int | None = None,
     step_bytes: int = 0,
     **options: Any,
-) -> int:
-    """A budget that the trace gets through with, while it does not with one step less.
+) -> int | None:
+    """A budget that the trace gets through with, while it does not with one step less. None if it
+    does not even get through without a limit.
 
     Found by halving between the peak of live bytes and what the model reserves without a limit (the
     next power of two above it that fits, if that does not). Whether a budget does is not monotone
@@ -314,7 +315,9 @@ def smallest_budget(
     free = prepared.run(model, None, samples=0, **options)
     high = max(free.peak_reserved_bytes, low + step)
     while not prepared.fits(model, high, **options):
-        low, high = high, high * 2
+        if high == NO_LIMIT:
+            return None
+        low, high = high, min(2 * high, NO_LIMIT)
     while high - low > step:
         middle = (low + high) // 2
         if prepared.fits(model, middle, **options):
