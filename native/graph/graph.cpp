@@ -76,6 +76,14 @@ void Graph::check(uint64_t live_ops) const {
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
+  // The place of a removed record is another's, or none.
+  const auto require_listed = [&](const Storage* storage) {
+    const bool listed = storage->record < storages_.size() && storages_[storage->record] == storage;
+    require(listed, "R3: a removed record is still referred to", storage->id);
+  };
+  for (const Storage* storage : storages_) require_listed(storage);
+  by_handle.for_each([&](const void*, const Storage* storage) { require_listed(storage); });
+  by_address.for_each([&](const void*, const Storage* storage) { require_listed(storage); });
   uint64_t ops = 0;
   const Op* previous = nullptr;
   for (const Op* op = oldest_op_; op; previous = op, op = op->newer) {
@@ -85,6 +93,7 @@ void Graph::check(uint64_t live_ops) const {
     uint32_t recorded = 0;
     for (const Output& output : op->outputs) {
       if (!output.storage) continue;
+      require_listed(output.storage);
       require(&output == &op->outputs[output.storage->output], "R3: an output stands elsewhere",
               output.storage->id);
       ++recorded;
@@ -96,6 +105,7 @@ void Graph::check(uint64_t live_ops) const {
                        std::to_string(recorded) + " recorded outputs and counts " +
                        std::to_string(op->recorded_outputs));
     for (const Edge& edge : op->edges) {
+      require_listed(edge.input);
       bool listed = false;
       for (const Edge* child = edge.input->children; child; child = child->next)
         listed |= child == &edge;

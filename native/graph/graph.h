@@ -73,7 +73,8 @@ class Graph {
   // All records, in no order. Some are met in no other way for a while: what thread A swaps in or
   // out has neither handle nor address once thread B has dropped it.
   const std::vector<Storage*>& storages() const { return storages_; }
-  // The order of execution, both ends of each edge, each output's place. Throws StateError.
+  // The order of execution, both ends of each edge, each output's place, and that whatever is
+  // referred to is a record. Throws StateError.
   void check(uint64_t live_ops) const;
 
   PointerMap<Storage> by_handle;
