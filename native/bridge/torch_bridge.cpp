@@ -1,8 +1,8 @@
 // The torch bridge: what the engine asks of PyTorch, on the c10 headers alone.
 //
 // Compiled on the user's machine against the installed torch (dtr_alloc/torch/bridge.py),
-// because c10's ABI changes between versions. It keeps no state of its own beyond
-// the core's table and takes no lock.
+// because c10's ABI changes between versions. Its only state is the core's table and the CPU
+// allocator that it stands in front of. It takes no lock.
 //
 // Upstream contracts, by header:
 //   c10/core/Allocator.h       an Allocator whose DataPtr has data == context is

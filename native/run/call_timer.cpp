@@ -64,7 +64,6 @@ void CallTimer::take_in(CallTiming& timing, uint64_t signature, uint64_t op_key,
   }
   if (timing.timer) pending[timing.timer] = {signature, op_key};
   timing.timer = 0;
-  timing.count = 0;
 }
 
 }  // namespace dtr

@@ -175,6 +175,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   std::lock_guard<EngineMutex> lock(mutex_);
   *out = environment_.stats;
   out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
+  out->live_storages = graph_.storages().size();
   out->storage_accesses += cost_model_.visited_components();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }

@@ -17,7 +17,6 @@ Storage* StorageLifecycle::new_storage(const dtr_tensor_desc& desc, bool managed
   Storage* storage = parts_.graph.new_storage(desc, managed);
   storage->last_access_ns = parts_.environment.clock_ns;
   if (managed) storage->pins = parts_.pins.of(desc.handle);
-  ++parts_.environment.stats.live_storages;
   return storage;
 }
 
@@ -248,7 +247,6 @@ void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
     else if (is_ours)
       deferred.free_block(*storage, address);
     drop_output(storage, deferred);
-    --parts_.environment.stats.live_storages;
     graveyard_.push_back(storage);
   }
   removing_ = false;
@@ -321,7 +319,6 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
     lose_handle(storage, deferred);
     storage->state = State::freed;
     update_candidate(storage);
-    --parts_.environment.stats.live_storages;
     parts_.graph.recycle(storage);
   }
 }
@@ -336,9 +333,6 @@ uint64_t StorageLifecycle::drain_dropped(int64_t* op_ids, uint64_t capacity) {
 void StorageLifecycle::check(const std::vector<Storage*>& storages, Deferred& deferred) const {
   const dtr_engine_stats& stats = parts_.environment.stats;
   const dtr_framework* framework = parts_.environment.framework;
-  if (storages.size() != stats.live_storages)
-    throw StateError("there are " + std::to_string(storages.size()) + " storages, counted are " +
-                     std::to_string(stats.live_storages));
   uint64_t evicted = 0, candidates = 0;
   for (const Storage* storage : storages) {
     const bool resident = storage->state == State::resident;

@@ -241,7 +241,7 @@ class Kernel:
                 place.copy_(value)
 
         if _captured(stream, node):
-            if random is not None:
+            if random is not None:  # each replay draws anew, from an offset that the graph is told
                 raise NotImplementedError("a random operator in a graph is not emulated")
             return answer
         use.tell(stream)

@@ -121,7 +121,6 @@ def test_what_was_pinned_can_be_unpinned(name: str) -> None:
         dtr_alloc.pin(x)
         dtr_alloc.check_invariants()
         dtr_alloc.unpin(x)
-        del x
 
 
 def test_memory_made_before_the_session_is_pinned_within_the_rules() -> None:
