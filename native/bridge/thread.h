@@ -35,7 +35,7 @@ class Thread {
     thread_local Thread thread;
     return thread;
   }
-  Thread() : spare_(std::make_unique<Closure>()) {
+  Thread() {
     const int32_t status = core->frame_create(engine(), &frame_);
     if (status != DTR_OK) fail_with_last_error(status);
   }
@@ -55,14 +55,14 @@ class Thread {
 
   // An empty closure to fill, which is the spare one until a record has it: given_away().
   Closure& empty_closure() {
-    spare_->clear();
+    if (spare_)
+      spare_->clear();
+    else
+      spare_ = std::make_unique<Closure>();
     return *spare_;
   }
-  Closure& spare() { return *spare_; }
-  void given_away() {
-    spare_.release();
-    spare_ = std::make_unique<Closure>();
-  }
+  Closure* spare() { return spare_.get(); }
+  void given_away() { spare_.release(); }
 
   bool runs_op = false;
   Tape* tape = nullptr;      // of the operator that runs now, if it draws by operators inside (D4)
@@ -102,7 +102,7 @@ class OpenOp {
   bool end(uint32_t results) {
     open_ = false;
     const In in(Phase::engine);
-    const int64_t id = core->op_end(thread_.frame(), results, flags_, &thread_.spare());
+    const int64_t id = core->op_end(thread_.frame(), results, flags_, thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
     return id > 0;

@@ -5,9 +5,19 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/spare_memory.h"
 #include "engine.h"
 
 namespace dtr {
+
+namespace {
+
+// More than the calls between two operators allocate: a list that grows may need this much for each
+// record, and the rest serves new records.
+constexpr uint64_t kSpareBytesOfRecord = 128;
+constexpr uint64_t kSpareBytes = 1 << 20;
+
+}  // namespace
 
 // All that the operator needs is there. Its timer starts without the mutex.
 void Engine::start(Frame& frame, Transaction& call) {
@@ -20,6 +30,7 @@ void Engine::start(Frame& frame, Transaction& call) {
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Transaction call(*this);
+  keep_spare_memory(kSpareBytes + graph_.storages().capacity() * kSpareBytesOfRecord);
   const int32_t need = recorder_.begin(frame, tensors, flags, op_key, call.deferred);
   if (!(need & DTR_NEED_WORK)) start(frame, call);
   return need;
