@@ -14,9 +14,16 @@ uint64_t Contents::checksum_of(const Storage* storage) const {
              : sampled_checksum(storage->address, storage->size_bytes);
 }
 
+void Contents::note_inputs(const OpCall& call) const {
+  for (const Input& input : call.inputs)
+    if (input.storage && (input.use == Use::read || input.use == Use::mutate) &&
+        !is_known(input.storage))
+      note(input.storage);
+}
+
 void Contents::note_all() const {
   graph_.by_address.for_each([&](const void*, Storage* storage) {
-    if (storage->state == State::resident) note(storage);
+    if (storage->state == State::resident && is_known(storage)) note(storage);
   });
 }
 
@@ -26,10 +33,7 @@ Storage* Contents::changed(Storage* old, Deferred& deferred) {
     ++old->locks;  // memory of others has a record only while something depends on it
     const bool settled = settling_.settle(old, nullptr, Settling::kAnyBytes, deferred);
     --old->locks;
-    if (settled) {
-      note(old);
-      return old;
-    }
+    if (settled) return old;
   }
   dtr_tensor_desc desc{};
   desc.handle = old->handle;
@@ -40,7 +44,6 @@ Storage* Contents::changed(Storage* old, Deferred& deferred) {
   Storage* fresh = lifecycle_.hand_over(old, desc);
   fresh->external = old->external;
   fresh->constant_for_good = old->constant_for_good;
-  note(fresh);
   old->lost = !old->parent;
   lifecycle_.become_evicted(old, EvictionCause::gone);
   lifecycle_.update_candidate(fresh);

@@ -10,15 +10,19 @@
 //  - before a rematerialization reads it: if it differs, it is computed again, too, or, where it
 //    cannot be, the rematerialization fails.
 //
-// So nothing is computed from a content that changed unseen. The checksum is of the whole content
-// where its address was given away, or with DTR_CONTENTS_WHOLE. Else it is of a few words, evenly
-// spread: a write to all of a content is noticed, a write to a small part of it may not be.
+// So nothing is computed from a content that changed unseen. A constant that nothing depends on may
+// change: its checksum is taken when an op begins to use it whose results may be recorded.
+//
+// The checksum is of the whole content where its address was given away, or with
+// DTR_CONTENTS_WHOLE. Else it is of a few words, evenly spread: a write to all of a content is
+// noticed, a write to a small part of it may not be.
 #pragma once
 
 #include "deferred.h"
 #include "environment.h"
 #include "graph.h"
 #include "lifecycle.h"
+#include "op_call.h"
 #include "settling.h"
 
 namespace dtr {
@@ -32,11 +36,13 @@ class Contents {
   void note(Storage* storage) const {
     if (is_watched(storage)) storage->checksum = checksum_of(storage);
   }
+  // The same for what an op is about to use that may be recorded.
+  void note_inputs(const OpCall& call) const;
   // After the settings have changed.
   void note_all() const;
 
   bool has_changed(const Storage* storage) const {
-    return is_watched(storage) && checksum_of(storage) != storage->checksum;
+    return is_watched(storage) && is_known(storage) && checksum_of(storage) != storage->checksum;
   }
   // The content of a live resident storage has; returns the record of what its memory holds now.
   Storage* changed(Storage* old, Deferred& deferred);
@@ -47,6 +53,8 @@ class Contents {
   bool is_watched(const Storage* storage) const {
     return storage->device_type == 0 && (storage->external || environment_.options.contents != 0);
   }
+  // Whether the checksum is kept: it was computed, or something was computed from it.
+  static bool is_known(const Storage* storage) { return storage->parent || storage->children; }
   uint64_t checksum_of(const Storage* storage) const;
 
   Environment& environment_;

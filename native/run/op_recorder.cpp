@@ -219,6 +219,7 @@ bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
 
 // Everything is resident.
 void OpRecorder::about_to_run(Frame& frame) {
+  if (frame.recomputable && !frame.loses) parts_.contents.note_inputs(frame);
   if (frame.log.open) parts_.op_log.runs(&frame.log);
   parts_.streams.before_use(frame);
   timer_.decide(frame.timing, frame, frame.signature.value());
@@ -266,6 +267,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     Storage* storage = new_result(frame, desc, deferred);
     if (!storage || !frame.recomputable || desc.storage_bytes <= kTinyBytes) continue;
     Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
+    parts_.contents.note(storage);
     parts_.lifecycle.update_candidate(storage);
   }
   if (op && op->recorded_outputs == 0) {

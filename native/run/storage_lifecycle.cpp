@@ -23,7 +23,6 @@ Storage* StorageLifecycle::new_storage(const dtr_tensor_desc& desc, bool managed
 Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc) {
   Storage* storage = new_storage(desc, true);
   storage->live = true;
-  parts_.contents.note(storage);
   parts_.environment.framework->retain_weak(desc.handle);
   parts_.graph.by_handle.insert(desc.handle, storage);
   parts_.graph.by_address.insert(desc.data, storage);
@@ -44,7 +43,6 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
   storage->external = true;
   storage->constant_for_good = true;
   if (desc.device_type != 0) storage->captured = true;  // F2
-  parts_.contents.note(storage);
   return storage;
 }
 

@@ -164,16 +164,14 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
                         old->size_bytes <= kTinyBytes ||
                         (in_parts && !parts_.unwritten.write(call, input, &unwritten));
-  if (constant && !old->parent && !input.copy) {
-    parts_.contents.note(old);
-    return;  // it was settled before the op ran: the record may serve the new content
-  }
+  // It was settled before the op ran: the record may serve the new content.
+  if (constant && !old->parent && !input.copy) return;
   dtr_tensor_desc desc;
   parts_.environment.framework->describe(input.tensor, &desc);
   Storage* fresh = parts_.lifecycle.hand_over(old, desc);
-  parts_.contents.note(fresh);
   if (!constant) {
     Graph::add_output(op, fresh, position, true);
+    parts_.contents.note(fresh);
     if (!unwritten.empty()) parts_.unwritten.begin(fresh, std::move(unwritten));
   }
   if (input.copy) {
