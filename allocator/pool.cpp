@@ -205,13 +205,18 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint 
   }
 }
 
-// The same, for a large block where memory is already: nearly always. kNone: not so.
+// The same where memory is already: nearly always. kNone: it is not.
 uint64_t Pool::place_plain(uint64_t size_bytes, uint64_t stream) {
-  if (slabs_.is_small(size_bytes) || size_bytes > large_.end() || keep_chunks_ != kNoLimit) {
-    return Slabs::kNone;
-  }
+  if (size_bytes > large_.end() || keep_chunks_ != kNoLimit) return Slabs::kNone;
   poll();
   const Owner owner = streams_.owner_of(stream);
+  if (slabs_.is_small(size_bytes)) {
+    const uint64_t offset = slabs_.take(size_bytes, owner);
+    if (offset == Slabs::kNone) return Slabs::kNone;
+    count_allocation(slabs_.round(size_bytes), size_bytes);
+    events_.add(EventKind::kAllocate, reservation_.base() + offset, size_bytes, stream);
+    return offset;
+  }
   Block* block = take_ready(large_, rounded_size(size_bytes), owner);
   if (block == nullptr) return Slabs::kNone;
   return hand_out(block, size_bytes, stream, owner);
@@ -305,10 +310,15 @@ void Pool::count_free(uint64_t address, uint64_t size, uint64_t requested) {
 
 // The same as free(), for a block with nothing special about it: nearly always.
 bool Pool::free_plain(uint64_t address) {
-  const uint64_t offset = address - reservation_.base();
-  if (offset >= large_.end() || poison_ || streams_.has_any_uses() || arenas_.own_any() ||
-      keep_chunks_ != kNoLimit) {
+  if (poison_ || streams_.has_any_uses() || arenas_.own_any() || keep_chunks_ != kNoLimit)
     return false;
+  const uint64_t offset = address - reservation_.base();
+  if (offset >= large_.end()) {
+    const Place place = contains(address) ? place_at(offset) : Place{};
+    if (!place.in_use() || place.start != offset || streams_.pending(offset)) return false;
+    release(place);
+    count_free(address, place.size, place.requested);
+    return true;
   }
   Block* block = large_.find(offset);
   if (block == nullptr || block->state != BlockState::kInUse) return false;

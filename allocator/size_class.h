@@ -12,7 +12,7 @@ inline uint64_t size_class(uint64_t size, uint64_t unit) {
   if (size <= unit) return unit;
   const int log = 63 - __builtin_clzll(size - 1);  // 2^log < size <= 2^(log + 1)
   const uint64_t step = std::max(unit, uint64_t{1} << (log < kClassBits ? 0 : log - kClassBits));
-  return (size + step - 1) / step * step;
+  return (size + step - 1) & ~(step - 1);
 }
 
 }  // namespace dtr

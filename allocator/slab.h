@@ -48,8 +48,7 @@ class Slabs {
   bool is_small(uint64_t size) const { return size <= small_; }
   // The size of the objects that serve a request.
   uint64_t round(uint64_t size) const {
-    return by_class_ ? size_class(size, alignment_)
-                     : (size + alignment_ - 1) / alignment_ * alignment_;
+    return by_class_ ? size_class(size, alignment_) : (size + alignment_ - 1) & ~(alignment_ - 1);
   }
 
   uint64_t slab_bytes() const { return slab_bytes_; }
@@ -92,7 +91,7 @@ class Slabs {
   uint64_t begin_;
   uint64_t end_;
   uint64_t slab_bytes_;
-  uint64_t alignment_;
+  uint64_t alignment_;  // a power of two
   uint64_t small_;
   bool by_class_;
   uint64_t classes_;

@@ -39,23 +39,17 @@ namespace {
 // ---- arguments and results ----
 
 // Whether a tensor is a parameter, by the type of its Python object, which does not change.
-bool is_parameter(const c10::TensorImpl& tensor) {
+bool is_parameter(Thread& thread, const c10::TensorImpl& tensor) {
   const auto* object = reinterpret_cast<const char*>(tensor.pyobj_slot()->load_pyobj());
   if (!object) return false;
   void* type;
   std::memcpy(&type, object + python.type_offset, sizeof type);
-  struct Known {
-    void* type = nullptr;
-    bool is_parameter = false;
-  };
-  thread_local std::array<Known, 16> known;
-  Known& slot = known[(reinterpret_cast<uintptr_t>(type) >> 5) % known.size()];
-  if (slot.type != type) slot = {type, python.is_subtype(type, python.parameter_type) != 0};
-  return slot.is_parameter;
+  return thread.types.is_parameter(type);
 }
 
-int64_t entry_of(const c10::TensorImpl* tensor, uint8_t use) {
-  return reinterpret_cast<int64_t>(tensor) | use | (is_parameter(*tensor) ? DTR_USE_CONSTANT : 0);
+int64_t entry_of(Thread& thread, const c10::TensorImpl* tensor, uint8_t use) {
+  return reinterpret_cast<int64_t>(tensor) | use |
+         (is_parameter(thread, *tensor) ? DTR_USE_CONSTANT : 0);
 }
 
 // What an operator does while it runs to tensors that it overwrites must not be the end of them:
@@ -68,7 +62,7 @@ void put_components(Thread& thread, const at::Tensor& tensor, uint8_t use, uint3
   const auto put = [&](const at::Tensor& part) {
     // A kernel may as well give it other tensors as write to these.
     if (use != DTR_USE_READ) overwritten->push_back(part);
-    thread.put((*count)++, entry_of(part.unsafeGetTensorImpl(),
+    thread.put((*count)++, entry_of(thread, part.unsafeGetTensorImpl(),
                                     use == DTR_USE_READ ? DTR_USE_READ : DTR_USE_MUTATE));
   };
   if (auto* coo = dynamic_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())) {
@@ -83,7 +77,7 @@ void put_components(Thread& thread, const at::Tensor& tensor, uint8_t use, uint3
 
 void put_tensor(Thread& thread, const at::Tensor& tensor, uint8_t use, uint32_t* count,
                 Overwritten* overwritten) {
-  thread.put((*count)++, entry_of(tensor.unsafeGetTensorImpl(), use));
+  thread.put((*count)++, entry_of(thread, tensor.unsafeGetTensorImpl(), use));
   if (C10_UNLIKELY(tensor.layout() != c10::kStrided))
     put_components(thread, tensor, use, count, overwritten);
 }

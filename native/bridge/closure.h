@@ -52,9 +52,13 @@ class Closure {
   // The arguments of an operator, on top of the stack.
   void keep(const Rule& rule, const c10::Stack& stack) {
     rule_ = &rule;
-    arguments_.assign(stack.end() - rule.arguments, stack.end());
-    for (const TensorArgument& of : rule.tensors)
-      forget_tensors(arguments_[of.position], of.list == ListOf::tensors);
+    auto next = rule.tensors.begin();
+    const c10::IValue* arguments = stack.data() + stack.size() - rule.arguments;
+    for (uint32_t i = 0; i < rule.arguments; ++i)
+      if (next != rule.tensors.end() && next->position == i)
+        arguments_.push_back(without_tensors(arguments[i], next++->list == ListOf::tensors));
+      else
+        arguments_.push_back(arguments[i]);
   }
 
   // What Python keeps under a number, until the closure is emptied or goes.
@@ -129,24 +133,18 @@ class Closure {
     }
   }
 
-  static void forget_tensors(c10::IValue& argument, bool counts) {
-    if (argument.isTensor()) {
-      argument = forgotten(argument.toTensor());
-      return;
-    }
-    if (!argument.isList()) return;
+  static c10::IValue without_tensors(const c10::IValue& argument, bool counts) {
+    if (argument.isTensor()) return forgotten(argument.toTensor());
+    if (!argument.isList()) return argument;
     const c10::ArrayRef<c10::IValue> parts = argument.toListRef();
     for (const c10::IValue& part : parts)
       counts &= part.isTensor() && is_for_engine(part.toTensor());
-    if (counts) {
-      argument = static_cast<int64_t>(parts.size());
-      return;
-    }
+    if (counts) return static_cast<int64_t>(parts.size());
     c10::impl::GenericList kept(c10::AnyType::get());
     kept.reserve(parts.size());
     for (const c10::IValue& part : parts)
       kept.push_back(part.isTensor() ? forgotten(part.toTensor()) : part);
-    argument = std::move(kept);
+    return kept;
   }
 
   const Rule* rule_ = nullptr;  // null: Python's

@@ -28,14 +28,14 @@ struct Rule {
   int32_t number = 0;   // its place in Python's list of rules; the op log's name for it
   bool passes = false;  // needs no data and changes none: nobody records it
   bool recomputable = false;
-  bool copies = false;     // copies its second tensor to its first
-  bool random = false;     // draws from a generator
-  int32_t generator = -1;  // position of the generator it can be given; -1: none such
-  int32_t device = -1;     // position of the device
-  int32_t dropout = -1;    // position of a probability, at 0 of which nothing is drawn
-  int32_t training = -1;   // position of the flag; -1: it always trains
-  uint32_t arguments = 0;  // of the schema
-  std::vector<TensorArgument> tensors;
+  bool copies = false;                  // copies its second tensor to its first
+  bool random = false;                  // draws from a generator
+  int32_t generator = -1;               // position of the generator it can be given; -1: none such
+  int32_t device = -1;                  // position of the device
+  int32_t dropout = -1;                 // position of a probability, at 0 of which nothing is drawn
+  int32_t training = -1;                // position of the flag; -1: it always trains
+  uint32_t arguments = 0;               // of the schema
+  std::vector<TensorArgument> tensors;  // by position
 
   std::string name() const {
     const c10::OperatorName& of = op.operator_name();

@@ -2,6 +2,7 @@
 // begins and ends: by objects, so that nothing stays open, whatever is thrown.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -28,6 +29,23 @@ struct Settings {
 inline Settings settings;
 
 [[noreturn]] inline void fail_with_last_error(int32_t status) { fail(status, core->last_error()); }
+
+// Which types of Python are those of parameters.
+class Types {
+ public:
+  bool is_parameter(void* type) {
+    Known& known = known_[(reinterpret_cast<uintptr_t>(type) >> 5) % known_.size()];
+    if (known.type != type) known = {type, python.is_subtype(type, python.parameter_type) != 0};
+    return known.is_parameter;
+  }
+
+ private:
+  struct Known {
+    void* type = nullptr;
+    bool is_parameter = false;
+  };
+  std::array<Known, 16> known_;
+};
 
 class Thread {
  public:
@@ -64,6 +82,7 @@ class Thread {
   Closure* spare() { return spare_.get(); }
   void given_away() { spare_.release(); }
 
+  Types types;
   bool runs_op = false;
   Tape* tape = nullptr;      // of the operator that runs now, if it draws by operators inside (D4)
   uint32_t since_drain = 0;  // operators in the op log
