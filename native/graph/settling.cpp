@@ -7,21 +7,21 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
                       Deferred& deferred) {
   if (!lost->children) return true;
   const uint64_t walk = graph_.next_walk();
-  std::vector<Storage*> pending{lost};
-  std::vector<Storage*> resident;
+  pending_.assign(1, lost);
+  resident_.clear();
   uint64_t bytes = 0;
   bool possible = true;
-  while (!pending.empty()) {
-    const Storage* storage = pending.back();
-    pending.pop_back();
+  while (!pending_.empty()) {
+    const Storage* storage = pending_.back();
+    pending_.pop_back();
     for (const Edge* edge = storage->children; edge; edge = edge->next)
       for (const Output& output : edge->op->outputs) {
         Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;
         dependent->mark = walk;
         if (has_content(dependent) && dependent->live) {
-          resident.push_back(dependent);
-          if (dependent->overwriters > 0) pending.push_back(dependent);  // R8
+          resident_.push_back(dependent);
+          if (dependent->overwriters > 0) pending_.push_back(dependent);  // R8
           if (is_candidate(dependent)) bytes += dependent->size_bytes;
         } else if (dependent->live) {
           possible = false;
@@ -31,13 +31,16 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
           // constant it would be lost for its other dependents.
           possible = false;
         } else {
-          pending.push_back(dependent);
+          pending_.push_back(dependent);
         }
       }
     if ((!possible && !targets) || bytes > most_bytes) return false;
   }
   if (!possible || bytes > most_bytes) return false;
+  // Others may be settled meanwhile.
+  std::vector<Storage*> resident = std::move(resident_);
   for (Storage* storage : resident) lifecycle_.forget_parent(storage, deferred);
+  resident_ = std::move(resident);
   return true;
 }
 

@@ -46,6 +46,7 @@ class Settling {
   Graph& graph_;
   Lifecycle& lifecycle_;
   std::vector<const Storage*> pending_;
+  std::vector<Storage*> resident_;
 };
 
 }  // namespace dtr

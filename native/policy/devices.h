@@ -30,6 +30,13 @@ class Devices {
     throw InvalidArgument("pool is not one of the engine's; allowed: given to dtr_engine_add_pool");
   }
 
+  // Of memory that is ours.
+  dtr_pool* pool_of(const void* address) const {
+    for (const auto& device : all_)
+      if (all_.size() == 1 || dtr_pool_contains(device->pool, address)) return device->pool;
+    return nullptr;
+  }
+
   auto begin() const { return all_.begin(); }
   auto end() const { return all_.end(); }
 

@@ -75,6 +75,7 @@ void Neighborhoods::leave(Storage* storage) {
 // Makes unknown what contains the storage, or what it leads to, in both directions. If
 // it grew, a cached sum is still a lower bound of the true one.
 void Neighborhoods::changed(Storage* storage, bool grew) {
+  if (visits_ == 0) return;  // no sum was ever made
   const auto spread = [&](Known Storage::* level_of, bool Storage::* known, auto&& for_next,
                           auto&& for_previous) {
     Known level = grew ? Known::no : Known::gone;

@@ -117,9 +117,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 void Engine::freed(void* address) {
   if (!address) return;
   op_log_.freed(address);
-  dtr_pool* pool = nullptr;
-  for (const auto& device : devices_)
-    if (dtr_pool_contains(device->pool, address)) pool = device->pool;
+  dtr_pool* pool = devices_.pool_of(address);
   Transaction call(*this);
   const bool gives_back = lifecycle_.memory_died(address, call.deferred);
   call.lock.unlock();
@@ -133,9 +131,7 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
 }
 
 void Engine::record_stream(void* address, uint64_t stream) {
-  for (const auto& device : devices_)
-    if (dtr_pool_contains(device->pool, address))
-      dtr_pool_record_stream(device->pool, address, stream);
+  dtr_pool_record_stream(devices_.pool_of(address), address, stream);
 }
 
 void Engine::describe(const void* tensor, dtr_tensor_desc* out) const {
