@@ -123,6 +123,7 @@ class Rule:
         name: such as ``aten.add.Tensor``.
         key: what the engine knows the operator by; see dtr_alloc/costs.py.
         passes: needs no data and changes none: nobody records it.
+        looks: reads tensors, and makes and changes none: what it reads must be there.
         recomputable: running it again on the same inputs gives the same bits.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
@@ -137,6 +138,7 @@ class Rule:
     name: str
     key: int
     passes: bool
+    looks: bool
     recomputable: bool
     copies: bool
     random: bool
@@ -152,12 +154,12 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        flags = [int(flag) for flag in (self.passes, self.recomputable, self.copies, self.random)]
+        marks = (self.passes, self.looks, self.recomputable, self.copies, self.random)
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
             value for of in self.tensors for value in (of.position, of.kind, of.use, of.in_training)
         ]
-        return [signed(self.key), number, *flags, *positions, *tensors]
+        return [signed(self.key), number, *map(int, marks), *positions, *tensors]
 
 
 def operator_name(func: OpOverload) -> str:
@@ -204,19 +206,21 @@ def rule_for(func: OpOverload) -> Rule:
         return next((positions[name] for name in names if name in positions), -1)
 
     gives_out = any(argument.is_out for argument in schema.arguments)
+    makes = any("Tensor" in str(value.type) for value in schema.returns)
     return Rule(
         name=str(func),
         key=operator_key(operator_name(func)),
         passes=known
         and not gives_out
         and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
+        looks=known and not uses and not in_training and not makes and not anything,
         # What gives no tensor need not be repeated.
         recomputable=(
             known
             and name not in IMPURE
             and name not in UNINITIALIZED
             and not anything
-            and (bool(uses) or any("Tensor" in str(value.type) for value in schema.returns))
+            and (bool(uses) or makes)
         ),
         copies=known and name in COPIES,
         random=generator >= 0

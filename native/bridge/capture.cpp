@@ -227,6 +227,23 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
+// Whether all that an operator reads is too small to be evicted.
+bool reads_tiny(const Rule& rule, const c10::Stack& stack) {
+  const auto is_tiny = [](const at::Tensor& tensor) {
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage() ||
+        tensor.unsafeGetTensorImpl()->is_python_dispatch())
+      return false;
+    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    return storage->nbytes() <= DTR_TINY_BYTES &&
+           storage->_mutable_data_ptr_no_checks().get_deleter() == &free_block;
+  };
+  bool all = true;
+  for (const TensorArgument& of : rule.tensors)
+    for_tensors(stack[stack.size() - rule.arguments + of.position],
+                [&](const at::Tensor& tensor) { all = all && is_tiny(tensor); });
+  return all;
+}
+
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   if (!settings.capturing.load(std::memory_order_relaxed)) {
     const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
@@ -247,6 +264,10 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
       run_view(thread, rule, keys, stack);
     else
       run_kernel(op, keys, stack);
+    return;
+  }
+  if (rule.looks && !writes_op_log && reads_tiny(rule, *stack)) {
+    run_kernel(op, keys, stack);
     return;
   }
   if (writes_op_log) op_log_begins(thread, rule);

@@ -27,6 +27,7 @@ struct Rule {
   uint64_t key = 0;     // dtr_op_begin's op_key
   int32_t number = 0;   // its place in Python's list of rules; the op log's name for it
   bool passes = false;  // needs no data and changes none: nobody records it
+  bool looks = false;   // reads tensors, and makes and changes none
   bool recomputable = false;
   bool copies = false;                  // copies its second tensor to its first
   bool random = false;                  // draws from a generator
@@ -143,6 +144,7 @@ class Rules {
     rule.key = static_cast<uint64_t>(next());
     rule.number = static_cast<int32_t>(next());
     rule.passes = next();
+    rule.looks = next();
     rule.recomputable = next();
     rule.copies = next();
     rule.random = next();

@@ -266,7 +266,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   for (uint32_t i = 0; i < results; ++i) {
     const dtr_tensor_desc& desc = frame.results[i];
     Storage* storage = new_result(frame, desc, deferred);
-    if (!storage || !frame.recomputable || desc.storage_bytes <= kTinyBytes) continue;
+    if (!storage || !frame.recomputable || desc.storage_bytes <= DTR_TINY_BYTES) continue;
     Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
     parts_.contents.note(storage);
     parts_.lifecycle.update_candidate(storage);

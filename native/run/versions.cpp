@@ -118,7 +118,7 @@ bool Versions::still_covers(const Input& input) const {
 // Whether the buffer of a constant, of which the op will overwrite a part, may be filled so (R16).
 bool Versions::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
   return !storage->parent && storage->managed && !storage->constant_for_good &&
-         storage->size_bytes > kTinyBytes && Unwritten().begin(part);
+         storage->size_bytes > DTR_TINY_BYTES && Unwritten().begin(part);
 }
 
 // The content of a small storage at another address; null if there is no room for it.
@@ -162,7 +162,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   Unwritten unwritten;
   const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
   const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
-                        old->size_bytes <= kTinyBytes ||
+                        old->size_bytes <= DTR_TINY_BYTES ||
                         (in_parts && !parts_.unwritten.write(call, input, &unwritten));
   // It was settled before the op ran: the record may serve the new content.
   if (constant && !old->parent && !input.copy) return;

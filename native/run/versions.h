@@ -18,10 +18,6 @@
 
 namespace dtr {
 
-// Results up to this size (a grain of the heap) are constants: evicting one frees next to
-// nothing, and chains of scalars (running averages, counters) would be remembered for it.
-constexpr uint64_t kTinyBytes = 64;
-
 // All of it under the engine's mutex.
 class Versions {
  public:
