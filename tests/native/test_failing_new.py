@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import compile_cpp
 
 HERE = Path(__file__).parent
 
@@ -24,7 +24,7 @@ def test_a_job_survives_an_operator_new_that_fails(step, tmp_path):
     library = compile_cpp(
         [HERE / "counted_new.cpp"], tmp_path / "counted_new.so", "-shared", "-fPIC"
     )
-    command = [sys.executable, HERE / "failing_new.py", library, "1", str(step)]
+    command = [sys.executable, HERE / "failing_new.py", library, str(step)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(out.stdout)
