@@ -212,9 +212,8 @@ uint64_t Pool::place_plain(uint64_t size_bytes, uint64_t stream) {
   const Owner owner = streams_.owner_of(stream);
   if (slabs_.is_small(size_bytes)) {
     const uint64_t offset = slabs_.take(size_bytes, owner);
-    if (offset == Slabs::kNone) return Slabs::kNone;
-    count_allocation(slabs_.round(size_bytes), size_bytes);
-    events_.add(EventKind::kAllocate, reservation_.base() + offset, size_bytes, stream);
+    if (offset != Slabs::kNone)
+      count_allocation(offset, slabs_.round(size_bytes), size_bytes, stream);
     return offset;
   }
   Block* block = take_ready(large_, rounded_size(size_bytes), owner);
@@ -228,8 +227,7 @@ uint64_t Pool::hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owne
   block->owner = static_cast<uint16_t>(owner);
   large_.set_stream(block, stream);
   block->slack = static_cast<uint32_t>(block->size - size_bytes);
-  count_allocation(block->size, size_bytes);
-  events_.add(EventKind::kAllocate, reservation_.base() + block->offset, size_bytes, stream);
+  count_allocation(block->offset, block->size, size_bytes, stream);
   return block->offset;
 }
 

@@ -142,7 +142,7 @@ class Pool final : public AnyPool {
   // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   uint64_t try_small(uint64_t size, uint64_t stream, Owner owner);
-  void count_allocation(uint64_t rounded, uint64_t size);
+  void count_allocation(uint64_t offset, uint64_t rounded, uint64_t size, uint64_t stream);
   Block* find_place(Heap& heap, uint64_t size, uint64_t stream, Owner owner);
   uint64_t attempt(uint64_t size, uint64_t stream, uint64_t arena, bool last);
   void settle_old_work();

@@ -93,12 +93,11 @@ uint64_t Pool::try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool
     if (of_arena) arenas_.took(owner);
   }
   if (offset == Slabs::kNone) return Slabs::kNone;
-  count_allocation(rounded, size);
-  events_.add(EventKind::kAllocate, reservation_.base() + offset, size, stream);
+  count_allocation(offset, rounded, size, stream);
   return offset;
 }
 
-void Pool::count_allocation(uint64_t rounded, uint64_t size) {
+void Pool::count_allocation(uint64_t offset, uint64_t rounded, uint64_t size, uint64_t stream) {
   counts_.allocated_bytes += rounded;
   counts_.requested_bytes += size;
   counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
@@ -108,6 +107,7 @@ void Pool::count_allocation(uint64_t rounded, uint64_t size) {
   ++counts_.live_blocks;
   counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
   ++counts_.allocations;
+  events_.add(EventKind::kAllocate, reservation_.base() + offset, size, stream);
   note_unused();
 }
 

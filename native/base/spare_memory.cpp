@@ -32,11 +32,8 @@ void keep_spare_memory(uint64_t size_bytes) {
   if (spare.load(std::memory_order_relaxed) &&
       spare_bytes.load(std::memory_order_relaxed) >= size_bytes)
     return;
-  static const bool is_set = [] {
-    handler_before = std::set_new_handler(give_back);
-    return true;
-  }();
-  (void)is_set;
+  [[maybe_unused]] static const std::new_handler once = handler_before =
+      std::set_new_handler(give_back);
   void* before = spare.exchange(nullptr);  // else it would be given back for the larger one
   void* memory = ::operator new(size_bytes, std::nothrow);
   if (memory) {

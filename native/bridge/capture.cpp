@@ -227,12 +227,16 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
+// Whether what a tensor holds lies in its storage.
+bool lies_in_storage(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 // Whether all that an operator reads is too small to be evicted.
 bool reads_tiny(const Rule& rule, const c10::Stack& stack) {
   const auto is_tiny = [](const at::Tensor& tensor) {
-    if (tensor.layout() != c10::kStrided || !tensor.has_storage() ||
-        tensor.unsafeGetTensorImpl()->is_python_dispatch())
-      return false;
+    if (!lies_in_storage(tensor)) return false;
     c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     return storage->nbytes() <= DTR_TINY_BYTES &&
            storage->_mutable_data_ptr_no_checks().get_deleter() == &free_block;
@@ -351,8 +355,7 @@ void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* 
       const c10::IValue& value = (*stack)[i];
       if (!value.isTensor() || !value.toTensor().defined()) continue;
       const at::Tensor& tensor = value.toTensor();
-      if (tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
-          !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+      if (tensor.is_cpu() && lies_in_storage(tensor) &&
           c10::isIntegralType(tensor.scalar_type(), false))
         pinned.add(tensor);
     }

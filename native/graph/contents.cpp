@@ -16,9 +16,7 @@ uint64_t Contents::checksum_of(const Storage* storage) const {
 
 void Contents::note_inputs(const OpCall& call) const {
   for (const Input& input : call.inputs)
-    if (input.storage && (input.use == Use::read || input.use == Use::mutate) &&
-        !is_known(input.storage))
-      note(input.storage);
+    if (input.storage && reads(input.use) && !is_known(input.storage)) note(input.storage);
 }
 
 void Contents::note_all() const {

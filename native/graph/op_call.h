@@ -28,6 +28,9 @@ inline bool overwrites(Use use) {
   return use == Use::mutate || use == Use::write_only || use == Use::scratch;
 }
 
+// Whether the content before the op matters to it.
+inline bool reads(Use use) { return use == Use::read || use == Use::mutate; }
+
 // Whether the content after the op has nothing of the content before it.
 inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
 

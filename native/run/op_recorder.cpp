@@ -321,9 +321,7 @@ Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   op->cost_ns = cost_ns;
   op->signature = signature;
   op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
-  const auto is_input = [](const Input& input) {
-    return input.storage && (input.use == Use::read || input.use == Use::mutate);
-  };
+  const auto is_input = [](const Input& input) { return input.storage && reads(input.use); };
   // A storage's first edge marks it: its number is what the mark is above `before`.
   const uint64_t before = parts_.graph.last_walk();
   for (const Input& input : frame.inputs) {

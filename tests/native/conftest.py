@@ -1,15 +1,27 @@
 """Fixtures of the engine's tests: they need the native build and a C++ compiler, no PyTorch."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from native_fixtures import fake_cuda, fake_cuda_library
+from native_fixtures import compile_cpp, fake_cuda, fake_cuda_library
 from native_pool import NativePool
 from stream_toy import make_stream_toy
 from toy import PAGE, Toy
 
 __all__ = ["fake_cuda", "fake_cuda_library", "make_stream_toy"]
+
+
+@pytest.fixture(scope="session")
+def counted_new(tmp_path_factory) -> Path:
+    """An operator new that counts, and fails on request, for a process that loads it first."""
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("the sanitizer brings its operator new")
+    library = tmp_path_factory.mktemp("counted") / "counted_new.so"
+    return compile_cpp([Path(__file__).parent / "counted_new.cpp"], library, "-shared", "-fPIC")
 
 
 @pytest.fixture

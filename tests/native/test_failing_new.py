@@ -11,20 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_fixtures import compile_cpp
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings its operator new"
-)
 @pytest.mark.parametrize("step", [100, pytest.param(3, marks=pytest.mark.long)])
-def test_a_job_survives_an_operator_new_that_fails(step, tmp_path):
-    library = compile_cpp(
-        [HERE / "counted_new.cpp"], tmp_path / "counted_new.so", "-shared", "-fPIC"
-    )
-    command = [sys.executable, HERE / "failing_new.py", library, str(step)]
+def test_a_job_survives_an_operator_new_that_fails(counted_new, step):
+    command = [sys.executable, HERE / "failing_new.py", counted_new, str(step)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(out.stdout)

@@ -10,22 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import ROOT
 
 HERE = Path(__file__).parent
 AUTO, SINGLE, WINDOW = range(3)
 FEW = 4  # Deferred keeps so many blocks without allocating
 
 
-@pytest.fixture(scope="module")
-def counted_new(tmp_path_factory):
-    library = tmp_path_factory.mktemp("counted") / "counted_new.so"
-    return compile_cpp([HERE / "counted_new.cpp"], library, "-shared", "-fPIC")
-
-
-@pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings its operator new"
-)
 @pytest.mark.parametrize("room", [AUTO, SINGLE, WINDOW])
 @pytest.mark.parametrize(
     "heuristic", [pytest.param("lru", marks=pytest.mark.long), "dtr-eqclass", "marginal"]
