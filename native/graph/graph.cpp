@@ -24,7 +24,6 @@ Storage* Graph::new_storage(const dtr_tensor_desc& desc, bool managed) {
 
 Op* Graph::new_op() {
   Op* op = spare_ops_.get();
-  __builtin_prefetch(spare_ops_.next());  // for fetch_op()
   op->id = next_op_id_++;
   op->closure = nullptr;
   op->log_index = -1;

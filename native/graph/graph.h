@@ -28,8 +28,6 @@ class Recycler {
     spare_.pop_back();
     return object;
   }
-  // What get() will give, unless it is a new one.
-  const T* next() const { return spare_.empty() ? nullptr : spare_.back(); }
   void put(T* object) {
     if (spare_.size() < kMost)
       spare_.push_back(object);
@@ -48,16 +46,6 @@ class Graph {
   Storage* new_storage(const dtr_tensor_desc& desc, bool managed);
   // An empty one, without a place in the order of execution.
   Op* new_op();
-  // Has the memory of the next op brought near, which no op has used for long.
-  void fetch_op() const {
-    const Op* op = spare_ops_.next();
-    if (!op) return;
-    constexpr int kWrite = 1;
-    __builtin_prefetch(op->edges.data(), kWrite);
-    __builtin_prefetch(op->tensors.data(), kWrite);
-    __builtin_prefetch(op->tensors.data() + 2, kWrite);
-    __builtin_prefetch(op->outputs.data(), kWrite);
-  }
   // The newest in that order.
   void append(Op* op);
   // Of a storage that nothing refers to any more.

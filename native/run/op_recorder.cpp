@@ -57,7 +57,6 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
   frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
   frame.overwrites = frame.loses = false;
-  if (frame.recomputable) parts_.graph.fetch_op();
   frame.inputs.resize(tensors);
   describe_inputs(frame);
   int32_t need = parts_.lifecycle.dropped_ops() >= kManyDropped ? DTR_HAS_DROPPED : 0;
