@@ -1,6 +1,6 @@
 // What every pool is to those above it: blocks of a device's memory under a budget, and one
-// callback that is asked for room. Two kinds: Pool (pool.h) places blocks in a heap, CountedPool
-// (counted_pool.h) only counts bytes.
+// callback that is asked for room. Pool (pool.h) places blocks in a heap, CountedPool
+// (counted_pool.h) only counts bytes, GuardedPool (guarded_pool.h) finds who keeps pointers.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "errors.h"
 
@@ -23,12 +24,27 @@ std::atomic<uint64_t> counted_ranges{0};
 
 }  // namespace
 
-CountedPool::CountedPool(uint64_t budget_bytes) : AnyPool(make_simulated_driver(), budget_bytes) {
+CountedPool::CountedPool(std::unique_ptr<Driver> driver, uint64_t budget_bytes)
+    : AnyPool(std::move(driver), budget_bytes) {
   check_budget(budget_bytes);
+  counts_.total_bytes = driver_->traits().total_bytes;
+  counts_.chunk_bytes = 1;
+}
+
+CountedPool::CountedPool(uint64_t budget_bytes)
+    : CountedPool(make_simulated_driver(), budget_bytes) {
   first_ = kFirstRange + counted_ranges.fetch_add(1) % kCountedRanges * kCountedRangeBytes;
   span_ = kCountedRangeBytes;
   next_ = first_;
-  counts_.chunk_bytes = 1;
+}
+
+uint64_t CountedPool::take_address(uint64_t) {
+  if (next_ + kAddressUnit > first_ + span_) {
+    throw StateError("the counted pool has no more addresses");
+  }
+  const uint64_t address = next_;
+  next_ += kAddressUnit;
+  return address;
 }
 
 void CountedPool::close() {
@@ -45,9 +61,7 @@ uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
       Lock lock(mutex_);
       // allocated_bytes may be above the budget for a moment, while set_budget lowers it.
       if (size_bytes <= budget_ && counts_.allocated_bytes <= budget_ - size_bytes) {
-        uint64_t address = next_;
-        next_ += kAddressUnit;
-        if (next_ > first_ + span_) throw StateError("the counted pool has no more addresses");
+        const uint64_t address = take_address(size_bytes);
         blocks_.emplace(address, Counted{size_bytes, stream});
         counts_.allocated_bytes += size_bytes;
         counts_.peak_allocated_bytes =
@@ -85,6 +99,7 @@ void CountedPool::free(uint64_t address) {
   if (address == 0) return;
   Lock lock(mutex_);
   auto at = in_use_at(address, "free");
+  give_address(address);
   counts_.allocated_bytes -= at->second.size_bytes;
   events_.add(EventKind::kFree, address, at->second.size_bytes);
   blocks_.erase(at);

@@ -8,7 +8,7 @@
 //
 // An address is a name and has no extent: nothing may be read there, and a view into a block has
 // no block_start(). Each is handed out once, so that one that was freed is never mistaken for
-// another. Who is asked for room, when, and when it is out of memory: as Pool.
+// another. (guarded_pool.h puts memory behind them.) Who is asked for room, when, and when it is out of memory: as Pool.
 #pragma once
 
 #include <unordered_map>
@@ -18,7 +18,7 @@
 
 namespace dtr {
 
-class CountedPool final : public AnyPool {
+class CountedPool : public AnyPool {
  public:
   explicit CountedPool(uint64_t budget_bytes);
 
@@ -39,11 +39,17 @@ class CountedPool final : public AnyPool {
   std::vector<BlockInfo> snapshot() override;
   std::string check_invariants() override;
 
+ protected:
+  CountedPool(std::unique_ptr<Driver> driver, uint64_t budget_bytes);
+
  private:
   struct Counted {
     uint64_t size_bytes;
     uint64_t stream;
   };
+  // Under the lock. What throws has changed nothing.
+  virtual uint64_t take_address(uint64_t size_bytes);
+  virtual void give_address(uint64_t) {}
   std::unordered_map<uint64_t, Counted>::iterator in_use_at(uint64_t address, const char* call);
 
   void check_budget(uint64_t budget_bytes) const override;
@@ -53,7 +59,7 @@ class CountedPool final : public AnyPool {
 
   std::unordered_map<uint64_t, Counted> blocks_;
   OpenArenas arenas_;
-  uint64_t next_;
+  uint64_t next_ = 0;
 };
 
 }  // namespace dtr

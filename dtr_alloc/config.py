@@ -72,7 +72,7 @@ SWITCHES = "1, true, yes, on, 0, false, no, off"
 POOL_FORMS = (
     "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
 )
-DEBUG_FORMS = "off, or parts with commas between them: poison, verify:N (100), contents, no-moves"
+DEBUG_FORMS = "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard"
 
 
 class ConfigError(ValueError):
@@ -303,20 +303,26 @@ class Debug:
     no_moves: bool = False
     """No tensor is copied to another address of the heap, also where that would make room."""
 
+    guard: bool = False
+    """Each tensor on the CPU has memory pages of its own, and nobody can touch them once it is
+    evicted or gone: code that kept a pointer ends with a line that says so and SIGSEGV. There is no
+    heap then, so no setting of the pool. Fixed when the process gets its memory."""
+
     @classmethod
     def parse(cls, value: object) -> Debug:
-        """From ``poison,verify:100,contents,no-moves`` or ``off``. Raises ValueError."""
+        """From ``poison,verify:100,contents,no-moves,guard`` or ``off``. Raises ValueError."""
         if isinstance(value, Debug):
             return value
         if isinstance(value, str) and value.strip() == "off":
             return cls()
-        names = ("poison", "contents", "no-moves")
+        names = ("poison", "contents", "no-moves", "guard")
         return cls(**_parts(value, {**dict.fromkeys(names), "verify": _count}))
 
     def __str__(self) -> str:
         parts = [name for name in ("poison", "contents") if getattr(self, name)]
         parts += [f"verify:{self.verify}"] if self.verify else []
         parts += ["no-moves"] if self.no_moves else []
+        parts += ["guard"] if self.guard else []
         return ",".join(parts) or "off"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, PoolOptions
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
 _lock = threading.Lock()
@@ -93,12 +93,13 @@ def of_process(device_type: str, config: Config) -> Pools:
         device_type: ``"cuda"`` or ``"cpu"``.
         config: what the pools are made with.
 
-    Raises as check_fits does, and DriverError as the driver does.
+    Raises as check_fits and check_guard do, and DriverError as the driver does.
     """
     global _pools
     with _lock:
         check_fits(device_type, config)
         if _pools is None:
+            check_guard(device_type, config)
             _pools = Pools(device_type, config)
         return _pools
 
@@ -125,13 +126,24 @@ def check_fits(device_type: str, config: Config) -> None:
         )
 
 
+def check_guard(device_type: str, config: Config) -> None:
+    """Raises ConfigError if guarded memory is asked for beside what it cannot be."""
+    if not config.debug.guard:
+        return
+    if device_type != "cpu":
+        raise ConfigError("debug", str(config.debug), f"no guard on {device_type!r}: it is for the CPU")
+    if config.pool != PoolOptions():
+        raise ConfigError("pool", str(config.pool), "the default beside guard, which makes no heap")
+
+
 def _heap_settings(config: Config) -> dict[str, object]:
     """The settings that are fixed when a process gets its heap."""
-    return {**vars(config.pool), "poison": config.debug.poison}
+    return {**vars(config.pool), "poison": config.debug.poison, "guard": config.debug.guard}
 
 
 def _shown(config: Config) -> str:
-    return f"pool {config.pool}{', poisoned' * config.debug.poison}"
+    debug = config.debug
+    return f"pool {config.pool}{', poisoned' * debug.poison}{', guarded' * debug.guard}"
 
 
 def count_cuda_devices() -> int:
@@ -144,7 +156,8 @@ def count_cuda_devices() -> int:
 def _create(device_type: str, config: Config) -> list[Any]:
     count = count_cuda_devices() if device_type == "cuda" else 1
     options = ffi.new("dtr_pool_options *")
-    driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else b"host")
+    host = b"guarded" if config.debug.guard else b"host"
+    driver = ffi.new("char[]", b"cuda" if device_type == "cuda" else host)
     options.driver = driver
     options.budget_bytes = UNLIMITED_BYTES
     options.chunk_bytes = config.pool.chunk

@@ -165,6 +165,7 @@ def test_other_peoples_variables_are_not_read():
                 "verify:-1",
                 "verify:ten",
                 "no_moves",
+                "guard:1",
                 "on",
                 "off,poison",
             )
@@ -270,7 +271,7 @@ def test_every_field_can_be_given_in_each_way():
         "report": "r.txt",
         "swap": "4GiB",
         "pool": "chunk:4MiB,keep:1GiB,fixed",
-        "debug": "poison,verify:100,contents,no-moves",
+        "debug": "poison,verify:100,contents,no-moves,guard",
         "log": "job.log.xz",
         "log_steps": "3..5",
         "trace": "job.trace",
@@ -299,6 +300,7 @@ def test_there_are_no_more_variables_than_people_can_read():
         ("debug", "off", Debug()),
         ("debug", " poison , verify:10", Debug(poison=True, verify=10)),
         ("debug", "no-moves,contents", Debug(contents=True, no_moves=True)),
+        ("debug", "guard", Debug(guard=True)),
     ],
 )
 def test_a_setting_may_be_a_number_or_the_word_for_one(field, text, value):

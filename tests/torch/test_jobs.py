@@ -112,6 +112,12 @@ class TestTheSameBits:
         self.check(result, expected, job)
         assert read_stats(job / "stats.json")["chunk_bytes"] == 65536
 
+    @pytest.mark.long
+    def test_where_nobody_can_touch_what_was_freed(self, job, expected):
+        settings = {"DTR_ALLOC_DEBUG": "guard", "DTR_ALLOC_STATS": "stats.json"}
+        result = python("job.py", cwd=job, DTR_ALLOC_BUDGET=BUDGET, **settings)
+        self.check(result, expected, job)
+
     def test_by_the_command_line(self, job, expected):
         result = run_command("run", "--budget", BUDGET, "--stats", "stats.json", "job.py", cwd=job)
         self.check(result, expected, job)

@@ -15,9 +15,11 @@ extern "C" {
 typedef struct dtr_pool dtr_pool;
 
 typedef struct dtr_pool_options {
-  const char* driver;     /* "host", "cuda", "simulated", or "counted": bytes only, no heap; then
-                             what follows the budget counts for nothing */
-  int32_t device;         /* device ordinal; 0 for host and simulated */
+  const char* driver;     /* "host", "cuda", "simulated"; or one without a heap, for which nothing
+                             counts that follows the budget: "counted" only counts bytes; "guarded"
+                             is host memory in pages of each block's own, which nobody can touch
+                             once it is freed, for debugging */
+  int32_t device;         /* device ordinal; 0 for all but cuda */
   uint64_t budget_bytes;  /* limit of mapped bytes; UINT64_MAX: no limit */
   uint64_t reserve_bytes; /* address space to reserve; 0: the driver's default */
   uint64_t chunk_bytes;   /* unit of mapping, a multiple of the driver's granularity; 0: default */

@@ -1,0 +1,114 @@
+"""Memory that nobody can touch once it is freed. Needs the native build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from native_fixtures import ROOT
+from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, fill, read
+
+PAGE = os.sysconf("SC_PAGESIZE")
+GIB = 2**30
+without_sanitizer = pytest.mark.skipif(
+    os.environ.get("DTR_ALLOC_BUILD") == "sanitize", reason="a sanitizer handles SIGSEGV itself"
+)
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/allocator'}"},
+    )
+
+
+def test_blocks_share_no_page_and_keep_their_contents():
+    with NativePool("guarded", budget=2**20) as pool:
+        blocks = {pool.allocate(size): size for size in (1, 64, PAGE, PAGE + 1, 300_000)}
+        for value, (block, size) in enumerate(blocks.items()):
+            fill(block, size, value)
+        for value, (block, size) in enumerate(blocks.items()):
+            assert block % PAGE == 0
+            assert read(block, size) == {value}
+            assert pool.block_start(block + size - 1) == block
+        pool.verify()
+        assert pool.stats().allocated_bytes == sum(blocks.values())
+        first = next(iter(blocks))
+        pool.free(first)
+        assert pool.block_start(first) == 0
+        with pytest.raises(Invalid, match="freed twice"):
+            pool.free(first)
+        pool.verify()
+
+
+def test_the_budget_counts_what_was_asked_for():
+    with NativePool("guarded", budget=100) as pool:
+        blocks = [pool.allocate(30) for _ in range(3)]
+        with pytest.raises(OutOfMemory, match=r"requested 40 .*budget 100 .*allocated 90"):
+            pool.allocate(40)
+        pool.free(blocks[0])
+        pool.allocate(40)
+
+
+def test_an_address_is_used_again_when_all_others_were():
+    with NativePool("guarded") as pool:
+        stays = pool.allocate(10)
+        seen = set()
+        for _ in range(7):  # untouched, so that no memory is taken
+            block = pool.allocate(32 * GIB)
+            assert block not in seen
+            seen.add(block)
+            pool.free(block)
+        again = [pool.allocate(32 * GIB) for _ in range(7)]
+        assert min(again) < min(seen) + 32 * GIB
+        assert all(abs(block - stays) >= PAGE for block in again)
+        pool.verify()
+        fill(stays, 10, 5)
+        assert read(stays, 10) == {5}
+
+
+def test_no_addresses_are_left():
+    with NativePool("guarded") as pool:
+        blocks = [pool.allocate(60 * GIB) for _ in range(4)]
+        with pytest.raises(DriverFailed, match="no gap of 60.0 GiB"):
+            pool.allocate(60 * GIB)
+        pool.verify()
+        pool.free(blocks[2])
+        assert pool.allocate(60 * GIB) == blocks[2]
+
+
+@without_sanitizer
+@pytest.mark.parametrize("access", ["read(block, 8)", "fill(block, 8, 1)"])
+def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
+    done = run(f"""
+        from native_pool import *
+        pool = NativePool("guarded")
+        block = pool.allocate(100)
+        fill(block, 100, 1)
+        print("before", flush=True)
+        pool.free(block)
+        {access}
+        print("behind")
+    """)
+    assert done.returncode == -11
+    assert done.stdout == "before\n"
+    assert "dtr_alloc: memory was used by a pointer" in done.stderr
+    assert 'File "<string>", line 8' in done.stderr
+
+
+@without_sanitizer
+def test_other_faults_are_not_called_ours():
+    done = run("""
+        from native_pool import *
+        with NativePool("guarded") as pool:
+            pool.free(pool.allocate(100))
+        read(4096, 8)
+    """)
+    assert done.returncode == -11
+    assert "Segmentation fault" in done.stderr
+    assert "dtr_alloc" not in done.stderr
