@@ -55,7 +55,7 @@ void report(int, siginfo_t* info, void*) {
 void watch(uint64_t ring) {
   static std::once_flag once;
   std::call_once(once, [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = report;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     ::sigaction(SIGSEGV, &action, &handler_before);

@@ -72,7 +72,9 @@ SWITCHES = "1, true, yes, on, 0, false, no, off"
 POOL_FORMS = (
     "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
 )
-DEBUG_FORMS = "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard"
+DEBUG_FORMS = (
+    "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard"
+)
 
 
 class ConfigError(ValueError):

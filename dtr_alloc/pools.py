@@ -131,9 +131,9 @@ def check_guard(device_type: str, config: Config) -> None:
     if not config.debug.guard:
         return
     if device_type != "cpu":
-        raise ConfigError("debug", str(config.debug), f"no guard on {device_type!r}: it is for the CPU")
+        raise ConfigError("debug", str(config.debug), f"no guard on {device_type!r}, only on 'cpu'")
     if config.pool != PoolOptions():
-        raise ConfigError("pool", str(config.pool), "the default beside guard, which makes no heap")
+        raise ConfigError("pool", str(config.pool), "the default beside guard: no heap")
 
 
 def _heap_settings(config: Config) -> dict[str, object]:

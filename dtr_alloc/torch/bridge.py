@@ -250,6 +250,15 @@ _C10_TYPES = {"cpu": 0, "cuda": 1}
 _DROPPED_BATCH = 1024
 
 
+def _as_c_names(operators: Sequence[tuple[str, str]]) -> tuple[Any, Any, ctypes.c_uint64]:
+    """Arrays of names and overloads, and how many there are."""
+    names, overloads = (
+        (ctypes.c_char_p * len(operators))(*[text.encode() for text in texts])
+        for texts in (zip(*operators, strict=True) if operators else ((), ()))
+    )
+    return names, overloads, ctypes.c_uint64(len(operators))
+
+
 class Bridge:
     """The loaded library and its entry points."""
 
@@ -306,11 +315,12 @@ class Bridge:
     def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
         """Has these operators, by name and overload, and no others go past the capture. Not while
         operators run."""
-        names, overloads = (
-            (ctypes.c_char_p * len(operators))(*[text.encode() for text in texts])
-            for texts in (zip(*operators, strict=True) if operators else ((), ()))
-        )
-        self._library.dtr_bridge_let_pass(names, overloads, ctypes.c_uint64(len(operators)))
+        self._library.dtr_bridge_let_pass(*_as_c_names(operators))
+
+    def watch_composites(self, operators: Sequence[tuple[str, str]], whole: bool) -> None:
+        """Has these operators, by name and overload, met above what they call: each as one
+        operator, or with its integer arguments kept resident. Once, for good."""
+        self._library.dtr_bridge_watch_composites(*_as_c_names(operators), whole)
 
     def capture(self, on: bool) -> None:
         """Whether operators that come by are recorded."""

@@ -89,6 +89,20 @@ UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
 """Arguments that are read and written without a mark in the schema: oneDNN computes in the
 workspace that its forward gave."""
 
+PINNING_COMPOSITES = {
+    *("tensor_split.tensor_indices_or_sections", "ctc_loss.Tensor", "_pad_packed_sequence"),
+    *("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"),
+}
+"""Operators above the capture, which meets only what they call, whose kernels read the memory of
+their integer arguments themselves: lengths, indices."""
+
+WHOLE_COMPOSITES = {
+    *("_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_scramble_"),
+    *("_sobol_engine_initialize_state_", "_saturate_weight_to_fp16", "_rowwise_prune"),
+}
+"""Operators above the capture whose kernels use the memory of all their arguments themselves, and
+which have no gradient: they are met as one operator each."""
+
 
 _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
 """Kinds of lists of tensors, by the names of their types; the numbers of native/bridge/rules.h."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import struct
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -33,7 +33,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtr_alloc.core import error_of, lib
 from dtr_alloc.costs import operator_key, signed
 from dtr_alloc.torch.bridge import Bridge
-from dtr_alloc.torch.op_rules import OFTEN_PASSING, Rule, rule_for
+from dtr_alloc.torch.op_rules import (
+    OFTEN_PASSING,
+    PINNING_COMPOSITES,
+    WHOLE_COMPOSITES,
+    Rule,
+    rule_for,
+)
 from dtr_alloc.torch.threads import EachThread
 
 _KEY = torch._C._dispatch_key_parse("Fake")
@@ -149,6 +155,9 @@ class Recorder:
             bridge.register_capture(device_type, by_mode=True)
         else:
             _let_higher_order_operators_pass()
+        if device_type == "cpu":  # where what their kernels use can be evicted
+            bridge.watch_composites(_names(PINNING_COMPOSITES), whole=False)
+            bridge.watch_composites(_names(WHOLE_COMPOSITES), whole=True)
         operators = torch.ops.dtr_alloc
         self._materialize = operators.materialize.default._handle.redispatch_boxed
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
@@ -316,6 +325,12 @@ def _operators_that_pass() -> list[tuple[str, str]]:
         ):
             found.append((name, overload))
     return found
+
+
+def _names(composites: Iterable[str]) -> list[tuple[str, str]]:
+    """The names of aten's operators apart from their overloads."""
+    parts = (f"aten::{name}".partition(".") for name in composites)
+    return [(name, overload) for name, _, overload in parts]
 
 
 def _overload(name: str, overload: str) -> OpOverload:

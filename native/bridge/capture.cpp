@@ -295,27 +295,7 @@ void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c1
 
 // ---- composite operators whose kernels use a tensor's memory themselves ----
 
-// They run above the capture, which sees only what they call. (tests/torch/test_composites.py)
-struct Composite {
-  const char* name;
-  const char* overload;
-  bool whole;  // counts as one operator: it may write, and has no gradient; else it reads integers
-};
-constexpr Composite kComposites[] = {
-    {"aten::tensor_split", "tensor_indices_or_sections", false},
-    {"aten::ctc_loss", "Tensor", false},
-    {"aten::_pad_packed_sequence", "", false},
-    {"aten::lstm", "data", false},
-    {"aten::gru", "data", false},
-    {"aten::rnn_tanh", "data", false},
-    {"aten::rnn_relu", "data", false},
-    {"aten::_sobol_engine_draw", "", true},
-    {"aten::_sobol_engine_ff_", "", true},
-    {"aten::_sobol_engine_scramble_", "", true},
-    {"aten::_sobol_engine_initialize_state_", "", true},
-    {"aten::_saturate_weight_to_fp16", "", true},
-    {"aten::_rowwise_prune", "", true},
-};
+// They run above the capture, which sees only what they call. (op_rules.py lists them.)
 
 // The composite kernel is that of every backend.
 constexpr c10::DispatchKeySet kCompositeKernel(c10::DispatchKey::CPU);
@@ -369,22 +349,12 @@ void run_whole(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* s
     op.redispatchBoxed(kCompositeKernel, stack);
 }
 
-// Where what they use can be evicted: on the CPU.
-void watch_composites() {
-  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
-  if (!registered->empty() || settings.device.load() != c10::kCPU) return;
-  using c10::KernelFunction;
-  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  for (const Composite& of : kComposites) {
-    if (!dispatcher.findSchema({of.name, of.overload})) continue;
-    for (const c10::DispatchKey key :
-         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-      registered->push_back(
-          dispatcher.registerImpl({of.name, of.overload}, key,
-                                  of.whole ? KernelFunction::makeFromBoxedFunction<&run_whole>()
-                                           : KernelFunction::makeFromBoxedFunction<&run_pinned>(),
-                                  std::nullopt, nullptr, "dtr_alloc"));
-  }
+using Registered = std::vector<c10::RegistrationHandleRAII>;
+
+void register_kernel(c10::OperatorName op, c10::DispatchKey key, c10::KernelFunction kernel,
+                     Registered* registered) {
+  registered->push_back(c10::Dispatcher::singleton().registerImpl(
+      std::move(op), key, std::move(kernel), std::nullopt, nullptr, "dtr_alloc"));
 }
 
 // ---- operators that Python calls (dtr_alloc/torch/recorder.py) ----
@@ -602,7 +572,6 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
             "dtr_alloc"));
   }
   settings.by_mode = by_mode != 0;
-  dtr_bridge::watch_composites();
   return 1;
 }
 
@@ -610,13 +579,30 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
 // overloads, count of each. Not while operators run. count 0: they come by again.
 DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const* overloads,
                                     uint64_t count) {
-  static auto* passing = new std::vector<c10::RegistrationHandleRAII>();
+  static auto* passing = new dtr_bridge::Registered();
   passing->clear();
   const c10::DispatchKey key = settings.by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
   for (uint64_t i = 0; i < count; ++i)
-    passing->push_back(c10::Dispatcher::singleton().registerImpl(
-        {names[i], overloads[i]}, key, c10::KernelFunction::makeFallthrough(), std::nullopt,
-        nullptr, "dtr_alloc"));
+    dtr_bridge::register_kernel({names[i], overloads[i]}, key,
+                                c10::KernelFunction::makeFallthrough(), passing);
+}
+
+// Composite operators whose kernels use memory themselves are met from now on, for good: as one
+// operator each (whole), or with their integer arguments kept resident. Those that this torch has.
+DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char* const* overloads,
+                                            uint64_t count, int32_t whole) {
+  static auto* registered = new dtr_bridge::Registered();
+  using c10::KernelFunction;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (!c10::Dispatcher::singleton().findSchema({names[i], overloads[i]})) continue;
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
+      dtr_bridge::register_kernel(
+          {names[i], overloads[i]}, key,
+          whole ? KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole>()
+                : KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_pinned>(),
+          registered);
+  }
 }
 
 // Whether operators that come by are recorded, on every thread.

@@ -75,7 +75,7 @@ def test_an_address_is_used_again_when_all_others_were():
 def test_no_addresses_are_left():
     with NativePool("guarded") as pool:
         blocks = [pool.allocate(60 * GIB) for _ in range(4)]
-        with pytest.raises(DriverFailed, match="no gap of 60.0 GiB"):
+        with pytest.raises(DriverFailed, match=r"no gap of 60\.0 GiB"):
             pool.allocate(60 * GIB)
         pool.verify()
         pool.free(blocks[2])
