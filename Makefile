@@ -57,8 +57,8 @@ pictures: $(VENV)/core
 	$(PY) -m bench.chart
 
 # The compiled core, the bridge and their tests under address and undefined-behavior sanitizers,
-# with the core's assertions on; also under real PyTorch, whose own code is not instrumented. All of
-# it is built in a tree of its own under build/, so that the release build stays. Leaks are not
+# with the core's assertions on; also under real PyTorch, whose own code is not instrumented, and
+# under the jobs and troubles of bench.soak, for SANITIZED_MINUTES. All of it is built in a tree of its own under build/, so that the release build stays. Leaks are not
 # looked for: python itself never frees all it has. The types of PyTorch's objects are not looked at
 # (vptr): it does not export what that would need.
 SANITIZED := build/sanitize
@@ -68,15 +68,16 @@ SANITIZED_TESTS ?= $(wildcard tests/allocator tests/native) tests/python/test_he
   tests/torch/test_same_bits.py::test_a_step_that_ran_out_of_memory_leaves_the_session_usable \
   tests/torch/test_jobs.py::TestTheSameBits::test_by_the_environment \
   tests/torch/test_jobs.py::test_a_forked_child_starts_with_the_recorder_off
+SANITIZED_MINUTES ?= 5
+SANITIZED_PY = cd $(SANITIZED)/tree && \
+  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+  DTR_ALLOC_BUILD=sanitize \
+  CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache $(abspath $(PY))
 sanitize: $(SANITIZED)/core
-	cd $(SANITIZED)/tree && \
-	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
-	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-	  DTR_ALLOC_BUILD=sanitize \
-	  CXX=$(abspath $(SANITIZED))/c++ DTR_ALLOC_CACHE=$(abspath $(SANITIZED))/cache \
-	  $(abspath $(PY)) -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
-	  $(SANITIZED_TESTS)
+	$(SANITIZED_PY) -m pytest -p no:cacheprovider $(PYTEST_ARGS) $(SANITIZED_TESTS)
+	$(SANITIZED_PY) -m bench.soak --minutes $(SANITIZED_MINUTES)
 
 $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tree

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from control_groups import control_group
 from native_fixtures import ROOT, compile_cpp
 
 BEGIN = """
@@ -209,3 +210,8 @@ def test_the_least_limit_of_a_process_and_the_groups_above_it_is_what_it_is_gran
 def test_a_process_is_granted_no_more_than_its_own_limits(tmp_path, granted):
     assert granted(tmp_path, "ulimit -v 500000;") == 500_000 * 1024
     assert granted(tmp_path, "ulimit -d 300000;") == 300_000 * 1024
+
+
+def test_a_control_group_of_the_system_limits_what_a_process_is_granted(granted):
+    with control_group(300 << 20) as processes:
+        assert granted("", f'echo $$ > "{processes}";') == 300 << 20
