@@ -244,8 +244,9 @@ def trust_contents() -> None:
 
 
 def limit_rematerializations(most: int | None) -> None:
-    """Lets so many operators run again from now on, on any thread; the next one raises StateError, and so does
-    whatever needs its result. For jobs that would rather fail than thrash. None: any number."""
+    """Lets so many operators run again from now on, on all threads together; the next one raises
+    StateError, and so does whatever needs its result. For jobs that would rather fail than thrash.
+    None: any number."""
     _enabled().bridge.limit_repeats(most)
 
 
