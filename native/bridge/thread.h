@@ -119,11 +119,11 @@ class OpenOp {
 
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.
   bool end(uint32_t results) {
-    open_ = false;
     const In in(Phase::engine);
     const int64_t id = core->op_end(thread_.frame(), results, flags_, thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
+    open_ = false;
     return id > 0;
   }
 

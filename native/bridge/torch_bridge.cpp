@@ -112,23 +112,26 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
   out->data = pointer.get();
   out->owned = pointer.get_deleter() == &free_block;
   out->storage_bytes = storage->nbytes();
-  out->sizes = impl->sizes().data();
-  out->strides = impl->strides().data();
-  out->offset = impl->storage_offset();
-  out->ndim = static_cast<int32_t>(impl->dim());
   out->scalar_type = static_cast<int32_t>(c10::typeMetaToScalarType(impl->dtype()));
   out->item_bytes = static_cast<uint8_t>(impl->dtype().itemsize());
   out->device_type = static_cast<uint8_t>(storage->device_type());
   out->device_index = static_cast<int8_t>(storage->device().index());
+  if (keys.has(c10::DispatchKey::NestedTensor)) {  // many sizes, and no one to ask for
+    out->flags = DTR_TENSOR_OPAQUE;
+    return;
+  }
+  out->sizes = impl->sizes().data();
+  out->strides = impl->strides().data();
+  out->offset = impl->storage_offset();
+  out->ndim = static_cast<int32_t>(impl->dim());
   out->full = impl->is_non_overlapping_and_dense() &&
               static_cast<uint64_t>(impl->numel()) * out->item_bytes == out->storage_bytes;
   if (impl->is_conj()) out->flags |= DTR_TENSOR_CONJ;
   if (impl->is_neg()) out->flags |= DTR_TENSOR_NEG;
   if (pointer.get_deleter() == &free_of_arena) out->flags |= DTR_TENSOR_OPAQUE;
   if (impl->is_wrapped_number() || keys.has(c10::DispatchKey::Quantized) ||
-      keys.has_any(
-          c10::DispatchKeySet({c10::DispatchKey::NestedTensor, c10::DispatchKey::FuncTorchBatched,
-                               c10::DispatchKey::FuncTorchGradWrapper})))
+      keys.has_any(c10::DispatchKeySet(
+          {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper})))
     out->flags |= DTR_TENSOR_OPAQUE;
 }
 
