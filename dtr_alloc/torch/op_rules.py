@@ -89,6 +89,22 @@ UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
 """Arguments that are read and written without a mark in the schema: oneDNN computes in the
 workspace that its forward gave."""
 
+COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
+"""Namespaces of torch.distributed. Their operators may end before their work does, which uses the
+memory of their tensors by itself: it stays where it is from then on, and is never given up."""
+
+_READING_COLLECTIVES = {"send", "barrier", "monitored_barrier_", "check_for_nan"}
+_WRITING_COLLECTIVES = {"irecv", "batch_p2p_ops"}
+
+
+def _collective_writes(namespace: str, name: str, argument: str) -> bool:
+    """Whether an operator of torch.distributed overwrites an argument without a mark in the schema.
+    Those of c10d have no marks at all: what is not called an input is overwritten."""
+    if namespace == "c10d":
+        return name not in _READING_COLLECTIVES and not argument.startswith("input")
+    return namespace == "_c10d_functional" and name in _WRITING_COLLECTIVES
+
+
 PINNING_COMPOSITES = {
     *("tensor_split.tensor_indices_or_sections", "ctc_loss.Tensor", "_pad_packed_sequence"),
     *("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"),
@@ -138,6 +154,7 @@ class Rule:
         key: what the engine knows the operator by; see dtr_alloc/costs.py.
         passes: needs no data and changes none: nobody records it.
         looks: reads tensors, and makes and changes none: what it reads must be there.
+        lasts: its work may go on, with its tensors' memory, after it ended.
         recomputable: running it again on the same inputs gives the same bits.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
@@ -153,6 +170,7 @@ class Rule:
     key: int
     passes: bool
     looks: bool
+    lasts: bool
     recomputable: bool
     copies: bool
     random: bool
@@ -168,7 +186,7 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        marks = (self.passes, self.looks, self.recomputable, self.copies, self.random)
+        marks = (self.passes, self.looks, self.lasts, self.recomputable, self.copies, self.random)
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
             value for of in self.tensors for value in (of.position, of.kind, of.use, of.in_training)
@@ -196,6 +214,11 @@ def rule_for(func: OpOverload) -> Rule:
                 or (name in WRITE_ONLY_SELF and argument.name == schema.arguments[0].name)
             )
             uses[argument.name] = WRITE_ONLY if covers else MUTATE
+    lasts = func.namespace in COLLECTIVES
+    if lasts:
+        for argument in schema.arguments:
+            if _collective_writes(func.namespace, name, argument.name):
+                uses[argument.name] = MUTATE
     if known:
         uses |= dict.fromkeys(UNMARKED_WRITES.get(name, ()), MUTATE)
     # A composite whose schema promises an alias may copy after all (reshape, contiguous, to).
@@ -228,6 +251,7 @@ def rule_for(func: OpOverload) -> Rule:
         and not gives_out
         and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         looks=known and not uses and not in_training and not makes and not anything,
+        lasts=lasts,
         # What gives no tensor need not be repeated.
         recomputable=(
             known

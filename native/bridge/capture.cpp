@@ -180,9 +180,51 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
 
 // ---- one operator ----
 
+// Whether what a tensor holds lies in its storage.
+bool lies_in_storage(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+// Keeps tensors resident.
+class Pinned {
+ public:
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  ~Pinned() {
+    for (const c10::Storage& storage : storages_)
+      core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
+  }
+
+  void add(const at::Tensor& tensor) {
+    const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 0);
+    if (status != DTR_OK) fail_with_last_error(status);
+    storages_.push_back(tensor.storage());
+    Repeater(Thread::current()).bring_back(storages_.back().unsafeGetStorageImpl());
+  }
+
+ private:
+  c10::SmallVector<c10::Storage, 2> storages_;
+};
+
+// The memory of what an operator is given or gives stays where it is, for good: its work may use it
+// by itself after the operator ended.
+void give_away(const c10::IValue* values, size_t count) {
+  Pinned pinned;
+  for (size_t i = 0; i < count; ++i)
+    for_tensors(values[i], [&](const at::Tensor& tensor) {
+      if (tensor.device().type() != settings.device || !lies_in_storage(tensor)) return;
+      pinned.add(tensor);
+      const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 1);
+      if (status != DTR_OK) fail_with_last_error(status);
+    });
+}
+
 void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   const size_t base = stack->size() - rule.arguments;
   const c10::IValue* arguments = stack->data() + base;
+  if (C10_UNLIKELY(rule.lasts)) give_away(arguments, rule.arguments);
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
   const bool recomputable = rule.recomputable && settings.frozen == 0;
@@ -201,6 +243,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
+  if (C10_UNLIKELY(rule.lasts)) give_away(stack->data() + base, stack->size() - base);
   op.end(put_results(thread, *stack, base));
 }
 
@@ -225,12 +268,6 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
   run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
-}
-
-// Whether what a tensor holds lies in its storage.
-bool lies_in_storage(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
 // Whether all that an operator reads is too small to be evicted.
@@ -304,28 +341,6 @@ bool is_outermost() {
   return settings.capturing.load(std::memory_order_relaxed) &&
          !c10::impl::tls_is_dispatch_key_excluded(settings.by_mode ? kSecondKey : kKey);
 }
-
-// Keeps tensors resident.
-class Pinned {
- public:
-  Pinned() = default;
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  ~Pinned() {
-    for (const c10::Storage& storage : storages_)
-      core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
-  }
-
-  void add(const at::Tensor& tensor) {
-    const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 0);
-    if (status != DTR_OK) fail_with_last_error(status);
-    storages_.push_back(tensor.storage());
-    Repeater(Thread::current()).bring_back(storages_.back().unsafeGetStorageImpl());
-  }
-
- private:
-  c10::SmallVector<c10::Storage, 2> storages_;
-};
 
 void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* stack) {
   Pinned pinned;

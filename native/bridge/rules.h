@@ -28,6 +28,7 @@ struct Rule {
   int32_t number = 0;   // its place in Python's list of rules; the op log's name for it
   bool passes = false;  // needs no data and changes none: nobody records it
   bool looks = false;   // reads tensors, and makes and changes none
+  bool lasts = false;   // its work may go on, with its tensors' memory, after it ended
   bool recomputable = false;
   bool copies = false;                  // copies its second tensor to its first
   bool random = false;                  // draws from a generator
@@ -145,6 +146,7 @@ class Rules {
     rule.number = static_cast<int32_t>(next());
     rule.passes = next();
     rule.looks = next();
+    rule.lasts = next();
     rule.recomputable = next();
     rule.copies = next();
     rule.random = next();

@@ -1,0 +1,199 @@
+"""Collectives of torch.distributed, whose work goes on after their operator ended. Each test is two
+processes on gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtr_alloc.torch.op_rules import MUTATE, READ, rule_for
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch has no gloo")
+
+BEGIN = """
+import hashlib, json, sys
+import torch, torch.distributed as dist
+import dtr_alloc
+
+rank, file, budget = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+COUNT = 1 << 18
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+if budget != "none":
+    dtr_alloc.enable(budget, device="cpu")
+
+def made(value):
+    return torch.full((COUNT,), float(value)) * 2
+
+def crowd():
+    # What could be evicted is, and what could be moved.
+    for tensor in list(kept):
+        dtr_alloc.evict(tensor)
+    dtr_alloc.compact()
+
+kept = []
+"""
+END = """
+if budget != "none":
+    dtr_alloc.check_invariants()
+dist.destroy_process_group()
+"""
+
+
+def run(tmp_path: Path, script: str, budget: str = "64MiB") -> list[str]:
+    """What each rank prints."""
+    file = tmp_path / f"init-{budget}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN + textwrap.dedent(script) + END, str(rank), file, budget],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = []
+    for of in ranks:
+        output, error = of.communicate()
+        assert of.returncode == 0, error
+        outputs.append(output.strip())
+    return outputs
+
+
+def test_what_is_reduced_stays_where_it_is_and_is_not_computed_again(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        for i in range(10):
+            hole = torch.empty(COUNT)
+            x = made(rank + i)
+            before = x * 3
+            kept[:] = [x, before]
+            del hole
+            work = dist.all_reduce(x, async_op=True)
+            crowd()
+            work.wait()
+            after = x + 1
+            kept[:] = [x, before, after]
+            crowd()
+            assert (x == 2 * (2 * i + 1)).all()
+            assert (before == 6 * (rank + i)).all()
+            assert (after == 2 * (2 * i + 1) + 1).all()
+        print(dtr_alloc.stats()["evictions"] > 0)
+        """,
+    )
+    assert done == ["True", "True"]
+
+
+def test_what_is_sent_stays_until_it_is_received(tmp_path):
+    run(
+        tmp_path,
+        """
+        for i in range(10):
+            if rank == 0:
+                x = made(i)
+                kept[:] = [x]
+                work = dist.isend(x, 1)
+                crowd()
+                kept[:] = [made(7) for _ in range(4)]
+            else:
+                x = torch.empty(COUNT)
+                kept[:] = [x]
+                work = dist.irecv(x, 0)
+                crowd()
+            work.wait()
+            assert (x == 2 * i).all()
+        """,
+    )
+
+
+def test_what_is_gathered_replaces_what_was_there(tmp_path):
+    run(
+        tmp_path,
+        """
+        x = made(rank + 1)
+        parts = [made(9), made(9)]
+        before = parts[0] + parts[1]
+        kept[:] = [x, before, *parts]
+        dist.all_gather(parts, x)
+        crowd()
+        assert (parts[0] == 2).all() and (parts[1] == 4).all()
+        assert (before == 36).all()
+        whole = torch.empty(2 * COUNT)
+        dist.all_gather_into_tensor(whole, x)
+        assert (whole.view(2, -1) == torch.tensor([[2.0], [4.0]])).all()
+        """,
+    )
+
+
+def test_functional_collectives(tmp_path):
+    run(
+        tmp_path,
+        """
+        import torch.distributed._functional_collectives as functional
+        x = made(rank + 1)
+        summed = functional.all_reduce(x, "sum", list(range(2)))
+        kept[:] = [x]
+        crowd()
+        result = summed + 1
+        kept[:] = [result, x]
+        crowd()
+        assert (result == 7).all()
+        assert (x == 2 * (rank + 1)).all()
+        """,
+    )
+
+
+TRAINING = """
+net = torch.nn.Sequential(*[
+    layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())
+])
+net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.3)
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(4):
+    x = torch.randn(2, 512, 256)[rank]
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+bits = hashlib.sha256()
+for parameter in net.parameters():
+    bits.update(parameter.detach().numpy().tobytes())
+evictions = 0 if budget == "none" else dtr_alloc.stats()["evictions"]
+print(json.dumps({"bits": bits.hexdigest(), "evictions": evictions}))
+"""
+
+
+def test_data_parallel_training_has_the_same_bits(tmp_path):
+    plain = [json.loads(line) for line in run(tmp_path, TRAINING, "none")]
+    held = [json.loads(line) for line in run(tmp_path, TRAINING, "9MiB")]
+    assert len({of["bits"] for of in plain + held}) == 1
+    assert all(of["evictions"] > 0 for of in held)
+
+
+def test_their_rules_say_what_they_write():
+    c10d = torch.ops.c10d
+
+    def uses(operator: torch._ops.OpOverload) -> list[int]:
+        rule = rule_for(operator)
+        assert rule.lasts
+        assert not rule.recomputable
+        return [of.use for of in rule.tensors]
+
+    assert uses(c10d.allgather_.default) == [MUTATE, READ]
+    assert uses(c10d.reduce_scatter_.default) == [MUTATE, READ]
+    assert uses(c10d.broadcast_.default) == [MUTATE]
+    assert uses(c10d.recv_.default) == [MUTATE]
+    assert uses(c10d.send.default) == [READ]
+    functional = torch.ops._c10d_functional  # whose group may be anything, a tensor too
+    assert uses(functional.all_reduce_.default) == [MUTATE, READ]
+    assert uses(functional.all_reduce.default) == [READ, READ]
+    assert uses(functional.irecv.default) == [MUTATE]
+    assert not rule_for(torch.ops.aten.add.Tensor).lasts
