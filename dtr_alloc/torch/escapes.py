@@ -19,7 +19,8 @@ is noticed on the CPU (native/graph/contents.h).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -44,6 +45,18 @@ _undo: list[Callable[[], None]] = []
 _pins: ContextVar[list[Any] | None] = ContextVar("pins", default=None)
 """Who asks for an address inside of addresses_not_kept(): the tensors, and what pins them. A
 context is left by C code, so this cannot outlast it, whatever is raised."""
+
+
+@contextmanager
+def _beside_torch_function() -> Iterator[None]:
+    """Inside of it nothing goes to a subclass's ``__torch_function__``; behind it the next call
+    does not, either, if it would not have (torch.overrides.redispatch_function, torch 2.13)."""
+    peek = getattr(torch._C, "_peek_should_skip_torch_function", None)
+    skips = peek is not None and peek()
+    with torch._C.DisableTorchFunction():
+        yield
+    if skips:
+        torch._C._set_skip_next_torch_function(True)
 
 
 def install(runtime: Any) -> None:
@@ -94,7 +107,8 @@ def install(runtime: Any) -> None:
 
         @functools.wraps(original)
         def guarded(subject: Any, *args: Any, **kwargs: Any) -> Any:
-            gives_away(subject)
+            with _beside_torch_function():
+                gives_away(subject)
             return original(subject, *args, **kwargs)
 
         replace(owner, name, guarded)
@@ -106,7 +120,8 @@ def install(runtime: Any) -> None:
 
         @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            pins = reading(args)
+            with _beside_torch_function():
+                pins = reading(args)
             try:
                 if writes and (written := whole(args[0])) is not None:
                     runtime.recorder.settle(written)

@@ -435,3 +435,25 @@ def test_disabling_makes_everything_resident():
         tensors = [make(evicted) for make in TENSORS]
     for tensor, make in zip(tensors, TENSORS, strict=True):
         np.testing.assert_array_equal(tensor.detach().numpy(), make(keep).detach().numpy())
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.overrides, "redispatch_function"), reason="this torch has none"
+)
+def test_a_subclass_hands_its_calls_on():
+    """redispatch_function() skips one call of ``__torch_function__``: ours must not be that one."""
+
+    class HandsOn(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return torch.overrides.redispatch_function(func, types, args, kwargs)
+
+    with checked_session():
+        tensor = (torch.ones(1000) * 2).as_subclass(HandsOn)
+        evicted(tensor)
+        assert tensor.tolist() == [2.0] * 1000
+        evicted(tensor)
+        assert (tensor.numpy() == 2).all()
+        assert tensor.data_ptr() == tensor.untyped_storage().data_ptr()
+        dtr_alloc.evict(tensor)
+        assert dtr_alloc.is_resident(tensor)
