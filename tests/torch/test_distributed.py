@@ -156,7 +156,7 @@ TRAINING = """
 net = torch.nn.Sequential(*[
     layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())
 ])
-net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.3)
+{wrap}
 optimizer = torch.optim.AdamW(net.parameters())
 for step in range(4):
     x = torch.randn(2, 512, 256)[rank]
@@ -165,17 +165,42 @@ for step in range(4):
     optimizer.step()
 bits = hashlib.sha256()
 for parameter in net.parameters():
-    bits.update(parameter.detach().numpy().tobytes())
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    bits.update(local.detach().numpy().tobytes())
 evictions = 0 if budget == "none" else dtr_alloc.stats()["evictions"]
-print(json.dumps({"bits": bits.hexdigest(), "evictions": evictions}))
+print(json.dumps([bits.hexdigest(), evictions]))
 """
+WRAPS = {
+    "data parallel": """
+net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.3)
+""",
+    "fully sharded": """
+from torch.distributed.fsdp import fully_shard
+mesh = dist.init_device_mesh("cpu", (2,))
+for layer in net[::2]:
+    fully_shard(layer, mesh=mesh)
+fully_shard(net, mesh=mesh)
+""",
+    "tensor parallel": """
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module
+)
+plan = {str(i): ColwiseParallel() if i % 4 == 0 else RowwiseParallel() for i in range(0, 12, 2)}
+parallelize_module(net, dist.init_device_mesh("cpu", (2,)), plan)
+""",
+}
 
 
-def test_data_parallel_training_has_the_same_bits(tmp_path):
-    plain = [json.loads(line) for line in run(tmp_path, TRAINING, "none")]
-    held = [json.loads(line) for line in run(tmp_path, TRAINING, "9MiB")]
-    assert len({of["bits"] for of in plain + held}) == 1
-    assert all(of["evictions"] > 0 for of in held)
+@pytest.mark.parametrize(
+    "wrap",
+    ["data parallel", *(pytest.param(name, marks=pytest.mark.long) for name in [*WRAPS][1:])],
+)
+def test_training_has_the_same_bits(tmp_path, wrap):
+    script = TRAINING.replace("{wrap}", WRAPS[wrap])
+    plain = [json.loads(line) for line in run(tmp_path, script, "none")]
+    held = [json.loads(line) for line in run(tmp_path, script, "9MiB")]
+    assert [bits for bits, _ in held] == [bits for bits, _ in plain]
+    assert all(evictions > 0 for _, evictions in held)
 
 
 def test_their_rules_say_what_they_write():
