@@ -56,7 +56,7 @@ def _beside_torch_function() -> Iterator[None]:
     with torch._C.DisableTorchFunction():
         yield
     if skips:
-        torch._C._set_skip_next_torch_function(True)
+        torch._C._set_skip_next_torch_function(True)  # type: ignore[attr-defined]
 
 
 def install(runtime: Any) -> None:
