@@ -18,13 +18,13 @@ namespace {
 
 using Lock = std::lock_guard<PoolMutex>;
 
-const uint64_t kPage = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+const uint64_t kGuardPage = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 // Page tables of addresses that were used stay: at most 1/512 of it.
 constexpr uint64_t kRing = uint64_t{1} << 38;
 
-void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+void* at_address(uint64_t address) { return reinterpret_cast<void*>(address); }
 
-uint64_t in_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+uint64_t in_pages(uint64_t bytes) { return (bytes + kGuardPage - 1) / kGuardPage * kGuardPage; }
 
 [[noreturn]] void refused(const char* call, uint64_t size_bytes) {
   throw DriverError(std::string(call) + " of " + size_text(size_bytes) +
@@ -83,19 +83,19 @@ GuardedPool::GuardedPool(uint64_t budget_bytes) : CountedPool(make_host_driver()
 
 GuardedPool::~GuardedPool() {
   forget(first_);
-  ::munmap(pointer(first_), kRing);
+  ::munmap(at_address(first_), kRing);
 }
 
 uint64_t GuardedPool::take_address(uint64_t size_bytes) {
   const uint64_t bytes = in_pages(size_bytes);
   // The page behind it keeps its mapping apart from the next one: so a free never needs one more.
-  const uint64_t address = next_gap(bytes + kPage);
+  const uint64_t address = next_gap(bytes + kGuardPage);
   const auto at = ends_.emplace(address, address + bytes).first;
-  if (::mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE) != 0) {
+  if (::mprotect(at_address(address), bytes, PROT_READ | PROT_WRITE) != 0) {
     ends_.erase(at);
     refused("mprotect", bytes);
   }
-  cursor_ = address + bytes + kPage;
+  cursor_ = address + bytes + kGuardPage;
   return address;
 }
 
@@ -106,7 +106,7 @@ uint64_t GuardedPool::next_gap(uint64_t bytes) const {
       const uint64_t stop = next == ends_.end() ? first_ + span_ : next->first;
       if (stop - from >= bytes) return from;
       if (next == ends_.end()) break;
-      from = next->second + kPage;
+      from = next->second + kGuardPage;
     }
   }
   throw DriverError("guarded memory has no gap of " + size_text(bytes) + " left in its " +
@@ -117,7 +117,7 @@ uint64_t GuardedPool::next_gap(uint64_t bytes) const {
 void GuardedPool::give_address(uint64_t address) {
   const auto at = ends_.find(address);
   const uint64_t bytes = at->second - address;
-  if (::mmap(pointer(address), bytes, PROT_NONE,
+  if (::mmap(at_address(address), bytes, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
     refused("mmap", bytes);
   }
@@ -138,10 +138,10 @@ std::string GuardedPool::check_invariants() {
   Lock lock(mutex_);
   uint64_t behind = first_;  // of the pages in use, and one
   for (const auto& [begin, end] : ends_) {
-    if (begin < behind || end <= begin || (begin - first_) % kPage != 0) {
+    if (begin < behind || end <= begin || (begin - first_) % kGuardPage != 0) {
       return "G1: a block at " + address_text(begin) + " lies over the one before it";
     }
-    behind = end + kPage;
+    behind = end + kGuardPage;
   }
   if (behind > first_ + span_ || ends_.size() != counts_.live_blocks) {
     return "G1: " + std::to_string(ends_.size()) + " blocks have pages, in use are " +
