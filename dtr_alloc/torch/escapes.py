@@ -153,7 +153,8 @@ def install(runtime: Any) -> None:
     interface = Tensor.__dict__["__cuda_array_interface__"]
 
     def guarded_interface(tensor: Tensor) -> Any:
-        shares(tensor)
+        with _beside_torch_function():
+            shares(tensor)
         return interface.fget(tensor)
 
     replace(Tensor, "__cuda_array_interface__", property(guarded_interface))
