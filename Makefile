@@ -58,9 +58,10 @@ pictures: $(VENV)/core
 
 # The compiled core, the bridge and their tests under address and undefined-behavior sanitizers,
 # with the core's assertions on; also under real PyTorch, whose own code is not instrumented, and
-# under the jobs and troubles of bench.soak, for SANITIZED_MINUTES. All of it is built in a tree of its own under build/, so that the release build stays. Leaks are not
-# looked for: python itself never frees all it has. The types of PyTorch's objects are not looked at
-# (vptr): it does not export what that would need.
+# under the jobs and troubles of bench.soak, for SANITIZED_MINUTES. All of it is built in a tree of
+# its own under build/, so that the release build stays. Leaks are not looked for: python itself
+# never frees all it has. The types of PyTorch's objects are not looked at (vptr): it does not export
+# what that would need.
 SANITIZED := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/allocator tests/native) tests/python/test_header.py \
   tests/torch/test_escapes.py tests/torch/test_random.py \

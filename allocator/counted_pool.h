@@ -8,7 +8,8 @@
 //
 // An address is a name and has no extent: nothing may be read there, and a view into a block has
 // no block_start(). Each is handed out once, so that one that was freed is never mistaken for
-// another. (guarded_pool.h puts memory behind them.) Who is asked for room, when, and when it is out of memory: as Pool.
+// another. (guarded_pool.h puts memory behind them.) Who is asked for room, when, and when it is out
+// of memory: as Pool.
 #pragma once
 
 #include <unordered_map>

@@ -24,6 +24,13 @@ constexpr uint64_t kRing = uint64_t{1} << 38;
 
 void* at_address(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+// Addresses that nobody can touch, in place of what is at `place` or anywhere; MAP_FAILED if the
+// system refuses.
+void* map_untouchable(void* place, uint64_t bytes) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (place ? MAP_FIXED : 0);
+  return ::mmap(place, bytes, PROT_NONE, flags, -1, 0);
+}
+
 uint64_t in_pages(uint64_t bytes) { return (bytes + kGuardPage - 1) / kGuardPage * kGuardPage; }
 
 [[noreturn]] void refused(const char* call, uint64_t size_bytes) {
@@ -73,8 +80,7 @@ void forget(uint64_t ring) {
 }  // namespace
 
 GuardedPool::GuardedPool(uint64_t budget_bytes) : CountedPool(make_host_driver(), budget_bytes) {
-  void* ring =
-      ::mmap(nullptr, kRing, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* ring = map_untouchable(nullptr, kRing);
   if (ring == MAP_FAILED) refused("mmap", kRing);
   first_ = cursor_ = reinterpret_cast<uint64_t>(ring);
   span_ = kRing;
@@ -117,10 +123,7 @@ uint64_t GuardedPool::next_gap(uint64_t bytes) const {
 void GuardedPool::give_address(uint64_t address) {
   const auto at = ends_.find(address);
   const uint64_t bytes = at->second - address;
-  if (::mmap(at_address(address), bytes, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    refused("mmap", bytes);
-  }
+  if (map_untouchable(at_address(address), bytes) == MAP_FAILED) refused("mmap", bytes);
   ends_.erase(at);
 }
 
