@@ -330,10 +330,6 @@ class Bridge:
         """Whether operators of this thread come by, and of threads that autograd runs for it."""
         self._library.dtr_bridge_include_thread(on)
 
-    def freeze(self, by: int) -> None:
-        """One CUDA graph more (1) or less (-1) is being captured: nothing is repeated meanwhile."""
-        self._library.dtr_bridge_freeze(by)
-
     def log_operators(self, on: bool) -> None:
         """Whether an op log is written."""
         self._library.dtr_bridge_op_log(on)

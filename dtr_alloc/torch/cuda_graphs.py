@@ -4,6 +4,9 @@ A captured graph uses the addresses that it was given whenever it is replayed. S
 becomes resident before a capture begins and nothing is evicted during it; what a captured operator
 touched stays where it is for good; and the graph's own memory, which PyTorch asks for in a private
 pool, is part of the budget and is never evicted (graph/graph_capture.h, bridge/cuda_bridge.cpp).
+
+The graph holds the capture's owner, whose destructor ends the capture. So it ends with the graph at
+the latest, wherever an interrupt comes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch.escapes import replace
 
 
@@ -20,27 +24,27 @@ def install(runtime: Any) -> None:
     """Has the runtime told of captures, until escapes.uninstall(). Once."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
-    capturing: set[int] = set()
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        runtime.begin_capture()
+        owner = ffi.gc(ffi.new("dtr_capture_owner *"), lib.dtr_end_capture)
         try:
+            runtime.begin_capture(owner)
             begin(self, *args, **kwargs)
+            self._dtr_capture = owner
         except BaseException:
-            runtime.end_capture()
+            lib.dtr_end_capture(owner)
             raise
-        capturing.add(id(self))
 
     @functools.wraps(end)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Also where the capture failed. One that never began changed nothing.
+        owner = getattr(self, "_dtr_capture", None)
         try:
             end(self, *args, **kwargs)
         finally:
-            # Also where the capture failed. One that never began changed nothing.
-            if id(self) in capturing:
-                capturing.discard(id(self))
-                runtime.end_capture()
+            if owner is not None:
+                lib.dtr_end_capture(owner)
 
     replace(graph, "capture_begin", capture_begin)
     replace(graph, "capture_end", capture_end)

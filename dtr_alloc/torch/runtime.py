@@ -61,29 +61,21 @@ class Runtime:
         self._step_hooks: list[Any] = []
         self._undo: list[Callable[[], None]] = []
 
-    def begin_capture(self) -> None:
-        """Until end_capture(), all that is live is resident and stays so. Raises
-        torch.OutOfMemoryError, and nothing has begun, if it does not fit."""
-        check(lib.dtr_engine_freeze(self.engine, True))
-        self.bridge.freeze(1)
+    def begin_capture(self, owner: Any) -> None:
+        """Until dtr_end_capture() of the owner, all that is live is resident and stays so. Raises
+        torch.OutOfMemoryError if it does not fit."""
+        check(lib.dtr_begin_capture(self.engine, owner))
         try:
             self.recorder.bring_back_all()
-            for index in range(len(self.pools.handles)):
-                torch.cuda.synchronize(index)
-        except BaseException as error:
-            self.end_capture()
-            if isinstance(error, torch.OutOfMemoryError):
-                error.add_note(
-                    "dtr_alloc: while a CUDA graph is captured nothing can be evicted, so all "
-                    "live tensors must fit into the budget; capture before they are made, or "
-                    "raise the budget"
-                )
+        except torch.OutOfMemoryError as error:
+            error.add_note(
+                "dtr_alloc: while a CUDA graph is captured nothing can be evicted, so all "
+                "live tensors must fit into the budget; capture before they are made, or "
+                "raise the budget"
+            )
             raise
-
-    def end_capture(self) -> None:
-        """Once for each begin_capture()."""
-        self.bridge.freeze(-1)
-        check(lib.dtr_engine_freeze(self.engine, False))
+        for index in range(len(self.pools.handles)):
+            torch.cuda.synchronize(index)
 
     def set_budget(self, budget: Budget) -> None:
         """Each device's pool gets the budget. All keep the old one if one cannot do with it."""

@@ -233,11 +233,24 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
   });
 }
 
-int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on) {
+int32_t dtr_begin_capture(dtr_engine* engine, dtr_capture_owner* owner) {
   return guard([&] {
     dtr::Engine& in = of(engine);
-    require_between("on", on, 0, 1);
-    in.freeze(on != 0);
+    require(owner, "owner");
+    if (owner->engine) throw dtr::StateError("dtr_begin_capture: the owner's capture is under way");
+    dtr::use(engine);
+    in.begin_capture();
+    owner->engine = engine;
+  });
+}
+
+int32_t dtr_end_capture(dtr_capture_owner* owner) {
+  return guard([&] {
+    require(owner, "owner");
+    if (dtr_engine* engine = std::exchange(owner->engine, nullptr)) {
+      of(engine).end_capture();
+      dtr::unuse(engine);
+    }
   });
 }
 

@@ -75,7 +75,7 @@ void take_handle(uint64_t handle, Kind kind) {
     revive(handle);
     throw StateError("the " + std::string(name_of(kind).type) + " is in use by " +
                      std::to_string(users) +
-                     " others (frames, frameworks, engines); destroy them first");
+                     " others (captures, frames, frameworks, engines); end or destroy them first");
   }
 }
 

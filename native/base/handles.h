@@ -86,7 +86,7 @@ struct HandleSlot {
   std::atomic<uint64_t> handle{0};  // of the object; 1: it is being made or destroyed
   void* object = nullptr;
   uint64_t serial = 0;             // of the slot's last object
-  std::atomic<uint32_t> users{0};  // objects that need this one
+  std::atomic<uint32_t> users{0};  // who needs this one
 };
 
 constexpr uint64_t kHandleSlots = 1 << 16;
@@ -148,8 +148,7 @@ void destroy(Handle* handle) {
   destroy(handle, [](const auto&) {});
 }
 
-// An object that needs another one for as long as it lives says so: that one cannot be destroyed
-// meanwhile. alone: StateError if there is another user.
+// Who needs an object says so until it ends: that object cannot be destroyed meanwhile. alone: StateError if there is another user.
 template <typename Handle>
 void use(Handle* handle, bool alone = false) {
   of(handle);

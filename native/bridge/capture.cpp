@@ -227,11 +227,11 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   if (C10_UNLIKELY(rule.lasts)) give_away(arguments, rule.arguments);
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
-  const bool recomputable = rule.recomputable && settings.frozen == 0;
   OpenOp op(thread, tensors,
-            (recomputable ? DTR_OP_RECOMPUTABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0), rule.key);
+            (rule.recomputable ? DTR_OP_RECOMPUTABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0),
+            rule.key);
   Closure& closure = thread.empty_closure();
-  const bool keeps = recomputable && !op.needs(DTR_NO_CLOSURE);
+  const bool keeps = rule.recomputable && !op.needs(DTR_NO_CLOSURE);
   if (keeps) {
     closure.keep(rule, *stack);
     closure.surroundings().keep(keys, settings.device);
@@ -239,7 +239,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   }
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
-  Tape tape(closure.draws(), false);
+  Tape tape(op.needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false);
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
@@ -403,7 +403,7 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
 // call, not by an operator, so that it sees the modes that are entered.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
-  const bool recomputable = torch::jit::pop(*stack).toBool() && settings.frozen == 0;
+  const bool recomputable = torch::jit::pop(*stack).toBool();
   const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
   auto* first = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
@@ -425,7 +425,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
-    Tape tape(closure.draws(), false);
+    Tape tape(op.needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false);
     std::optional<std::vector<int64_t>> results;
     {
       const Taping taping(thread, tape);
@@ -636,7 +636,6 @@ DTR_EXPORT void dtr_bridge_phases(int32_t on, int64_t* ns) {
   dtr_bridge::Phases::is_on() = on != 0;
 }
 
-DTR_EXPORT void dtr_bridge_freeze(int32_t by) { settings.frozen += by; }
 DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }
 DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
 DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }

@@ -146,21 +146,23 @@ class DrawsOf {
   std::recursive_mutex& mutex_;
 };
 
-// The draws of one operator's run, in order: noted the first time, read when it runs again.
+// The draws of one operator's run, in order: noted the first time, read when it runs again. It is
+// off, without draws, while a graph is captured: where generators then stand cannot be read.
 class Tape {
  public:
-  Tape(std::vector<Drawn>& draws, bool again) : draws_(draws), again_(again) {}
+  Tape(std::vector<Drawn>* draws, bool again) : draws_(draws), again_(again) {}
+  bool is_off() const { return !draws_; }
   bool again() const { return again_; }
-  void note(Drawn&& drawn) { draws_.push_back(std::move(drawn)); }
+  void note(Drawn&& drawn) { draws_->push_back(std::move(drawn)); }
   const Drawn& next() {
-    TORCH_CHECK(next_ < draws_.size(),
+    TORCH_CHECK(next_ < draws_->size(),
                 "dtr_alloc: an operator that runs again draws random numbers more often than it "
                 "did the first time");
-    return draws_[next_++];
+    return (*draws_)[next_++];
   }
 
  private:
-  std::vector<Drawn>& draws_;
+  std::vector<Drawn>* draws_;
   bool again_;
   size_t next_ = 0;
 };

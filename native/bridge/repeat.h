@@ -95,7 +95,7 @@ class Repeater {
     std::vector<at::Tensor> results;
     {
       const Surroundings::Restored surroundings(closure.surroundings());
-      Tape tape(closure.draws(), true);
+      Tape tape(&closure.draws(), true);
       c10::Stack stack = closure.rule() ? run_operator(closure, arguments, tape)
                                         : run_python(closure, arguments, tape);
       for (const c10::IValue& result : stack) add_results(result, &results);

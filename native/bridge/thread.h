@@ -17,7 +17,6 @@ namespace dtr_bridge {
 struct Settings {
   std::atomic<bool> capturing{false};
   std::atomic<bool> by_mode{false};        // a dispatch mode feeds the capture (kSecondKey)
-  std::atomic<int32_t> frozen{0};          // CUDA graphs that are being captured
   std::atomic<bool> writes_op_log{false};  // an op log is written
   std::atomic<bool> scoring{false};        // a Python callable chooses what is evicted
   std::atomic<int64_t> repeats_left{-1};   // operators that may still run again; below 0: all
@@ -176,7 +175,7 @@ template <typename Run>
 void run_drawing(Thread& thread, const Rule& rule, c10::Stack& stack, Tape& tape, Run&& run) {
   c10::IValue* arguments = stack.data() + stack.size() - rule.arguments;
   const auto draws_nothing = [&] {
-    if (!rule.random || settings.frozen > 0) return true;
+    if (!rule.random || tape.is_off()) return true;
     if (rule.dropout >= 0 && arguments[rule.dropout].isDouble())
       return arguments[rule.dropout].toDouble() == 0;
     return false;

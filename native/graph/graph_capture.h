@@ -7,8 +7,8 @@
 //      brought back first, so that no captured op needs a rematerialization, whose work
 //      would become a part of the graph, and waits until that is done, so that no stream
 //      has to wait for another's (O2). Dead storages may go: no op can be given them.
-//  F2  A storage that an op touches meanwhile is *captured*: a constant for good. Its dependents
-//      are settled, and what is computed from it later is not computed again,
+//  F2  An op is a constant meanwhile, and a storage that it touches is *captured*: a constant for
+//      good. Its dependents are settled, and what is computed from it later is not computed again,
 //      because a replay of the graph may have changed it in between. The same holds for
 //      memory on a device that is shared with others (DLPack): nothing tells of their writes,
 //      as the checksum does on the CPU.
@@ -20,7 +20,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "records.h"
 
 namespace dtr {
@@ -35,10 +34,7 @@ class GraphCapture {
 
   void begin() { ++captures_; }
   // Like the next: whether that was the last, so that what searches passed over may go again.
-  bool end() {
-    if (captures_ == 0) throw StateError("nothing is frozen");
-    return --captures_ == 0;
-  }
+  bool end() { return --captures_ == 0; }
   void begin_bringing_back() { ++bringing_back_; }
   bool end_bringing_back() { return --bringing_back_ == 0; }
 

@@ -157,12 +157,14 @@ void Engine::reset() {
   swap_space_.give_back_kept(true, call.deferred);
 }
 
-void Engine::freeze(bool on) {
+void Engine::begin_capture() {
   std::lock_guard<EngineMutex> lock(mutex_);
-  if (on)
-    capture_.begin();
-  else if (capture_.end())
-    cost_model_.bounds().reset_all();
+  capture_.begin();
+}
+
+void Engine::end_capture() {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  if (capture_.end()) cost_model_.bounds().reset_all();
 }
 
 // ---- counters ----

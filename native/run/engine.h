@@ -76,7 +76,8 @@ class Engine final {
   void set_costs(const dtr_cost* costs, uint64_t count);
   uint64_t get_costs(dtr_cost* costs, uint64_t capacity);
   // While a graph is captured (graph_capture.h).
-  void freeze(bool on);
+  void begin_capture();
+  void end_capture();
   // Forgets every record. DTR_STATE if a live storage is evicted.
   void reset();
 
@@ -149,6 +150,7 @@ class Engine final {
     Device* device;
   };
 
+  void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
 

@@ -13,11 +13,19 @@ namespace dtr {
 namespace {
 
 // More than the calls between two operators allocate: a list that grows may need this much for each
-// record, and the rest serves new records.
+// record, and the rest serves new records. The results of an operator are records to come.
 constexpr uint64_t kSpareBytesOfRecord = 128;
 constexpr uint64_t kSpareBytes = 1 << 20;
+// Records of more results may need more than was kept back for the operator.
+constexpr uint64_t kManyResults = kSpareBytes / kSpareBytesOfRecord / 4;
 
 }  // namespace
+
+// Before a call with so many tensors changes anything.
+void Engine::keep_spare(uint64_t tensors) const {
+  const uint64_t records = graph_.storages().capacity() + tensors;
+  keep_spare_memory(kSpareBytes + records * kSpareBytesOfRecord);
+}
 
 // All that the operator needs is there. Its timer starts without the mutex.
 void Engine::start(Frame& frame, Transaction& call) {
@@ -30,7 +38,7 @@ void Engine::start(Frame& frame, Transaction& call) {
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Transaction call(*this);
-  keep_spare_memory(kSpareBytes + graph_.storages().capacity() * kSpareBytesOfRecord);
+  keep_spare(tensors);
   const int32_t need = recorder_.begin(frame, tensors, flags, op_key, call.deferred);
   if (!(need & DTR_NEED_WORK)) start(frame, call);
   return need;
@@ -48,6 +56,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
   recorder_.stop(frame, cost_ns < 0);
   Transaction call(*this);
+  if (results > kManyResults) keep_spare(results);
   return recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
 }
 

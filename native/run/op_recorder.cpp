@@ -51,7 +51,8 @@ std::optional<uint64_t> bytes_behind_results(const OpCall& call) {
 int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key,
                           Deferred& deferred) try {
   frame.op_key = op_key;
-  frame.recomputable = flags & DTR_OP_RECOMPUTABLE;
+  const bool captures = parts_.capture.is_under_way();
+  frame.recomputable = (flags & DTR_OP_RECOMPUTABLE) && !captures;
   frame.open = true;
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
@@ -59,7 +60,8 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.overwrites = frame.loses = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
-  int32_t need = parts_.lifecycle.dropped_ops() >= kManyDropped ? DTR_HAS_DROPPED : 0;
+  int32_t need = captures ? DTR_GRAPH_IS_CAPTURED : 0;
+  if (parts_.lifecycle.dropped_ops() >= kManyDropped) need |= DTR_HAS_DROPPED;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     const Use declared = input.use;
@@ -77,7 +79,6 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
     if (input.storage->state != State::resident) need |= DTR_NEED_WORK;
     frame.overwrites |= overwrites(input.use);
   }
-  const bool captures = parts_.capture.is_under_way();
   if (captures) capture_inputs(frame, deferred);
   if ((frame.overwrites || captures) && !parts_.versions.begin(frame, deferred))
     need |= DTR_NEED_WORK;

@@ -1,8 +1,9 @@
 """A job of the toy in which one operator new fails, for each that it calls.
 
-usage: failing_new.py LIBRARY STEP: the library is counted_new.cpp, compiled. Fails the first
-operator new and every STEP-th after it, each in a job of its own. Prints a JSON object: how many
-jobs there were, and how many operators were refused because no memory could be kept back.
+usage: failing_new.py LIBRARY JOB STEP BYTES: the library is counted_new.cpp, compiled. Of all calls
+for so many bytes and more fails the first and every STEP-th after it, each in a job of its own.
+Prints a JSON object: how many jobs there were, and how many operators were refused because no
+memory could be kept back.
 """
 
 import ctypes
@@ -12,26 +13,29 @@ import sys
 
 counted = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 counted.counted_news.restype = ctypes.c_uint64
-counted.fail_new.argtypes = [ctypes.c_uint64]
+counted.fail_new.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+counted.has_failed.restype = ctypes.c_bool
 counted.refuse_large_news.argtypes = [ctypes.c_bool]
 
 from native_pool import NativePool, OutOfMemory  # noqa: E402 - the core must find operator new there
-from toy import CONSTANT, MUTATE, PAGE, WORDS, Toy  # noqa: E402
+from toy import CONSTANT, MUTATE, PAGE, WORDS, Toy, release  # noqa: E402
 
-PAGES = 16
-OPERATORS = 40
 REFUSED = 3  # operators, while no memory can be kept back
 
 
 class Job:
     """Operators drawn from a seed, in less memory than they fill."""
 
+    pages = 16
+    operators = 40
+    refusals = ("kept back",)
+
     def __init__(self, seed):
         self.draw = random.Random(seed)
         heuristic = self.draw.choice(["dtr-eqclass", "marginal", "lru"])
         dealloc = self.draw.choice(["eager", "banish", "ignore", "lazy"])
-        swap = self.draw.choice([0, PAGES * PAGE])
-        pool = NativePool(budget=PAGES * PAGE)
+        swap = self.draw.choice([0, self.pages * PAGE])
+        pool = NativePool(budget=self.pages * PAGE)
         self.toy = Toy(pool, heuristic=heuristic, dealloc=dealloc, swap_bytes=swap)
         self.tensors = [self.toy.unseen(WORDS), self.toy.unseen(WORDS, 1)]
         self.tensors.append(self.toy.one("first", *self.tensors))
@@ -50,7 +54,7 @@ class Job:
             self.toy.unpin(x)
         else:
             tensors.append(self.toy.one("f", x, (y, CONSTANT if kind > 0.98 else 0), parameter=i))
-        while len(tensors) > 2 * PAGES:
+        while len(tensors) > 2 * self.pages:
             tensors.pop(draw.randrange(2, len(tensors))).release()
 
     def verify(self):
@@ -60,13 +64,13 @@ class Job:
             self.toy.verify()
 
     def run(self):
-        for i in range(OPERATORS):
+        for i in range(self.operators):
             try:
                 self.operator(i)
             except OutOfMemory as error:
                 if "needs a budget of" in str(error):  # constants fill it
                     continue
-                if "kept back" not in str(error):
+                if not any(words in str(error) for words in self.refusals):
                     raise
                 self.refused += 1
                 if self.refused == REFUSED:
@@ -74,7 +78,7 @@ class Job:
             finally:
                 self.verify()
         counted.refuse_large_news(False)
-        self.toy.pool.set_budget(4 * PAGES * PAGE)
+        self.toy.pool.set_budget(4 * self.pages * PAGE)
         for tensor in self.tensors:
             self.toy.materialize(tensor)
             assert tensor.is_right()
@@ -82,21 +86,33 @@ class Job:
         self.toy.finish()
 
 
-def main(step):
+class WideJob(Job):
+    """Operators of many arguments, few storages, and many results."""
+
+    pages = 16384
+    operators = 2
+    refusals = ("kept back", "the allocator's own records")  # before the operator changes anything
+
+    def operator(self, i):
+        made = self.toy.run("wide", *self.tensors[:2] * 20_000, results=[16] * 70_000, parameter=i)
+        self.tensors.append(made.pop())
+        release(*made)
+
+
+def main(make_job, step, least_bytes):
     jobs = refused = 0
     ahead = 1
     while True:
-        job = Job(jobs)
-        counted.refuse_large_news(jobs % 2 == 1)
-        before = counted.counted_news()
-        counted.fail_new(ahead)
+        job = make_job(jobs)
+        counted.refuse_large_news(make_job is Job and jobs % 2 == 1)
+        counted.fail_new(ahead, least_bytes)
         job.run()
         refused += job.refused
-        if counted.counted_news() - before < ahead:
+        if not counted.has_failed():
             break
         jobs += 1
         ahead += step
     print(json.dumps({"jobs": jobs, "refused": refused}))
 
 
-main(int(sys.argv[2]))
+main({"deep": Job, "wide": WideJob}[sys.argv[2]], *map(int, sys.argv[3:]))

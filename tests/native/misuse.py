@@ -145,7 +145,7 @@ class World:
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
-        self.owners: list[Any] = []  # of pins
+        self.owners: list[tuple[str, Any]] = []  # and what ends what they own
         self.kept: list[Any] = []  # memory that objects look at
         self.foreign = ffi.new("char[]", 64 * KIB)
 
@@ -426,8 +426,8 @@ class World:
         for kind in ("dtr_sim_tensor", "dtr_frame"):
             for handle in reversed(self.alive[kind]):
                 self.done(DESTROYERS[kind], handle)
-        for owner in self.owners:
-            self.done("dtr_end_pin", owner)
+        for end, owner in self.owners:
+            self.done(end, owner)
         for engine in self.alive["dtr_engine"]:
             self.done("dtr_engine_reset", engine)
         for pool, address in self.blocks:
@@ -472,6 +472,7 @@ DESTROYERS = {
     "dtr_pool": "dtr_pool_destroy",
 }
 DESTROYS = set(DESTROYERS.values())
+ENDS = {"dtr_pin_for": "dtr_end_pin", "dtr_begin_capture": "dtr_end_capture"}
 MAKERS = {
     *("dtr_event_log_create", "dtr_simulate_simrd", "dtr_schedule_search", "dtr_fragment_load"),
     *("dtr_fragment_run_model", "dtr_fragment_walk_run"),
@@ -743,8 +744,8 @@ class Sequence:
         if function.name == "dtr_pool_create" and arguments[0]:
             self.any_pool(arguments[0])
         answer = world.call_with(function, arguments)
-        if function.name == "dtr_pin_for" and answer == lib.DTR_OK:
-            world.owners.append(arguments[-1])
+        if function.name in ENDS and answer == lib.DTR_OK:
+            world.owners.append((ENDS[function.name], arguments[-1]))
         self.note_memory(function.name, arguments, answer)
 
     def note_memory(self, name: str, arguments: list, answer: Any) -> None:

@@ -272,7 +272,6 @@ def test_a_range_to_avoid_ends_behind_its_beginning(make_toy):
 def test_what_is_switched_on_is_0_or_1(make_toy):
     toy = make_toy()
     for call, of in (
-        (lib.dtr_engine_freeze, toy.engine),
         (lib.dtr_decisions_set, toy.engine),
         (lib.dtr_op_abort, toy.frame),
     ):

@@ -15,11 +15,23 @@ import pytest
 HERE = Path(__file__).parent
 
 
+def run_jobs(counted_new, job, step, least_bytes):
+    command = [sys.executable, HERE / "failing_new.py", counted_new, job, str(step)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run(
+        [*command, str(least_bytes)], env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(out.stdout)
+
+
 @pytest.mark.parametrize("step", [100, pytest.param(3, marks=pytest.mark.long)])
 def test_a_job_survives_an_operator_new_that_fails(counted_new, step):
-    command = [sys.executable, HERE / "failing_new.py", counted_new, str(step)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = json.loads(out.stdout)
+    found = run_jobs(counted_new, "deep", step, 0)
     assert found["jobs"] * step > 2000  # as many are called
     assert found["refused"] > found["jobs"] / 2
+
+
+@pytest.mark.long
+def test_a_job_survives_one_that_fails_for_much(counted_new):
+    found = run_jobs(counted_new, "wide", 1, 1 << 20)
+    assert found["jobs"] > 5

@@ -6,7 +6,7 @@ On the stand-in for libcuda (stream_toy.py). Needs the core and a C++ compiler.
 from __future__ import annotations
 
 import pytest
-from native_pool import OutOfMemory, lib
+from native_pool import OutOfMemory, check, ffi, lib
 from stream_toy import LARGE, A, B, StreamToy
 from toy import MEASURED, MUTATE, WORD, release
 
@@ -130,18 +130,17 @@ class TestTimes:
         release(*made)
 
 
-class TestFreeze:
+class TestCapture:
     """While a graph is captured."""
 
     def test_nothing_live_is_evicted(self, make_stream_toy):
         toy = make_stream_toy(4)
         source = toy.unseen(LARGE)
         x = toy.one("x", source, words=LARGE)
-        assert lib.dtr_engine_freeze(toy.engine, 1) == lib.DTR_OK
-        assert not toy.evict(x)
-        with pytest.raises(OutOfMemory):
-            toy.unseen(3 * LARGE)
-        assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_OK
+        with toy.capturing():
+            assert not toy.evict(x)
+            with pytest.raises(OutOfMemory):
+                toy.unseen(3 * LARGE)
         large = toy.unseen(3 * LARGE)
         assert not toy.resident(x)
         release(source, x, large)
@@ -153,9 +152,8 @@ class TestFreeze:
         source = toy.unseen(LARGE)
         x = toy.one("x", source, words=LARGE)
         before = toy.one("before", x, words=LARGE)
-        lib.dtr_engine_freeze(toy.engine, 1)
-        inside = toy.one("inside", x, words=LARGE, recomputable=False)
-        lib.dtr_engine_freeze(toy.engine, 0)
+        with toy.capturing():
+            inside = toy.one("inside", x, words=LARGE)
         after = toy.one("after", x, words=LARGE)
         beyond = toy.one("beyond", after, words=LARGE)
         for tensor in (x, before, inside, after):
@@ -164,6 +162,25 @@ class TestFreeze:
         assert toy.content(beyond) == beyond.expected()
         release(source, x, before, inside, after, beyond)
 
-    def test_it_ends_as_often_as_it_began(self, make_stream_toy):
+    def test_what_an_operator_made_from_nothing_stays_too(self, make_stream_toy):
         toy = make_stream_toy(4)
-        assert lib.dtr_engine_freeze(toy.engine, 0) == lib.DTR_STATE
+        with toy.capturing():
+            made = toy.one("made", words=LARGE)
+        assert not toy.evict(made)
+        release(made)
+
+    def test_each_owner_ends_its_own_once(self, make_stream_toy):
+        toy = make_stream_toy(4)
+        source = toy.unseen(LARGE)
+        x = toy.one("x", source, words=LARGE)
+        owners = [ffi.new("dtr_capture_owner *") for _ in range(2)]
+        for owner in owners:
+            check(lib.dtr_begin_capture(toy.engine, owner))
+        assert lib.dtr_begin_capture(toy.engine, owners[0]) == lib.DTR_STATE
+        for _ in range(2):
+            check(lib.dtr_end_capture(owners[0]))
+        assert not toy.evict(x)
+        assert lib.dtr_engine_destroy(toy.engine) == lib.DTR_STATE
+        check(lib.dtr_end_capture(owners[1]))
+        assert toy.evict(x)
+        release(source, x)

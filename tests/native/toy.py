@@ -9,7 +9,7 @@ plain Python (``Store.expected``), computed from expected contents only, never r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -278,6 +278,9 @@ class Toy:
             buffer[i] = result.number
         op_id = lib.dtr_op_end(frame, len(everything), flags, self.cost(operator, tensors))
         if op_id < 0:
+            lib.dtr_op_abort(frame, started)
+            for tensor in everything[len(everything) - len(operator.results) :]:
+                tensor.release()
             check(-op_id)
         if op_id > 0:
             self.closures[op_id] = operator
@@ -452,6 +455,14 @@ class Toy:
         return whole
 
     # ---- by hand ----
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While a graph is captured."""
+        owner = ffi.new("dtr_capture_owner *")
+        check(lib.dtr_begin_capture(self.engine, owner))
+        yield
+        check(lib.dtr_end_capture(owner))
 
     def evict(self, tensor: Tensor) -> bool:
         return lib.dtr_evict(self.engine, tensor.handle) == 1

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc.heuristics import Candidate, register
-from dtr_alloc.torch import api, recorder
+from dtr_alloc.torch import api, cuda_graphs, recorder
 
 BUDGET = 512 * 1024
 SECONDS = 900
@@ -292,6 +292,33 @@ def by_hand(injector: Injector, _: Path) -> None:
         torch.save(y, io.BytesIO())
 
 
+class Graph:
+    """In place of torch.cuda.CUDAGraph, which only a device has."""
+
+    def capture_begin(self) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        pass
+
+
+def captured(injector: Injector, _: Path) -> None:
+    """The capture of a graph, which ends with the graph at the latest."""
+    torch.cuda.CUDAGraph = Graph  # type: ignore[assignment,misc]
+    torch.cuda.synchronize = lambda device: None  # type: ignore[assignment,misc]
+    enable()
+    cuda_graphs.install(api._runtime)
+    x = torch.linspace(0, 1, 4096) * 3
+    dtr_alloc.evict(x)
+    graph = torch.cuda.CUDAGraph()
+    with injector.following():
+        graph.capture_begin()
+        assert not dtr_alloc.evict(x)
+        y = x * 2
+        graph.capture_end()
+        assert not dtr_alloc.evict(y), "the graph uses its address"
+
+
 JOBS: dict[str, Callable[[Injector, Path], None]] = {
     "first": first,
     "again": again,
@@ -301,6 +328,7 @@ JOBS: dict[str, Callable[[Injector, Path], None]] = {
     "logged": logged,
     "scored": scored,
     "by_hand": by_hand,
+    "captured": captured,
 }
 
 

@@ -31,7 +31,7 @@ def interrupt_jobs(names: str, share: float, folder: Path) -> str:
 
 
 def test_a_job_goes_on_after_interrupts_at_some_places(tmp_path: Path) -> None:
-    assert interrupt_jobs("off,step,by_hand", 0.02, tmp_path) == ""
+    assert interrupt_jobs("off,step,by_hand,captured", 0.02, tmp_path) == ""
 
 
 @pytest.mark.long

@@ -159,7 +159,8 @@ typedef struct dtr_cost {
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
 
 /* Frees the engine.
- * Fails iff: DTR_STATE if it has records (dtr_engine_reset), frames or a simulated framework. */
+ * Fails iff: DTR_STATE if it has records (dtr_engine_reset), captures, frames or a simulated
+ * framework. */
 int32_t dtr_engine_destroy(dtr_engine* engine);
 
 /* Takes new options; the records stay. Owner and Fails iff: as dtr_engine_create. */
@@ -182,12 +183,22 @@ const void* dtr_engine_core(dtr_engine* engine);
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool);
 
-/* Says that a graph is being captured from now on (1), or no more (0; as often). Meanwhile no live
- * storage is evicted, and every storage that ops touch stays where it is for good, a constant of
- * which nothing is computed again. After the 1 and before the capture, bring back what is evicted
+/* The capture of a graph, which ends with its owner: zeroed before the first use. So a caller whose
+ * language can be interrupted anywhere has the owner first, and the owner's destructor ends it. */
+typedef struct dtr_capture_owner {
+  dtr_engine* engine; /* NULL: none is under way */
+} dtr_capture_owner;
+
+/* Says that a graph is being captured from now on. Meanwhile no live storage is evicted, ops are
+ * constants, and every storage that they touch stays where it is for good, a constant of which
+ * nothing is computed again. Before the capture itself, bring back what is evicted
  * (dtr_remat_want_any), then wait for all streams.
- * Fails iff: DTR_STATE if there are more 0s than 1s. */
-int32_t dtr_engine_freeze(dtr_engine* engine, int32_t on);
+ * Owner: the caller keeps *owner in its place until dtr_end_capture.
+ * Fails iff: DTR_STATE if the owner has a capture under way. */
+int32_t dtr_begin_capture(dtr_engine* engine, dtr_capture_owner* owner);
+
+/* Ends the owner's capture, if it has one. Until then the engine cannot be destroyed. */
+int32_t dtr_end_capture(dtr_capture_owner* owner);
 
 /* Forgets all records and frees the memory that only the engine holds.
  * Fails iff: DTR_STATE if a live storage is evicted: rematerialize it first. */

@@ -55,10 +55,11 @@ enum {
 
 /* What dtr_op_begin answers: 0 means run the op at once. */
 enum {
-  DTR_NEED_WORK = 1,   /* call dtr_op_prepare before the op runs */
-  DTR_HAS_FOREIGN = 2, /* inputs on devices that are not managed: keep them by value */
-  DTR_HAS_DROPPED = 4, /* many closures can go: call dtr_engine_drain_dropped */
-  DTR_NO_CLOSURE = 8   /* of an op that is recomputable: it will not be recorded after all */
+  DTR_NEED_WORK = 1,         /* call dtr_op_prepare before the op runs */
+  DTR_HAS_FOREIGN = 2,       /* inputs on devices that are not managed: keep them by value */
+  DTR_HAS_DROPPED = 4,       /* many closures can go: call dtr_engine_drain_dropped */
+  DTR_NO_CLOSURE = 8,        /* of an op that is recomputable: it will not be recorded after all */
+  DTR_GRAPH_IS_CAPTURED = 16 /* the op's work is done when the graph is launched */
 };
 
 /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their storages and stamps
