@@ -42,7 +42,7 @@ std::vector<BlockInfo> Pool::walk() const {
     bool free = block->state == BlockState::kFree;
     bool in_use = block->state == BlockState::kInUse;
     blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
-                      free ? 0 : heap.stream_of(block), block->state, false});
+                      free ? 0 : heap.stream_of(block), block->state, &heap == &small_});
   };
   for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
     add_block(large_, block);

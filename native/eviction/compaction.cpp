@@ -62,6 +62,12 @@ bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
   return true;
 }
 
+std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
+  std::sort(storages.begin(), storages.end(),
+            [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
+  return storages;
+}
+
 }  // namespace
 
 // Times a scan of the whole heap until the scope ends, or end().
@@ -243,12 +249,16 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
   for (size_t r = 0; r < most; ++r) {
     const Run& run = runs[r];
     if (run.cost_ns >= most_ns) return false;
-    std::vector<size_t> moving;
+    std::vector<Storage*> moving;
+    std::vector<uint64_t> sizes;
     std::multiset<uint64_t> holes;
-    for (size_t i = run.first; i <= run.last; ++i)
-      if (in_way[i] && blocks[i].address < run.end &&
-          blocks[i].address + blocks[i].size_bytes > run.begin)
-        moving.push_back(i);
+    for (size_t i = run.first; i <= run.last; ++i) {
+      if (!in_way[i] || blocks[i].address >= run.end ||
+          blocks[i].address + blocks[i].size_bytes <= run.begin)
+        continue;
+      moving.push_back(in_way[i]);
+      sizes.push_back(blocks[i].size_bytes);
+    }
     if (moving.empty()) return false;
     for (const dtr_block& block : blocks) {
       if (block.state != 0 || block.is_small) continue;
@@ -260,16 +270,10 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
         if (end > run.end) holes.insert(end - run.end);
       }
     }
-    std::vector<uint64_t> sizes;
-    for (const size_t i : moving) sizes.push_back(blocks[i].size_bytes);
     if (!fit(std::move(sizes), std::move(holes))) continue;
     scan.end();
-    std::sort(moving.begin(), moving.end(),
-              [&](size_t a, size_t b) { return blocks[a].size_bytes > blocks[b].size_bytes; });
-    bool moved = true;
-    for (size_t i = 0; moved && i < moving.size(); ++i)
-      moved = mover_.move(in_way[moving[i]], pointer(run.begin), pointer(run.end), false, deferred);
-    return moved;
+    return mover_.move_all(largest_first(std::move(moving)), pointer(run.begin), pointer(run.end),
+                           false, deferred);
   }
   return false;
 }
@@ -344,11 +348,8 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
     }
     if (!fit(std::move(sizes), std::move(holes))) continue;
     scan.end();
-    std::sort(moving.begin(), moving.end(),
-              [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
-    for (Storage* storage : moving)
-      if (!mover_.move(storage, pointer(begin), pointer(end), true, deferred)) return false;
-    return true;
+    return mover_.move_all(largest_first(std::move(moving)), pointer(begin), pointer(end), true,
+                           deferred);
   }
   return false;
 }

@@ -2,6 +2,7 @@
 #include "move.h"
 
 #include <string>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -63,10 +64,55 @@ void Mover::calibrate(Device& device) const {
   }
 }
 
+// A block that nobody uses yet; it goes back if nobody takes it.
+class Mover::Place {
+ public:
+  // None if there is no such place. Throws what the driver says.
+  Place(const Device& device, const Storage* storage, uint64_t stream, const void* avoid_begin,
+        const void* avoid_end, bool packed)
+      : pool_(device.pool) {
+    check_status(dtr_pool_try_outside(pool_, storage->size_bytes, stream, avoid_begin, avoid_end,
+                                      packed, &address_));
+  }
+  Place(Place&& other) noexcept
+      : pool_(other.pool_), address_(std::exchange(other.address_, nullptr)) {}
+  Place& operator=(Place&&) = delete;
+  ~Place() { dtr_pool_free(pool_, address_); }
+
+  void* address() const { return address_; }
+  void* take() { return std::exchange(address_, nullptr); }
+
+ private:
+  dtr_pool* pool_;
+  void* address_ = nullptr;
+};
+
+uint64_t Mover::stream_of_move(const Storage* storage) const {
+  return streams_.has_streams(storage->device_type) ? storage->used_on : 0;
+}
+
 bool Mover::move(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
                  Deferred& deferred) {
+  return move_all({storage}, avoid_begin, avoid_end, packed, deferred);
+}
+
+bool Mover::move_all(const std::vector<Storage*>& storages, const void* avoid_begin,
+                     const void* avoid_end, bool packed, Deferred& deferred) {
+  std::vector<Place> places;
+  places.reserve(storages.size());
+  for (const Storage* storage : storages) {
+    if (!is_movable(storage)) return false;
+    places.emplace_back(devices_.of(storage), storage, stream_of_move(storage), avoid_begin,
+                        avoid_end, packed);
+    if (!places.back().address()) return false;
+  }
+  for (size_t i = 0; i < storages.size(); ++i)
+    if (!move_to(storages[i], std::move(places[i]), deferred)) return false;
+  return true;
+}
+
+bool Mover::move_to(Storage* storage, Place to, Deferred& deferred) {
   const dtr_framework* framework = environment_.framework;
-  if (!is_movable(storage)) return false;
   const int64_t begin_ns = now_ns();
   void* const handle = storage->handle;
   if (storage->live) {
@@ -77,36 +123,27 @@ bool Mover::move(Storage* storage, const void* avoid_begin, const void* avoid_en
   if (handle && framework->data(handle) != from) return false;
   Device& device = devices_.of(storage);
   const bool queues = streams_.has_streams(storage->device_type);
-  const uint64_t stream = queues ? storage->used_on : 0;
+  const uint64_t stream = stream_of_move(storage);
   const uint64_t bytes = storage->size_bytes;
-  void* to = nullptr;
-  check_status(
-      dtr_pool_try_outside(device.pool, bytes, stream, avoid_begin, avoid_end, packed, &to));
-  if (!to) return false;
 
   const bool timed = device.move_price.wants_reading(bytes);
   uint64_t timer = 0;
   const int64_t copy_ns = now_ns();
-  int32_t status =
-      dtr_pool_copy(device.pool, to, from, bytes, stream, queues && timed ? &timer : nullptr);
+  int32_t status = dtr_pool_copy(device.pool, to.address(), from, bytes, stream,
+                                 queues && timed ? &timer : nullptr);
   const int64_t copied_ns = now_ns();
   if (timer) device.pending_moves[timer] = bytes;
   // The block's own stream may be another one than that of the copy.
   if (status == DTR_OK && queues) status = dtr_pool_record_stream(device.pool, from, stream);
-  if (status != DTR_OK) {
-    const std::string text = dtr_last_error();
-    dtr_pool_free(device.pool, to);
+  if (status != DTR_OK)
     throw_status(status, "move: the content of storage " + std::to_string(storage->id) + " (" +
-                             std::to_string(bytes) + " bytes) cannot be copied: " + text);
-  }
-  if (handle && framework->replace(handle, to) != from) {
-    dtr_pool_free(device.pool, to);
-    return false;
-  }
-  lifecycle_.change_address(storage, to);
+                             std::to_string(bytes) +
+                             " bytes) cannot be copied: " + dtr_last_error());
+  if (handle && framework->replace(handle, to.address()) != from) return false;
+  lifecycle_.change_address(storage, to.address());
   if (queues) storage->used_on = storage->remade_on = stream;  // O2
   storage->ordered_on = kNoStream;
-  dtr_pool_note_move(device.pool, from, to, bytes);
+  dtr_pool_note_move(device.pool, from, to.take(), bytes);
   dtr_pool_free(device.pool, from);
 
   const int64_t end_ns = now_ns();

@@ -28,6 +28,8 @@
 // them.
 #pragma once
 
+#include <vector>
+
 #include "graph/deferred.h"
 #include "graph/environment.h"
 #include "graph/graph.h"
@@ -62,12 +64,21 @@ class Mover {
   // be held, or there is no such place. Throws what the driver says, the content where it was (M5).
   bool move(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
             Deferred& deferred);
+  // Likewise all of them, in this order, or none where one has no place. So nobody who makes room by
+  // moves, and fails, undoes what another one did, again and again.
+  bool move_all(const std::vector<Storage*>& storages, const void* avoid_begin,
+                const void* avoid_end, bool packed, Deferred& deferred);
   // A timer of the device's pool is done: whether it is a copy's.
   static bool copy_took(Device& device, uint64_t timer, int64_t ns);
 
  private:
+  class Place;
+
   // Copies between two free places, if there are two, as a move would.
   void calibrate(Device& device) const;
+  uint64_t stream_of_move(const Storage* storage) const;
+  // Moves to a place, which it takes or gives back.
+  bool move_to(Storage* storage, Place to, Deferred& deferred);
 
   Environment& environment_;
   Graph& graph_;

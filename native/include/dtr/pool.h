@@ -86,7 +86,7 @@ typedef struct dtr_block {
   uint64_t requested_bytes; /* 0 if free */
   uint64_t stream;
   int32_t state;    /* 0 free, 1 in use, 2 free but waiting for an event of another stream */
-  int32_t is_small; /* 1: an object of a slab */
+  int32_t is_small; /* 1: where slabs lie: an object of one, or no place for a large block */
 } dtr_block;
 
 /* The answers of a dtr_room_fn. */
