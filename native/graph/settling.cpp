@@ -47,9 +47,10 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
 bool Settling::history_outweighs(const Storage* storage, uint64_t* counted) {
   constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
   const uint64_t most = storage->size_bytes / kRecordBytes;
+  *counted = 0;
+  if (environment_.stats.live_ops <= most) return false;
   const uint64_t walk = graph_.next_walk();
   pending_.assign(1, storage);
-  *counted = 0;
   while (!pending_.empty()) {
     const Storage* next = pending_.back();
     pending_.pop_back();
