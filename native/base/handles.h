@@ -148,7 +148,8 @@ void destroy(Handle* handle) {
   destroy(handle, [](const auto&) {});
 }
 
-// Who needs an object says so until it ends: that object cannot be destroyed meanwhile. alone: StateError if there is another user.
+// Who needs an object says so until it ends: that object cannot be destroyed meanwhile. alone:
+// StateError if there is another user.
 template <typename Handle>
 void use(Handle* handle, bool alone = false) {
   of(handle);
