@@ -113,7 +113,7 @@ def test_simulator() -> None:
 
 
 def test_overhead() -> None:
-    """What an idle dtr_alloc adds, per operator and per step."""
+    """What an idle dtr_alloc adds, per operator, in cache and out of it, and per step."""
     document = run("bench.overhead")
     assert document.keys() >= ENVIRONMENT | {"commit", "command", "cases", "jobs"}
     for row in document["cases"]:
@@ -121,6 +121,8 @@ def test_overhead() -> None:
         assert row["plain_ns_per_op"] > 0
     added = [row["added_ns_per_op"] for row in document["cases"]]
     assert document["added_ns_per_op"] == median(added)
+    assert document["out_of_cache"][0]["written_mib"] == 0
+    assert all(row["plain_ns"] > 0 for row in document["out_of_cache"])
     (job,) = document["jobs"]
     assert job["operators"] > 1000
     assert job["cpu_ratio"] > 0
