@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,17 @@ def _as_c_names(operators: Sequence[tuple[str, str]]) -> tuple[Any, Any, ctypes.
     return names, overloads, ctypes.c_uint64(len(operators))
 
 
+class Composite(IntEnum):
+    """How an operator is met that runs above the capture and uses memory itself (capture.cpp)."""
+
+    PINNED = 0
+    """Its integer arguments are kept resident while it runs."""
+    WHOLE = 1
+    """It is one operator, and the capture does not see what it calls."""
+    WHOLE_WITHOUT_GRADIENT = 2
+    """The same where no gradient of its first argument is wanted."""
+
+
 class Bridge:
     """The loaded library and its entry points."""
 
@@ -317,10 +329,9 @@ class Bridge:
         operators run."""
         self._library.dtr_bridge_let_pass(*_as_c_names(operators))
 
-    def watch_composites(self, operators: Sequence[tuple[str, str]], whole: bool) -> None:
-        """Has these operators, by name and overload, met above what they call: each as one
-        operator, or with its integer arguments kept resident. Once, for good."""
-        self._library.dtr_bridge_watch_composites(*_as_c_names(operators), whole)
+    def watch_composites(self, operators: Sequence[tuple[str, str]], kind: Composite) -> None:
+        """Has these operators, by name and overload, met above what they call. Once, for good."""
+        self._library.dtr_bridge_watch_composites(*_as_c_names(operators), kind)
 
     def capture(self, on: bool) -> None:
         """Whether operators that come by are recorded."""

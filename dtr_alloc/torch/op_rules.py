@@ -119,6 +119,10 @@ WHOLE_COMPOSITES = {
 """Operators above the capture whose kernels use the memory of all their arguments themselves, and
 which have no gradient: they are met as one operator each."""
 
+WHOLE_WITHOUT_GRADIENT = {"max_pool1d"}
+"""Operators above the capture that call others where a gradient is wanted, and otherwise use the
+memory of their first argument themselves: then they are met as one operator each."""
+
 
 _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
 """Kinds of lists of tensors, by the names of their types; the numbers of native/bridge/rules.h."""

@@ -32,11 +32,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_alloc.core import error_of, lib
 from dtr_alloc.costs import operator_key, signed
-from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.bridge import Bridge, Composite
 from dtr_alloc.torch.op_rules import (
     OFTEN_PASSING,
     PINNING_COMPOSITES,
     WHOLE_COMPOSITES,
+    WHOLE_WITHOUT_GRADIENT,
     Rule,
     rule_for,
 )
@@ -51,6 +52,12 @@ _KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
 )
 ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
 """Excluded where operators run as kernels only."""
+
+_COMPOSITES = {
+    Composite.PINNED: PINNING_COMPOSITES,
+    Composite.WHOLE: WHOLE_COMPOSITES,
+    Composite.WHOLE_WITHOUT_GRADIENT: WHOLE_WITHOUT_GRADIENT,
+}
 
 
 class _Mark:
@@ -156,8 +163,8 @@ class Recorder:
         else:
             _let_higher_order_operators_pass()
         if device_type == "cpu":  # where what their kernels use can be evicted
-            bridge.watch_composites(_names(PINNING_COMPOSITES), whole=False)
-            bridge.watch_composites(_names(WHOLE_COMPOSITES), whole=True)
+            for kind, composites in _COMPOSITES.items():
+                bridge.watch_composites(_names(composites), kind)
         operators = torch.ops.dtr_alloc
         self._materialize = operators.materialize.default._handle.redispatch_boxed
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed

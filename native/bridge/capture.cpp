@@ -22,6 +22,7 @@
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <pthread.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
@@ -332,7 +333,9 @@ void second_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c1
 
 // ---- composite operators whose kernels use a tensor's memory themselves ----
 
-// They run above the capture, which sees only what they call. (op_rules.py lists them.)
+// They run above the capture, which sees only what they call. (op_rules.py lists them, bridge.py
+// says what each kind is.)
+enum class Composite : int32_t { pinned = 0, whole = 1, whole_without_gradient = 2 };
 
 // The composite kernel is that of every backend.
 constexpr c10::DispatchKeySet kCompositeKernel(c10::DispatchKey::CPU);
@@ -357,8 +360,15 @@ void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* 
   op.redispatchBoxed(kCompositeKernel, stack);
 }
 
+template <bool kWithoutGradient>
 void run_whole(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* stack) {
-  if (is_outermost())
+  const auto calls_others = [&] {
+    const at::Tensor& first = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
+    return (at::GradMode::is_enabled() &&
+            (first.requires_grad() || first._fw_grad(/*level=*/0).defined())) ||
+           at::isTensorSubclassLike(first);
+  };
+  if (is_outermost() && !(kWithoutGradient && calls_others()))
     capture(op, kCompositeKernel, stack);
   else
     op.redispatchBoxed(kCompositeKernel, stack);
@@ -602,21 +612,28 @@ DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const*
                                 c10::KernelFunction::makeFallthrough(), passing);
 }
 
-// Composite operators whose kernels use memory themselves are met from now on, for good: as one
-// operator each (whole), or with their integer arguments kept resident. Those that this torch has.
+// Composite operators whose kernels use memory themselves are met from now on, for good; kind: as
+// Composite of dtr_alloc/torch/bridge.py. Those that this torch has.
 DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char* const* overloads,
-                                            uint64_t count, int32_t whole) {
+                                            uint64_t count, int32_t kind) {
   static auto* registered = new dtr_bridge::Registered();
   using c10::KernelFunction;
+  const auto kernel = [&] {
+    switch (static_cast<dtr_bridge::Composite>(kind)) {
+      case dtr_bridge::Composite::pinned:
+        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_pinned>();
+      case dtr_bridge::Composite::whole:
+        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole<false>>();
+      case dtr_bridge::Composite::whole_without_gradient:
+        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole<true>>();
+    }
+    dtr_bridge::fail(DTR_INVALID, "kind is none of Composite");
+  };
   for (uint64_t i = 0; i < count; ++i) {
     if (!c10::Dispatcher::singleton().findSchema({names[i], overloads[i]})) continue;
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-      dtr_bridge::register_kernel(
-          {names[i], overloads[i]}, key,
-          whole ? KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole>()
-                : KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_pinned>(),
-          registered);
+      dtr_bridge::register_kernel({names[i], overloads[i]}, key, kernel(), registered);
   }
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +15,14 @@ from torch.nn.utils import rnn
 import dtr_alloc
 
 Run = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Where evicted() does nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "evicted", lambda tensor: tensor)
+        yield
 
 
 def numbers(*shape: int) -> Tensor:
@@ -59,7 +69,7 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("inference", [False, True])
 def test_integers_that_a_composite_operator_reads_are_brought_back(
-    name: str, inference: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, inference: bool
 ) -> None:
     """tensor_split of evicted indices raised "read past the recorder"."""
     run = READS[name]
@@ -68,11 +78,37 @@ def test_integers_that_a_composite_operator_reads_are_brought_back(
         return torch.arange(16, 0, -1) + 0
 
     with torch.inference_mode(inference):
-        with monkeypatch.context() as patch:
-            patch.setitem(globals(), "evicted", lambda tensor: tensor)
+        with plain_torch():
             expected = run(given())
         with checked_session():
             assert torch.equal(run(evicted(given())), expected)
+
+
+@pytest.mark.parametrize("way", ["no_grad", "grad", "forward_ad", "inference", "vmap"])
+def test_max_pool1d_reads_what_was_evicted(way: str) -> None:
+    """Where no gradient is wanted its kernel reads its argument past the recorder."""
+
+    def run() -> Tensor:
+        x = numbers(2, 4, 64).sin()
+        pool = partial(torch.max_pool1d, kernel_size=3)
+        if way == "grad":
+            x = evicted(x).detach().requires_grad_()
+            return torch.autograd.grad(pool(x).sum(), x)[0]
+        if way == "forward_ad":
+            return torch.func.jvp(pool, (x,), (evicted(x) * 2,))[1]
+        if way == "vmap":
+            return torch.vmap(pool)(evicted(x))
+        return pool(evicted(x))
+
+    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with modes.get(way, nullcontext)():
+        with plain_torch():
+            expected = run()
+        with checked_session():
+            got = run()
+            assert torch.equal(got, expected)
+            if way in ("no_grad", "inference"):
+                assert torch.equal(evicted(got), expected)
 
 
 def test_what_a_composite_operator_reads_stays_while_it_runs() -> None:

@@ -24,6 +24,8 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 SAMPLES = 2
+TINY = 1024
+"""Elements, more than a result may have that is not recorded."""
 DTYPES = (torch.float32, torch.complex64)
 NO_CONTENT = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
@@ -161,6 +163,40 @@ def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) 
                     evict_all(got)
                     assert_same(expected, got, f"{where}, computed again")
                 got = None  # autograd's graph would hold its memory beyond the session
+
+
+def in_evicted_memory(sample: Any) -> Any:
+    """The same sample, its contiguous tensors in memory that lost its content."""
+
+    def move(part: Any) -> Any:
+        if not isinstance(part, Tensor) or part.layout != torch.strided or part.numel() == 0:
+            return part
+        if not part.is_contiguous():
+            return part
+        beyond = part.new_zeros(TINY)  # what is tiny is not recorded
+        moved = torch.cat([part.detach().reshape(-1), beyond])[: part.numel()].view(part.shape)
+        assert dtr_alloc.evict(moved)
+        return moved
+
+    return sample.transform(move)
+
+
+@each([op for op in COMPARED if not op.name.startswith("as_strided")])  # sees what lies beyond
+def test_arguments_that_were_evicted_are_brought_back(op: Any) -> None:
+    """max_pool1d read them past the recorder."""
+
+    def run(sample: Any) -> list[Any]:
+        torch.manual_seed(1)
+        return tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
+
+    with torch.no_grad():
+        for dtype in dtypes_of(op):
+            for index, sample in enumerate(samples_of(op, dtype, requires_grad=False)):
+                expected = outcome(run, fresh(sample))
+                with checked_session():
+                    got = outcome(run, in_evicted_memory(sample))
+                    assert_same(expected, got, f"{op.name}, {dtype}, sample {index}")
+                    got = None
 
 
 SHAPES: dict[str, Callable[[Tensor, Any], Tensor]] = {
