@@ -206,7 +206,7 @@ STEPS = (
 
 
 WRITTEN_MIB = (0, 1, 4, 16)
-"""Up to a few of a processor's caches."""
+"""From nothing to more than the caches of a core hold."""
 
 
 def operators(case: Case) -> int:

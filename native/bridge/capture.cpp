@@ -240,7 +240,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   }
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
-  Tape tape(op.needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false);
+  Tape tape = op.tape(closure);
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
@@ -362,6 +362,7 @@ void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* 
 
 template <bool kWithoutGradient>
 void run_whole(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* stack) {
+  // As max_pool1d itself decides.
   const auto calls_others = [&] {
     const at::Tensor& first = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
     return (at::GradMode::is_enabled() &&
@@ -435,7 +436,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
-    Tape tape(op.needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false);
+    Tape tape = op.tape(closure);
     std::optional<std::vector<int64_t>> results;
     {
       const Taping taping(thread, tape);

@@ -115,6 +115,10 @@ class OpenOp {
   void is_constant() { flags_ = 0; }
   bool recomputable() const { return flags_ & DTR_OP_RECOMPUTABLE; }
   void runs() { started_ = true; }
+  // For the draws of its first run.
+  Tape tape(Closure& closure) const {
+    return {needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false};
+  }
 
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.
   bool end(uint32_t results) {

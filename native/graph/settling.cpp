@@ -48,7 +48,7 @@ bool Settling::history_outweighs(const Storage* storage, uint64_t* counted) {
   constexpr uint64_t kRecordBytes = 1024;  // an op's record and its closure, about
   const uint64_t most = storage->size_bytes / kRecordBytes;
   *counted = 0;
-  if (environment_.stats.live_ops <= most) return false;
+  if (environment_.stats.live_ops <= most) return false;  // nor do those of all histories
   const uint64_t walk = graph_.next_walk();
   pending_.assign(1, storage);
   while (!pending_.empty()) {

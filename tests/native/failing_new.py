@@ -29,6 +29,7 @@ class Job:
     pages = 16
     operators = 40
     refusals = ("kept back",)
+    may_lack_spare = True  # memory, in every second job
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -92,6 +93,7 @@ class WideJob(Job):
     pages = 16384
     operators = 2
     refusals = ("kept back", "the allocator's own records")  # before the operator changes anything
+    may_lack_spare = False
 
     def operator(self, i):
         made = self.toy.run("wide", *self.tensors[:2] * 20_000, results=[16] * 70_000, parameter=i)
@@ -104,7 +106,7 @@ def main(make_job, step, least_bytes):
     ahead = 1
     while True:
         job = make_job(jobs)
-        counted.refuse_large_news(make_job is Job and jobs % 2 == 1)
+        counted.refuse_large_news(job.may_lack_spare and jobs % 2 == 1)
         counted.fail_new(ahead, least_bytes)
         job.run()
         refused += job.refused

@@ -461,8 +461,10 @@ class Toy:
         """While a graph is captured."""
         owner = ffi.new("dtr_capture_owner *")
         check(lib.dtr_begin_capture(self.engine, owner))
-        yield
-        check(lib.dtr_end_capture(owner))
+        try:
+            yield
+        finally:
+            check(lib.dtr_end_capture(owner))
 
     def evict(self, tensor: Tensor) -> bool:
         return lib.dtr_evict(self.engine, tensor.handle) == 1
