@@ -9,8 +9,9 @@ budget by budget and round by round, each with a job of its own whose first step
 - bare: under the budget, with nobody watching;
 - watched: under the budget, with every nanosecond of a step given to one of PARTS.
 
-The parts come from the clocks of the bridge (native/bridge/phases.h) and of the engine, so they add
-up to the step. Page faults happen inside operators: their number is the system's, what one costs is
+The parts come from the clock of the bridge (native/bridge/phases.h), and of the search from that of
+the engine, so they add up to the step. What reading the bridge's clock takes is measured and in no
+part. Page faults happen inside operators: their number is the system's, what one costs is
 measured beside the runs, and the product is taken off the operators.
 
 Times are of the processor: those of other processes do not count. The clocks that share a step out
@@ -95,11 +96,7 @@ class Watch:
         """The seconds of each of PARTS since begin()."""
         phases = api._enabled().bridge.phases(False)
         after = dtr_alloc.stats()
-        search, engine = (
-            after[key] - self._before[key] for key in ("search_seconds", "bookkeeping_seconds")
-        )
-        # The engine's clock runs also where an allocation has it make room.
-        room = max(engine - phases["engine"], 0.0)
+        search = after["search_seconds"] - self._before["search_seconds"]
         faults = (_faults() - self._faults) * self._fault_seconds
         running = phases["operators"] + phases["again"]
         kept = max(1 - faults / running, 0.0) if running else 1.0
@@ -107,9 +104,9 @@ class Watch:
             "operators": phases["operators"] * kept,
             "again": phases["again"] * kept,
             "search": search,
-            "engine": max(phases["engine"] + room - search, 0.0),
+            "engine": max(phases["engine"] - search, 0.0),
             "capture": phases["capture"],
-            "allocator": max(phases["allocator"] - room, 0.0),
+            "allocator": phases["allocator"],
             "faults": running * (1 - kept),
             "rest": phases["job"],
         }
@@ -132,7 +129,6 @@ def fault_seconds(pages: int = 16384) -> float:
 def watched_session(budget: int | str, cost: float, **settings: object) -> Iterator[Watch]:
     """``dtr_alloc.session``, and what watches its steps."""
     with dtr_alloc.session(budget=budget, **settings):
-        api.time_bookkeeping(True)
         yield Watch(cost)
 
 

@@ -33,8 +33,27 @@ void free_block(void* address) {
 
 void free_of_arena(void* address) { core->freed(core->engine, address); }
 
+// The room that is made for a request is the engine's time.
+class RoomOfEngine {
+ public:
+  RoomOfEngine()
+      : counts_(Phases::is_on().load(std::memory_order_relaxed)),
+        before_ns_(counts_ ? core->room_ns() : 0) {}
+  RoomOfEngine(const RoomOfEngine&) = delete;
+  RoomOfEngine& operator=(const RoomOfEngine&) = delete;
+  ~RoomOfEngine() {
+    if (counts_)
+      Phases::of_thread().move(Phase::allocator, Phase::engine, core->room_ns() - before_ns_);
+  }
+
+ private:
+  const bool counts_;
+  const int64_t before_ns_;
+};
+
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
   const In in(Phase::allocator);
+  const RoomOfEngine room;
   meet_thread();
   int32_t status = DTR_OK;
   const char* message = nullptr;

@@ -1,6 +1,7 @@
 // core_table.cpp: what a framework may ask of the core (dtr/framework.h).
 
 #include "base/error.h"
+#include "base/scoped_timer.h"
 #include "engine.h"
 
 namespace dtr {
@@ -156,6 +157,7 @@ dtr_core core_table(Engine* engine) {
   table.abi_version = DTR_BRIDGE_ABI_VERSION;
   table.engine = engine;
   table.allocate = &allocate;
+  table.room_ns = [] { return room_ns_of_thread(); };
   table.freed = &freed;
   table.evicted_died = &evicted_died;
   table.record_stream = &record_stream;

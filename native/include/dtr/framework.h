@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 5
+#define DTR_BRIDGE_ABI_VERSION 6
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -109,6 +109,8 @@ typedef struct dtr_core {
    * tensors that the engine may manage, but goes back in the same way. */
   void* (*allocate)(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
                     uint64_t stream, uint64_t arena, int32_t* status, const char** message);
+  /* Nanoseconds of this thread in which room was made for what it allocates, on any engine. */
+  int64_t (*room_ns)(void);
   /* The deleter of all memory that allocate gave. */
   void (*freed)(void* engine, void* address);
   /* The deleter of an evicted storage's empty pointer. */
