@@ -13,10 +13,19 @@
 // So nothing is computed from a content that changed unseen. A constant that nothing depends on may
 // change: its checksum is taken when an op begins to use it whose results may be recorded.
 //
-// The checksum is of the whole content where its address was given away, or with
-// DTR_CONTENTS_WHOLE. Else it is of a few words, evenly spread: a write to all of a content is
-// noticed, a write to a small part of it may not be.
+// The checksum is of the whole content with DTR_CONTENTS_WHOLE. Else it is of a few words, evenly
+// spread: a write to all of a content is noticed, a write to a small part of it may not be.
+//
+// Where others hold the address, every byte counts that an op has read whose record depends on it: a
+// data set may be larger than all that the job computes from it, and an op reads one batch. The
+// checksum is of the span of these bytes, and taken when the op has ended. Where that would take
+// some times longer than the op itself, as where it picks a few rows of a large table, the op's
+// results are constants, and nothing depends on what it read. Parameters are exempt: all that a
+// model computes depends on them.
 #pragma once
+
+#include <cstdint>
+#include <unordered_map>
 
 #include "deferred.h"
 #include "environment.h"
@@ -33,13 +42,22 @@ class Contents {
       : environment_(environment), graph_(graph), lifecycle_(lifecycle), settling_(settling) {}
 
   // A resident storage's content is as it should be.
-  void note(Storage* storage) const {
-    if (is_watched(storage)) storage->checksum = checksum_of(storage);
+  void note(Storage* storage) {
+    forget(storage);
+    renew(storage);
   }
-  // The same for what an op is about to use that may be recorded.
+  // The same for what an op is about to use that may be recorded, unless others hold its address.
   void note_inputs(const OpCall& call) const;
+  // Whether an op that has ended is not worth recording, as it read too much that others hold.
+  bool outweigh(const OpCall& call, int64_t cost_ns) const;
+  // What others hold is as the op read it that has just been recorded.
+  void note_what_others_hold(const OpCall& call, const Op* op);
+  // The record goes.
+  void forget(const Storage* storage) {
+    if (storage->external) spans_.erase(storage->id);
+  }
   // After the settings have changed.
-  void note_all() const;
+  void note_all();
 
   bool has_changed(const Storage* storage) const {
     return is_watched(storage) && is_known(storage) && checksum_of(storage) != storage->checksum;
@@ -55,12 +73,27 @@ class Contents {
   }
   // Whether the checksum is kept: it was computed, or something was computed from it.
   static bool is_known(const Storage* storage) { return storage->parent || storage->children; }
+  // Bytes from the start of a storage.
+  struct Span {
+    uint64_t begin = 0;
+    uint64_t end = 0;  // begin == end: none
+    bool operator==(const Span& other) const { return begin == other.begin && end == other.end; }
+  };
+  static Span both(const Span& a, const Span& b);
+  static Span span_of(const dtr_tensor_desc& desc);
+  // What the checksum is of, where others hold the address.
+  Span watched(const Storage* storage) const;
   uint64_t checksum_of(const Storage* storage) const;
+  void renew(Storage* storage) const {
+    if (is_watched(storage)) storage->checksum = checksum_of(storage);
+  }
 
   Environment& environment_;
   const Graph& graph_;
   Lifecycle& lifecycle_;
   Settling& settling_;
+  // By Storage::id, of what others hold: what ops with records have read. None: all of it counts.
+  std::unordered_map<uint64_t, Span> spans_;
 };
 
 }  // namespace dtr

@@ -41,11 +41,12 @@ struct OpCall {
   Scratch<int64_t> geometry;
   bool open = false;
   bool recomputable = false;
-  bool keeps_old = false;    // DTR_OP_KEEPS_OLD
-  bool copies = false;       // DTR_OP_COPIES
-  bool overwrites = false;   // some of its inputs
-  bool loses = false;        // some that it also reads, and that cannot be computed again
-  bool inputs_wait = false;  // the locks of the inputs are waiting locks (R11)
+  bool keeps_old = false;     // DTR_OP_KEEPS_OLD
+  bool copies = false;        // DTR_OP_COPIES
+  bool overwrites = false;    // some of its inputs
+  bool reads_others = false;  // memory whose address others hold (contents.h)
+  bool loses = false;         // some that it also reads, and that cannot be computed again
+  bool inputs_wait = false;   // the locks of the inputs are waiting locks (R11)
 };
 
 }  // namespace dtr

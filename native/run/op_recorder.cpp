@@ -57,7 +57,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
   frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
-  frame.overwrites = frame.loses = false;
+  frame.overwrites = frame.loses = frame.reads_others = false;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
   int32_t need = captures ? DTR_GRAPH_IS_CAPTURED : 0;
@@ -158,6 +158,7 @@ void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
   if (storage->state == State::resident && storage->overwriters == 0 &&
       parts_.contents.has_changed(storage))
     storage = parts_.contents.changed(storage, deferred);
+  frame.reads_others |= storage->external;
   if (storage->captured) frame.recomputable = false;  // F2
   if (storage->prefetched) parts_.swap_space.note_return(storage, &frame.returned);
   if (storage->unwritten && parts_.unwritten.reads(frame, input, storage))
@@ -252,6 +253,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   parts_.hints.op_cost(frame.call, cost_ns);
   parts_.environment.clock_ns += cost_ns;
   parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
+  if (frame.reads_others && parts_.contents.outweigh(frame, cost_ns)) frame.recomputable = false;
   const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
   if (frame.log.open) parts_.op_log.runs(nullptr);
   Op* op = nullptr;
@@ -283,6 +285,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     id = static_cast<int64_t>(op->id);
     op->closure = closure;
     op->log_index = log_index;
+    if (frame.reads_others) parts_.contents.note_what_others_hold(frame, op);
   }
   close(frame, deferred);
   return id;

@@ -238,6 +238,7 @@ void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
     storage->state = State::freed;
     storage->address = nullptr;
     parts_.dead.forget(storage);
+    parts_.contents.forget(storage);
     update_candidate(storage);
     if (is_ours) parts_.environment.observers.notify(&Observer::died, storage);
     if (storage->handle)
@@ -316,6 +317,7 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
     if (storage->managed) parts_.graph.by_address.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
+    parts_.contents.forget(storage);
     update_candidate(storage);
     parts_.graph.recycle(storage);
   }

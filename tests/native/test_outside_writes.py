@@ -5,7 +5,7 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
-from toy import INT64, PAGE, WORDS, release
+from toy import INT64, WORDS, release
 
 
 class TestBehindTheEnginesBack:
@@ -81,13 +81,91 @@ class TestBehindTheEnginesBack:
         assert toy.content(z) == z.expected()
         release(x, y, z)
 
+    def test_a_write_to_what_no_operator_has_read_is_nobodys_matter(self, make_toy):
+        toy = make_toy()
+        memory = ffi.new("uint64_t[]", 8 * WORDS)
+        x = self.foreign(toy, memory)
+        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        results = [toy.one("f", batch) for batch in batches]
+        memory[5 * WORDS] = 1
+        results.append(toy.one("g", batches[0]))
+        assert toy.stats().unseen_writes == 0
+        for result in results:
+            assert toy.evict(result)
+            assert toy.content(result) == result.expected()
+        release(x, *batches, *results)
+
+    @pytest.mark.parametrize("word", [0, WORDS - 1, WORDS, 2 * WORDS - 1])
+    def test_a_write_to_any_word_that_an_operator_has_read_is_noticed(self, make_toy, word):
+        toy = make_toy()
+        memory = ffi.new("uint64_t[]", 8 * WORDS)
+        x = self.foreign(toy, memory)
+        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        results = [toy.one("f", batch) for batch in batches]
+        assert all(toy.evict(result) for result in results)
+        memory[word] = 1
+        with pytest.raises(WrongState, match="changed by something other than an operator"):
+            toy.materialize(results[word // WORDS])
+        memory[word] = 0
+        assert all(toy.content(result) == result.expected() for result in results)
+        release(x, *batches, *results)
+
+    def test_a_write_while_another_operator_reads_more_is_noticed_later(self, make_toy):
+        toy = make_toy()
+        memory = ffi.new("uint64_t[]", 8 * WORDS)
+        x = self.foreign(toy, memory)
+        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        y = toy.one("f", batches[0])
+        assert toy.evict(y)
+        z = toy.one("f", batches[1], fails=lambda _: memory.__setitem__(0, 1))
+        with pytest.raises(WrongState, match="changed by something other than an operator"):
+            toy.materialize(y)
+        assert z.is_right()
+        memory[0] = 0
+        assert toy.content(y) == y.expected()
+        release(x, *batches, y, z)
+
+    def test_what_is_picked_from_much_memory_of_others_is_a_constant(self, make_toy):
+        """To look through all of it would take longer than to pick anew."""
+        toy = make_toy()
+        memory = ffi.new("uint64_t[]", 64 * WORDS)
+        x = self.foreign(toy, memory)
+        toy.cost = lambda *_: 100
+        picked = toy.one("f", x)
+        computed = toy.one("g", picked)
+        memory[3] = 1
+        x.store.expected[24:32] = (1).to_bytes(8, "little")
+        again = toy.one("f", x)
+        assert toy.stats().unseen_writes == 0
+        assert not toy.evict(picked)
+        assert toy.evict(computed)
+        assert toy.content(computed) == computed.expected()
+        assert all(tensor.is_right() for tensor in (picked, again))
+        release(x, picked, computed, again)
+
+    def test_what_is_watched_grows_no_larger_than_an_operator_is_worth(self, make_toy):
+        toy = make_toy()
+        memory = ffi.new("uint64_t[]", 64 * WORDS)
+        x = self.foreign(toy, memory)
+        first, last = toy.view(x, 0, WORDS), toy.view(x, 63 * WORDS, WORDS)
+        y, z = toy.one("f", first), toy.one("f", last)
+        assert toy.evict(y)
+        assert not toy.evict(z)
+        assert toy.content(y) == y.expected()
+        y.release()
+        w = toy.one("f", last)  # nothing else depends on it any more
+        assert toy.evict(w)
+        assert toy.content(w) == w.expected()
+        release(x, first, last, z, w)
+
     def foreign(self, toy, memory):
+        words = len(memory)
         out = ffi.new("dtr_sim_tensor **")
-        check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, INT64, WORDS, out))
-        tensor = toy.unseen(WORDS)
+        check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, INT64, words, out))
+        tensor = toy.unseen(words)
         tensor.release()
         tensor.pointer = out[0]
-        tensor.store.expected[:] = bytes(PAGE)
+        tensor.store.expected[:] = bytes(ffi.sizeof(memory))
         return tensor
 
     def test_a_storage_that_got_other_memory_begins_anew(self, make_toy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from harness import checked_session, evicted
@@ -96,6 +97,23 @@ def test_nothing_is_computed_from_a_constant_that_changed():
         write(constant, 1)
         dtr_alloc.materialize(result)
         assert (result == 2).all()
+
+
+def test_of_a_data_set_of_numpys_only_the_batches_that_were_read_count():
+    data = np.ones((100, COUNT), dtype=np.float32)
+    rows = torch.from_numpy(data)
+    with checked_session():
+        before = dtr_alloc.stats()["unseen_writes"]
+        results = [evicted(rows[i : i + 2] * 2) for i in (0, 2)]
+        data[50] = 7
+        results.append(rows[50:52] * 2)
+        assert dtr_alloc.stats()["unseen_writes"] == before
+        data[3] = 7
+        with pytest.raises(StateError, match="changed by something other than an operator"):
+            dtr_alloc.materialize(results[1])
+        data[3] = 1
+        assert all((result == 2).all() for result in results[:2])
+        assert (results[2][0] == 14).all()
 
 
 def test_a_kernel_that_fills_what_was_allocated_for_it():
