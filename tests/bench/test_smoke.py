@@ -175,3 +175,12 @@ def test_recording() -> None:
     for row in document["results"]:
         assert row["ns"].keys() == {"plain", "light", "recorder", "both"}
         assert min(row["ns"].values()) > 0
+
+
+def test_data_set() -> None:
+    """One small data set, its batches taken in both ways; the losses are compared."""
+    document = run("bench.data_set")
+    assert document.keys() >= ENVIRONMENT | {"results", "processor", "rounds", "steps"}
+    assert {row["way"] for row in document["results"]} == {"slice", "rows"}
+    for row in document["results"]:
+        assert row["ratio"] == row["dtr_alloc_seconds"] / row["plain_seconds"] > 0
