@@ -11,7 +11,8 @@ namespace dtr {
 
 namespace {
 
-// Checksums read about 10 GB/s. What an op does to each byte it reads takes longer than a quarter.
+// Checksums read about 10 GB/s. An op that uses every byte it reads takes longer than a quarter of
+// that. Of few bytes no op is too short.
 constexpr double kCheckNsPerByte = 0.1;
 constexpr double kMostChecksOfCost = 4;
 constexpr uint64_t kFewBytes = 64 * 1024;
@@ -70,7 +71,7 @@ void Contents::note_inputs(const OpCall& call) const {
       renew(input.storage);
 }
 
-bool Contents::outweigh(const OpCall& call, int64_t cost_ns) const {
+bool Contents::reads_too_much(const OpCall& call, int64_t cost_ns) const {
   uint64_t bytes = 0;
   for (const Input& input : call.inputs) {
     if (!reads_what_others_hold(input) || input.constant || !is_watched(input.storage)) continue;

@@ -48,8 +48,8 @@ class Contents {
   }
   // The same for what an op is about to use that may be recorded, unless others hold its address.
   void note_inputs(const OpCall& call) const;
-  // Whether an op that has ended is not worth recording, as it read too much that others hold.
-  bool outweigh(const OpCall& call, int64_t cost_ns) const;
+  // Whether an op that has ended read more that others hold than its record is worth.
+  bool reads_too_much(const OpCall& call, int64_t cost_ns) const;
   // What others hold is as the op read it that has just been recorded.
   void note_what_others_hold(const OpCall& call, const Op* op);
   // The record goes.

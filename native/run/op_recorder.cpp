@@ -253,7 +253,8 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   parts_.hints.op_cost(frame.call, cost_ns);
   parts_.environment.clock_ns += cost_ns;
   parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
-  if (frame.reads_others && parts_.contents.outweigh(frame, cost_ns)) frame.recomputable = false;
+  if (frame.reads_others && parts_.contents.reads_too_much(frame, cost_ns))
+    frame.recomputable = false;
   const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
   if (frame.log.open) parts_.op_log.runs(nullptr);
   Op* op = nullptr;
