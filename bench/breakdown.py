@@ -68,9 +68,8 @@ PARTS = {
 OURS = ("search", "engine", "capture", "allocator", "faults")
 
 Step = dict[str, float]
-"""What a step was: seconds of the processor in "total" and, where it was watched, in each of PARTS
-and "watching"; "waited", the part of its wall time without a processor; what it added to each of
-COUNTED."""
+"""What a step was: seconds of the processor in "total" and, where it was watched, in each of PARTS;
+"waited", the part of its wall time without a processor; what it added to each of COUNTED."""
 
 
 def calm(steps: list[Step]) -> Step:

@@ -34,8 +34,9 @@ class Phases {
   }
   // The phase before.
   Phase enter(Phase phase) {
+    const int64_t reading = reading_ns();  // which takes long the first time
     const int64_t now = now_ns();
-    ns_[static_cast<size_t>(current_)] += now - since_ns_ - reading_ns();
+    ns_[static_cast<size_t>(current_)] += now - since_ns_ - reading;
     since_ns_ = now;
     const Phase before = current_;
     current_ = phase;

@@ -27,27 +27,28 @@ bool is_only_reader(const Op* op, const Storage* storage) {
   return storage->children && storage->children->op == op && !storage->children->next;
 }
 
-}  // namespace
-
-Contents::Span Contents::both(const Span& a, const Span& b) {
+Range both(const Range& a, const Range& b) {
   if (a.begin == a.end) return b;
   if (b.begin == b.end) return a;
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
 
-Contents::Span Contents::span_of(const dtr_tensor_desc& desc) {
-  const Span all{0, desc.storage_bytes};
+// From the start of its storage.
+Range span_of(const dtr_tensor_desc& desc) {
+  const Range all{0, desc.storage_bytes};
   if (desc.item_bytes == 0) return all;
   auto first = static_cast<uint64_t>(desc.offset), last = first;
   for (int32_t d = 0; d < desc.ndim; ++d) {
     if (desc.sizes[d] == 0) return {};
     last += static_cast<uint64_t>((desc.sizes[d] - 1) * desc.strides[d]);
   }
-  const Span span{first * desc.item_bytes, (last + 1) * desc.item_bytes};
+  const Range span{first * desc.item_bytes, (last + 1) * desc.item_bytes};
   return span.begin < span.end && span.end <= all.end ? span : all;
 }
 
-Contents::Span Contents::watched(const Storage* storage) const {
+}  // namespace
+
+Range Contents::watched(const Storage* storage) const {
   const auto found = spans_.find(storage->id);
   if (found == spans_.end() || environment_.options.contents == DTR_CONTENTS_WHOLE)
     return {0, storage->size_bytes};
@@ -57,7 +58,7 @@ Contents::Span Contents::watched(const Storage* storage) const {
 uint64_t Contents::checksum_of(const Storage* storage) const {
   const auto* bytes = static_cast<const unsigned char*>(storage->address);
   if (storage->external) {
-    const Span span = watched(storage);
+    const Range span = watched(storage);
     return checksum(bytes + span.begin, span.end - span.begin);
   }
   return environment_.options.contents == DTR_CONTENTS_WHOLE
@@ -75,7 +76,7 @@ bool Contents::reads_too_much(const OpCall& call, int64_t cost_ns) const {
   uint64_t bytes = 0;
   for (const Input& input : call.inputs) {
     if (!reads_what_others_hold(input) || input.constant || !is_watched(input.storage)) continue;
-    Span span = span_of(input.desc);
+    Range span = span_of(input.desc);
     if (is_known(input.storage)) span = both(span, watched(input.storage));
     bytes += span.end - span.begin;
   }
@@ -96,8 +97,8 @@ void Contents::note_what_others_hold(const OpCall& call, const Op* op) {
   each([&](Storage* storage, const dtr_tensor_desc& desc) {
     const auto found = spans_.find(storage->id);
     if (found == spans_.end()) return;
-    const Span wider = both(found->second, span_of(desc));
-    if (wider == found->second) return;
+    const Range wider = both(found->second, span_of(desc));
+    if (wider.begin == found->second.begin && wider.end == found->second.end) return;
     // What was written meanwhile to what others have read stays to be noticed.
     if (has_changed(storage)) return;
     found->second = wider;

@@ -16,8 +16,8 @@
 // The checksum is of the whole content with DTR_CONTENTS_WHOLE. Else it is of a few words, evenly
 // spread: a write to all of a content is noticed, a write to a small part of it may not be.
 //
-// Where others hold the address, every byte counts that an op has read whose record depends on it: a
-// data set may be larger than all that the job computes from it, and an op reads one batch. The
+// Where others hold the address, every byte counts that an op has read whose record depends on it:
+// a data set may be larger than all that the job computes from it, and an op reads one batch. The
 // checksum is of the span of these bytes, and taken when the op has ended. Where that would take
 // some times longer than the op itself, as where it picks a few rows of a large table, the op's
 // results are constants, and nothing depends on what it read. Parameters are exempt: all that a
@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "base/ranges.h"
 #include "deferred.h"
 #include "environment.h"
 #include "graph.h"
@@ -73,16 +74,9 @@ class Contents {
   }
   // Whether the checksum is kept: it was computed, or something was computed from it.
   static bool is_known(const Storage* storage) { return storage->parent || storage->children; }
-  // Bytes from the start of a storage.
-  struct Span {
-    uint64_t begin = 0;
-    uint64_t end = 0;  // begin == end: none
-    bool operator==(const Span& other) const { return begin == other.begin && end == other.end; }
-  };
-  static Span both(const Span& a, const Span& b);
-  static Span span_of(const dtr_tensor_desc& desc);
-  // What the checksum is of, where others hold the address.
-  Span watched(const Storage* storage) const;
+  // The bytes that the checksum is of, from the start, where others hold the address; none of them
+  // if begin == end.
+  Range watched(const Storage* storage) const;
   uint64_t checksum_of(const Storage* storage) const;
   void renew(Storage* storage) const {
     if (is_watched(storage)) storage->checksum = checksum_of(storage);
@@ -93,7 +87,7 @@ class Contents {
   Lifecycle& lifecycle_;
   Settling& settling_;
   // By Storage::id, of what others hold: what ops with records have read. None: all of it counts.
-  std::unordered_map<uint64_t, Span> spans_;
+  std::unordered_map<uint64_t, Range> spans_;
 };
 
 }  // namespace dtr
