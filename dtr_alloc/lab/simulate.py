@@ -150,6 +150,7 @@ class Run:
     scattered: int
     scattered_times: int
     remaps: int
+    mapped_chunks: int
     windows: int
     window_evictions: int
     moves: int

@@ -614,6 +614,7 @@ class RuntimeSimulation final : private Observer {
     result.accesses = engine.storage_accesses;
     result.preemptions = engine.preemptions;
     result.remaps = pool.remaps;
+    result.mapped_chunks = pool.mapped_chunks;
     result.moves = engine.moves;
     result.moved_bytes = engine.moved_bytes;
     if (engine.moves > 0) {

@@ -91,6 +91,7 @@ typedef struct dtr_simulation_result {
   uint64_t scattered;        /* evictions while as much was free as was asked for; */
   uint64_t scattered_times;  /* of how many times */
   uint64_t remaps;           /* as in dtr_pool_stats */
+  uint64_t mapped_chunks;    /* likewise */
   uint64_t windows;          /* searched for, as in dtr_engine_stats */
   uint64_t window_evictions; /* of those that are forced */
   uint64_t moves;            /* contents moved within the pool, */
