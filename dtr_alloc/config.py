@@ -13,6 +13,7 @@ Every setting that is present is checked, also when another one wins.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -355,6 +356,11 @@ class Config:
     """Whether a readable report is written when the process ends: to stderr (True) or to this
     file, with the same placeholders as in ``stats``."""
 
+    thrash: float = 4
+    """How many times a step may compute its own operators. A job that is slower says so once, on
+    stderr, with the budget that would do, and ends with torch.OutOfMemoryError if it goes on like
+    that. 0 (written ``off``): it may take as long as it likes."""
+
     swap: int = 0
     """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
     (written ``off``): none are."""
@@ -391,6 +397,18 @@ def _count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text, re.ASCII):
         raise ValueError(f"not a count: {shown(text)}")
     return int(text)
+
+
+def _times(value: object) -> float:
+    """How many times something may be; 0 for ``off``."""
+    if isinstance(value, str) and value.strip().lower() == "off":
+        return 0
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise ValueError("not a number")
+    times = float(value)
+    if not (1 < times < math.inf) and times != 0:
+        raise ValueError("not above 1")
+    return times
 
 
 def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
@@ -438,6 +456,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
     "report": (_report, lambda: f"{SWITCHES}, or a path"),
+    "thrash": (_times, lambda: "a number above 1, or 'off'"),
     "swap": (_size_or("off", 0), lambda: f"{SIZE_FORMS}, or 'off'"),
     "pool": (PoolOptions.parse, lambda: POOL_FORMS),
     "debug": (Debug.parse, lambda: DEBUG_FORMS),

@@ -27,8 +27,9 @@ in Heuristic), or by a name registered for a Python callable.
 Presets, each with the room that it was published with, and their sources: ``dtr-full``,
 ``dtr-eqclass`` and ``lru``: DTR paper, section 4.1; ``coop``: Zhang et al., Coop (NeurIPS 2023),
 whose score leaves the size to the window that is evicted (a neighborhood's cost, as its code in
-OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md). The
-other published ones are in dtr_alloc/lab/presets.py.
+OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md);
+``adaptive``: begins as ``marginal``, learns the job's step and goes over to what costs least for it
+(docs/concepts/learning.md). The other published ones are in dtr_alloc/lab/presets.py.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class Heuristic:
     budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
     budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
     on it, and never evicts what was computed from it any more. One of DEALLOCS."""
+    learns: bool = False
+    """Whether another choice, room and dealloc are followed once they are known to cost less."""
 
     def __post_init__(self) -> None:
         for part, value, allowed in (
@@ -164,12 +167,16 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("lru", "none", "none", 1, room="single"),
             Heuristic("coop", "component", "none", 1, room="window"),
             Heuristic("marginal", "marginal", "size", 0.5),
+            Heuristic("adaptive", "marginal", "size", 0.5, learns=True),
         )
     }
 )
 
-DEFAULT = "marginal"
-"""The preset that is used where none is asked for."""
+DEFAULT = "adaptive"
+"""The preset that a job gets where none is asked for."""
+
+ONLINE = "marginal"
+"""The best of those that decide by one rule: what simulations take where none is asked for."""
 
 PART_FORMS = (
     "parts, such as c=ancestors,m=size,s=0.5,r=1 "

@@ -38,7 +38,7 @@ from dtr_alloc.lab import simulate, simulate_report
 )
 @list_option(
     "--heuristic",
-    heuristics.DEFAULT,
+    heuristics.ONLINE,
     "Presets, 'all' of them, parts (c=ancestors,m=size,s=0.5), or, with simrd's semantics, its "
     "names (DTR, DTRUnopt, LRU, AbEq, ...).",
 )

@@ -170,7 +170,7 @@ class Run:
 
 def run_log(
     program: Program,
-    heuristic: Rule | Heuristic | str = heuristics.DEFAULT,
+    heuristic: Rule | Heuristic | str = heuristics.ONLINE,
     budget_bytes: int | None = None,
     *,
     dealloc: str = "eager",

@@ -371,10 +371,22 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.verify = config.debug.verify
     options.room = heuristic.room_number()
     options.moving = not config.debug.no_moves
+    options.learn = _learning(config)
+    options.thrash = config.thrash
     options.contents = lib.DTR_CONTENTS_WHOLE if config.debug.contents else lib.DTR_CONTENTS_SAMPLED
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
+
+
+def _learning(config: Config) -> int:
+    """What the engine learns of the job, DTR_LEARN_...: the op log is one, and without a budget
+    there is nothing to gain."""
+    if config.budget == Budget() or config.log is not None:
+        return int(lib.DTR_LEARN_NOTHING)
+    if config.heuristic.learns:
+        return int(lib.DTR_LEARN_POLICY if config.costs is None else lib.DTR_LEARN_AT_ONCE)
+    return int(lib.DTR_LEARN_STEP if config.thrash else lib.DTR_LEARN_NOTHING)
 
 
 def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:

@@ -10,6 +10,7 @@
 #include "base/check_heuristic.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "learn/learner.h"
 #include "run/engine.h"
 #include "toy/simulated_framework.h"
 
@@ -142,6 +143,9 @@ void check(const dtr_engine_options& options) {
   rate("swap_in_bytes_per_s", options.swap_in_bytes_per_s);
   check("moving", options.moving, 1);
   rate("move_bytes_per_s", options.move_bytes_per_s);
+  check("learn", options.learn, DTR_LEARN_AT_ONCE);
+  if (options.thrash != 0)
+    dtr::require_number("thrash", options.thrash, 1, kMost, "0, or more than 1, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
@@ -187,7 +191,7 @@ int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
     *out = nullptr;
     require(options, "options");
     check(*options);
-    *out = dtr::make_handle<dtr_engine>(std::make_unique<dtr::Engine>(*options));
+    *out = dtr::make_handle<dtr_engine>(std::make_unique<dtr::Engine>(*options, dtr::make_learner));
   });
 }
 
@@ -430,6 +434,7 @@ int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
     dtr::Engine& of_engine = of(engine);
     require_between("mode", mode, DTR_OP_LOG_OFF, DTR_OP_LOG_WRITING);
+    of_engine.dismiss_coach();
     of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
       log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
     });

@@ -97,6 +97,11 @@ class OpLogRecorder final : public Observer {
   // Off, and numbers begin anew: no storage is left that has one.
   void reset(Deferred& deferred);
   uint64_t drain(int64_t* numbers, uint64_t capacity);
+  // The same; whatever *records held is gone.
+  void take(std::vector<int64_t>* records) {
+    records->clear();
+    records->swap(records_);
+  }
   void set_deciding(bool on);
   uint64_t drain_decisions(int64_t* numbers, uint64_t capacity);
 

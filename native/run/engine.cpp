@@ -10,7 +10,7 @@
 
 namespace dtr {
 
-Engine::Engine(const dtr_engine_options& options) {
+Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_coach_(make_coach) {
   options_ = options;
   cost_model_.configure();
   search_.configure(true);
@@ -19,6 +19,7 @@ Engine::Engine(const dtr_engine_options& options) {
   swap_space_.configure(call.deferred);
   environment_.observers.add(&op_log_);
   core_ = core_table(this);
+  hire_coach(call.deferred);
 }
 
 Engine::~Engine() {
@@ -45,6 +46,34 @@ void Engine::configure(const dtr_engine_options& options) {
   search_.configure(reseed);
   swap_space_.configure(call.deferred);
   mover_.configure();
+  cost_model_.bounds().reset_all();
+  hire_coach(call.deferred);
+}
+
+// By the options: none, or one who knows nothing yet.
+void Engine::hire_coach(Deferred& deferred) {
+  guard_.configure(options_.thrash);
+  if (coach_) coach_->forget(deferred);
+  coach_.reset();
+  if (options_.learn == DTR_LEARN_NOTHING || !make_coach_) return;
+  coach_ = make_coach_(
+      {environment_, graph_, op_log_, [this](const EvictionPolicy& policy) { follow(policy); }});
+}
+
+void Engine::dismiss_coach() {
+  Transaction call(*this);
+  if (coach_) coach_->forget(call.deferred);
+  coach_.reset();
+}
+
+// Under the mutex.
+void Engine::follow(const EvictionPolicy& policy) {
+  options_.heuristic = policy.heuristic;
+  options_.room = policy.room;
+  options_.dealloc = kDeallocNames[static_cast<size_t>(policy.dealloc)];
+  dead_.configure();
+  cost_model_.configure();
+  search_.configure(false);
   cost_model_.bounds().reset_all();
 }
 
@@ -107,6 +136,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   if (*status == DTR_OUT_OF_MEMORY) {
     std::lock_guard<EngineMutex> lock(mutex_);
     text = memory_use_.why_none(text, size_bytes, pool);
+    if (guard_.is_over()) {
+      text = thrash_text_ + " " + text;
+      guard_.forgive();
+    }
   }
   *message = text.c_str();
   return nullptr;
@@ -126,6 +159,10 @@ void Engine::freed(void* address) {
 
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   const ScopedTimer spent(room_ns_of_thread());
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    if (guard_.is_over()) return DTR_ROOM_IS_NONE;
+  }
   Deferred deferred(environment_, dead_, mutex_);
   return room_.make_room(device, size_bytes, deferred);
 }
@@ -151,6 +188,7 @@ void Engine::evicted_died(Storage* storage) {
 void Engine::reset() {
   Transaction call(*this);
   lifecycle_.require_idle();
+  if (coach_) coach_->forget(call.deferred);
   op_log_.reset(call.deferred);  // that records vanish is nothing that the job does
   lifecycle_.forget_all(call.deferred);
   pins_.clear(call.deferred);

@@ -18,10 +18,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <string>
 
 #include "at_fork.h"
 #include "base/scoped_timer.h"
+#include "coach.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "eviction/compaction.h"
@@ -53,13 +56,15 @@
 #include "policy/window_search.h"
 #include "rematerializer.h"
 #include "storage_lifecycle.h"
+#include "thrash_guard.h"
 #include "versions.h"
 
 namespace dtr {
 
 class Engine final {
  public:
-  explicit Engine(const dtr_engine_options& options);
+  // make_coach: for options that have something learned; null: never.
+  explicit Engine(const dtr_engine_options& options, MakeCoach make_coach = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -133,6 +138,8 @@ class Engine final {
     Transaction transaction(*this);
     return call(op_log_, transaction.deferred);
   }
+  // The op log is the caller's from now on.
+  void dismiss_coach();
   Bookkeeping& bookkeeping() { return bookkeeping_; }
   void check_invariants();
 
@@ -153,6 +160,9 @@ class Engine final {
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
+  void hire_coach(Deferred& deferred);
+  void follow(const EvictionPolicy& policy);
+  void look_for_thrashing(Transaction& call);
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
@@ -199,6 +209,10 @@ class Engine final {
   std::deque<RoomCaller> room_callers_;
   Bookkeeping bookkeeping_;
   uint64_t checks_ = 0;  // of the invariants
+  ThrashGuard guard_;
+  std::string thrash_text_;  // what was said of it last
+  MakeCoach make_coach_;
+  std::unique_ptr<Coach> coach_;  // the last: it goes first
 };
 
 // What a framework is told of the engine (core_table.cpp).

@@ -20,7 +20,7 @@ CUDA_HEADERS = re.compile(r"cuda|cu(blas|dnn|fft|rand|solver|sparse)|nvrtc|nccl|
 
 NATIVE = (
     *("include", "base", "graph", "policy", "eviction", "oplog", "run"),
-    *("toy", "simulate", "schedule", "fragment", "api", "bridge"),
+    *("toy", "simulate", "learn", "schedule", "fragment", "api", "bridge"),
 )
 """The folders of native/, the lowest layer first."""
 

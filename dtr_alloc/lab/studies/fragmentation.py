@@ -82,7 +82,7 @@ class Policy:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-OURS = heuristics.DEFAULT
+OURS = heuristics.ONLINE
 
 POLICIES: dict[str, Policy] = {
     "dtr-full": Policy("dtr-full", "fixed", "#0072b2"),

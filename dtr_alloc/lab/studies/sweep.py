@@ -36,7 +36,7 @@ STEP = 5
 def compute(options: Options) -> Document:
     ratios = [percent / 100 for percent in range(10, 101, 20 if options.smoke else STEP)]
     rules = [Rule(preset.name, preset) for preset in PRESETS.values()]
-    assert rules[-1].name == heuristics.DEFAULT
+    assert rules[-1].name == heuristics.ONLINE
     published = published_logs(options)
     plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)
     lazy = replace(plan, rules=rules[-1:], deallocs=[FURTHER_DEALLOC])
@@ -116,7 +116,7 @@ def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
             if of != log:
                 continue
             name, _, dealloc = heuristic.partition(", ")
-            ours = name == heuristics.DEFAULT
+            ours = name == heuristics.ONLINE
             style: dict[str, Any] = {"lw": 2.2 if ours else 1, "zorder": 3 if ours else 2}
             known = [row for row in line if row[3] == "ok"]
             panel.plot(

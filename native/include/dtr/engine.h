@@ -79,6 +79,17 @@ enum {
   DTR_CONTENTS_WHOLE = 2    /* every byte: to find who writes unseen */
 };
 
+/* What is learned of a job while it runs (native/learn/). The op log is used for that: switching it
+ * (dtr_op_log_set) ends the learning. */
+enum {
+  DTR_LEARN_NOTHING = 0,
+  DTR_LEARN_STEP = 1,    /* which operators repeat, for what thrash has to say */
+  DTR_LEARN_POLICY = 2,  /* and the policy that costs least for them, which is followed from then on
+                            instead of heuristic, room and dealloc */
+  DTR_LEARN_AT_ONCE = 3  /* likewise; the job waits until it is found, so that all runs of a job
+                            whose costs are given decide alike */
+};
+
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
   uint64_t history_ops; /* with more op records than this the oldest settle; >= 1 */
@@ -102,6 +113,10 @@ typedef struct dtr_engine_options {
                      piece (eviction/move.cpp) */
   double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
   int32_t contents;        /* DTR_CONTENTS_... */
+  int32_t learn;           /* DTR_LEARN_... */
+  double thrash; /* more than 1: how many times a step may compute its own operators. At half of
+                    what is beyond, one line on stderr says so, and which budget would do; above,
+                    allocations that need room fail with DTR_OUT_OF_MEMORY and the same. 0: no limit */
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {

@@ -1,0 +1,270 @@
+// learner.cpp: see learner.h.
+#include "learner.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace dtr {
+
+namespace {
+
+constexpr uint8_t kCpu = 0;           // c10::DeviceType::CPU
+constexpr uint64_t kFirstLook = 512;  // operators
+constexpr uint64_t kMostOperators = 1 << 17;
+constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
+constexpr uint32_t kMostTimes = 6;          // that it listens
+// A gain below this share of a step's compute is none.
+constexpr double kGain = 0.01;
+// What a step may repeat above what it did, as a share of it and of its own compute, before the job
+// is taken for another.
+constexpr double kDrift = 1.25;
+constexpr double kSomeDrift = 0.05;
+// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
+// a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
+constexpr double kMapPageNs = 2000;
+constexpr double kDeviceCopies = 30;
+constexpr double kDeviceBytesPerNs = 200;
+
+uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
+
+}  // namespace
+
+bool Learner::can_play() const {
+  const Environment& environment = parts_.environment;
+  return environment.pools.size() == 1 && environment.options.swap_bytes == 0;
+}
+
+EvictionPolicy Learner::policy() const {
+  const dtr_engine_options& options = parts_.environment.options;
+  EvictionPolicy policy{options.heuristic, options.room, Dealloc::eager};
+  dealloc_from_name(options.dealloc, &policy.dealloc);
+  return policy;
+}
+
+Learner::Mark Learner::now() const {
+  const dtr_engine_stats& stats = parts_.environment.stats;
+  return {static_cast<int64_t>(stats.total_cost_ns), static_cast<int64_t>(stats.recompute_cost_ns)};
+}
+
+double Learner::repeats_since(const Mark& mark) const {
+  const Mark at = now();
+  return static_cast<double>(at.again_ns - mark.again_ns) /
+         static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
+}
+
+// ---- listening ----
+
+void Learner::begin(Deferred& deferred) {
+  log_.clear();
+  heard_ = 0;
+  next_look_ = kFirstLook;
+  period_ = 0;
+  evictions_ = parts_.environment.stats.evictions;
+  looks_[0] = looks_[1] = now();
+  phase_ = Phase::listening;
+  ++times_;
+  parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred);
+}
+
+void Learner::hear() {
+  std::vector<int64_t> records;
+  parts_.op_log.take(&records);
+  log_.append(records);
+}
+
+void Learner::rest(Phase phase, Deferred& deferred) {
+  parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  phase_ = phase;
+}
+
+void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  if (++heard_ < next_look_) return;
+  next_look_ = next_look(heard_);
+  hear();
+  period_ = log_.period();
+  const bool is_long = log_.operators() >= kMostOperators || log_.numbers() >= kMostNumbers;
+  if (period_ > 0) {
+    step_ns_ = log_.cost_of_last(period_);
+  } else if (!is_long) {
+    looks_[0] = std::exchange(looks_[1], now());
+    return;
+  }
+  if (parts_.environment.stats.evictions == evictions_)
+    rest(period_ > 0 ? Phase::resting : Phase::done, deferred);
+  else if (parts_.environment.options.learn == DTR_LEARN_STEP || !can_play())
+    rest(Phase::done, deferred);
+  else
+    rehearse(deferred, lock);
+  if (phase_ == Phase::resting) log_.clear();
+}
+
+void Learner::go_on(Deferred& deferred) {
+  if (phase_ == Phase::begins)
+    begin(deferred);
+  else if (phase_ == Phase::resting && parts_.environment.stats.evictions > evictions_)
+    begin(deferred);
+  else if (phase_ == Phase::rehearsing && task_->is_done)
+    follow();
+  else if (phase_ == Phase::following)
+    check_step(deferred);
+}
+
+// ---- rehearsing ----
+
+uint64_t Learner::budget_bytes() const {
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(parts_.environment.pools.front().pool, &stats);
+  return stats.budget_bytes;
+}
+
+// Memory that the program knows nothing of is taken from the budget.
+Stage Learner::stage() const {
+  const Environment::Pool& of = parts_.environment.pools.front();
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(of.pool, &stats);
+  dtr_pool_room room{};
+  dtr_pool_get_room(of.pool, 1, &room);
+  uint64_t known = 0;
+  parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
+    if (dtr_pool_contains(of.pool, address)) known += storage->size_bytes;
+  });
+  const uint64_t unknown = stats.requested_bytes - std::min(stats.requested_bytes, known);
+  Stage stage;
+  stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
+  stage.chunk_bytes = stats.chunk_bytes;
+  stage.fixed = room.fixed;
+  stage.map_ns = of.device_type == kCpu
+                     ? kMapPageNs
+                     : kDeviceCopies * static_cast<double>(stats.chunk_bytes) / kDeviceBytesPerNs;
+  stage.history_ops = parts_.environment.options.history_ops;
+  return stage;
+}
+
+void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+  before_ = repeats_since(looks_[0]);
+  usual_ = policy();
+  task_ = std::make_unique<Task>();
+  task_->program = log_.last_steps(period_);
+  task_->stage = stage();
+  task_->usual = usual_;
+  task_->process = ::getpid();
+  rest(Phase::rehearsing, deferred);
+  task_->thread = std::thread([task = task_.get()] {
+    // The job comes first. (On Linux this is the thread's own.)
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
+    try {
+      task->found = Rehearsal(task->program, task->stage, task->cancelled).best_policy(task->usual);
+    } catch (const std::exception&) {
+      // No memory for it: the job goes on as before.
+    }
+    task->is_done = true;
+  });
+  if (parts_.environment.options.learn != DTR_LEARN_AT_ONCE) return;
+  phase_ = Phase::waiting;
+  lock.unlock();
+  task_->thread.join();
+  lock.lock();
+  follow();
+}
+
+void Learner::end_rehearsal() {
+  if (!task_) return;
+  task_->cancelled = true;
+  if (task_->thread.joinable()) {
+    if (task_->process == ::getpid()) {
+      task_->thread.join();
+    } else {
+      // A forked child has no such thread, and nothing ends what it left.
+      task_->thread.detach();
+      task_.release();
+    }
+  }
+  task_.reset();
+}
+
+// ---- following ----
+
+void Learner::follow() {
+  const std::optional<Rehearsal::Found> found = task_->found;
+  end_rehearsal();
+  if (!found) {
+    phase_ = Phase::done;
+    return;
+  }
+  parts_.follow(found->policy);
+  phase_ = Phase::following;
+  checks_ = 0;
+  mark_ = now();
+}
+
+// A step's compute after the other. The first is half of one policy and half of the other.
+void Learner::check_step(Deferred& deferred) {
+  const int64_t stretch_ns = step_ns_ > 0 ? 2 * step_ns_ : log_.cost_of_last(log_.operators());
+  if (now().own_ns - mark_.own_ns < stretch_ns) return;
+  const double repeats = repeats_since(mark_);
+  mark_ = now();
+  ++checks_;
+  if (checks_ == 2) {
+    if (repeats > before_ * (1 + kGain) + kGain) {
+      parts_.follow(usual_);
+      phase_ = Phase::done;
+      return;
+    }
+    expected_ = repeats;
+  } else if (checks_ > 2 && repeats > kDrift * expected_ + kSomeDrift) {
+    if (times_ < kMostTimes)
+      begin(deferred);
+    else
+      phase_ = Phase::done;
+  }
+}
+
+// ---- advice ----
+
+Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex>& lock) {
+  if (!can_play() || phase_ == Phase::waiting) return {};
+  if (phase_ == Phase::listening) {
+    hear();
+    period_ = log_.period();
+  }
+  if (log_.operators() == 0) return {};
+  const OwnedProgram program = log_.last_steps(period_);
+  const Stage played = stage();
+  const EvictionPolicy by = policy();
+  const uint64_t unknown = budget_bytes() - played.budget_bytes;
+  const Phase before = std::exchange(phase_, Phase::waiting);
+  lock.unlock();
+  std::optional<Rehearsal::Budget> found;
+  // A thread of its own, as a thread has one engine's mutex at most.
+  std::thread([&] {
+    const std::atomic<bool> never{false};
+    try {
+      found = Rehearsal(program, played, never).least_budget(by, most_slowness - 1);
+    } catch (const std::exception&) {
+      // No memory for it: there is no advice.
+    }
+  }).join();
+  lock.lock();
+  phase_ = before;
+  return found ? Advice{found->bytes + unknown, 1 + found->repeats} : Advice{};
+}
+
+void Learner::forget(Deferred& deferred) {
+  end_rehearsal();
+  if (phase_ == Phase::listening) parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  log_.clear();
+  step_ns_ = 0;
+  times_ = 0;
+  phase_ = Phase::begins;
+}
+
+std::unique_ptr<Coach> make_learner(const Coached& coached) {
+  return std::make_unique<Learner>(coached);
+}
+
+}  // namespace dtr

@@ -1,0 +1,109 @@
+// learner.h: learns a job's step, and finds the policy that costs least for it (run/coach.h).
+//
+// 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
+//    repeated at its end. As long as nothing was evicted there is nothing to learn but that: then
+//    it *rests*, without a log, until something is.
+// 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
+// 3. The best policy is *followed*. It decides as any other, operator by operator: so a step that
+//    differs from what was learned is as right as any, and none has to be recognized. If the
+//    job's steps compute more again than before, the policy goes; if they do so later, the job is
+//    another by then, and it listens again.
+//
+// Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal:
+// looks depend on operators alone, and what is played on the program.
+//
+// All of it is under the engine's mutex, except the rehearsal, which shares nothing with it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "rehearsal.h"
+#include "run/coach.h"
+#include "step_log.h"
+
+namespace dtr {
+
+class Learner final : public Coach {
+ public:
+  explicit Learner(const Coached& parts) : parts_(parts) {}
+  Learner(const Learner&) = delete;
+  Learner& operator=(const Learner&) = delete;
+  ~Learner() override { end_rehearsal(); }
+
+  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override {
+    if (phase_ == Phase::listening)
+      listen(deferred, lock);
+    else if (phase_ != Phase::waiting && phase_ != Phase::done)
+      go_on(deferred);
+  }
+  int64_t step_ns() const override { return step_ns_; }
+  Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
+  void forget(Deferred& deferred) override;
+
+ private:
+  enum class Phase {
+    begins,
+    listening,
+    resting,     // a step is known, and nothing was evicted in it
+    rehearsing,  // on the thread
+    waiting,     // for the thread
+    following,
+    done
+  };
+  // What a thread is given, and gives.
+  struct Task {
+    OwnedProgram program;
+    Stage stage;
+    EvictionPolicy usual;
+    std::atomic<bool> cancelled{false};
+    std::atomic<bool> is_done{false};
+    std::optional<Rehearsal::Found> found;
+    std::thread thread = {};
+    int64_t process = 0;
+  };
+  // What was computed since some point, from the engine's counters.
+  struct Mark {
+    int64_t own_ns = 0, again_ns = 0;
+  };
+
+  void begin(Deferred& deferred);
+  void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  void go_on(Deferred& deferred);
+  void hear();
+  void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  void follow();
+  void check_step(Deferred& deferred);
+  void rest(Phase phase, Deferred& deferred);
+  void end_rehearsal();
+  bool can_play() const;
+  uint64_t budget_bytes() const;
+  Stage stage() const;
+  EvictionPolicy policy() const;
+  Mark now() const;
+  double repeats_since(const Mark& mark) const;
+
+  const Coached parts_;
+  Phase phase_ = Phase::begins;
+  StepLog log_;
+  uint64_t heard_ = 0;      // operators since it listens
+  uint64_t next_look_ = 0;  // with so many
+  uint64_t evictions_ = 0;  // when it began to listen
+  uint64_t period_ = 0;
+  int64_t step_ns_ = 0;
+  Mark looks_[2];         // the last look but one, and the last
+  double before_ = 0;     // what the job repeated before the policy, in terms of its own compute
+  EvictionPolicy usual_;  // and by which
+  Mark mark_;             // since when steps are checked; the first one is not
+  uint32_t checks_ = 0;
+  double expected_ = 0;  // what it repeated when the policy was found to be good
+  uint32_t times_ = 0;   // that it has listened
+  std::unique_ptr<Task> task_;
+};
+
+std::unique_ptr<Coach> make_learner(const Coached& coached);
+
+}  // namespace dtr

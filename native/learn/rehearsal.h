@@ -1,0 +1,61 @@
+// rehearsal.h: plays a job's step on an engine of its own (simulate/runtime.h), with other policies
+// or with more memory, to know what they would cost.
+//
+// What a policy costs is the compute that it repeats and what the kernel, or the driver, takes to
+// map memory anew. All of it is computed from the program, so a rehearsal of the same program gives
+// the same result everywhere.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "dtr_alloc.h"
+#include "run/coach.h"
+#include "step_log.h"
+
+namespace dtr {
+
+// The memory of a job, as it is played.
+struct Stage {
+  uint64_t budget_bytes = 0;
+  uint64_t chunk_bytes = 0;
+  bool fixed = false;
+  double map_ns = 0;  // what mapping a chunk takes
+  uint64_t history_ops = 0;
+};
+
+class Rehearsal {
+ public:
+  // cancelled: ends what is asked for between two plays, with what is known by then.
+  Rehearsal(const OwnedProgram& program, const Stage& stage, const std::atomic<bool>& cancelled)
+      : program_(program), stage_(stage), cancelled_(cancelled) {}
+
+  struct Found {
+    EvictionPolicy policy;
+    double cost_ns;  // beside the job's own
+    double repeats;  // computed again, in terms of the job's own compute
+  };
+  // The best policy found from `usual` on: one part of it after the other is set to what is best,
+  // twice. None if no policy plays the program to its end.
+  std::optional<Found> best_policy(const EvictionPolicy& usual) const;
+
+  struct Budget {
+    uint64_t bytes;
+    double repeats;  // as above
+  };
+  // The least budget found with which the policy repeats no more than that, to 2 % of what a
+  // search has to look through.
+  std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats) const;
+
+ private:
+  // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`.
+  std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,
+                            uint64_t* peak_bytes = nullptr) const;
+
+  const OwnedProgram& program_;
+  const Stage& stage_;
+  const std::atomic<bool>& cancelled_;
+};
+
+}  // namespace dtr

@@ -1,0 +1,67 @@
+// step_log.h: what a job did, as a program that the simulator runs (dtr/simulate.h), and the step
+// that repeats at its end.
+//
+// It is made of the records of the op log (dtr/op_log.h). All views of a storage stand for the
+// storage, as they share its memory.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "simulate/runtime.h"
+
+namespace dtr {
+
+// A program that owns its numbers.
+struct OwnedProgram {
+  std::vector<int64_t> code;
+  std::vector<int64_t> workspace;
+  std::vector<int64_t> workspace_at{0};
+  int64_t cost_ns = 0;  // of all its operators
+  // Of memory of its own, at its beginning; it is there all the time.
+  uint64_t constant_bytes = 0;
+
+  Program view() const {
+    return {code.data(), code.size(), workspace.data(), workspace_at.data(),
+            workspace_at.size() - 1};
+  }
+};
+
+class StepLog {
+ public:
+  void append(const std::vector<int64_t>& records);
+  void clear() { *this = StepLog(); }
+
+  uint64_t operators() const { return operators_.size(); }
+  uint64_t numbers() const { return program_.code.size() + program_.workspace.size(); }
+  // How many operators the step has that was repeated last, at least twice; 0 if none was. A step
+  // leaves as much memory in use as it found: so the cells of an unrolled network are none.
+  uint64_t period() const;
+  // The compute of the last operators.
+  int64_t cost_of_last(uint64_t operators) const;
+  // The last operators, from where the least is in use among the last two periods: it has one
+  // whole step at least. Without a period, all of it.
+  OwnedProgram last_steps(uint64_t period) const;
+
+ private:
+  struct Operator {
+    uint64_t code_at;  // where its instruction begins
+    uint64_t hash;     // of its kind and sizes
+    int64_t cost_ns;
+    uint64_t live_bytes;  // after it, with what it was the last to need released
+  };
+
+  uint64_t name_of(int64_t number);
+  void define(uint64_t name, uint64_t size_bytes);
+  void add_operator(uint64_t hash, int64_t cost_ns, uint64_t code_at);
+
+  OwnedProgram program_;
+  std::vector<Operator> operators_;
+  std::unordered_map<int64_t, uint64_t> names_;  // by number of the op log
+  std::vector<uint64_t> sizes_;                  // by name
+  std::vector<uint64_t> unused_;                 // names of what was released, to be given again
+  uint64_t live_bytes_ = 0;
+};
+
+}  // namespace dtr

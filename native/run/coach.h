@@ -1,0 +1,56 @@
+// coach.h: who learns a job's step while it runs, and what he tells the engine. What plays the step
+// stands above the engine, in learn/: it runs on engines of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "graph/dealloc.h"
+#include "graph/deferred.h"
+#include "graph/environment.h"
+#include "graph/graph.h"
+#include "locks.h"
+#include "oplog/op_log_recorder.h"
+
+namespace dtr {
+
+// How a job is evicted: what is chosen, how room is made, what becomes of the dead.
+struct EvictionPolicy {
+  dtr_heuristic heuristic{};
+  int32_t room = DTR_ROOM_AUTO;
+  Dealloc dealloc = Dealloc::eager;
+};
+
+// What a coach sees of an engine, and how he has it follow a policy.
+struct Coached {
+  const Environment& environment;
+  const Graph& graph;
+  OpLogRecorder& op_log;
+  std::function<void(const EvictionPolicy&)> follow;
+};
+
+class Coach {
+ public:
+  // A budget with which a step would compute no more than it may.
+  struct Advice {
+    uint64_t budget_bytes = 0;  // 0: none is known
+    double slowness = 1;        // all that a step computes, in terms of what it computes first
+  };
+
+  virtual ~Coach() = default;
+  // ---- under the engine's mutex, which is let go of while others are waited for ----
+  // Another operator was recorded.
+  virtual void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) = 0;
+  // What the first executions of a step cost; 0: no step is known.
+  virtual int64_t step_ns() const = 0;
+  // Takes seconds at most.
+  virtual Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) = 0;
+  // He begins anew with the next operator; the op log is off.
+  virtual void forget(Deferred& deferred) = 0;
+};
+
+using MakeCoach = std::unique_ptr<Coach> (*)(const Coached&);
+
+}  // namespace dtr

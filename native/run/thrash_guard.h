@@ -1,0 +1,88 @@
+// thrash_guard.h: whether the job computes so much again that it had better end.
+//
+// A step may compute `most` times its own operators. So each operator's cost allows for (most - 1)
+// times as much recomputing, and what is computed again beyond that is a debt. It is too much once
+// it exceeds what a whole step allows for; half of it is worth a warning. A job that is slower than
+// the limit in one step and faster in the others goes on.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dtr_alloc.h"
+
+namespace dtr {
+
+class ThrashGuard {
+ public:
+  // most: 0 for no limit.
+  void configure(double most) {
+    most_ = most;
+    forgive();
+  }
+  bool is_on() const { return most_ > 0; }
+  double most() const { return most_; }
+
+  // step_ns: the cost of a step's first executions; 0: that of the last operators stands for it.
+  // True if it is time to warn, or too late.
+  bool note(const dtr_engine_stats& stats, int64_t step_ns) {
+    const auto own = static_cast<int64_t>(stats.total_cost_ns) - own_ns_;
+    const auto again = static_cast<int64_t>(stats.recompute_cost_ns) - again_ns_;
+    own_ns_ += own;
+    again_ns_ += again;
+    if (!is_on() || own + again == 0) return false;
+    stretch(own);
+    debt_ns_ = std::max(
+        0.0, debt_ns_ + static_cast<double>(again) - (most_ - 1) * static_cast<double>(own));
+    if (debt_ns_ == 0) {
+      begin_own_ns_ = own_ns_;
+      begin_again_ns_ = again_ns_;
+    }
+    const auto stretch_ns =
+        static_cast<double>(std::max<int64_t>(step_ns > 0 ? step_ns : earlier_ns_ + lately_ns_, 1));
+    const double most_ns = (most_ - 1) * stretch_ns;
+    is_over_ = debt_ns_ > most_ns;
+    const bool warns = !warned_ && debt_ns_ > most_ns / 2;
+    warned_ |= warns;
+    return warns;
+  }
+
+  bool is_over() const { return is_over_; }
+  // How often what ran since the debt began was computed.
+  double slowness() const {
+    const double own = std::max<double>(static_cast<double>(own_ns_ - begin_own_ns_), 1);
+    return 1 + static_cast<double>(again_ns_ - begin_again_ns_) / own;
+  }
+  int64_t since_ns() const { return own_ns_ - begin_own_ns_; }
+  // The job has been told.
+  void forgive() {
+    debt_ns_ = 0;
+    is_over_ = false;
+    begin_own_ns_ = own_ns_;
+    begin_again_ns_ = again_ns_;
+  }
+
+ private:
+  static constexpr uint32_t kStretch = 16384;  // operators
+
+  // The cost of the last kStretch to 2 * kStretch operators.
+  void stretch(int64_t own_ns) {
+    if (own_ns == 0) return;
+    lately_ns_ += own_ns;
+    if (++lately_ < kStretch) return;
+    earlier_ns_ = lately_ns_;
+    lately_ns_ = 0;
+    lately_ = 0;
+  }
+
+  double most_ = 0;
+  int64_t own_ns_ = 0, again_ns_ = 0;              // since the engine's creation
+  int64_t begin_own_ns_ = 0, begin_again_ns_ = 0;  // when the debt began
+  int64_t earlier_ns_ = 0, lately_ns_ = 0;
+  uint32_t lately_ = 0;
+  double debt_ns_ = 0;
+  bool is_over_ = false;
+  bool warned_ = false;
+};
+
+}  // namespace dtr
