@@ -33,7 +33,7 @@ from bench.heap import cpu_name
 from bench.measure import Profile
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
-from bench.peers.report import COLUMNS, cells, summary
+from bench.peers.report import COLUMNS, cells, others, summary
 from bench.peers.worker import WARM_STEPS, Ended, Worker
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -60,12 +60,10 @@ class Cell:
         worker = Worker(self._job, method, budget, self._scale)
         self._stack.enter_context(closing(worker))
         try:
-            patience = PATIENCE * self._step_seconds * WARM_STEPS + GRACE_SECONDS
+            patience = PATIENCE * self._step_seconds * 2 * WARM_STEPS + GRACE_SECONDS
             first = worker.answer(*() if budget is None else (patience,))
             self.ways[way] = {"outcome": "trains", **first}
             self._workers[way] = worker
-            if way != "plain":
-                worker.step()
         except Ended as end:
             self._lose(way, end)
 
@@ -86,7 +84,7 @@ class Cell:
                 self._lose(way, end)
                 continue
             self.ways[way] |= {
-                "peak": max(found["peak"], self.ways[way]["peak"]),
+                "peak": found["peak"],
                 "differs": sorted(
                     {
                         key.split("/")[0]
@@ -108,7 +106,7 @@ class Cell:
 
 def compare(job: str, method: str, rounds: int, scale: float) -> dict[str, Any]:
     """A job edited by a method, and ours in its memory."""
-    row = {"job": job, "method": method, "lines": METHODS[method].lines}
+    row = {"job": job, "method": method, "lines": METHODS[method].lines_in(SUBJECTS[job])}
     with ExitStack() as stack:
         cell = Cell(stack, job, scale)
         cell.add("peer", method=method)
@@ -141,9 +139,8 @@ def show(document: dict[str, Any], console: Console) -> None:
     for row in cells(document):
         table.add_row(*row)
     console.print(table)
-    for row in document["cells"]:
-        if row["peer"]["outcome"] != "trains":
-            console.print(f"{row['job']}, {row['method']}: {row['peer']['outcome']}")
+    for each in others(document):
+        console.print(f"not compared: {each}")
     console.print(summary(document))
 
 
@@ -163,14 +160,19 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
         subject = SUBJECTS[name]
         scale = 1.0 if smoke else subject.scale
         for method in METHODS:
-            if METHODS[method].suits(subject):
+            if METHODS[method].lines_in(subject):
                 with console.status(f"{name}, {method}"):
                     found["cells"].append(compare(name, method, rounds, scale))
         for part in parts:
             with console.status(f"{name} in {part:.0%} of its activation memory"):
                 found["lines"].append(line(name, part, rounds, scale))
     document = results.environment("cpu", 0) | {"bench": "peers", "processor": cpu_name()}
-    document |= {"rounds": rounds, "patience": PATIENCE, **found}
+    document |= {
+        "rounds": rounds,
+        "patience": PATIENCE,
+        "edits": {name: each.text for name, each in METHODS.items()},
+    }
+    document |= found
     show(document, console)
     if path:
         results.write_json(document, path)

@@ -50,14 +50,14 @@ class Subject:
         scale: of the batch; 1 is tiny.
         blocks: modules that are called once or many times in a step.
         compiled: what he would compile.
-        sequence: the name of the nn.Sequential of blocks in ``job.model``, where there is one.
+        segment_lines: what methods.segments would edit, the import included; 0: there is no way.
     """
 
     kind: Callable[..., Job]
     scale: float
     blocks: Callable[[Any], list[nn.Module]]
     compiled: Callable[[Any], nn.Module]
-    sequence: str | None = None
+    segment_lines: int = 0
 
 
 def _model(job: Any) -> nn.Module:
@@ -69,13 +69,13 @@ def _cell(job: Any) -> nn.Module:
 
 
 SUBJECTS = {
-    "gpt": Subject(GptJob, 6, lambda job: [*job.model.blocks], _model, "blocks"),
-    "resnet": Subject(ResNetJob, 16, lambda job: [*job.model.stages], _model, "stages"),
+    "gpt": Subject(GptJob, 6, lambda job: [*job.model.blocks], _model, 2),
+    "resnet": Subject(ResNetJob, 16, lambda job: [*job.model.stages], _model, 2),
     "densenet": Subject(
         DenseNetJob, 8, lambda job: [layer for b in job.model.blocks for layer in b], _model
     ),
     "unet": Subject(UNetJob, 16, lambda job: [*job.model.down, *job.model.merge], _model),
-    "lstm": Subject(LongLstm, 4, lambda job: [job.cell], _cell),
-    "treelstm": Subject(TreeJob, 24, lambda job: [job.cell], _cell),
-    "moe": Subject(MoeJob, 24, lambda job: [*job.model.blocks], _model, "blocks"),
+    "lstm": Subject(LongLstm, 4, lambda job: [job.cell], _cell, 10),
+    "treelstm": Subject(TreeJob, 24, lambda job: [job.cell], _cell, 10),
+    "moe": Subject(MoeJob, 24, lambda job: [*job.model.blocks], _model, 2),
 }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -38,15 +38,18 @@ class Method:
 
     Attributes:
         edit: changes a job after it was built.
-        lines: how many lines of the model a user adds or changes at least, imports included.
+        lines: how many lines of the model a user adds or changes at least, imports included; 0:
+            that depends on the model.
         text: what they are.
-        suits: whether there is such an edit for a job.
     """
 
     edit: Callable[[Subject, Any], None]
     lines: int
     text: str
-    suits: Callable[[Subject], bool] = lambda subject: True
+
+    def lines_in(self, subject: Subject) -> int:
+        """How many lines of this model; 0: the method does not suit it."""
+        return self.lines or subject.segment_lines
 
 
 def blocks(subject: Subject, job: Any, every: int = 1, **options: Any) -> None:
@@ -66,22 +69,22 @@ def blocks(subject: Subject, job: Any, every: int = 1, **options: Any) -> None:
 
 def segments(subject: Subject, job: Any) -> None:
     """As many segments as the root of the number of blocks."""
-    if isinstance(job, LongLstm):
+    if subject.kind is LongLstm:
         job.train = partial(lstm_by_segments, job, math.isqrt(job.STEPS))
-        return
-    if isinstance(job, TreeJob):
+    elif subject.kind is TreeJob:
         job.embed = partial(subtrees, job, math.isqrt(job.LEAVES))
-        return
-    sequence = getattr(job.model, subject.sequence or "")
-    parts = math.isqrt(len(sequence))
-    sequence.forward = partial(checkpoint_sequential, sequence, parts, use_reentrant=False)
+    else:
+        found = subject.blocks(job)
+        (sequence,) = (each for each in job.model.children() if [*each.children()] == found)
+        parts = math.isqrt(len(found))
+        sequence.forward = partial(checkpoint_sequential, sequence, parts, use_reentrant=False)
 
 
-def lstm_by_segments(job: LongLstm, length: int, i: int) -> Tensor:
+def lstm_by_segments(job: Any, length: int, i: int) -> Tensor:
     """A training step of LongLstm, with segments of so many steps of the cell checkpointed."""
 
     def segment(xs: Tensor, h: Tensor, c: Tensor, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        for now, after in zip(xs[:-1], xs[1:], strict=True):
+        for now, after in pairwise(xs):
             h, c = job.cell(now, h, c)
             loss = loss + F.mse_loss(job.head(h), after)
         return h, c, loss
@@ -98,15 +101,15 @@ def lstm_by_segments(job: LongLstm, length: int, i: int) -> Tensor:
     return loss
 
 
-def subtrees(job: TreeJob, most: int, words: Tensor, weights: Tensor) -> Any:
+def subtrees(job: Any, most: int, words: Tensor, weights: Tensor) -> Any:
     """The state of a tree, with the largest subtrees of so many leaves or fewer checkpointed."""
 
     def whole(words: Tensor, weights: Tensor) -> Any:
-        before, job.embed = job.embed, partial(TreeJob.embed, job)  # type: ignore[method-assign]
+        before, job.embed = job.embed, partial(TreeJob.embed, job)
         try:
             return job.embed(words, weights)
         finally:
-            job.embed = before  # type: ignore[method-assign]
+            job.embed = before
 
     if 1 < len(words) <= most:
         return checkpoint(whole, words, weights, use_reentrant=False)
@@ -115,12 +118,8 @@ def subtrees(job: TreeJob, most: int, words: Tensor, weights: Tensor) -> Any:
 
 def compiled(subject: Subject, job: Any, budget: float = 1.0) -> None:
     """Graphs whose saved tensors AOT autograd chooses, run by PyTorch's own kernels."""
-    torch._functorch.config.activation_memory_budget = budget  # type: ignore[attr-defined]
+    torch._functorch.config.activation_memory_budget = budget
     subject.compiled(job).compile(backend="aot_eager")
-
-
-def _in_sequence(subject: Subject) -> bool:
-    return subject.sequence is not None or subject.kind in (LongLstm, TreeJob)
 
 
 METHODS = {
@@ -129,12 +128,12 @@ METHODS = {
         partial(blocks, every=2), 4, "an import, and a condition at the call of a block"
     ),
     "checkpoint, √N segments": Method(
-        segments, 2, "an import, and the call of the blocks; a loop of 8 in an LSTM", _in_sequence
+        segments, 0, "an import, and the call of a sequence of blocks; else a loop over segments"
     ),
     "selective checkpoint": Method(
-        partial(blocks, context_fn=selective), 8, "an import, a list of operators, the call"
+        partial(blocks, context_fn=selective), 8, "imports, a list of operators, the call"
     ),
     "compiled": Method(compiled, 1, "a call of compile()"),
-    "compiled, budget 0.5": Method(partial(compiled, budget=0.5), 3, "compile() and a setting"),
-    "compiled, budget 0.2": Method(partial(compiled, budget=0.2), 3, "compile() and a setting"),
+    "compiled, budget 0.5": Method(partial(compiled, budget=0.5), 3, "an import, that, a setting"),
+    "compiled, budget 0.2": Method(partial(compiled, budget=0.2), 3, "an import, that, a setting"),
 }

@@ -7,6 +7,8 @@ from typing import Any
 
 EVEN = 0.02
 """A step that differs by less takes as long."""
+SAVING = 0.95
+"""A method that takes more of plain PyTorch's memory saves none, and is not compared."""
 VERDICTS = ("ahead", "even", "behind", "fails")
 COLUMNS = ("job", "method", "lines", "memory", "its step", "our step", "ours / its", "its bits")
 
@@ -20,9 +22,16 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def compared(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cells whose peer trains, the worst for ours first."""
-    rows = [row for row in document["cells"] if row["peer"]["outcome"] == "trains"]
+    """The cells whose peer trains and saves memory, the worst for ours first."""
+    rows = [row for row in document["cells"] if not left_out(row)]
     return sorted(rows, key=lambda row: -row.get("ours_over_peer", float("inf")))
+
+
+def left_out(row: dict[str, Any]) -> str:
+    """Why a cell is not compared; nothing if it is."""
+    if row["peer"]["outcome"] != "trains":
+        return row["peer"]["outcome"]
+    return f"takes {row['share']:.0%} of the memory" if row["share"] > SAVING else ""
 
 
 def summary(document: dict[str, Any]) -> str:
@@ -38,7 +47,7 @@ def summary(document: dict[str, Any]) -> str:
 
 def cells(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """The lines of a table with COLUMNS."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in compared(document):
         ours = row["ours"]
         trains = ours["outcome"] == "trains"
@@ -64,8 +73,15 @@ def bits(way: dict[str, Any]) -> str:
 
 def markdown(document: dict[str, Any]) -> str:
     """The summary, and the table."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *cells(document)]
+    lines: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS), *cells(document)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    other = [row for row in compared(document) if row["ours"].get("differs")]
-    same = f"Ours has other bits than plain PyTorch in {len(other)} cells."
-    return f"**{summary(document)}.** {same}\n\n{table}"
+    other = sum(bool(row["ours"].get("differs")) for row in document["cells"] + document["lines"])
+    same = f"Ours has other bits than plain PyTorch in {other} of all runs."
+    out = [f"- {each}" for each in others(document)]
+    return "\n".join([f"**{summary(document)}.** {same}\n", table, "\nNot compared:\n", *out])
+
+
+def others(document: dict[str, Any]) -> list[str]:
+    """The cells that are not compared, and why."""
+    reasons = ((row, left_out(row)) for row in document["cells"])
+    return [f"{row['job']}, {row['method']}: {reason}" for row, reason in reasons if reason]

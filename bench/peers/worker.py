@@ -19,7 +19,7 @@ from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
 
 WARM_STEPS = 2
-"""Steps before the first that is told."""
+"""Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
 MOST_SECONDS = 300.0
 """For building a job and its first steps, compiling included."""
 # Otherwise glibc gives memory back in each step, and faults it in again in the next.
@@ -43,7 +43,7 @@ class Worker:
     def __init__(self, job: str, method: str | None, budget: int | None, scale: float) -> None:
         os.environ |= KEEP_MEMORY
         processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__])
+        processes.set_forkserver_preload([__name__, "torch._dynamo"])
         self._pipe, other = processes.Pipe()
         arguments = (other, job, method, budget, scale)
         self._process = processes.Process(target=_work, args=arguments, daemon=True)
@@ -102,10 +102,12 @@ def _train(
         for i in range(WARM_STEPS):
             job.step(i)
         stats = dtr_alloc.stats()
-        pipe.send({"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]})
         if budget is None:
             dtr_alloc.disable()
-        for i in count(WARM_STEPS):
+        for i in range(WARM_STEPS, 2 * WARM_STEPS):
+            job.step(i)
+        pipe.send({"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]})
+        for i in count(2 * WARM_STEPS):
             if not pipe.recv():
                 break
             cpu, wall = time.process_time(), time.perf_counter()
