@@ -53,7 +53,7 @@ class Cell:
         self.add("plain")
         if self.ways["plain"]["outcome"] != "trains":
             raise SystemExit(f"{job} without dtr_alloc: {self.ways['plain']['outcome']}")
-        self._step_seconds = self._workers["plain"].step()[1]
+        self._step_seconds = self.ways["plain"]["step_seconds"]
 
     def add(self, way: str, method: str | None = None, budget: int | None = None) -> None:
         """Trains the first steps, which say what memory the way needs."""

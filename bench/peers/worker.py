@@ -105,8 +105,10 @@ def _train(
         if budget is None:
             dtr_alloc.disable()
         for i in range(WARM_STEPS, 2 * WARM_STEPS):
+            wall = time.perf_counter()
             job.step(i)
-        pipe.send({"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]})
+        first = {"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]}
+        pipe.send(first | {"step_seconds": time.perf_counter() - wall})
         for i in count(2 * WARM_STEPS):
             if not pipe.recv():
                 break
