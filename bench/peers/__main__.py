@@ -84,7 +84,7 @@ class Cell:
                 self._lose(way, end)
                 continue
             self.ways[way] |= {
-                "peak": found["peak"],
+                **{key: found[key] for key in ("peak", "added")},
                 "differs": sorted(
                     {
                         key.split("/")[0]

@@ -11,6 +11,7 @@ SAVING = 0.95
 """A method that takes more of plain PyTorch's memory saves none, and is not compared."""
 VERDICTS = ("ahead", "even", "behind", "fails")
 COLUMNS = ("job", "method", "lines", "memory", "its step", "our step", "ours / its", "its bits")
+LOST = ("job", "method", "ours", "operators run again", "search")
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -71,14 +72,33 @@ def bits(way: dict[str, Any]) -> str:
     return f"other {', '.join(way['differs'])}" if way["differs"] else "same"
 
 
+def lost(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The cells in which ours is behind or fails, with what the engine does there."""
+    lines: list[tuple[str, ...]] = []
+    for row in compared(document):
+        if (found := verdict(row)) in ("ahead", "even"):
+            continue
+        added = row["ours"].get("added")
+        again = f"{added['rematerializations'] / added['recorded_ops']:.2f}" if added else ""
+        seconds = row["plain"]["step_seconds"]
+        search = f"{added['search_seconds'] / seconds:.2f}" if added else ""
+        lines.append((row["job"], row["method"], found, again, search))
+    return lines
+
+
+def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *lines])
+
+
 def markdown(document: dict[str, Any]) -> str:
     """The summary, and the table."""
-    lines: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS), *cells(document)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     other = sum(bool(row["ours"].get("differs")) for row in document["cells"] + document["lines"])
     same = f"Ours has other bits than plain PyTorch in {other} of all runs."
     out = [f"- {each}" for each in others(document)]
-    return "\n".join([f"**{summary(document)}.** {same}\n", table, "\nNot compared:\n", *out])
+    parts = [f"**{summary(document)}.** {same}", _table(COLUMNS, cells(document))]
+    parts += ["Not compared:", "\n".join(out)]
+    parts += ["Where ours is not ahead or even:", _table(LOST, lost(document))]
+    return "\n\n".join(parts)
 
 
 def others(document: dict[str, Any]) -> list[str]:

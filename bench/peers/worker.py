@@ -22,6 +22,8 @@ WARM_STEPS = 2
 """Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
 MOST_SECONDS = 300.0
 """For building a job and its first steps, compiling included."""
+COUNTED = ("recorded_ops", "evictions", "rematerializations", "search_seconds", "mapped_chunks")
+"""Of stats(), for each step that is told."""
 # Otherwise glibc gives memory back in each step, and faults it in again in the next.
 KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
@@ -107,6 +109,7 @@ def _train(
         for i in range(WARM_STEPS, 2 * WARM_STEPS):
             wall = time.perf_counter()
             job.step(i)
+        before = dtr_alloc.stats()
         first = {"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]}
         pipe.send(first | {"step_seconds": time.perf_counter() - wall})
         for i in count(2 * WARM_STEPS):
@@ -116,7 +119,8 @@ def _train(
             job.step(i)
             pipe.send((time.process_time() - cpu, time.perf_counter() - wall))
         stats = dtr_alloc.stats()
+        added = {key: (stats[key] - before[key]) / max(i - 2 * WARM_STEPS, 1) for key in COUNTED}
         if budget is not None:
             dtr_alloc.disable()
     state = {key: digest({key: value}) for key, value in job.state().items()}
-    pipe.send({"state": state, "peak": stats["peak_allocated_bytes"]})
+    pipe.send({"state": state, "peak": stats["peak_allocated_bytes"], "added": added})
