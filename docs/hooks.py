@@ -1,9 +1,11 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
-``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->`` or ``<!-- picture NAME.svg -->``."""
+``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->`` (of results) or
+``<!-- picture NAME.svg -->``."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
-_MARK = re.compile(r"^<!-- (settings|headers|rules|picture) ?([\w.-]*) -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- (settings|headers|rules|peers|picture) ?([\w.-]*) -->$", re.MULTILINE)
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
 _MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
 
@@ -123,6 +125,13 @@ def _cell(text: str) -> str:
     return re.sub(r"[|_]", r"\\\g<0>", text.replace("<", "&lt;"))
 
 
+def peers(root: Path = ROOT) -> str:
+    """How dtr_alloc stands beside other methods, by the committed results of bench.peers."""
+    from bench.peers.report import markdown
+
+    return markdown(json.loads((root / "bench/results/peers_cpu.json").read_text()))
+
+
 def _picture(name: str) -> str:
     """A picture if `make pictures` has drawn it; in any case the command."""
     command = f"*Picture: `{name}`, drawn by `make pictures`.*"
@@ -136,7 +145,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
         what, name = mark.groups()
         if what == "picture":
             return _picture(name)
-        return {"settings": settings, "headers": headers, "rules": rules_index}[what]()
+        parts = {"settings": settings, "headers": headers, "rules": rules_index, "peers": peers}
+        return parts[what]()
 
     return _MARK.sub(written, markdown)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import pytest
 import torch
 
 from bench.breakdown import PARTS, calm, fault_seconds, watched_session
 from bench.overhead import Counting
+from bench.peers.report import cells, summary
 from bench.walled import INPUTS, build, largest
 
 
@@ -87,3 +89,21 @@ def test_without_a_limit_nothing_runs_again() -> None:
     assert parts["again"] == parts["search"] == parts["faults"] == 0
     assert parts["operators"] > 0
     assert parts["capture"] > 0
+
+
+def test_beside_peers_what_fails_comes_first_and_two_percent_are_even() -> None:
+    def row(over: float | None) -> dict[str, Any]:
+        peer = {"outcome": "trains", "ratio": 1.5, "differs": ["buffer"]}
+        row = {"job": "a job", "method": "edits", "lines": 2, "share": 0.5, "peer": peer}
+        if over is None:
+            return row | {"ours": {"outcome": "out of memory"}}
+        return row | {"ours": {"outcome": "trains", "ratio": 1.5 * over}, "ours_over_peer": over}
+
+    unedited = {"peer": {"outcome": "RuntimeError: no such edit"}}
+    document = {"cells": [row(0.97), row(1.03), row(None), row(0.99), row(1.01), unedited]}
+    lines = cells(document)
+    assert [line[-2] for line in lines] == ["", "1.03", "1.01", "0.99", "0.97"]
+    assert lines[0][-3:] == ("out of memory", "", "other buffer")
+    assert summary(document) == (
+        "Of 5 cells ours is ahead in 1, within 2% in 2, behind in 1, and fails in 1"
+    )

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from bench.peers.report import markdown
+
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
@@ -184,3 +186,20 @@ def test_data_set() -> None:
     assert {row["way"] for row in document["results"]} == {"slice", "rows"}
     for row in document["results"]:
         assert row["ratio"] == row["dtr_alloc_seconds"] / row["plain_seconds"] > 0
+
+
+def test_peers() -> None:
+    """A tiny job under every method, each beside ours in the memory that it takes."""
+    document = run("bench.peers")
+    assert document.keys() >= ENVIRONMENT | {"cells", "lines", "processor", "rounds"}
+    assert len({row["method"] for row in document["cells"]}) == len(document["cells"]) == 7
+    text = markdown(document)
+    for row in document["cells"]:
+        assert row["peer"]["outcome"] == "trains"
+        assert row["ours"]["outcome"] in ("trains", "out of memory", "thrashes")
+        assert row["share"] == row["peer"]["peak"] / row["plain"]["peak"] > 0
+        if row["ours"]["outcome"] == "trains":
+            assert row["ours"]["peak"] <= row["peer"]["peak"]
+            assert row["ours"]["differs"] == []
+            assert row["ours_over_peer"] > 0
+        assert f"{row['job']}, {row['method']}: takes" in text or f"| {row['method']} |" in text

@@ -1,0 +1,182 @@
+"""Our policy beside what a user would edit into his model to save memory.
+
+    python -m bench.peers [--job NAME]... [--smoke] [--json PATH]
+
+A cell is a job and a method of METHODS. The edited model says how much memory it needs; then the
+unmodified one trains under dtr_alloc, with its default settings, in exactly that memory. Plain
+PyTorch, the edited model and ours take turns, a step each, in processes of their own; a round's
+ratios are to its plain step, and a cell has their medians.
+
+- Memory is the peak of the bytes that tensors hold, counted by dtr_alloc's pool in the first steps;
+  plain and peers then go on with malloc, which keeps what it has. For ours it is the budget.
+- Times are of the processor, on one thread; the wall clock's stand beside them.
+- All ways train the same steps, and what they end with is compared bit by bit with plain PyTorch.
+- Ours is ended if a step takes more than PATIENCE times as long as a plain one.
+
+Each job is also trained in SHARES of its activation memory, for the line in the picture.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import ExitStack, closing
+from statistics import median
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import results
+from bench.heap import cpu_name
+from bench.measure import Profile
+from bench.peers.jobs import SUBJECTS
+from bench.peers.methods import METHODS
+from bench.peers.report import COLUMNS, cells, others, summary
+from bench.peers.worker import WARM_STEPS, Ended, Worker
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+PATIENCE = 20
+GRACE_SECONDS = 10.0
+"""For building a job, beside the patience."""
+
+
+class Cell:
+    """Ways to train a job that take turns; the first one is plain PyTorch."""
+
+    def __init__(self, stack: ExitStack, job: str, scale: float) -> None:
+        self._stack, self._job, self._scale = stack, job, scale
+        self._workers: dict[str, Worker] = {}
+        self._step_seconds = 0.0
+        self.ways: dict[str, dict[str, Any]] = {}
+        self.add("plain")
+        if self.ways["plain"]["outcome"] != "trains":
+            raise SystemExit(f"{job} without dtr_alloc: {self.ways['plain']['outcome']}")
+        self._step_seconds = self.ways["plain"]["step_seconds"]
+
+    def add(self, way: str, method: str | None = None, budget: int | None = None) -> None:
+        """Trains the first steps, which say what memory the way needs."""
+        worker = Worker(self._job, method, budget, self._scale)
+        self._stack.enter_context(closing(worker))
+        try:
+            patience = PATIENCE * self._step_seconds * 2 * WARM_STEPS + GRACE_SECONDS
+            first = worker.answer(*() if budget is None else (patience,))
+            self.ways[way] = {"outcome": "trains", **first}
+            self._workers[way] = worker
+        except Ended as end:
+            self._lose(way, end)
+
+    def run(self, rounds: int) -> None:
+        """Takes the turns, and then gives each way that trains its ratios and what differs."""
+        times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for _ in range(rounds):
+            for way in list(self._workers):
+                try:
+                    times[way].append(self._workers[way].step(PATIENCE * self._step_seconds))
+                except Ended as end:
+                    self._lose(way, end)
+        plain = self._workers.pop("plain").finish()
+        for way in list(self._workers):
+            try:
+                found = self._workers[way].finish()
+            except Ended as end:
+                self._lose(way, end)
+                continue
+            self.ways[way] |= {
+                **{key: found[key] for key in ("peak", "added")},
+                "differs": sorted(
+                    {
+                        key.split("/")[0]
+                        for key in plain["state"].keys() | found["state"].keys()
+                        if plain["state"].get(key) != found["state"].get(key)
+                    }
+                ),
+            }
+            pairs = list(zip(times[way], times["plain"], strict=True))
+            for key, clock in (("ratio", 0), ("wall_ratio", 1)):
+                self.ways[way][key] = median(a[clock] / b[clock] for a, b in pairs)
+        self.ways["plain"]["step_seconds"] = median(cpu for cpu, _ in times["plain"])
+        self.times = times
+
+    def _lose(self, way: str, end: Ended) -> None:
+        self._workers.pop(way, None)
+        self.ways[way] = {"outcome": str(end)}
+
+
+def compare(job: str, method: str, rounds: int, scale: float) -> dict[str, Any]:
+    """A job edited by a method, and ours in its memory."""
+    row = {"job": job, "method": method, "lines": METHODS[method].lines_in(SUBJECTS[job])}
+    with ExitStack() as stack:
+        cell = Cell(stack, job, scale)
+        cell.add("peer", method=method)
+        if "peak" not in cell.ways["peer"]:
+            return row | cell.ways
+        cell.add("ours", budget=cell.ways["peer"]["peak"])
+        cell.run(rounds)
+    row |= {"share": cell.ways["peer"].get("peak", 0) / cell.ways["plain"]["peak"], **cell.ways}
+    if all(cell.ways[way]["outcome"] == "trains" for way in ("peer", "ours")):
+        both = zip(cell.times["ours"], cell.times["peer"], strict=True)
+        row["ours_over_peer"] = median(ours[0] / peer[0] for ours, peer in both)
+    return row
+
+
+def line(job: str, part: float, rounds: int, scale: float) -> dict[str, Any]:
+    """Ours in a part of the job's activation memory."""
+    with ExitStack() as stack:
+        cell = Cell(stack, job, scale)
+        plain = cell.ways["plain"]
+        budget = Profile(plain["idle"], plain["peak"]).budget(part)
+        cell.add("ours", budget=budget)
+        cell.run(rounds)
+    return {"job": job, "part": part, "share": budget / plain["peak"], **cell.ways}
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    table = Table(title="In the memory of each method: steps against plain PyTorch's")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("job", "method") else "right")
+    for row in cells(document):
+        table.add_row(*row)
+    console.print(table)
+    for each in others(document):
+        console.print(f"not compared: {each}")
+    console.print(summary(document))
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--job", "jobs", multiple=True, type=click.Choice(list(SUBJECTS)))
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
+@click.option("--smoke", is_flag=True, help="One tiny job, one round, seconds.")
+def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> None:
+    torch.set_num_threads(1)
+    names = jobs or (("gpt",) if smoke else tuple(SUBJECTS))
+    parts = (0.5,) if smoke else SHARES
+    rounds = 1 if smoke else rounds
+    console = results.console()
+    found: dict[str, list[dict[str, Any]]] = {"cells": [], "lines": []}
+    for name in names:
+        subject = SUBJECTS[name]
+        scale = 1.0 if smoke else subject.scale
+        for method in METHODS:
+            if METHODS[method].lines_in(subject):
+                with console.status(f"{name}, {method}"):
+                    found["cells"].append(compare(name, method, rounds, scale))
+        for part in parts:
+            with console.status(f"{name} in {part:.0%} of its activation memory"):
+                found["lines"].append(line(name, part, rounds, scale))
+    document = results.environment("cpu", 0) | {"bench": "peers", "processor": cpu_name()}
+    document |= {
+        "rounds": rounds,
+        "patience": PATIENCE,
+        "edits": {name: each.text for name, each in METHODS.items()},
+    }
+    document |= found
+    show(document, console)
+    if path:
+        results.write_json(document, path)
+
+
+if __name__ == "__main__":
+    main()

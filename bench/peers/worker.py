@@ -1,0 +1,126 @@
+"""A process that trains a job in one way, a step whenever it is told to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dtr_alloc
+from bench.models import digest
+from bench.peers.jobs import SUBJECTS
+from bench.peers.methods import METHODS
+
+WARM_STEPS = 2
+"""Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
+MOST_SECONDS = 300.0
+"""For building a job and its first steps, compiling included."""
+COUNTED = ("recorded_ops", "evictions", "rematerializations", "search_seconds", "mapped_chunks")
+"""Of stats(), for each step that is told."""
+# Otherwise glibc gives memory back in each step, and faults it in again in the next.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+
+
+class Ended(Exception):
+    """A way to train did not go on; says how it ended."""
+
+
+class Worker:
+    """The process, seen from its parent. With a budget it trains under dtr_alloc, else with malloc.
+
+    Raises Ended where an answer is an error, or takes longer than the patience.
+    """
+
+    def __init__(self, job: str, method: str | None, budget: int | None, scale: float) -> None:
+        os.environ |= KEEP_MEMORY
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__, "torch._dynamo"])
+        self._pipe, other = processes.Pipe()
+        arguments = (other, job, method, budget, scale)
+        self._process = processes.Process(target=_work, args=arguments, daemon=True)
+        self._process.start()
+        other.close()
+
+    def answer(self, patience: float = MOST_SECONDS) -> Any:
+        if not self._pipe.poll(patience):
+            raise Ended("thrashes")
+        try:
+            found = self._pipe.recv()
+        except EOFError:
+            raise Ended("died") from None
+        if isinstance(found, str):
+            raise Ended(found)
+        return found
+
+    def step(self, patience: float = MOST_SECONDS) -> tuple[float, float]:
+        """Seconds of the processor, and of the wall clock."""
+        self._pipe.send(True)
+        return self.answer(patience)
+
+    def finish(self) -> dict[str, Any]:
+        """What the way left behind: its memory, and digests of all that a user could compare."""
+        self._pipe.send(False)
+        return self.answer()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work(
+    pipe: Connection, name: str, method: str | None, budget: int | None, scale: float
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        _train(pipe, name, method, budget, scale)
+    except torch.OutOfMemoryError:
+        pipe.send("out of memory")
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _train(
+    pipe: Connection, name: str, method: str | None, budget: int | None, scale: float
+) -> None:
+    subject = SUBJECTS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        # A trace and no budget: dtr_alloc's pool counts bytes, and nobody records operators.
+        counted = {"trace": Path(folder) / "trace"} if budget is None else {"budget": budget}
+        dtr_alloc.enable(device="cpu", **counted)
+        job = subject.kind(scale=scale)
+        if method is not None:
+            METHODS[method].edit(subject, job)
+        for i in range(WARM_STEPS):
+            job.step(i)
+        stats = dtr_alloc.stats()
+        if budget is None:
+            dtr_alloc.disable()
+        for i in range(WARM_STEPS, 2 * WARM_STEPS):
+            wall = time.perf_counter()
+            job.step(i)
+        before = dtr_alloc.stats()
+        first = {"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]}
+        pipe.send(first | {"step_seconds": time.perf_counter() - wall})
+        for i in count(2 * WARM_STEPS):
+            if not pipe.recv():
+                break
+            cpu, wall = time.process_time(), time.perf_counter()
+            job.step(i)
+            pipe.send((time.process_time() - cpu, time.perf_counter() - wall))
+        stats = dtr_alloc.stats()
+        added = {key: (stats[key] - before[key]) / max(i - 2 * WARM_STEPS, 1) for key in COUNTED}
+        if budget is not None:
+            dtr_alloc.disable()
+    state = {key: digest({key: value}) for key, value in job.state().items()}
+    pipe.send({"state": state, "peak": stats["peak_allocated_bytes"], "added": added})
