@@ -24,6 +24,8 @@ constexpr double kGain = 0.01;
 // is taken for another.
 constexpr double kDrift = 1.25;
 constexpr double kSomeDrift = 0.05;
+// A job needs so much more than its program, as it is not played to the last detail.
+constexpr double kMargin = 1.05;
 // Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
 // a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
 constexpr double kMapPageNs = 2000;
@@ -64,11 +66,12 @@ void Learner::begin(Deferred& deferred) {
   heard_ = 0;
   next_look_ = kFirstLook;
   period_ = 0;
+  step_ns_ = 0;
   evictions_ = parts_.environment.stats.evictions;
   looks_[0] = looks_[1] = now();
   phase_ = Phase::listening;
   ++times_;
-  parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred);
+  parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
 }
 
 void Learner::hear() {
@@ -79,6 +82,8 @@ void Learner::hear() {
 
 void Learner::rest(Phase phase, Deferred& deferred) {
   parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  std::vector<int64_t> unheard;
+  parts_.op_log.take(&unheard);
   phase_ = phase;
 }
 
@@ -233,6 +238,8 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
     period_ = log_.period();
   }
   if (log_.operators() == 0) return {};
+  if (advised_ > 0 && log_.operators() < next_look(advised_)) return advice_;
+  advised_ = log_.operators();
   const OwnedProgram program = log_.last_steps(period_);
   const Stage played = stage();
   const EvictionPolicy by = policy();
@@ -251,15 +258,20 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   }).join();
   lock.lock();
   phase_ = before;
-  return found ? Advice{found->bytes + unknown, 1 + found->repeats} : Advice{};
+  advice_ = {};
+  if (found)
+    advice_ = {static_cast<uint64_t>(kMargin * static_cast<double>(found->bytes + unknown)),
+               1 + found->repeats};
+  return advice_;
 }
 
 void Learner::forget(Deferred& deferred) {
   end_rehearsal();
-  if (phase_ == Phase::listening) parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  if (phase_ == Phase::listening) rest(Phase::begins, deferred);
   log_.clear();
   step_ns_ = 0;
   times_ = 0;
+  advised_ = 0;
   phase_ = Phase::begins;
 }
 

@@ -101,6 +101,8 @@ class Learner final : public Coach {
   uint32_t checks_ = 0;
   double expected_ = 0;  // what it repeated when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened
+  Advice advice_;        // the last, and of how many operators
+  uint64_t advised_ = 0;
   std::unique_ptr<Task> task_;
 };
 

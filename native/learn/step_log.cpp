@@ -11,8 +11,10 @@ namespace dtr {
 
 namespace {
 
-// A step may leave this share of the most memory more, or less, than it found.
+// A step may leave this share of the most memory more, or less, than it found; and it has that much
+// more in use at some point. (What fills parameters one after the other repeats, too.)
 constexpr double kBalance = 0.005;
+constexpr double kSwing = 0.05;
 // What repeats is the job's step only if it fills this share of what was recorded.
 constexpr uint64_t kShare = 4;
 
@@ -175,8 +177,14 @@ uint64_t StepLog::period() const {
       left = i;
       right = i + z[i];
     }
-    if (z[i] >= i && kShare * (i + z[i]) >= count && std::abs(live(0) - live(i)) <= kBalance * most)
-      return i;
+    if (z[i] < i || kShare * (i + z[i]) < count || std::abs(live(0) - live(i)) > kBalance * most)
+      continue;
+    double high = live(0), low = live(0);
+    for (uint64_t k = 1; k < i; ++k) {
+      high = std::max(high, live(k));
+      low = std::min(low, live(k));
+    }
+    if (high - low >= kSwing * most) return i;
   }
   return 0;
 }
@@ -189,13 +197,27 @@ int64_t StepLog::cost_of_last(uint64_t operators) const {
   return cost_ns;
 }
 
+// Where the last steps begin.
+uint64_t StepLog::first_of(uint64_t period) const {
+  const uint64_t count = operators_.size();
+  const auto live = [&](uint64_t i) { return operators_[i].live_bytes; };
+  if (period == 0) {
+    uint64_t low = count - 1;
+    for (uint64_t i = count; i-- > 0;) {
+      const bool is_late = kShare * (count - i) < count;
+      if (live(i) < live(low)) low = i;
+      if (!is_late && low == i) return i + 1 < count ? i + 1 : i;
+    }
+    return 0;
+  }
+  uint64_t low = count - 2 * period;
+  for (uint64_t i = low; i < count - period; ++i)
+    if (live(i) < live(low)) low = i;
+  return low + 1;
+}
+
 OwnedProgram StepLog::last_steps(uint64_t period) const {
-  if (period == 0) return program_;
-  const auto begin = operators_.end() - static_cast<std::ptrdiff_t>(2 * period);
-  const auto least = std::min_element(
-      begin, begin + static_cast<std::ptrdiff_t>(period),
-      [](const Operator& a, const Operator& b) { return a.live_bytes < b.live_bytes; });
-  const auto first = static_cast<uint64_t>(least - operators_.begin()) + 1;
+  const uint64_t first = first_of(period);
   const std::vector<int64_t>& code = program_.code;
   const uint64_t from = operators_[first].code_at;
   // What is alive there is a constant.

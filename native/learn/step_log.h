@@ -40,8 +40,10 @@ class StepLog {
   uint64_t period() const;
   // The compute of the last operators.
   int64_t cost_of_last(uint64_t operators) const;
-  // The last operators, from where the least is in use among the last two periods: it has one
-  // whole step at least. Without a period, all of it.
+  // The last operators, from where the least is in use among the last two periods: one whole step at
+  // least. Without a period: from the last point on at which less was in use than ever after, and
+  // which a fair share of the operators follows; so what the job holds by now is there from the
+  // beginning.
   OwnedProgram last_steps(uint64_t period) const;
 
  private:
@@ -52,6 +54,7 @@ class StepLog {
     uint64_t live_bytes;  // after it, with what it was the last to need released
   };
 
+  uint64_t first_of(uint64_t period) const;
   uint64_t name_of(int64_t number);
   void define(uint64_t name, uint64_t size_bytes);
   void add_operator(uint64_t hash, int64_t cost_ns, uint64_t code_at);

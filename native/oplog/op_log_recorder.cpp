@@ -92,8 +92,9 @@ thread_local Running running;
 
 }  // namespace
 
-void OpLogRecorder::set_mode(Mode mode, Deferred& deferred) {
+void OpLogRecorder::set_mode(Mode mode, Deferred& deferred, bool coached) {
   sweep(deferred);  // under the old mode: deaths belong to it
+  coached_ = coached;
   turn(mode, deferred);
 }
 
@@ -150,7 +151,7 @@ void OpLogRecorder::put_releases(uint64_t number, Known& known) {
 }
 
 uint64_t OpLogRecorder::define(Storage* storage, uint64_t geometry) {
-  storage->log_number = ++last_number_;
+  storage->log_number = coached_ ? ++last_coached_ : ++last_number_;
   storage->log_version = 0;
   Known& known = names_[storage->log_number];
   known = Known{};

@@ -93,7 +93,8 @@ class OpLogRecorder final : public Observer {
 
   // ---- control ----
   // To writing: what is known now becomes constants.
-  void set_mode(Mode mode, Deferred& deferred);
+  // coached: for the engine's own use (run/coach.h), with numbers of their own.
+  void set_mode(Mode mode, Deferred& deferred, bool coached = false);
   // Off, and numbers begin anew: no storage is left that has one.
   void reset(Deferred& deferred);
   uint64_t drain(int64_t* numbers, uint64_t capacity);
@@ -189,7 +190,8 @@ class OpLogRecorder final : public Observer {
   std::atomic<bool> on_{false};
   Mode mode_ = Mode::off;
   bool deciding_ = false;
-  uint64_t last_number_ = 0;
+  uint64_t last_number_ = 0, last_coached_ = uint64_t{1} << 62;
+  bool coached_ = false;
   int64_t operators_ = 0;  // lines of operators so far
   std::unordered_map<uint64_t, Known> names_;
   std::unordered_map<void*, uint64_t> others_;  // memory of others: the numbers of their handles

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <unordered_set>
 #include <utility>
 
@@ -66,6 +67,37 @@ void Engine::dismiss_coach() {
   coach_.reset();
 }
 
+// Which budget would do: a sentence, or nothing if none is known. With half of what the guard
+// allows for, as what is played is not quite what runs.
+std::string Engine::advice(Transaction& call) {
+  if (!coach_ || !guard_.is_on()) return "";
+  const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, call.lock);
+  if (advice.budget_bytes == 0) return "";
+  constexpr uint64_t kMiB = 1 << 20;
+  char text[128];
+  std::snprintf(text, sizeof text,
+                " For what ran so far a budget of %llu MiB would do, with %.1f times the compute.",
+                static_cast<unsigned long long>((advice.budget_bytes + kMiB - 1) / kMiB),
+                advice.slowness);
+  return text;
+}
+
+std::string Engine::slowness() const {
+  char text[192];
+  std::snprintf(
+      text, sizeof text,
+      "dtr_alloc: the budget is too small: the job computes %.1f times what its operators "
+      "take, and ends if it goes on like that (DTR_ALLOC_THRASH=%g).",
+      guard_.slowness(), guard_.most());
+  return text;
+}
+
+// Says so, once, if the job has become so slow that it had better end (thrash_guard.h).
+void Engine::look_for_thrashing(Transaction& call) {
+  if (!guard_.note(environment_.stats, coach_ ? coach_->step_ns() : 0)) return;
+  std::fprintf(stderr, "%s%s\n", slowness().c_str(), advice(call).c_str());
+}
+
 // Under the mutex.
 void Engine::follow(const EvictionPolicy& policy) {
   options_.heuristic = policy.heuristic;
@@ -75,6 +107,7 @@ void Engine::follow(const EvictionPolicy& policy) {
   cost_model_.configure();
   search_.configure(false);
   cost_model_.bounds().reset_all();
+  ++environment_.stats.learned;
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -134,12 +167,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   }
   text = dtr_last_error();
   if (*status == DTR_OUT_OF_MEMORY) {
-    std::lock_guard<EngineMutex> lock(mutex_);
+    Transaction call(*this);
     text = memory_use_.why_none(text, size_bytes, pool);
-    if (guard_.is_over()) {
-      text = thrash_text_ + " " + text;
-      guard_.forgive();
-    }
+    text = (guard_.is_over() ? slowness() + " " : "") + text + advice(call);
+    guard_.forgive();
   }
   *message = text.c_str();
   return nullptr;

@@ -162,6 +162,8 @@ class Engine final {
   void keep(Frame& frame, bool on);
   void hire_coach(Deferred& deferred);
   void follow(const EvictionPolicy& policy);
+  std::string advice(Transaction& call);
+  std::string slowness() const;
   void look_for_thrashing(Transaction& call);
 
   mutable EngineMutex mutex_;
@@ -210,7 +212,6 @@ class Engine final {
   Bookkeeping bookkeeping_;
   uint64_t checks_ = 0;  // of the invariants
   ThrashGuard guard_;
-  std::string thrash_text_;  // what was said of it last
   MakeCoach make_coach_;
   std::unique_ptr<Coach> coach_;  // the last: it goes first
 };

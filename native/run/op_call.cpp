@@ -1,5 +1,4 @@
 // op_call.cpp: the steps of an operator call, and of bringing content back.
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <utility>
@@ -18,7 +17,6 @@ namespace {
 constexpr uint64_t kSpareBytesOfRecord = 128;
 constexpr uint64_t kSpareBytes = 1 << 20;
 // Records of more results may need more than was kept back for the operator.
-constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kManyResults = kSpareBytes / kSpareBytesOfRecord / 4;
 
 }  // namespace
@@ -63,31 +61,6 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (coach_) coach_->op_ended(call.deferred, call.lock);
   look_for_thrashing(call);
   return id;
-}
-
-// Says so, once, if the job has become so slow that it had better end (thrash_guard.h).
-void Engine::look_for_thrashing(Transaction& call) {
-  if (!guard_.note(environment_.stats, coach_ ? coach_->step_ns() : 0)) return;
-  // In the middle of what a budget need not be as small as its limit.
-  const double most = (1 + guard_.most()) / 2;
-  const double slowness = guard_.slowness();
-  const Coach::Advice advice = coach_ ? coach_->advise(most, call.lock) : Coach::Advice{};
-  char text[256];
-  std::snprintf(text, sizeof text,
-                "dtr_alloc: the budget is too small for this job: lately it computes %.1f times "
-                "what its operators take",
-                slowness);
-  thrash_text_ = text;
-  if (advice.budget_bytes > 0) {
-    std::snprintf(text, sizeof text, "; a budget of %llu MiB would do (%.1f times)",
-                  static_cast<unsigned long long>((advice.budget_bytes + kMiB - 1) / kMiB),
-                  advice.slowness);
-    thrash_text_ += text;
-  }
-  std::snprintf(text, sizeof text, ". DTR_ALLOC_THRASH=%g ends a job that goes on like that.",
-                guard_.most());
-  thrash_text_ += text;
-  std::fprintf(stderr, "%s\n", thrash_text_.c_str());
 }
 
 void Engine::op_abort(Frame& frame, bool started) {

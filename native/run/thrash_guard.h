@@ -18,6 +18,9 @@ class ThrashGuard {
   // most: 0 for no limit.
   void configure(double most) {
     most_ = most;
+    earlier_ns_ = lately_ns_ = 0;
+    lately_ = 0;
+    warned_ = false;
     forgive();
   }
   bool is_on() const { return most_ > 0; }
@@ -38,9 +41,8 @@ class ThrashGuard {
       begin_own_ns_ = own_ns_;
       begin_again_ns_ = again_ns_;
     }
-    const auto stretch_ns =
-        static_cast<double>(std::max<int64_t>(step_ns > 0 ? step_ns : earlier_ns_ + lately_ns_, 1));
-    const double most_ns = (most_ - 1) * stretch_ns;
+    stretch_ns_ = std::max<int64_t>(step_ns > 0 ? step_ns : earlier_ns_ + lately_ns_, kLeast);
+    const double most_ns = (most_ - 1) * static_cast<double>(stretch_ns_);
     is_over_ = debt_ns_ > most_ns;
     const bool warns = !warned_ && debt_ns_ > most_ns / 2;
     warned_ |= warns;
@@ -48,12 +50,11 @@ class ThrashGuard {
   }
 
   bool is_over() const { return is_over_; }
-  // How often what ran since the debt began was computed.
+  // How often what ran since the debt began was computed, or a step, if that is more.
   double slowness() const {
-    const double own = std::max<double>(static_cast<double>(own_ns_ - begin_own_ns_), 1);
-    return 1 + static_cast<double>(again_ns_ - begin_again_ns_) / own;
+    return 1 + static_cast<double>(again_ns_ - begin_again_ns_) /
+                   static_cast<double>(std::max(own_ns_ - begin_own_ns_, stretch_ns_));
   }
-  int64_t since_ns() const { return own_ns_ - begin_own_ns_; }
   // The job has been told.
   void forgive() {
     debt_ns_ = 0;
@@ -63,7 +64,10 @@ class ThrashGuard {
   }
 
  private:
-  static constexpr uint32_t kStretch = 16384;  // operators
+  static constexpr uint32_t kStretch = 4096;  // operators
+  // What is computed again within a second is no grinding, and one odd reading of an operator's
+  // time is much of a short step.
+  static constexpr int64_t kLeast = 250'000'000;
 
   // The cost of the last kStretch to 2 * kStretch operators.
   void stretch(int64_t own_ns) {
@@ -79,6 +83,7 @@ class ThrashGuard {
   int64_t own_ns_ = 0, again_ns_ = 0;              // since the engine's creation
   int64_t begin_own_ns_ = 0, begin_again_ns_ = 0;  // when the debt began
   int64_t earlier_ns_ = 0, lately_ns_ = 0;
+  int64_t stretch_ns_ = kLeast;
   uint32_t lately_ = 0;
   double debt_ns_ = 0;
   bool is_over_ = false;
