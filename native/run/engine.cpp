@@ -18,6 +18,7 @@ Engine::Engine(const dtr_engine_options& options) {
   Transaction call(*this);
   swap_space_.configure(call.deferred);
   environment_.observers.add(&op_log_);
+  environment_.observers.add(&waiting_);
   core_ = core_table(this);
 }
 
