@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "grain.h"
-
 namespace dtr {
 
 namespace {
@@ -31,8 +29,7 @@ void Candidates::add(Storage* storage) {
   list_.push_back(storage);
   const auto begin = reinterpret_cast<uint64_t>(storage->address);
   begins_.push_back(begin);
-  // If the pool rounds to more, the rest counts as free here.
-  ends_.push_back(begin + in_grains(storage->size_bytes));
+  ends_.push_back(begin + storage->size_bytes);
   if (index == weight_.size()) {
     for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &bounds_, &run_bounds_})
       column->resize(index + kBlock, 1);
@@ -80,10 +77,10 @@ size_t Candidates::rank_of(const Storage* storage) const {
 // Where there is no candidate on one side, the span is as much as no pool has: what is evaluated
 // shall not depend on where the pool happens to lie.
 double Candidates::span(size_t rank) const {
-  const uint64_t begin = begins_[order_[rank]], end = ends_[order_[rank]];
-  auto bytes = static_cast<double>(end - begin);
-  bytes +=
-      rank == 0 ? kFarBytes : static_cast<double>(begin - std::min(ends_[order_[rank - 1]], begin));
+  const uint64_t begin = begins_[order_[rank]], end = block_end(order_[rank]);
+  auto bytes = static_cast<double>(ends_[order_[rank]] - begin);
+  if (begin >= slabs_begin_) return bytes;
+  bytes += rank == 0 ? kFarBytes : static_cast<double>(begin - std::min(low_end(rank), begin));
   bytes += rank + 1 == order_.size()
                ? kFarBytes
                : static_cast<double>(std::max(begins_[order_[rank + 1]], end) - end);

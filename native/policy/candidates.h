@@ -19,12 +19,13 @@
 //         `decreased`, and the member's own neighbors, which may lose the whole component, are
 //         set to their own cost (lower()).
 //       Where free bytes beside a block count with its size, the span of C3 and the free bytes of
-//       the pool bound them, without a question to the pool.
+//       the pool bound them, without a question to the pool. Objects of slabs have none.
 //   C2  A parked candidate is one that the search met and that could not be evicted. Its weight is
 //       infinite, so that the next search passes over it without a look. It is unparked when the
 //       reason for parking may have ended.
-//   C3  The order lists the candidates by address. A candidate's span is its own range and
-//       everything up to the candidates on both sides.
+//   C3  The order lists the candidates by address. A candidate's span is its size and everything
+//       from its block to those of the candidates on both sides; that of an object of a slab, its
+//       size.
 //
 // The bounds also say what a window (window_search.h) costs at least. A *run* is the part of a window that
 // the columns know: the candidates from a first one on, until with everything between and beside
@@ -39,6 +40,7 @@
 #include <string>
 #include <vector>
 
+#include "grain.h"
 #include "graph/records.h"
 
 namespace dtr {
@@ -59,6 +61,8 @@ class Candidates {
 
   // Scores count s^exponent.
   void set_exponent(double staleness_exponent) { exponent_ = staleness_exponent; }
+  // Objects of slabs have addresses from this one on. Before the first add().
+  void set_slabs_begin(uint64_t address) { slabs_begin_ = address; }
 
   size_t size() const { return list_.size(); }
   Storage* at(size_t index) const { return list_[index]; }
@@ -123,7 +127,9 @@ class Candidates {
   static bool goes_on(uint64_t begin, uint64_t low, uint64_t wanted) {
     return begin < low || begin - low < wanted;
   }
-  uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : ends_[order_[rank - 1]]; }
+  uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : block_end(order_[rank - 1]); }
+  // If the pool rounds to more, the rest counts as free.
+  uint64_t block_end(size_t index) const { return in_grains(ends_[index]); }
   // Of kBlock bounds. Eight at a time, which a compiler makes one vector instruction of.
   static float block_minimum(const float* bounds) {
     float lanes[8];
@@ -142,6 +148,7 @@ class Candidates {
   std::vector<uint32_t> order_;  // C3: indices in the list
   std::vector<uint64_t> begins_, ends_;
   double exponent_ = 1;
+  uint64_t slabs_begin_ = std::numeric_limits<uint64_t>::max();
   // Columns, filled up to a multiple of kBlock with infinite weights.
   Column numerator_, own_, weight_, access_;
   Column size_, span_;  // what a score divides by; C3
