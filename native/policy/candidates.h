@@ -2,9 +2,9 @@
 //
 // The search finds the exact arg min of a score that changes with every nanosecond for every
 // candidate, and evaluates only a few of them. For each candidate it keeps a lower bound of the
-// score in columns of floats, passes over all bounds, and asks for the exact score (a walk over
-// records) only where the bound does not exceed the best exact score so far. What it then learns
-// becomes the next bound. Of equal scores the storage of the smallest id wins.
+// score in columns of floats, passes over the least bounds of blocks, and asks for the exact score
+// (a walk over records) only where the bound does not exceed the best exact score so far. What it
+// then learns becomes the next bound. Of equal scores the storage of the smallest id wins.
 //
 // Rules, checked by the engine's check_invariants():
 //   C1  bound <= score, up to kSlack, where

@@ -88,7 +88,7 @@ void WaitingInputs::order_by_peak(std::vector<Storage*>& wanted) {
 WaitingInputs::Step WaitingInputs::begin(Op* op, const MissingInputs& missing) {
   ++op->waiting_steps;
   ++steps_;
-  return {op, missing.size()};
+  return {op, missing.size(), losses_.size()};
 }
 
 void WaitingInputs::end(const Step& step, MissingInputs& missing) {
@@ -122,19 +122,29 @@ void WaitingInputs::arrange(const Step& step, size_t known, MissingInputs& missi
   }
 }
 
+// Of those that came back for others meanwhile, takes off what stands before all that are missing.
+void WaitingInputs::drop_returned(const Step& step, MissingInputs& missing) {
+  while (missing.size() > step.first && missing[step.first].edge->input->state == State::resident) {
+    std::pop_heap(missing.begin() + static_cast<std::ptrdiff_t>(step.first), missing.end());
+    missing.pop_back();
+  }
+}
+
 Edge* WaitingInputs::next_missing(Step& step, MissingInputs& missing) {
   if (losses_.size() - step.heard > step.op->edges.size()) look(step, missing);
+  drop_returned(step, missing);
   const size_t known = missing.size();
-  for (; step.heard < losses_.size(); ++step.heard)
-    if (losses_[step.heard].op == step.op) missing.push_back({0, losses_[step.heard].edge});
-  if (missing.size() > known) arrange(step, known, missing);
-  while (missing.size() > step.first) {
-    std::pop_heap(missing.begin() + static_cast<std::ptrdiff_t>(step.first), missing.end());
-    Edge* const edge = missing.back().edge;
-    missing.pop_back();
-    if (edge->input->state != State::resident) return edge;  // it may have come back for others
+  for (; step.heard < losses_.size(); ++step.heard) {
+    const auto& [op, edge] = losses_[step.heard];
+    if (op == step.op && edge->input->state != State::resident) missing.push_back({0, edge});
   }
-  return nullptr;
+  if (missing.size() > known) arrange(step, known, missing);
+  drop_returned(step, missing);
+  if (missing.size() == step.first) return nullptr;
+  std::pop_heap(missing.begin() + static_cast<std::ptrdiff_t>(step.first), missing.end());
+  Edge* const edge = missing.back().edge;
+  missing.pop_back();
+  return edge;
 }
 
 }  // namespace dtr

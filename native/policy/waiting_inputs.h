@@ -103,6 +103,7 @@ class WaitingInputs final : public Observer {
 
   uint64_t peak_beside(const Storage* wanted);
   void arrange(const Step& step, size_t known, MissingInputs& missing);
+  static void drop_returned(const Step& step, MissingInputs& missing);
 
   const Environment& environment_;
   std::unordered_map<uint64_t, uint64_t> peaks_;        // bytes, by storage's id; of one round
