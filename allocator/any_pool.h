@@ -135,6 +135,9 @@ class AnyPool {
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
   // Free address space directly before and behind the large block in use that starts there.
   virtual uint64_t free_beside(uint64_t address) = 0;
+  // From this address on blocks have none: there are slabs, or a pool that only counts. Takes no
+  // lock.
+  virtual uint64_t slabs_begin() const { return 0; }
   uint64_t unused_bytes();  // of the budget
   virtual RoomInfo room_info(uint64_t) { return {}; }
   // Large blocks in the order of addresses: from the block in use that begins at the address, with

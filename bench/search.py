@@ -1,4 +1,4 @@
-"""How long the engine searches for what to evict, and what a faster search would cost.
+"""How long the engine searches for what to evict, and how its work grows with the job.
 
     python -m bench.search [--json PATH] [--size N]... [--smoke]
 
@@ -15,6 +15,11 @@ whole job recomputed. Every search is exact. `times_single` is its time over tha
 search for the least score of the same heuristic, pool and size ("exact"), taken in the same run.
 Where one search does not make the room for a request, there are several: "us each" is the mean time
 of all searches of a request that searched.
+
+Two more tables are of PyTorch on the CPU, in one thread. One has an operator with many inputs, all
+evicted like its result, which is then read: the time per input, over that with the fewest inputs.
+The other has a job of many tensors of 160 bytes, a chain of which all are read backward, under a
+share of its peak: its time over that of the job without dtr_alloc, the least of three.
 """
 
 from __future__ import annotations
@@ -23,12 +28,15 @@ import operator
 import random
 import statistics
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import click
+import torch
 from rich.console import Console
 from rich.table import Table
 
+import dtr_alloc
 from bench import results
 from bench.heap import cpu_name
 from dtr_alloc.core import check, ffi, lib
@@ -225,6 +233,92 @@ def compare(rows: list[dict[str, Any]]) -> None:
         row["times_single"] = row["median_us"] / single[key]
 
 
+def measure_wide(inputs: int) -> dict[str, Any]:
+    """One row: torch.cat() of so many evicted tensors, itself evicted, is read."""
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        base = torch.linspace(-1, 1, 64)
+        tensors = [base * i for i in range(inputs)]
+        joined = torch.cat(tensors)
+        for tensor in (*tensors, joined):
+            dtr_alloc.evict(tensor)
+        before = dtr_alloc.stats()["rematerializations"]
+        start = perf_counter()
+        joined[0].item()
+        seconds = perf_counter() - start
+        again = dtr_alloc.stats()["rematerializations"] - before
+        del joined, tensors, tensor, base
+    return {"inputs": inputs, "seconds": seconds, "rematerializations": again}
+
+
+def small_tensors(length: int) -> float:
+    """A chain of so many operators on 160 bytes, whose results are added up from the last on."""
+    x = torch.linspace(0, 1, 40)
+    kept = [x := torch.sin(x) for _ in range(length)]
+    total = kept.pop()
+    while kept:
+        total = total + kept.pop()
+    return float(total.sum())
+
+
+def measure_many(length: int, share: float) -> dict[str, Any]:
+    """One row: the chain plain, with a budget that never binds, and with a share of its peak."""
+
+    def timed() -> tuple[float, float]:
+        start = perf_counter()
+        value = small_tensors(length)
+        return perf_counter() - start, value
+
+    plain_seconds, expected = min(timed() for _ in range(3))
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        dtr_alloc.reset_peak_stats()
+        unlimited_seconds, unlimited = min(timed() for _ in range(3))
+        peak = int(dtr_alloc.stats()["peak_allocated_bytes"])
+    with dtr_alloc.session(budget=int(share * peak), device="cpu"):
+        before = dtr_alloc.stats()
+        seconds, value = timed()
+        after = dtr_alloc.stats()
+    names = "searches", "evaluations", "evictions", "rematerializations", "search_seconds"
+    return {
+        "tensors": length,
+        "budget_share": share,
+        "same_bits": expected == unlimited == value,
+        "plain_seconds": plain_seconds,
+        "unlimited_times_plain": unlimited_seconds / plain_seconds,
+        "times_plain": seconds / plain_seconds,
+        **{name: after[name] - before[name] for name in names},
+        "search_part": (after["search_seconds"] - before["search_seconds"]) / seconds,
+    }
+
+
+def show_growth(wide: list[dict[str, Any]], many: list[dict[str, Any]], console: Console) -> None:
+    """How the engine's work grows with the job, as two tables."""
+    table = Table(title="An operator with many evicted inputs")
+    for column in ("inputs", "us per input", "times fewest", "remats"):
+        table.add_column(column, justify="right")
+    for row in wide:
+        each = row["seconds"] / row["inputs"] * 1e6
+        ratio = f"{row['times_fewest']:.2f}"
+        table.add_row(f"{row['inputs']:,}", f"{each:.2f}", ratio, str(row["rematerializations"]))
+    console.print(table)
+    table = Table(title="A job of many small tensors")
+    for column in ("tensors", "budget", "plain s", "unlimited", "times plain", "search"):
+        table.add_column(column, justify="right")
+    for column in ("evaluations each", "remats"):
+        table.add_column(column, justify="right")
+    for row in many:
+        table.add_row(
+            f"{row['tensors']:,}",
+            f"{row['budget_share']:.0%}",
+            f"{row['plain_seconds']:.2f}",
+            f"{row['unlimited_times_plain']:.1f}",
+            f"{row['times_plain']:.1f}",
+            f"{row['search_part']:.0%}",
+            f"{row['evaluations'] / row['searches']:.1f}",
+            str(row["rematerializations"]),
+        )
+    console.print(table)
+
+
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="Searching for what to evict")
@@ -255,6 +349,9 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 @click.option("--heuristic", default="dtr-eqclass", help="Of the search that is compared.")
 @click.option("--also", multiple=True, default=ALSO)
 @click.option("--size", "sizes", type=int, multiple=True, default=SIZES, help="Candidates.")
+@click.option("--inputs", type=int, multiple=True, default=(1_000, 4_000, 16_000))
+@click.option("--tensors", type=int, multiple=True, default=(10_000, 100_000))
+@click.option("--share", default=0.35, help="Of its peak, that the job of small tensors gets.")
 @click.option("--searches", default=1000, help="Operators of each phase that are measured.")
 @click.option("--seed", default=0)
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
@@ -263,6 +360,9 @@ def main(
     heuristic: str,
     also: tuple[str, ...],
     sizes: tuple[int, ...],
+    inputs: tuple[int, ...],
+    tensors: tuple[int, ...],
+    share: float,
     searches: int,
     seed: int,
     path: str | None,
@@ -270,6 +370,7 @@ def main(
 ) -> None:
     if smoke:
         sizes, searches = (200, 400), 100
+        inputs, tensors = (100, 200), (1_000,)
     console = results.console()
     rows = []
     for candidates in sizes:
@@ -280,10 +381,19 @@ def main(
                 rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
     compare(rows)
     show(rows, console)
+    torch.set_num_threads(1)
+    with console.status("many inputs"):
+        wide = [measure_wide(count) for count in inputs]
+    for row in wide:
+        fewest = wide[0]["seconds"] / wide[0]["inputs"]
+        row["times_fewest"] = row["seconds"] / row["inputs"] / fewest
+    with console.status("many tensors"):
+        many = [measure_many(count, share) for count in tensors]
+    show_growth(wide, many, console)
     if path:
         document = results.environment("cpu", seed) | {"bench": "search", "searches": searches}
         document |= {"processor": cpu_name(), "targets_us": TARGETS_US}
-        results.write_json(document | {"results": rows}, path)
+        results.write_json(document | {"results": rows, "wide": wide, "many": many}, path)
 
 
 if __name__ == "__main__":

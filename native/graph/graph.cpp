@@ -31,6 +31,8 @@ Op* Graph::new_op() {
   op->tensors.clear();
   op->outputs.clear();
   op->recorded_outputs = 0;
+  op->needed_outputs = op->waiting_steps = 0;
+  op->peak_look = 0;
   return op;
 }
 

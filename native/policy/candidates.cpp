@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "grain.h"
-
 namespace dtr {
 
 namespace {
@@ -31,14 +29,17 @@ void Candidates::add(Storage* storage) {
   list_.push_back(storage);
   const auto begin = reinterpret_cast<uint64_t>(storage->address);
   begins_.push_back(begin);
-  // If the pool rounds to more, the rest counts as free here.
-  ends_.push_back(begin + in_grains(storage->size_bytes));
+  ends_.push_back(begin + storage->size_bytes);
   if (index == weight_.size()) {
-    for (Column* column : {&numerator_, &own_, &access_, &size_, &span_, &bounds_, &run_bounds_})
+    for (Column* column :
+         {&numerator_, &own_, &access_, &size_, &span_, &bounds_, &prices_, &run_bounds_})
       column->resize(index + kBlock, 1);
     weight_.resize(index + kBlock, kInfinity);
-    least_.push_back(0);
+    for (Column* column : {&least_, &price_least_, &run_least_}) column->push_back(0);
+    refined_in_.push_back(0);
+    is_touched_.push_back(0);
   }
+  touch(index);
   const auto before = [this](uint64_t value, uint32_t other) { return value < begins_[other]; };
   const auto place = std::upper_bound(order_.begin(), order_.end(), begin, before);
   const auto rank = static_cast<size_t>(place - order_.begin());
@@ -56,6 +57,8 @@ void Candidates::remove(Storage* storage) {
   for (Column* column : {&numerator_, &own_, &weight_, &access_, &size_, &span_})
     (*column)[gap] = (*column)[last];
   weight_[last] = kInfinity;
+  touch(gap);
+  touch(last);
   list_[gap] = list_[last];
   list_[gap]->candidate = static_cast<int64_t>(gap);
   begins_[gap] = begins_[last];
@@ -80,17 +83,20 @@ size_t Candidates::rank_of(const Storage* storage) const {
 // Where there is no candidate on one side, the span is as much as no pool has: what is evaluated
 // shall not depend on where the pool happens to lie.
 double Candidates::span(size_t rank) const {
-  const uint64_t begin = begins_[order_[rank]], end = ends_[order_[rank]];
-  auto bytes = static_cast<double>(end - begin);
-  bytes +=
-      rank == 0 ? kFarBytes : static_cast<double>(begin - std::min(ends_[order_[rank - 1]], begin));
+  const uint64_t begin = begins_[order_[rank]], end = block_end(order_[rank]);
+  auto bytes = static_cast<double>(ends_[order_[rank]] - begin);
+  if (begin >= slabs_begin_) return bytes;
+  bytes += rank == 0 ? kFarBytes : static_cast<double>(begin - std::min(low_end(rank), begin));
   bytes += rank + 1 == order_.size()
                ? kFarBytes
                : static_cast<double>(std::max(begins_[order_[rank + 1]], end) - end);
   return bytes;
 }
 
-void Candidates::set_span(size_t rank) { span_[order_[rank]] = rounded_up(span(rank)); }
+void Candidates::set_span(size_t rank) {
+  span_[order_[rank]] = rounded_up(span(rank));
+  touch(order_[rank]);
+}
 
 uint64_t Candidates::most_free_beside(const Storage* storage) const {
   return static_cast<uint64_t>(span_[static_cast<size_t>(storage->candidate)]) -
@@ -107,73 +113,113 @@ void Candidates::set(const Storage* storage, const CandidateBounds& bounds, int6
 }
 
 void Candidates::lower(const Storage* storage, double numerator_ns, int64_t decreased_ns) {
-  numerator_[static_cast<size_t>(storage->candidate)] =
-      rounded_down(numerator_ns + static_cast<double>(decreased_ns - base_ns_));
+  const auto i = static_cast<size_t>(storage->candidate);
+  numerator_[i] = rounded_down(numerator_ns + static_cast<double>(decreased_ns - base_ns_));
+  touch(i);
 }
 
 void Candidates::weigh(const Storage* storage, double weight) {
-  weight_[static_cast<size_t>(storage->candidate)] = rounded_down(weight);
+  const auto i = static_cast<size_t>(storage->candidate);
+  weight_[i] = rounded_down(weight);
+  touch(i);
 }
 
 void Candidates::park(Storage* storage) {
+  const auto i = static_cast<size_t>(storage->candidate);
   storage->parked = true;
-  weight_[static_cast<size_t>(storage->candidate)] = kInfinity;
+  weight_[i] = kInfinity;
+  touch(i);
 }
 
 void Candidates::move_base(int64_t now_ns, int64_t decreased_ns) {
   const auto fallen = static_cast<double>(decreased_ns - base_ns_);
   epoch_ns_ = now_ns;
   base_ns_ = decreased_ns;
+  is_passed_ = false;
   for (size_t i = 0; i < list_.size(); ++i) {
     numerator_[i] = std::max(rounded_down(numerator_[i] - fallen), own_[i]);
     access_[i] = rounded_down(static_cast<double>(list_[i]->last_access_ns - epoch_ns_));
   }
 }
 
-// Fills bounds_ and least_. The inner loops are what a compiler makes vector instructions of.
-void Candidates::compute(Value value, int64_t now_ns, int64_t decreased_ns, uint64_t most_free) {
-  if (now_ns - epoch_ns_ > kFar || decreased_ns - base_ns_ > kFar) move_base(now_ns, decreased_ns);
-  const float now = rounded_up(static_cast<double>(now_ns - epoch_ns_));
-  const float decreased = rounded_up(static_cast<double>(decreased_ns - base_ns_));
-  const float bytes = rounded_up(static_cast<double>(most_free));
+// Fills a block of two columns. The inner loops are what a compiler makes vector instructions of.
+void Candidates::compute(Value value, const Moment& at, size_t block, Column& bounds,
+                         Column& least) const {
+  const float now = rounded_up(static_cast<double>(at.now_ns - epoch_ns_));
+  const float decreased = rounded_up(static_cast<double>(at.decreased_ns - base_ns_));
+  const float bytes = rounded_up(static_cast<double>(at.most_free));
   const auto exponent = static_cast<float>(exponent_);
-  for (size_t block = 0; block < least_.size(); ++block) {
-    const size_t first = block * kBlock;
-    const float *numerator = &numerator_[first], *own = &own_[first], *weight = &weight_[first],
-                *access = &access_[first], *size = &size_[first], *span = &span_[first];
-    float* const bounds = &bounds_[first];
-    float out[kBlock];
-    for (size_t i = 0; i < kBlock; ++i)
-      out[i] = std::max(numerator[i] - decreased, own[i]) * weight[i];
-    const auto divide_by = [&](auto&& power) {
-      for (size_t i = 0; i < kBlock; ++i) out[i] /= power(std::max(now - access[i], 1.0F));
-    };
-    if (exponent == 1)
-      divide_by([](float s) { return s; });
-    else if (exponent == 0.5F)
-      divide_by([](float s) { return std::sqrt(s); });
-    else if (exponent != 0)
-      divide_by([&](float s) { return std::pow(s, exponent); });
-    if (value != Value::score)
-      for (size_t i = 0; i < kBlock; ++i) out[i] *= size[i];
-    if (value == Value::beside)
-      for (size_t i = 0; i < kBlock; ++i) out[i] /= std::min(span[i], size[i] + bytes);
-    std::copy_n(out, kBlock, bounds);
-    least_[block] = block_minimum(out);
-  }
+  const size_t first = block * kBlock;
+  const float *numerator = &numerator_[first], *own = &own_[first], *weight = &weight_[first],
+              *access = &access_[first], *size = &size_[first], *span = &span_[first];
+  float out[kBlock];
+  for (size_t i = 0; i < kBlock; ++i)
+    out[i] = std::max(numerator[i] - decreased, own[i]) * weight[i];
+  const auto divide_by = [&](auto&& power) {
+    for (size_t i = 0; i < kBlock; ++i) out[i] /= power(std::max(now - access[i], 1.0F));
+  };
+  if (exponent == 1)
+    divide_by([](float s) { return s; });
+  else if (exponent == 0.5F)
+    divide_by([](float s) { return std::sqrt(s); });
+  else if (exponent != 0)
+    divide_by([&](float s) { return std::pow(s, exponent); });
+  if (value != Value::score)
+    for (size_t i = 0; i < kBlock; ++i) out[i] *= size[i];
+  if (value == Value::beside)
+    for (size_t i = 0; i < kBlock; ++i) out[i] /= std::min(span[i], size[i] + bytes);
+  std::copy_n(out, kBlock, &bounds[first]);
+  least[block] = block_minimum(out);
 }
 
-// Fills run_bounds_, and least_ of it: what a run costs at least, as the difference of two sums.
+// The farther the horizon, the fewer passes, and the more blocks are refined between them: both
+// should cost the same.
+void Candidates::look_ahead(const Moment& now) {
+  ++searches_;
+  if (now.now_ns - epoch_ns_ > kFar || now.decreased_ns - base_ns_ > kFar)
+    move_base(now.now_ns, now.decreased_ns);
+  const size_t blocks = least_.size();
+  const bool is_reached = now.now_ns > horizon_.now_ns || now.most_free > horizon_.most_free;
+  if (!is_passed_ || is_reached || refined_ > blocks || now.decreased_ns != horizon_.decreased_ns ||
+      value_of(now) != value_of(horizon_)) {
+    if (refined_ > blocks)
+      ahead_ns_ = std::max<int64_t>(ahead_ns_ / 2, 1);
+    else if (is_reached)
+      ahead_ns_ = std::min(ahead_ns_ * 2, kFar);
+    horizon_ = {now.now_ns + ahead_ns_, now.decreased_ns, now.most_free};
+    if (value_of(now) == Value::beside) horizon_.most_free += now.most_free;
+    for (size_t block = 0; block < blocks; ++block)
+      compute(value_of(now), horizon_, block, bounds_, least_);
+    is_passed_ = true;
+    refined_ = 0;
+  } else {
+    for (const size_t block : touched_) compute(value_of(now), horizon_, block, bounds_, least_);
+  }
+  for (const size_t block : touched_) is_touched_[block] = 0;
+  touched_.clear();
+}
+
+bool Candidates::refine(const Moment& now, size_t block) {
+  if (std::exchange(refined_in_[block], searches_) == searches_) return false;
+  compute(value_of(now), now, block, bounds_, least_);
+  touch(block * kBlock);
+  ++refined_;
+  return true;
+}
+
+// Fills run_bounds_ and run_least_: what a run costs at least, as the difference of two sums.
 void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted) {
   // Of a sum, and more than an addition to it is rounded by.
   constexpr double kRounding = std::numeric_limits<double>::epsilon();
-  compute(Value::price, now_ns, decreased_ns, 0);
+  if (now_ns - epoch_ns_ > kFar || decreased_ns - base_ns_ > kFar) move_base(now_ns, decreased_ns);
+  for (size_t block = 0; block < price_least_.size(); ++block)
+    compute(Value::price, {now_ns, decreased_ns, 0}, block, prices_, price_least_);
   const size_t count = order_.size();
   sums_.resize(count + 1);
   // Writes to the columns do not move them.
   const uint32_t* const order = order_.data();
   const uint64_t* const begins = begins_.data();
-  const float* const bounds = bounds_.data();
+  const float* const prices = prices_.data();
   double* const sums = sums_.data();
   double sum = 0;         // of the members before the right one, but for infinite ones
   size_t right = 0;       // the first one that the run does not need
@@ -182,7 +228,7 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
     const uint64_t low = low_end(left);
     for (; right < count; ++right) {
       if (right > left && !goes_on(begins[order[right]], low, wanted)) break;
-      const float price = bounds[order[right]];
+      const float price = prices[order[right]];
       if (price == kInfinity)
         after_wall = right + 1;
       else
@@ -195,8 +241,8 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
                             : static_cast<float>(std::max(sum - sums[left] - rounded, 0.0));
   }
   std::fill(run_bounds_.begin() + static_cast<std::ptrdiff_t>(count), run_bounds_.end(), kInfinity);
-  for (size_t block = 0; block < least_.size(); ++block)
-    least_[block] = block_minimum(&run_bounds_[block * kBlock]);
+  for (size_t block = 0; block < run_least_.size(); ++block)
+    run_least_[block] = block_minimum(&run_bounds_[block * kBlock]);
 }
 
 // What a search computes from below (C1).
@@ -230,12 +276,20 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
       return "C3: candidates are out of order";
     if (span_[index] != rounded_up(span(rank))) return "C3: a candidate's span is wrong";
   }
+  const Moment now{now_ns, decreased_ns, kSomeFree};
   for (const Value value : {Value::score, Value::beside, Value::price}) {
-    compute(value, now_ns, decreased_ns, kSomeFree);
+    for (size_t block = 0; block < price_least_.size(); ++block)
+      compute(value, now, block, prices_, price_least_);
     for (size_t i = 0; i < list_.size(); ++i)
-      if (bounds_[i] > exact_value(value, i, now_ns, decreased_ns, kSomeFree) * (1 + kSlack))
+      if (prices_[i] > exact_value(value, i, now_ns, decreased_ns, kSomeFree) * (1 + kSlack))
         return "C1: what is computed is above a bound";
   }
+  if (!is_passed_ || now_ns > horizon_.now_ns || decreased_ns != horizon_.decreased_ns) return "";
+  for (size_t i = 0; i < list_.size(); ++i)
+    if (!is_touched_[i / kBlock] &&
+        bounds_[i] > exact_value(value_of(horizon_), i, now_ns, decreased_ns, horizon_.most_free) *
+                         (1 + kSlack))
+      return "C4: what was computed ahead is above a bound";
   return "";
 }
 

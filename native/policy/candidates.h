@@ -2,9 +2,9 @@
 //
 // The search finds the exact arg min of a score that changes with every nanosecond for every
 // candidate, and evaluates only a few of them. For each candidate it keeps a lower bound of the
-// score in columns of floats, passes over all bounds, and asks for the exact score (a walk over
-// records) only where the bound does not exceed the best exact score so far. What it then learns
-// becomes the next bound. Of equal scores the storage of the smallest id wins.
+// score in columns of floats, passes over the least bounds of blocks, and asks for the exact score
+// (a walk over records) only where the bound does not exceed the best exact score so far. What it
+// then learns becomes the next bound. Of equal scores the storage of the smallest id wins.
 //
 // Rules, checked by the engine's check_invariants():
 //   C1  bound <= score, up to kSlack, where
@@ -19,12 +19,18 @@
 //         `decreased`, and the member's own neighbors, which may lose the whole component, are
 //         set to their own cost (lower()).
 //       Where free bytes beside a block count with its size, the span of C3 and the free bytes of
-//       the pool bound them, without a question to the pool.
+//       the pool bound them, without a question to the pool. Objects of slabs have none.
 //   C2  A parked candidate is one that the search met and that could not be evicted. Its weight is
 //       infinite, so that the next search passes over it without a look. It is unparked when the
 //       reason for parking may have ended.
-//   C3  The order lists the candidates by address. A candidate's span is its own range and
-//       everything up to the candidates on both sides.
+//   C3  The order lists the candidates by address. A candidate's span is its size and everything
+//       from its block to those of the candidates on both sides; that of an object of a slab, its
+//       size.
+//
+//   C4  Between two passes over all, a search has `bounds_` and `least_`: what the bounds of C1 will
+//       be at a later moment, the horizon, when all that lowers them with time has gone on. Until
+//       then they are lower bounds themselves. A block whose columns have changed is computed again
+//       before the next search, and one that may have the least score is computed as of now.
 //
 // The bounds also say what a window (window_search.h) costs at least. A *run* is the part of a window that
 // the columns know: the candidates from a first one on, until with everything between and beside
@@ -37,8 +43,10 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "grain.h"
 #include "graph/records.h"
 
 namespace dtr {
@@ -59,6 +67,8 @@ class Candidates {
 
   // Scores count s^exponent.
   void set_exponent(double staleness_exponent) { exponent_ = staleness_exponent; }
+  // Objects of slabs have addresses from this one on. Before the first add().
+  void set_slabs_begin(uint64_t address) { slabs_begin_ = address; }
 
   size_t size() const { return list_.size(); }
   Storage* at(size_t index) const { return list_[index]; }
@@ -114,23 +124,53 @@ class Candidates {
     beside,  // the same where free bytes count
     price,   // the bound without the size
   };
-  void compute(Value value, int64_t now_ns, int64_t decreased_ns, uint64_t most_free);
+  // What bounds depend on besides the columns. All of it lowers them as it grows.
+  struct Moment {
+    int64_t now_ns;
+    int64_t decreased_ns;
+    uint64_t most_free;
+  };
+  void compute(Value value, const Moment& at, size_t block, Column& bounds, Column& least) const;
+  void look_ahead(const Moment& now);
+  // The block is computed as of now; false if it was in this search.
+  bool refine(const Moment& now, size_t block);
+  // A column of the candidate has changed.
+  void touch(size_t index) {
+    const size_t block = index / kBlock;
+    if (std::exchange(is_touched_[block], 1)) return;
+    touched_.push_back(block);
+  }
+  static Value value_of(const Moment& at) {
+    return at.most_free == kNoFreeBytes ? Value::score : Value::beside;
+  }
   void bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted);
   // Calls visit(place) where the column's bound is at most limit(), which visit() may lower.
-  template <typename Limit, typename Visit>
-  void visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& visit);
+  // refine(block): true if it has raised the block's bounds.
+  template <typename Limit, typename Refine, typename Visit>
+  static void visit_from_the_lowest(Column& bounds, Column& least, Limit&& limit, Refine&& refine,
+                                    Visit&& visit);
   // Whether a run goes on with a member that begins there; low: where its free bytes may begin.
   static bool goes_on(uint64_t begin, uint64_t low, uint64_t wanted) {
     return begin < low || begin - low < wanted;
   }
-  uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : ends_[order_[rank - 1]]; }
-  // Of kBlock bounds. Eight at a time, which a compiler makes one vector instruction of.
-  static float block_minimum(const float* bounds) {
+  uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : block_end(order_[rank - 1]); }
+  // If the pool rounds to more, the rest counts as free.
+  uint64_t block_end(size_t index) const { return in_grains(ends_[index]); }
+  // Of 8 bounds or more. Eight at a time, which a compiler makes one vector instruction of.
+  static float minimum(const float* bounds, size_t count) {
     float lanes[8];
     std::copy_n(bounds, 8, lanes);
-    for (size_t i = 8; i < kBlock; i += 8)
+    for (size_t i = 8; i + 8 <= count; i += 8)
       for (size_t lane = 0; lane < 8; ++lane) lanes[lane] = std::min(lanes[lane], bounds[i + lane]);
+    for (size_t i = count / 8 * 8; i < count; ++i) lanes[0] = std::min(lanes[0], bounds[i]);
     return *std::min_element(lanes, lanes + 8);
+  }
+  static float block_minimum(const float* bounds) { return minimum(bounds, kBlock); }
+  static size_t index_of_least(const Column& of) {
+    if (of.size() < 8)
+      return static_cast<size_t>(std::min_element(of.begin(), of.end()) - of.begin());
+    const float least = minimum(of.data(), of.size());
+    return static_cast<size_t>(std::find(of.begin(), of.end(), least) - of.begin());
   }
   void move_base(int64_t now_ns, int64_t decreased_ns);
   double exact_value(Value value, size_t index, int64_t now_ns, int64_t decreased_ns,
@@ -142,33 +182,46 @@ class Candidates {
   std::vector<uint32_t> order_;  // C3: indices in the list
   std::vector<uint64_t> begins_, ends_;
   double exponent_ = 1;
+  uint64_t slabs_begin_ = std::numeric_limits<uint64_t>::max();
   // Columns, filled up to a multiple of kBlock with infinite weights.
   Column numerator_, own_, weight_, access_;
   Column size_, span_;  // what a score divides by; C3
   // The columns' times and decreases count from here, so that floats hold them finely.
   int64_t epoch_ns_ = 0, base_ns_ = 0;
-  // Scratch of a search: what was computed of each candidate; of the run that begins with each, by
-  // rank, and the sums of the prices before; the least of each block of one of these columns.
-  Column bounds_, run_bounds_, least_;
+  // C4: of each candidate, and the least of each block.
+  Column bounds_, least_;
+  Moment horizon_{0, 0, 0};
+  int64_t ahead_ns_ = 1;              // from a pass to its horizon
+  size_t refined_ = 0;                // blocks, since the last pass
+  bool is_passed_ = false;            // there was one, and the columns are on the base that it had
+  std::vector<uint64_t> refined_in_;  // by block: number of the last search that refined it
+  uint64_t searches_ = 0;
+  std::vector<char> is_touched_;  // by block
+  std::vector<size_t> touched_;
+  // Scratch of a search for windows: the price of each candidate; of the run that begins with each,
+  // by rank, and the sums of the prices before; the least of each block.
+  Column prices_, price_least_, run_bounds_, run_least_;
   std::vector<double> sums_;
 };
 
-template <typename Limit, typename Visit>
-void Candidates::visit_from_the_lowest(Column& bounds, Limit&& limit, Visit&& visit) {
+template <typename Limit, typename Refine, typename Visit>
+void Candidates::visit_from_the_lowest(Column& bounds, Column& least, Limit&& limit,
+                                       Refine&& refine, Visit&& visit) {
   // After so many the limit is so near the least that hardly any other bound is below it.
   constexpr int kProbes = 8;
   for (int probe = 0; probe < kProbes; ++probe) {
-    const auto block =
-        static_cast<size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin());
-    if (!(least_[block] <= limit())) return;
+    const size_t block = index_of_least(least);
+    if (!(least[block] <= limit())) return;
+    if (refine(block) && !(least[block] <= limit())) continue;
     float* const first = &bounds[block * kBlock];
     float* const lowest = std::min_element(first, first + kBlock);
     *lowest = kInfinity;
-    least_[block] = block_minimum(first);
+    least[block] = block_minimum(first);
     visit(static_cast<size_t>(lowest - bounds.data()));
   }
-  for (size_t block = 0; block < least_.size(); ++block) {
-    if (!(least_[block] <= limit())) continue;
+  for (size_t block = 0; block < least.size(); ++block) {
+    if (!(least[block] <= limit())) continue;
+    if (refine(block) && !(least[block] <= limit())) continue;
     for (size_t i = block * kBlock; i < (block + 1) * kBlock; ++i)
       if (bounds[i] <= limit()) visit(i);
   }
@@ -178,13 +231,13 @@ template <typename Evaluate>
 Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free,
                             Evaluate&& evaluate) {
   if (list_.empty()) return nullptr;
-  compute(most_free == kNoFreeBytes ? Value::score : Value::beside, now_ns, decreased_ns,
-          most_free);
+  const Moment now{now_ns, decreased_ns, most_free};
+  look_ahead(now);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = kMost;  // bounds above it cannot win
   visit_from_the_lowest(
-      bounds_, [&] { return limit; },
+      bounds_, least_, [&] { return limit; }, [&](size_t block) { return refine(now, block); },
       [&](size_t index) {
         Storage* storage = list_[index];
         double score = 0;
@@ -205,7 +258,8 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
   // Rounding is below the slack.
   const auto most = [&] { return limit * (1 + 2 * kSlack); };
   visit_from_the_lowest(
-      run_bounds_, [&] { return static_cast<float>(std::min<double>(most(), kMost)); },
+      run_bounds_, run_least_, [&] { return static_cast<float>(std::min<double>(most(), kMost)); },
+      [](size_t) { return false; },
       [&](size_t first) {
         const uint64_t low = low_end(first);
         double sum = 0;

@@ -17,7 +17,10 @@ void NeededStorages::update(Storage* changed, bool loses_parent) {
     if (needed == storage->needed) continue;
     storage->needed = needed;
     if (!storage->live) neighborhoods_.share_changed(storage, !needed);
-    for (const Edge& edge : storage->parent->edges) {
+    Op* const op = storage->parent;
+    op->needed_outputs += needed ? 1 : -1;
+    if (op->needed_outputs != (needed ? 1 : 0)) continue;
+    for (const Edge& edge : op->edges) {
       Storage* input = edge.input;
       input->needed_by += needed ? 1 : -1;
       if (input->needed_by != (needed ? 1 : 0) || input->live) continue;
@@ -29,11 +32,24 @@ void NeededStorages::update(Storage* changed, bool loses_parent) {
   }
 }
 
+namespace {
+
+uint32_t needed_outputs(const Op* op) {
+  uint32_t count = 0;
+  for (const Output& output : op->outputs)
+    if (output.storage && output.storage->needed) ++count;
+  return count;
+}
+
+}  // namespace
+
 void NeededStorages::check(const Storage* storage) {
   uint32_t needed_by = 0;
   for (const Edge* edge = storage->children; edge; edge = edge->next)
-    for (const Output& output : edge->op->outputs)
-      if (output.storage && output.storage->needed) ++needed_by;
+    if (needed_outputs(edge->op) > 0) ++needed_by;
+  if (storage->parent && needed_outputs(storage->parent) != storage->parent->needed_outputs)
+    throw StateError("storage " + std::to_string(storage->id) +
+                     " breaks G2: its op miscounts its needed outputs");
   if (needed_by != storage->needed_by)
     throw StateError("storage " + std::to_string(storage->id) + " breaks G2: needed by " +
                      std::to_string(needed_by) + ", counted are " +

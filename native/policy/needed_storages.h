@@ -3,8 +3,8 @@
 // A dead storage that a rematerialization brought back is of use only to what is computed from it.
 //
 //  G1  An evicted storage is needed if it can come back, and is live or needed by another.
-//  G2  A storage is needed by those outputs of the ops that read it that are needed; they are
-//      counted.
+//  G2  A storage is needed by the ops that read it and have needed outputs; they are counted, and
+//      so are an op's needed outputs.
 //
 // So what an eviction of a dead storage that nothing needs takes away is nothing that any evicted
 // storage would begin with: it goes before everything else (kUnneeded). One that is needed is what

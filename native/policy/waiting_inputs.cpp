@@ -46,11 +46,15 @@ uint64_t WaitingInputs::peak_beside(const Storage* wanted) {
       pending_.pop_back();
       continue;
     }
+    Op* const op = storage->state == State::swapped ? nullptr : storage->parent;
     const size_t before = pending_.size();
     parts.clear();
-    uint64_t running = 0;  // bytes while its op runs
-    if (storage->parent && storage->state != State::swapped) {
-      for (const Edge& edge : storage->parent->edges) {
+    uint64_t peak = storage->size_bytes;
+    if (op && op->peak_look == looks_) {
+      peak = op->peak_bytes;
+    } else if (op) {
+      uint64_t running = 0;  // bytes while it runs
+      for (const Edge& edge : op->edges) {
         const Storage* input = edge.input;
         if (input->parent || swaps) running += input->size_bytes;
         if (input->state == State::resident) continue;
@@ -60,29 +64,87 @@ uint64_t WaitingInputs::peak_beside(const Storage* wanted) {
         else
           parts.push_back({known->second - input->size_bytes, input->size_bytes});
       }
-      for (const Output& output : storage->parent->outputs)
+      if (pending_.size() > before) continue;  // those first
+      for (const Output& output : op->outputs)
         if (output.storage) running += output.storage->size_bytes;
+      peak = std::max(peak_of_parts(parts), running);
+      // For all its outputs: an op may have thousands.
+      op->peak_look = looks_;
+      op->peak_bytes = peak;
     }
-    if (pending_.size() > before) continue;  // those first
     pending_.pop_back();
-    peaks_[storage->id] = std::max({peak_of_parts(parts), running, storage->size_bytes});
+    peaks_[storage->id] = peak;
   }
   return peaks_[wanted->id] - wanted->size_bytes;
 }
 
 void WaitingInputs::order_by_peak(std::vector<Storage*>& wanted) {
   if (wanted.size() < 2) return;
+  ++looks_;
   std::stable_sort(wanted.begin(), wanted.end(),
                    [this](Storage* a, Storage* b) { return peak_beside(a) > peak_beside(b); });
 }
 
-Storage* WaitingInputs::next_missing(const Op* op) {
-  missing_.clear();
-  for (const Edge& edge : op->edges)
-    if (edge.input->state != State::resident) missing_.push_back(edge.input);
-  if (missing_.empty()) return nullptr;
-  order_by_peak(missing_);
-  return missing_.front();
+WaitingInputs::Step WaitingInputs::begin(Op* op, const MissingInputs& missing) {
+  ++op->waiting_steps;
+  ++steps_;
+  return {op, missing.size(), losses_.size()};
+}
+
+void WaitingInputs::end(const Step& step, MissingInputs& missing) {
+  missing.resize(step.first);
+  --step.op->waiting_steps;
+  if (--steps_ == 0) losses_.clear();
+}
+
+void WaitingInputs::lost(const Storage* storage, EvictionCause) {
+  if (steps_ == 0) return;
+  for (Edge* edge = storage->children; edge; edge = edge->next)
+    if (edge->op->waiting_steps > 0) losses_.push_back({edge->op, edge});
+}
+
+void WaitingInputs::look(Step& step, MissingInputs& missing) {
+  step.heard = losses_.size();
+  missing.resize(step.first);
+  for (Edge& edge : step.op->edges)
+    if (edge.input->state != State::resident) missing.push_back({0, &edge});
+  arrange(step, step.first, missing);
+}
+
+// Those from `known` on are new in the step's list. One alone needs no order.
+void WaitingInputs::arrange(const Step& step, size_t known, MissingInputs& missing) {
+  if (missing.size() - step.first < 2) return;
+  ++looks_;
+  const auto at = [&](size_t i) { return missing.begin() + static_cast<std::ptrdiff_t>(i); };
+  for (size_t i = known; i < missing.size(); ++i) {
+    missing[i].peak_beside = peak_beside(missing[i].edge->input);
+    std::push_heap(at(step.first), at(i + 1));
+  }
+}
+
+// Of those that came back for others meanwhile, takes off what stands before all that are missing.
+void WaitingInputs::drop_returned(const Step& step, MissingInputs& missing) {
+  while (missing.size() > step.first && missing[step.first].edge->input->state == State::resident) {
+    std::pop_heap(missing.begin() + static_cast<std::ptrdiff_t>(step.first), missing.end());
+    missing.pop_back();
+  }
+}
+
+Edge* WaitingInputs::next_missing(Step& step, MissingInputs& missing) {
+  if (losses_.size() - step.heard > step.op->edges.size()) look(step, missing);
+  drop_returned(step, missing);
+  const size_t known = missing.size();
+  for (; step.heard < losses_.size(); ++step.heard) {
+    const auto& [op, edge] = losses_[step.heard];
+    if (op == step.op && edge->input->state != State::resident) missing.push_back({0, edge});
+  }
+  if (missing.size() > known) arrange(step, known, missing);
+  drop_returned(step, missing);
+  if (missing.size() == step.first) return nullptr;
+  std::pop_heap(missing.begin() + static_cast<std::ptrdiff_t>(step.first), missing.end());
+  Edge* const edge = missing.back().edge;
+  missing.pop_back();
+  return edge;
 }
 
 }  // namespace dtr

@@ -11,6 +11,10 @@
 // for registers. peak_beside() is an estimate: it takes the evicted storages as they are when the
 // round first asks (each op_prepare() is one) and assumes that nothing is evicted meanwhile.
 //
+// Cost. A step looks at all its inputs when it begins, and when all that it knew to be missing is
+// back. In between it has them in a heap, and hears which inputs of waiting steps were lost. So an
+// op with n inputs costs n log n, and as much for each input that is lost while it waits.
+//
 // Termination. A *request* is an op that needs evicted inputs, or a storage that is wanted by
 // name. During a request each storage is preempted at most kMost times; then its waiting locks are
 // as firm as any lock. Between two preemptions, steps and locks are those of a rematerialization
@@ -36,7 +40,19 @@
 
 namespace dtr {
 
-class WaitingInputs {
+// Inputs that steps of one frame lack: of each step that waits a heap by `peak_beside`, and of equal
+// ones by the order of the edges; the outermost step's first.
+struct MissingInput {
+  uint64_t peak_beside;
+  Edge* edge;
+
+  bool operator<(const MissingInput& other) const {
+    return peak_beside != other.peak_beside ? peak_beside < other.peak_beside : edge > other.edge;
+  }
+};
+using MissingInputs = std::vector<MissingInput>;
+
+class WaitingInputs final : public Observer {
  public:
   explicit WaitingInputs(const Environment& environment) : environment_(environment) {}
 
@@ -51,8 +67,21 @@ class WaitingInputs {
 
   // Sorts storages that are all needed, the first to be brought back first.
   void order_by_peak(std::vector<Storage*>& wanted);
-  // The next input to be brought back for an op; null if all are there.
-  Storage* next_missing(const Op* op);
+
+  // One step of a frame, from its first look to its end. While others are brought back for it, its
+  // list is the end of the frame's.
+  struct Step {
+    Op* op = nullptr;
+    size_t first = 0;  // its list begins there
+    size_t heard = 0;  // so many of the losses
+  };
+  Step begin(Op* op, const MissingInputs& missing);
+  void end(const Step& step, MissingInputs& missing);
+  // Lists all inputs that are missing.
+  void look(Step& step, MissingInputs& missing);
+  // Takes the next one to be brought back off the list; null if it is empty.
+  Edge* next_missing(Step& step, MissingInputs& missing);
+  void lost(const Storage* storage, EvictionCause cause) override;
 
   // Which to preempt, where nothing else can be evicted: of those that were preempted least
   // often, the one of the least cost / (size * sqrt(staleness)), under every heuristic. (What waits
@@ -66,13 +95,23 @@ class WaitingInputs {
  private:
   static constexpr uint32_t kMost = 4;
 
+  // An input of an op whose step waits is no longer there.
+  struct Loss {
+    const Op* op;
+    Edge* edge;
+  };
+
   uint64_t peak_beside(const Storage* wanted);
+  void arrange(const Step& step, size_t known, MissingInputs& missing);
+  static void drop_returned(const Step& step, MissingInputs& missing);
 
   const Environment& environment_;
   std::unordered_map<uint64_t, uint64_t> peaks_;        // bytes, by storage's id; of one round
   std::unordered_map<uint64_t, uint32_t> preemptions_;  // by storage's id; of one request
   std::vector<const Storage*> pending_;                 // of peak_beside()
-  std::vector<Storage*> missing_;                       // of next_missing()
+  uint64_t looks_ = 0;                                  // Op::peak_look counts them
+  std::vector<Loss> losses_;                            // since the first waiting step began
+  size_t steps_ = 0;                                    // that wait
 };
 
 template <typename CostOf>

@@ -101,7 +101,9 @@ int64_t remat_next(dtr_frame* frame) {
   return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
 }
 
-void* step_closure(dtr_frame* frame) { return frame_of(frame).remat.stack.back().op->closure; }
+void* step_closure(dtr_frame* frame) {
+  return frame_of(frame).remat.stack.back().inputs.op->closure;
+}
 
 int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
   return static_cast<int32_t>(on(frame, [&](Engine& engine, Frame& of) {

@@ -19,6 +19,7 @@ Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_c
   Transaction call(*this);
   swap_space_.configure(call.deferred);
   environment_.observers.add(&op_log_);
+  environment_.observers.add(&waiting_);
   core_ = core_table(this);
   hire_coach(call.deferred);
 }
@@ -127,6 +128,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   use(pool, true);
   environment_.pools.push_back({device_type, device_index, pool});
   Device& device = devices_.add(device_type, device_index, pool);
+  device.candidates.set_slabs_begin(reinterpret_cast<uint64_t>(dtr_pool_slabs_begin(pool)));
   swap_space_.add_device(device);
   mover_.add_device(device);
   dtr_pool_room room{};

@@ -13,12 +13,17 @@ namespace dtr {
 
 void Rematerializer::want(Rematerialization& remat, Storage* storage, bool forget) {
   ++storage->locks;
-  remat.stack.push_back({storage, nullptr, forget, remat.stack_inputs.size()});
+  Rematerialization::Step step;
+  step.target = storage;
+  step.forget = forget;
+  step.first_input = remat.stack_inputs.size();
+  step.first_edge = remat.edge_locks.size();
+  remat.stack.push_back(step);
 }
 
 int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, Deferred& deferred) {
   while (!remat.stack.empty()) {
-    const Rematerialization::Step step = remat.stack.back();
+    Rematerialization::Step& step = remat.stack.back();
     Storage* target = step.target;
     if (target->state == State::resident) {
       end_step(remat, deferred);
@@ -28,7 +33,7 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
       if (!swap_in(target)) end_step(remat, deferred);
       continue;
     }
-    if (!step.op) {
+    if (!step.inputs.op) {
       if (!target->parent)
         throw StateError("storage " + std::to_string(target->id) + " (" +
                          std::to_string(target->size_bytes) +
@@ -38,47 +43,58 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
       if (target->state == State::recomputing)
         throw StateError("storage " + std::to_string(target->id) + " depends on itself");
       target->state = State::recomputing;
-      remat.stack.back().op = target->parent;
-      remat.stack.back().first_input = remat.stack_inputs.size();
+      step.inputs = parts_.waiting.begin(target->parent, remat.missing);
+      remat.edge_locks.resize(step.first_edge + target->parent->edges.size(), 0);
     }
-    parts_.contents.compare_inputs(target->parent, deferred);
-    if (Storage* missing = parts_.waiting.next_missing(target->parent)) {
+    if (const Edge* missing = next_missing(remat, deferred)) {
       bring_back(remat, missing);
       continue;
     }
-    if (!std::exchange(remat.stack.back().locks_inputs, true))
-      for (const Edge& edge : target->parent->edges) {
-        ++edge.input->locks;
-        remat.stack_inputs.push_back({edge.input, false});
-      }
-    if (!hold_inputs(remat, target->parent)) return kRefused;
+    if (!std::exchange(step.locks_inputs, true))
+      for (const Edge& edge : target->parent->edges) lock_input(remat, &edge, false);
+    if (!hold_inputs(remat, target->parent, deferred)) return kRefused;
     describe(remat, target->parent);
     return static_cast<int64_t>(target->parent->id);
   }
   return 0;
 }
 
+// Of the innermost step. Null if all inputs are there, and as they should be: it may run.
+Edge* Rematerializer::next_missing(Rematerialization& remat, Deferred& deferred) {
+  WaitingInputs::Step& inputs = remat.stack.back().inputs;
+  if (Edge* missing = parts_.waiting.next_missing(inputs, remat.missing)) return missing;
+  parts_.contents.compare_inputs(inputs.op, deferred);
+  parts_.waiting.look(inputs, remat.missing);
+  return parts_.waiting.next_missing(inputs, remat.missing);
+}
+
+// The innermost step locks an input.
+void Rematerializer::lock_input(Rematerialization& remat, const Edge* edge, bool waits) {
+  const Rematerialization::Step& step = remat.stack.back();
+  ++edge->input->locks;
+  if (waits) ++edge->input->holds;
+  ++remat.edge_locks[step.first_edge + step.inputs.op->index_of(edge)];
+  remat.stack_inputs.push_back({edge->input, waits});
+}
+
 // The innermost step waits for an input, and locks it: once, if that was preempted, too.
-void Rematerializer::bring_back(Rematerialization& remat, Storage* missing) {
-  bool waits = false;
-  for (size_t i = remat.stack.back().first_input; i < remat.stack_inputs.size(); ++i)
-    waits |= remat.stack_inputs[i].storage == missing;
-  if (!waits) {
-    ++missing->locks;
-    ++missing->holds;
-    remat.stack_inputs.push_back({missing, true});
-  }
-  want(remat, missing, false);
+void Rematerializer::bring_back(Rematerialization& remat, const Edge* missing) {
+  const Rematerialization::Step& step = remat.stack.back();
+  if (remat.edge_locks[step.first_edge + step.inputs.op->index_of(missing)] == 0)
+    lock_input(remat, missing, true);
+  want(remat, missing->input, false);
 }
 
 // Holds the inputs that have a handle. False if one is dying on another thread, which waits for our
 // mutex, or cannot be held without the GIL.
-bool Rematerializer::hold_inputs(Rematerialization& remat, const Op* op) const {
+bool Rematerializer::hold_inputs(Rematerialization& remat, const Op* op, Deferred& deferred) const {
   const dtr_framework* framework = parts_.environment.framework;
+  // Those of the last try stay held until this one is over.
+  for (void* handle : remat.held) deferred.release_strong(handle);
+  remat.held.clear();
   for (const Edge& edge : op->edges) {
     void* handle = edge.input->handle;
-    if (!handle || std::find(remat.held.begin(), remat.held.end(), handle) != remat.held.end())
-      continue;
+    if (!handle) continue;
     if (framework->retain_strong(handle)) {
       remat.held.push_back(handle);
     } else {
@@ -106,6 +122,10 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
   remat.step.clear();
   remat.consumed.clear();
   const auto put = [&](int64_t number) { remat.step.push_back(number); };
+  mutated_.assign(op->edges.size(), false);
+  for (const TensorSpec& spec : op->tensors)
+    if (spec.use == Use::mutate && spec.edge >= 0) mutated_[static_cast<size_t>(spec.edge)] = true;
+  const uint8_t* const ours = &remat.edge_locks[remat.stack.back().first_edge];
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
@@ -117,17 +137,10 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
       parts_.graph.by_handle.insert(input->handle, input);
     }
     // The op may overwrite an old version only if nobody else counts on it.
-    bool mutated = false;
-    for (const TensorSpec& spec : op->tensors)
-      mutated |= spec.use == Use::mutate && spec.edge == static_cast<int32_t>(e);
     // (This step holds it once, and once more if it was brought back for it.)
-    const uint32_t ours = static_cast<uint32_t>(std::count_if(
-        remat.stack_inputs.begin() + static_cast<std::ptrdiff_t>(remat.stack.back().first_input),
-        remat.stack_inputs.end(),
-        [&](const Rematerialization::StepInput& of) { return of.storage == input; }));
     const bool copy =
-        mutated && (input->live || input->locks > ours || input->pins > 0 || !input->parent);
-    if (mutated && !copy) remat.consumed.push_back(input);
+        mutated_[e] && (input->live || input->locks > ours[e] || input->pins > 0 || !input->parent);
+    if (mutated_[e] && !copy) remat.consumed.push_back(input);
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
   }
@@ -226,9 +239,10 @@ void Rematerializer::retain(std::vector<Held>& held, Deferred& deferred) const {
 void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& held,
                             uint32_t tensors, uint32_t results, int64_t reading_ns,
                             Deferred& deferred) {
-  Op* op = remat.stack.back().op;
+  Op* op = remat.stack.back().inputs.op;
   parts_.environment.clock_ns += op->cost_ns;
   parts_.environment.stats.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
+  auto of_held = held.begin();
   for (const Output& output : op->outputs) {
     Storage* storage = output.storage;
     if (!storage || has_content(storage)) continue;
@@ -244,10 +258,10 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
                        std::to_string(output.position) + ", unlike the first time");
     dtr_tensor_desc desc;
     parts_.environment.framework->describe(tensor, &desc);
-    const bool strong = std::any_of(held.begin(), held.end(), [&](const Held& of) {
-      return of.storage == storage && of.strong;
-    });
-    take_result(op, storage, desc, strong, deferred);
+    // Both are in the order of the outputs.
+    while (of_held != held.end() && of_held->storage->output < storage->output) ++of_held;
+    const bool is_held = of_held != held.end() && of_held->storage == storage && of_held->strong;
+    take_result(op, storage, desc, is_held, deferred);
   }
   ++parts_.environment.stats.rematerializations;
   parts_.environment.observers.notify(&Observer::ran_again, op);
@@ -289,6 +303,8 @@ void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
   remat.step_outputs.clear();
   for (void* handle : remat.held) deferred.release_strong(handle);
   remat.held.clear();
+  if (step.inputs.op) parts_.waiting.end(step.inputs, remat.missing);
+  remat.edge_locks.resize(step.first_edge);
   while (remat.stack_inputs.size() > step.first_input) {
     const Rematerialization::StepInput input = remat.stack_inputs.back();
     remat.stack_inputs.pop_back();

@@ -31,11 +31,12 @@ namespace dtr {
 // What one thread brings back: its stack of steps, and the step that runs.
 struct Rematerialization {
   struct Step {
-    Storage* target = nullptr;  // locked
-    Op* op = nullptr;           // set once its inputs are looked at
-    bool forget = false;        // settled: becomes a constant once it is resident
-    size_t first_input = 0;     // its locked inputs begin here in stack_inputs
-    bool locks_inputs = false;  // all of them, as it is about to run
+    Storage* target = nullptr;   // locked
+    bool forget = false;         // settled: becomes a constant once it is resident
+    size_t first_input = 0;      // its locked inputs begin here in stack_inputs
+    size_t first_edge = 0;       // and those of its op here in edge_locks
+    bool locks_inputs = false;   // all of them, as it is about to run
+    WaitingInputs::Step inputs;  // its op is set once they are looked at
   };
   // A lock of a step on one of its inputs.
   struct StepInput {
@@ -45,9 +46,11 @@ struct Rematerialization {
 
   std::vector<Step> stack;              // innermost last
   std::vector<StepInput> stack_inputs;  // outermost first
-  std::vector<Storage*> step_outputs;   // records of the step that runs, locked
-  std::vector<Storage*> consumed;       // old versions that it overwrites
-  std::vector<int64_t> step;            // exchanged with the framework that runs it
+  std::vector<uint8_t> edge_locks;      // for each edge of each step, how many of these
+  MissingInputs missing;
+  std::vector<Storage*> step_outputs;  // records of the step that runs, locked
+  std::vector<Storage*> consumed;      // old versions that it overwrites
+  std::vector<int64_t> step;           // exchanged with the framework that runs it
   // Handles of its inputs, strongly: other threads may let go of them while it runs.
   std::vector<void*> held;
   std::vector<void*> refused;  // weakly: hold these without the mutex first
@@ -103,8 +106,10 @@ class Rematerializer {
   void abort(Rematerialization& remat, Deferred& deferred);
 
  private:
-  void bring_back(Rematerialization& remat, Storage* missing);
-  bool hold_inputs(Rematerialization& remat, const Op* op) const;
+  Edge* next_missing(Rematerialization& remat, Deferred& deferred);
+  void lock_input(Rematerialization& remat, const Edge* edge, bool waits);
+  void bring_back(Rematerialization& remat, const Edge* missing);
+  bool hold_inputs(Rematerialization& remat, const Op* op, Deferred& deferred) const;
   void describe(Rematerialization& remat, Op* op);
   void take_result(const Op* op, Storage* storage, const dtr_tensor_desc& desc, bool held,
                    Deferred& deferred);
@@ -113,6 +118,7 @@ class Rematerializer {
   void end_step(Rematerialization& remat, Deferred& deferred);
 
   Parts parts_;
+  std::vector<bool> mutated_;  // of describe()
 };
 
 }  // namespace dtr

@@ -460,7 +460,7 @@ class RuntimeSimulation final : private Observer {
   void step(const Operator& of) {
     const Operands operands = operands_of(of);
     uint64_t waiting = 0;  // those not begun stand at the bottom, and wait for nothing
-    while (!frame_.remat.stack[waiting].op) ++waiting;
+    while (!frame_.remat.stack[waiting].inputs.op) ++waiting;
     out_.result.chain_depth =
         std::max<uint64_t>(out_.result.chain_depth, frame_.remat.stack.size() - waiting);
     const uint64_t target = frame_.remat.stack.back().target->id;

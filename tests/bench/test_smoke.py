@@ -90,6 +90,11 @@ def test_search() -> None:
         assert row["requests"] > 0
         assert 0 < row["median_us"] <= row["p90_us"]
         assert row["evaluations_per_search"] > 0
+    for row in document["wide"]:
+        assert row["rematerializations"] == row["inputs"] + 1
+    for row in document["many"]:
+        assert row["same_bits"]
+        assert row["searches"] > 0
 
 
 def test_bookkeeping() -> None:

@@ -197,6 +197,10 @@ void* dtr_pool_block_start(dtr_pool* pool, const void* address);
  * O(1 + free blocks there). */
 uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address);
 
+/* Returns the address from which on dtr_pool_free_beside is 0: where slabs begin; NULL for counted
+ * pools. Takes no lock. */
+void* dtr_pool_slabs_begin(const dtr_pool* pool);
+
 /* Returns the bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
