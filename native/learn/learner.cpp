@@ -24,6 +24,10 @@ constexpr double kGain = 0.01;
 // is taken for another.
 constexpr double kDrift = 1.25;
 constexpr double kSomeDrift = 0.05;
+// A policy grinds if what it has repeated in two steps is so many times what is usual, which counts as
+// this share of the job's own compute at least.
+constexpr double kGrinds = 2;
+constexpr double kGrindsLittle = 0.25;
 // A job needs so much more than its program, as it is not played to the last detail.
 constexpr double kMargin = 1.05;
 // Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
@@ -58,6 +62,9 @@ double Learner::repeats_since(const Mark& mark) const {
   return static_cast<double>(at.again_ns - mark.again_ns) /
          static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
+
+// So much is looked at at a time.
+int64_t Learner::stretch_ns() const { return step_ns_ > 0 ? 2 * step_ns_ : log_.cost_ns(); }
 
 // ---- listening ----
 
@@ -202,6 +209,7 @@ void Learner::follow() {
     return;
   }
   parts_.follow(found->policy);
+  promised_ = found->repeats;
   phase_ = Phase::following;
   checks_ = 0;
   mark_ = now();
@@ -209,7 +217,7 @@ void Learner::follow() {
 
 // A step's compute after the other. The first is half of one policy and half of the other.
 void Learner::check_step(Deferred& deferred) {
-  const int64_t stretch_ns = step_ns_ > 0 ? 2 * step_ns_ : log_.cost_of_last(log_.operators());
+  const int64_t stretch_ns = this->stretch_ns();
   if (now().own_ns - mark_.own_ns < stretch_ns) return;
   const double repeats = repeats_since(mark_);
   mark_ = now();
@@ -227,6 +235,16 @@ void Learner::check_step(Deferred& deferred) {
     else
       phase_ = Phase::done;
   }
+}
+
+// A single step that computes far more than any before.
+void Learner::check_grinding() {
+  const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
+  if (static_cast<double>(now().again_ns - mark_.again_ns) <=
+      most * static_cast<double>(stretch_ns()))
+    return;
+  parts_.follow(usual_);
+  phase_ = Phase::done;
 }
 
 // ---- advice ----

@@ -6,8 +6,8 @@
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
 // 3. The best policy is *followed*. It decides as any other, operator by operator: so a step that
 //    differs from what was learned is as right as any, and none has to be recognized. If the
-//    job's steps compute more again than before, the policy goes; if they do so later, the job is
-//    another by then, and it listens again.
+//    job's steps compute more again than before, or one much more, the policy goes; if they do so
+//    later, the job is another by then, and it listens again.
 //
 // Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal:
 // looks depend on operators alone, and what is played on the program.
@@ -39,6 +39,9 @@ class Learner final : public Coach {
       listen(deferred, lock);
     else if (phase_ != Phase::waiting && phase_ != Phase::done)
       go_on(deferred);
+  }
+  void ran_again() override {
+    if (phase_ == Phase::following) check_grinding();
   }
   int64_t step_ns() const override { return step_ns_; }
   Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
@@ -77,12 +80,14 @@ class Learner final : public Coach {
   void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   void follow();
   void check_step(Deferred& deferred);
+  void check_grinding();
   void rest(Phase phase, Deferred& deferred);
   void end_rehearsal();
   bool can_play() const;
   uint64_t budget_bytes() const;
   Stage stage() const;
   EvictionPolicy policy() const;
+  int64_t stretch_ns() const;
   Mark now() const;
   double repeats_since(const Mark& mark) const;
 
@@ -96,6 +101,7 @@ class Learner final : public Coach {
   int64_t step_ns_ = 0;
   Mark looks_[2];         // the last look but one, and the last
   double before_ = 0;     // what the job repeated before the policy, in terms of its own compute
+  double promised_ = 0;   // and what it will, as rehearsed
   EvictionPolicy usual_;  // and by which
   Mark mark_;             // since when steps are checked; the first one is not
   uint32_t checks_ = 0;

@@ -38,6 +38,7 @@ class StepLog {
   // How many operators the step has that was repeated last, at least twice; 0 if none was. A step
   // leaves as much memory in use as it found: so the cells of an unrolled network are none.
   uint64_t period() const;
+  int64_t cost_ns() const { return program_.cost_ns; }
   // The compute of the last operators.
   int64_t cost_of_last(uint64_t operators) const;
   // The last operators, from where the least is in use among the last two periods: one whole step at

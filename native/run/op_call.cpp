@@ -137,6 +137,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
+  if (coach_) coach_->ran_again();
   look_for_thrashing(call);
 }
 

@@ -47,7 +47,7 @@ from bench.models import JOBS
 
 torch.set_num_threads(1)
 budget, costs = sys.argv[1:]
-with dtr_alloc.session(budget=int(budget), device="cpu", costs=costs):
+with dtr_alloc.session(budget=int(budget), device="cpu", costs=costs, debug="no-moves"):
     job = JOBS["densenet"]()
     for step in range({STEPS}):
         job.step(step)
