@@ -1,0 +1,128 @@
+"""What learning a job's step is worth: the policy that is learned, beside the rule it begins with.
+
+    python -m bench.learning [--job NAME]... [--smoke] [--json PATH]
+
+A job trains under both, at fractions of its activation memory, in a process of its own each time.
+Of the last eight steps a row has the compute that was repeated, in terms of the job's own, and the
+processor time of the fastest, in terms of the same job's with nothing evicted. Bits are compared
+with those of the job without dtr_alloc.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from typing import Any
+
+import click
+import torch
+from rich.table import Table
+
+import dtr_alloc
+from bench import results
+from bench.measure import profile, train_plain
+from bench.models import JOBS, differences
+
+FRACTIONS = (0.5, 0.3, 0.2)
+POLICIES = ("marginal", "adaptive")
+LAST = 8
+"""Steps that count."""
+
+
+def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
+    """A run in this process: how it ended, and its counters and times."""
+    torch.set_num_threads(1)
+    seconds, counters = [], []
+    with dtr_alloc.session(budget=budget, device="cpu", heuristic=heuristic):
+        job = JOBS[name]()
+        try:
+            for step in range(steps):
+                begin = time.process_time()
+                job.step(step)
+                seconds.append(time.process_time() - begin)
+                counters.append(dtr_alloc.stats())
+        except torch.OutOfMemoryError as error:
+            return {"outcome": "grinds" if "is too small" in str(error) else "out of memory"}
+        job.drop_gradients()
+        state = job.state()
+    own, again = (
+        counters[-1][key] - counters[-1 - LAST][key]
+        for key in ("total_cost_ns", "recompute_cost_ns")
+    )
+    remaps = (counters[-1]["remaps"] - counters[-1 - LAST]["remaps"]) / LAST
+    return {
+        "outcome": "trains",
+        "repeated": again / own,
+        "remaps": remaps,
+        "learned": counters[-1]["learned"],
+        "seconds": min(seconds[-LAST:]),
+        "state": state,
+    }
+
+
+def _run(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_steps, (name, budget, heuristic, steps))
+
+
+def measure(name: str, steps: int, fractions: tuple[float, ...]) -> Iterator[dict[str, Any]]:
+    """The rows of one job."""
+    torch.set_num_threads(1)
+    reference = train_plain(name, steps)
+    shape, _free = profile(name, 2)
+    free = _run(name, "unlimited", "marginal", steps)
+    for fraction in fractions:
+        for heuristic in POLICIES:
+            found = _run(name, shape.budget(fraction), heuristic, steps)
+            row = {"job": name, "fraction": fraction, "policy": heuristic}
+            if "state" in found:
+                if differences(reference, found.pop("state")):
+                    found["outcome"] = "other bits"
+                found["step_ratio"] = found.pop("seconds") / free["seconds"]
+            yield row | found
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    shown = Table(title="Compute repeated, and step time, by the rule / learned")
+    fractions = list(dict.fromkeys(row["fraction"] for row in rows))
+    for column in ("job", *map(str, fractions)):
+        shown.add_column(column, justify="left" if column == "job" else "right")
+    for job in dict.fromkeys(row["job"] for row in rows):
+        cells = []
+        for fraction in fractions:
+            pair = [row for row in rows if (row["job"], row["fraction"]) == (job, fraction)]
+            told = [
+                f"{row['repeated']:.2f} ({row['step_ratio']:.2f})"
+                if row["outcome"] == "trains"
+                else row["outcome"]
+                for row in pair
+            ]
+            cells.append(" / ".join(told))
+        shown.add_row(job, *cells)
+    return shown
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
+@click.option("--steps", default=60, show_default=True, type=click.IntRange(LAST + 2))
+@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
+@click.option("--smoke", is_flag=True, help="One job, one budget, few steps.")
+def main(jobs: tuple[str, ...], steps: int, path: str | None, smoke: bool) -> None:
+    torch.set_num_threads(1)
+    names = jobs or (("mlp",) if smoke else tuple(JOBS))
+    steps = LAST + 2 if smoke else steps
+    fractions = FRACTIONS[:1] if smoke else FRACTIONS
+    console = results.console()
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        with console.status(f"training {name}"):
+            rows.extend(measure(name, steps, fractions))
+    console.print(table(rows))
+    if path:
+        document = results.environment("cpu", 0) | {"bench": "learning", "steps": steps}
+        results.write_json(document | {"results": rows}, path)
+
+
+if __name__ == "__main__":
+    main()
