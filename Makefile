@@ -97,7 +97,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
 # ThreadSanitizer needs some for itself.
 TSAN := build/tsan
 TSAN_OBJECTS := $(patsubst %.cpp,$(TSAN)/%.o,$(filter %.cpp,$(filter-out \
-  native/simulate/% native/schedule/% native/fragment/%,$(CORE))) tests/native/threads.cpp)
+  native/schedule/% native/fragment/%,$(CORE))) tests/native/threads.cpp)
 EVICTIONS ?= 100000
 tsan: $(TSAN)/threads
 	TSAN_OPTIONS=halt_on_error=1 setarch -R $< $(EVICTIONS)

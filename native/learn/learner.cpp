@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -164,7 +165,6 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   task_->program = log_.last_steps(period_);
   task_->stage = stage();
   task_->usual = usual_;
-  task_->process = ::getpid();
   rest(Phase::rehearsing, deferred);
   task_->thread = std::thread([task = task_.get()] {
     // The job comes first. (On Linux this is the thread's own.)
@@ -185,18 +185,54 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
 }
 
 void Learner::end_rehearsal() {
-  if (!task_) return;
-  task_->cancelled = true;
-  if (task_->thread.joinable()) {
-    if (task_->process == ::getpid()) {
-      task_->thread.join();
-    } else {
-      // A forked child has no such thread, and nothing ends what it left.
-      task_->thread.detach();
-      task_.release();
-    }
-  }
+  if (task_) task_->end();
   task_.reset();
+}
+
+// A process that ends takes down what the thread works with, so it ends before. (At first use all of
+// that has been there, so it goes later.) Nothing here is ever taken down itself.
+namespace {
+
+struct Rehearsals {
+  std::mutex mutex;
+  std::vector<Learner::Task*> all;
+};
+
+Rehearsals& rehearsals() {
+  static Rehearsals* const rehearsals = [] {
+    std::atexit([] {
+      std::vector<Learner::Task*> left;
+      {
+        std::lock_guard<std::mutex> lock(rehearsals().mutex);
+        left.swap(rehearsals().all);
+      }
+      for (Learner::Task* task : left) task->end();
+    });
+    return new Rehearsals();
+  }();
+  return *rehearsals;
+}
+
+}  // namespace
+
+Learner::Task::Task() : process(::getpid()) {
+  std::lock_guard<std::mutex> lock(rehearsals().mutex);
+  rehearsals().all.push_back(this);
+}
+
+Learner::Task::~Task() {
+  std::lock_guard<std::mutex> lock(rehearsals().mutex);
+  std::vector<Task*>& all = rehearsals().all;
+  all.erase(std::remove(all.begin(), all.end(), this), all.end());
+}
+
+void Learner::Task::end() {
+  cancelled = true;
+  if (!thread.joinable()) return;
+  if (process == ::getpid())
+    thread.join();
+  else
+    new std::thread(std::move(thread));  // a forked child has no such thread, to join or to detach
 }
 
 // ---- following ----

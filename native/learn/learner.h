@@ -47,6 +47,23 @@ class Learner final : public Coach {
   Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
   void forget(Deferred& deferred) override;
 
+  // What a thread is given, and gives.
+  struct Task {
+    Task();
+    ~Task();
+    // Waits for the thread, which gives up with its next play.
+    void end();
+
+    OwnedProgram program;
+    Stage stage;
+    EvictionPolicy usual;
+    std::atomic<bool> cancelled{false};
+    std::atomic<bool> is_done{false};
+    std::optional<Rehearsal::Found> found;
+    std::thread thread = {};
+    int64_t process;
+  };
+
  private:
   enum class Phase {
     begins,
@@ -56,17 +73,6 @@ class Learner final : public Coach {
     waiting,     // for the thread
     following,
     done
-  };
-  // What a thread is given, and gives.
-  struct Task {
-    OwnedProgram program;
-    Stage stage;
-    EvictionPolicy usual;
-    std::atomic<bool> cancelled{false};
-    std::atomic<bool> is_done{false};
-    std::optional<Rehearsal::Found> found;
-    std::thread thread = {};
-    int64_t process = 0;
   };
   // What was computed since some point, from the engine's counters.
   struct Mark {

@@ -48,6 +48,15 @@ def test_job_sweep() -> None:
     assert {row["outcome"] for row in document["results"]} == {"same bits"}
 
 
+def test_learning() -> None:
+    """One job at one budget, by the rule and learned, bits compared."""
+    document = run("bench.learning")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    rows = {row["policy"]: row for row in document["results"]}
+    assert rows.keys() == {"marginal", "adaptive"}
+    assert {row["outcome"] for row in rows.values()} == {"trains"}
+
+
 def test_mapping() -> None:
     """One job in every way; a step maps memory where an allocation took it from elsewhere, only.
 

@@ -152,7 +152,10 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
         ("DTR_ALLOC_STATS", " ", "a path"),
         ("DTR_ALLOC_SWAP", "on", "or 'off'"),
-        *[("DTR_ALLOC_THRASH", wrong, "a number above 1") for wrong in ("1", "-2", "nan", "inf", "x")],
+        *[
+            ("DTR_ALLOC_THRASH", wrong, "a number above 1")
+            for wrong in ("1", "-2", "nan", "inf", "x")
+        ],
         ("DTR_ALLOC_LOG", " ", "a path"),
         *[
             ("DTR_ALLOC_POOL", wrong, "chunk:SIZE (2MiB; or auto), keep:SIZE")

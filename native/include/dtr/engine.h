@@ -83,10 +83,10 @@ enum {
  * (dtr_op_log_set) ends the learning. */
 enum {
   DTR_LEARN_NOTHING = 0,
-  DTR_LEARN_STEP = 1,    /* which operators repeat, for what thrash has to say */
-  DTR_LEARN_POLICY = 2,  /* and the policy that costs least for them, which is followed from then on
+  DTR_LEARN_STEP = 1,   /* which operators repeat, for what thrash has to say */
+  DTR_LEARN_POLICY = 2, /* and the policy that costs least for them, which is followed from then on
                             instead of heuristic, room and dealloc */
-  DTR_LEARN_AT_ONCE = 3  /* likewise; the job waits until it is found, so that all runs of a job
+  DTR_LEARN_AT_ONCE = 3 /* likewise; the job waits until it is found, so that all runs of a job
                             whose costs are given decide alike */
 };
 
