@@ -44,8 +44,6 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
                 counters.append(dtr_alloc.stats())
         except torch.OutOfMemoryError as error:
             return {"outcome": "grinds" if "is too small" in str(error) else "out of memory"}
-        job.drop_gradients()
-        state = job.state()
     own, again = (
         counters[-1][key] - counters[-1 - LAST][key]
         for key in ("total_cost_ns", "recompute_cost_ns")
@@ -57,7 +55,7 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         "remaps": remaps,
         "learned": counters[-1]["learned"],
         "seconds": min(seconds[-LAST:]),
-        "state": state,
+        "state": job.state(),
     }
 
 
@@ -70,7 +68,7 @@ def measure(name: str, steps: int, fractions: tuple[float, ...]) -> Iterator[dic
     """The rows of one job."""
     torch.set_num_threads(1)
     reference = train_plain(name, steps)
-    shape, _free = profile(name, 2)
+    shape, _free = profile(name, 3)
     free = _run(name, "unlimited", "marginal", steps)
     for fraction in fractions:
         for heuristic in POLICIES:

@@ -199,7 +199,7 @@ struct Rehearsals {
 };
 
 Rehearsals& rehearsals() {
-  static Rehearsals* const rehearsals = [] {
+  static Rehearsals* const made = [] {
     std::atexit([] {
       std::vector<Learner::Task*> left;
       {
@@ -210,7 +210,7 @@ Rehearsals& rehearsals() {
     });
     return new Rehearsals();
   }();
-  return *rehearsals;
+  return *made;
 }
 
 }  // namespace
