@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,9 @@ constexpr double kMargin = 1.05;
 // Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
 // a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
 constexpr double kMapPageNs = 2000;
+constexpr double kRemapNs =
+    50e3;  // about what a step of U-Net takes longer for each (bench.learning)
+constexpr double kNsPerSecond = 1e9;
 constexpr double kDeviceCopies = 30;
 constexpr double kDeviceBytesPerNs = 200;
 
@@ -95,6 +99,13 @@ void Learner::rest(Phase phase, Deferred& deferred) {
   phase_ = phase;
 }
 
+void Learner::give_up(Deferred& deferred) {
+  parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  log_.clear();
+  step_ns_ = 0;
+  phase_ = Phase::done;
+}
+
 void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   if (++heard_ < next_look_) return;
   next_look_ = next_look(heard_);
@@ -154,6 +165,12 @@ Stage Learner::stage() const {
   stage.map_ns = of.device_type == kCpu
                      ? kMapPageNs
                      : kDeviceCopies * static_cast<double>(stats.chunk_bytes) / kDeviceBytesPerNs;
+  const Device* device = nullptr;
+  for (const auto& each : parts_.devices)
+    if (each->pool == of.pool) device = each.get();
+  if (parts_.environment.options.moving && device)
+    stage.move_bytes_per_s = kNsPerSecond * device->move_price.bytes_per_ns();
+  stage.remap_ns = kRemapNs;
   stage.history_ops = parts_.environment.options.history_ops;
   return stage;
 }
@@ -259,7 +276,7 @@ void Learner::check_step(Deferred& deferred) {
   mark_ = now();
   ++checks_;
   if (checks_ == 2) {
-    if (repeats > before_ * (1 + kGain) + kGain) {
+    if (repeats > before_ - kGain) {
       parts_.follow(usual_);
       phase_ = Phase::done;
       return;
@@ -302,14 +319,19 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   lock.unlock();
   std::optional<Rehearsal::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
-  std::thread([&] {
+  const auto play = [&] {
     const std::atomic<bool> never{false};
     try {
       found = Rehearsal(program, played, never).least_budget(by, most_slowness - 1);
     } catch (const std::exception&) {
       // No memory for it: there is no advice.
     }
-  }).join();
+  };
+  try {
+    std::thread(play).join();
+  } catch (const std::system_error&) {
+    // Nor a thread.
+  }
   lock.lock();
   phase_ = before;
   advice_ = {};

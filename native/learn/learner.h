@@ -16,6 +16,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,11 +35,13 @@ class Learner final : public Coach {
   Learner& operator=(const Learner&) = delete;
   ~Learner() override { end_rehearsal(); }
 
-  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override {
+  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override try {
     if (phase_ == Phase::listening)
       listen(deferred, lock);
     else if (phase_ != Phase::waiting && phase_ != Phase::done)
       go_on(deferred);
+  } catch (const std::exception&) {
+    give_up(deferred);
   }
   void ran_again() override {
     if (phase_ == Phase::following) check_grinding();
@@ -88,6 +91,8 @@ class Learner final : public Coach {
   void check_step(Deferred& deferred);
   void check_grinding();
   void rest(Phase phase, Deferred& deferred);
+  // There is no memory, or no thread, to learn with: the job goes on as it is.
+  void give_up(Deferred& deferred);
   void end_rehearsal();
   bool can_play() const;
   uint64_t budget_bytes() const;

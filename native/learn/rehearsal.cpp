@@ -13,6 +13,8 @@ namespace {
 // A policy that repeats so many times the job's own compute is as good as none.
 constexpr double kHopeless = 20;
 
+// Less than this share of the job's own compute is no gain that shows.
+constexpr double kGain = 0.03;
 // Near the least budget a policy may do well by chance, and grind in the next step. So it is played
 // with a little less memory, too.
 constexpr double kShares[] = {1, 0.98, 0.96};
@@ -42,15 +44,18 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   options.history_ops = stage_.history_ops;
   options.room = policy.room;
   options.chunk_bytes = stage_.chunk_bytes;
+  options.move_bytes_per_s = stage_.move_bytes_per_s;
   Simulation run;
   simulate_runtime(options, program_.view(), run);
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
-  const uint64_t filled = run.result.peak_bytes / stage_.chunk_bytes;
+  // A pool that maps nothing says nothing of chunks.
+  const uint64_t filled = run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   const auto again_ns = static_cast<double>(run.result.remat_cost);
-  const double cost_ns =
-      again_ns + stage_.map_ns * static_cast<double>(maps > filled ? maps - filled : 0);
+  const double cost_ns = again_ns + static_cast<double>(run.result.move_cost) +
+                         stage_.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
+                         stage_.remap_ns * static_cast<double>(run.result.remaps);
   if (cost_ns >= most_ns) return std::nullopt;
   return Found{policy, cost_ns, again_ns / own_ns};
 }
@@ -73,6 +78,7 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
     here = policy;
   };
   attempt(usual);
+  const std::optional<Found> first = best;
   for (int round = 0; round < 2; ++round) {
     // While no policy works, the next part is tried with the last one.
     for (const Choice& choice : kChoices) {
@@ -100,6 +106,8 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
       attempt(next);
     }
   }
+  const double least_gain = kGain * static_cast<double>(program_.cost_ns);
+  if (first && best->cost_ns > first->cost_ns - least_gain) return std::nullopt;
   return best;
 }
 

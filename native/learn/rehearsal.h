@@ -1,8 +1,8 @@
 // rehearsal.h: plays a job's step on an engine of its own (simulate/runtime.h), with other policies
 // or with more memory, to know what they would cost.
 //
-// What a policy costs is the compute that it repeats and what the kernel, or the driver, takes to
-// map memory anew. All of it is computed from the program, so a rehearsal of the same program gives
+// What a policy costs is the compute that it repeats, what it moves, and what the kernel, or the
+// driver, takes to map memory anew. All of it is computed from the program, so a rehearsal of the same program gives
 // the same result everywhere.
 #pragma once
 
@@ -21,7 +21,9 @@ struct Stage {
   uint64_t budget_bytes = 0;
   uint64_t chunk_bytes = 0;
   bool fixed = false;
-  double map_ns = 0;  // what mapping a chunk takes
+  double map_ns = 0;            // what mapping a chunk takes,
+  double remap_ns = 0;          // and each time that chunks are taken from elsewhere
+  double move_bytes_per_s = 0;  // 0: nothing is moved
   uint64_t history_ops = 0;
 };
 
@@ -37,7 +39,7 @@ class Rehearsal {
     double repeats;  // computed again, in terms of the job's own compute
   };
   // The best policy found from `usual` on: one part of it after the other is set to what is best,
-  // twice. None if no policy plays the program to its end.
+  // twice. None if no policy plays the program to its end, or what `usual` costs more is no gain.
   std::optional<Found> best_policy(const EvictionPolicy& usual) const;
 
   struct Budget {

@@ -13,6 +13,7 @@
 #include "graph/graph.h"
 #include "locks.h"
 #include "oplog/op_log_recorder.h"
+#include "policy/devices.h"
 
 namespace dtr {
 
@@ -27,6 +28,7 @@ struct EvictionPolicy {
 struct Coached {
   const Environment& environment;
   const Graph& graph;
+  const Devices& devices;
   OpLogRecorder& op_log;
   std::function<void(const EvictionPolicy&)> follow;
 };

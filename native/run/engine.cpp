@@ -58,8 +58,8 @@ void Engine::hire_coach(Deferred& deferred) {
   if (coach_) coach_->forget(deferred);
   coach_.reset();
   if (options_.learn == DTR_LEARN_NOTHING || !make_coach_) return;
-  coach_ = make_coach_(
-      {environment_, graph_, op_log_, [this](const EvictionPolicy& policy) { follow(policy); }});
+  coach_ = make_coach_({environment_, graph_, devices_, op_log_,
+                        [this](const EvictionPolicy& policy) { follow(policy); }});
 }
 
 void Engine::dismiss_coach() {
@@ -70,7 +70,7 @@ void Engine::dismiss_coach() {
 
 // Which budget would do: a sentence, or nothing if none is known. With half of what the guard
 // allows for, as what is played is not quite what runs.
-std::string Engine::advice(Transaction& call) {
+std::string Engine::advice(Transaction& call) try {
   if (!coach_ || !guard_.is_on()) return "";
   const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, call.lock);
   if (advice.budget_bytes == 0) return "";
@@ -81,6 +81,9 @@ std::string Engine::advice(Transaction& call) {
                 static_cast<unsigned long long>((advice.budget_bytes + kMiB - 1) / kMiB),
                 advice.slowness);
   return text;
+} catch (const std::bad_alloc&) {
+  if (!call.lock) call.lock.lock();
+  return "";
 }
 
 std::string Engine::slowness() const {
