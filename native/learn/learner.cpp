@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace dtr {
 
 namespace {
@@ -24,6 +26,7 @@ constexpr uint32_t kMostTimes = 6;          // that it listens
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
 // is taken for another.
+constexpr uint32_t kWindows = 3;  // of two steps each, before and after
 constexpr double kDrift = 1.25;
 constexpr double kSomeDrift = 0.05;
 // A policy grinds if what it has repeated in two steps is so many times what is usual, which counts as
@@ -132,8 +135,8 @@ void Learner::go_on(Deferred& deferred) {
     begin(deferred);
   else if (phase_ == Phase::resting && parts_.environment.stats.evictions > evictions_)
     begin(deferred);
-  else if (phase_ == Phase::rehearsing && task_->is_done)
-    follow();
+  else if (phase_ == Phase::rehearsing)
+    wait_for_rehearsal();
   else if (phase_ == Phase::following)
     check_step(deferred);
 }
@@ -193,6 +196,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
     }
     task->is_done = true;
   });
+  begin_windows();
   if (parts_.environment.options.learn != DTR_LEARN_AT_ONCE) return;
   phase_ = Phase::waiting;
   lock.unlock();
@@ -254,6 +258,15 @@ void Learner::Task::end() {
 
 // ---- following ----
 
+// The steps meanwhile are what those under the policy are compared with.
+void Learner::wait_for_rehearsal() {
+  window_ended();
+  if (windows_.count <= kWindows || !task_->is_done) return;
+  before_ = windows_.repeats();
+  before_pace_ = windows_.pace;
+  follow();
+}
+
 void Learner::follow() {
   const std::optional<Rehearsal::Found> found = task_->found;
   end_rehearsal();
@@ -264,36 +277,59 @@ void Learner::follow() {
   parts_.follow(found->policy);
   promised_ = found->repeats;
   phase_ = Phase::following;
-  checks_ = 0;
-  mark_ = now();
+  begin_windows();
 }
 
-// A step's compute after the other. The first is half of one policy and half of the other.
+// ---- what steps take ----
+
+void Learner::begin_windows() {
+  windows_ = {};
+  windows_.begin = now();
+  windows_.begin_ns = now_ns();
+}
+
+// Whether another two steps have ended. The first two are half of what was before.
+bool Learner::window_ended() {
+  const Mark at = now();
+  const int64_t own_ns = at.own_ns - windows_.begin.own_ns;
+  if (own_ns < stretch_ns()) return false;
+  const int64_t time_ns = now_ns();
+  if (windows_.count++ > 0) {
+    windows_.sum.own_ns += own_ns;
+    windows_.sum.again_ns += at.again_ns - windows_.begin.again_ns;
+    windows_.pace = std::min(windows_.pace, static_cast<double>(time_ns - windows_.begin_ns) /
+                                                static_cast<double>(own_ns));
+  }
+  windows_.begin = at;
+  windows_.begin_ns = time_ns;
+  return true;
+}
+
 void Learner::check_step(Deferred& deferred) {
-  const int64_t stretch_ns = this->stretch_ns();
-  if (now().own_ns - mark_.own_ns < stretch_ns) return;
-  const double repeats = repeats_since(mark_);
-  mark_ = now();
-  ++checks_;
-  if (checks_ == 2) {
-    if (repeats > before_ - kGain) {
+  if (!window_ended() || windows_.count <= kWindows) return;
+  const double repeats = windows_.repeats();
+  if (windows_.count == kWindows + 1) {
+    const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
+    if (repeats > before_ - kGain || (is_timed && windows_.pace > before_pace_)) {
       parts_.follow(usual_);
       phase_ = Phase::done;
       return;
     }
     expected_ = repeats;
-  } else if (checks_ > 2 && repeats > kDrift * expected_ + kSomeDrift) {
+  } else if (repeats > kDrift * expected_ + kSomeDrift) {
     if (times_ < kMostTimes)
       begin(deferred);
     else
       phase_ = Phase::done;
+    return;
   }
+  windows_.sum = {};
 }
 
 // A single step that computes far more than any before.
 void Learner::check_grinding() {
   const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
-  if (static_cast<double>(now().again_ns - mark_.again_ns) <=
+  if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
       most * static_cast<double>(stretch_ns()))
     return;
   parts_.follow(usual_);

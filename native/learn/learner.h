@@ -15,8 +15,10 @@
 // All of it is under the engine's mutex, except the rehearsal, which shares nothing with it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -82,11 +84,28 @@ class Learner final : public Coach {
     int64_t own_ns = 0, again_ns = 0;
   };
 
+  // Steps since something changed, two at a time.
+  struct Windows {
+    Mark begin;            // of the one that runs
+    int64_t begin_ns = 0;  // in real time
+    uint32_t count = 0;    // that ended
+    Mark sum;              // of those behind the first
+    double pace = std::numeric_limits<double>::infinity();
+
+    double repeats() const {
+      return static_cast<double>(sum.again_ns) /
+             static_cast<double>(std::max<int64_t>(sum.own_ns, 1));
+    }
+  };
+
   void begin(Deferred& deferred);
   void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   void go_on(Deferred& deferred);
   void hear();
   void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  void begin_windows();
+  bool window_ended();
+  void wait_for_rehearsal();
   void follow();
   void check_step(Deferred& deferred);
   void check_grinding();
@@ -110,12 +129,12 @@ class Learner final : public Coach {
   uint64_t evictions_ = 0;  // when it began to listen
   uint64_t period_ = 0;
   int64_t step_ns_ = 0;
-  Mark looks_[2];         // the last look but one, and the last
-  double before_ = 0;     // what the job repeated before the policy, in terms of its own compute
-  double promised_ = 0;   // and what it will, as rehearsed
-  EvictionPolicy usual_;  // and by which
-  Mark mark_;             // since when steps are checked; the first one is not
-  uint32_t checks_ = 0;
+  Mark looks_[2];           // the last look but one, and the last
+  double before_ = 0;       // what the job repeated before the policy, in terms of its own compute
+  double promised_ = 0;     // and what it will, as rehearsed
+  EvictionPolicy usual_;    // and by which
+  double before_pace_ = 0;  // and the least real time for a nanosecond of its own compute
+  Windows windows_;
   double expected_ = 0;  // what it repeated when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened
   Advice advice_;        // the last, and of how many operators
