@@ -97,7 +97,7 @@ class Round:
         }
         self.settings: dict[str, Any] = {
             "heuristic": replace(
-                preset := PRESETS[draw.choice([*sorted(PRESETS), heuristics.DEFAULT])],
+                preset := draw.choice([*PRESETS.values(), heuristics.PRESETS[heuristics.DEFAULT]]),
                 dealloc=draw.choice(["eager", "eager", "lazy", "ignore", "banish"]),
                 room=draw.choice([preset.room, preset.room, "single", "auto"]),
             ),
