@@ -108,6 +108,8 @@ class Heuristic:
     budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
     budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
     on it, and never evicts what was computed from it any more. One of DEALLOCS."""
+    foresight: bool = False
+    """Whether ``s`` is the time until the next use, where the job repeats what it did before."""
     learns: bool = False
     """Whether another choice, room and dealloc are followed once they are known to cost less."""
 
@@ -155,6 +157,7 @@ class Heuristic:
             float(self.staleness),
             float(self.recompute_factor),
             self.seed,
+            self.foresight,
         )
 
 
@@ -166,8 +169,8 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("dtr-eqclass", "component", "size", 1, room="single"),
             Heuristic("lru", "none", "none", 1, room="single"),
             Heuristic("coop", "component", "none", 1, room="window"),
-            Heuristic("marginal", "marginal", "size", 0.5),
-            Heuristic("adaptive", "marginal", "size", 0.5, learns=True),
+            Heuristic("marginal", "marginal", "size", 0.5, dealloc="lazy"),
+            Heuristic("adaptive", "marginal", "size", 0.5, dealloc="lazy", learns=True),
         )
     }
 )
@@ -228,7 +231,7 @@ def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristi
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, _, given = (piece.strip() for piece in part.partition("="))
-        if key not in ("c", "m", "s", "r", "room", "dealloc") or not given or key in parts:
+        if key not in ("c", "m", "s", "r", "next", "room", "dealloc") or not given or key in parts:
             raise ValueError(
                 f"wrong part {shown(part.strip())} in {shown(text)}; allowed: {allowed(presets)}"
             )
@@ -245,4 +248,5 @@ def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristi
         factor,
         room=parts.get("room", "auto"),
         dealloc=parts.get("dealloc", "eager"),
+        foresight=parts.get("next", "0") == "1",
     )

@@ -359,10 +359,8 @@ def scorer_of(config: Config) -> Scorer | None:
 
 def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
-    # Under lazy with nothing that asks for memory, nothing dead would ever go.
     heuristic = config.heuristic
-    for_good = heuristic.dealloc == "lazy" and config.budget == Budget()
-    dealloc = ffi.new("char[]", b"eager" if for_good else heuristic.dealloc.encode())
+    dealloc = ffi.new("char[]", heuristic.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
     options.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
     options.history_ops = HISTORY_OPS

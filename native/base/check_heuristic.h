@@ -22,6 +22,7 @@ inline void check(const dtr_heuristic& heuristic) {
   require_number("heuristic.staleness_exponent", heuristic.staleness_exponent, 0, 1, "0 to 1");
   require_number("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost,
                  "1 and more, finite");
+  require_between("heuristic.foresight", heuristic.foresight, 0, 1);
 }
 
 }  // namespace dtr

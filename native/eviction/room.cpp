@@ -70,7 +70,10 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, const SearchContext& co
   Storage* single = nullptr;
   if (options.heuristic.select == DTR_SELECT_CALLBACK)
     single = parts_.search.choose_by_callback(device, context, lock);
-  else if (way != DTR_ROOM_WINDOW)
+  else if (way == DTR_ROOM_AUTO && (single = parts_.search.choose_whole(device, size_bytes))) {
+    victims_.assign(1, single);
+    return Way::single;
+  } else if (way != DTR_ROOM_WINDOW)
     single = parts_.search.choose(device, context);
   victims_.clear();  // not before: a callback lets another thread choose
   if (single) victims_.push_back(single);

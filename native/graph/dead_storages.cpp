@@ -32,7 +32,7 @@ bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {
   // constant will depend on it.
   const bool is_read = storage->locks > storage->holds && !storage->parent;
   if (!is_read && settles_constants()) {
-    if (storage->parent || !storage->children) return policy_ == Dealloc::lazy && storage->parent;
+    if (storage->parent || !storage->children) return keeps_for_later() && storage->parent;
     ++storage->locks;  // its last dependent would take it along, and the block with it
     const bool settled = settling_.settle(storage, nullptr, storage->size_bytes, deferred);
     --storage->locks;

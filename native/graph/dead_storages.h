@@ -6,8 +6,8 @@
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own, else kept;
 //   ignore  kept: evictable, or as a constant;
-//   lazy    kept, evictable: until memory is needed, what is computed from it costs less to
-//           bring back. A constant goes as under eager;
+//   lazy    kept, evictable, once something had to be evicted: until its memory is needed, what is
+//           computed from it costs less to bring back. A constant goes as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
 //           parent and cannot be evicted any more, and its record goes. Until then it is
 //           as under ignore, and tried again whenever one of its dependents was unlocked
@@ -38,7 +38,10 @@ class DeadStorages {
       : environment_(environment), lifecycle_(lifecycle), settling_(settling) {}
 
   // By the options.
-  void configure() { dealloc_from_name(environment_.options.dealloc, &policy_); }
+  void configure() {
+    dealloc_from_name(environment_.options.dealloc, &policy_);
+    evictions_ = environment_.stats.evictions;
+  }
   Dealloc policy() const { return policy_; }
   // Whether a constant is settled when it dies, if that costs no memory.
   bool settles_constants() const { return policy_ == Dealloc::eager || policy_ == Dealloc::lazy; }
@@ -87,6 +90,10 @@ class DeadStorages {
   void check(const std::vector<Storage*>& storages) const;
 
  private:
+  // As long as nothing had to be evicted, memory is not short, and nothing is gained by keeping it.
+  bool keeps_for_later() const {
+    return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_;
+  }
   void mark(Storage* storage, Deferred& deferred);
   void queue(Storage* storage, Deferred& deferred);
   void banish(Storage* storage, Deferred& deferred);
@@ -95,6 +102,7 @@ class DeadStorages {
   Lifecycle& lifecycle_;
   Settling& settling_;
   Dealloc policy_ = Dealloc::eager;
+  uint64_t evictions_ = 0;  // before the policy
   std::vector<Storage*> constants_;
   std::vector<Storage*> queue_;  // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;       // storages that are

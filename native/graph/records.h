@@ -56,6 +56,10 @@ constexpr int64_t kNoCandidate = -1;
 // No stream: on the CPU, or not known.
 constexpr uint64_t kNoStream = UINT64_MAX;
 
+// Of Storage::due_ns: it is not known when the storage is used again; or not before long.
+constexpr int64_t kNoForesight = INT64_MIN;
+constexpr int64_t kNeverDue = INT64_MAX;
+
 struct Op;
 struct Storage;
 struct ComponentNode;
@@ -136,10 +140,14 @@ struct alignas(64) Storage {
   bool queued = false;              // to be tried when the call is done
   bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
   bool is_source = false;           // a rematerialization under way has used it (dead_storages.h)
+  bool in_unneeded = false;         // stands among the candidates' unneeded ones
   bool prefetched = false;          // came back from host memory, and was not used since
   uint32_t record = 0;              // index in the graph's list
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
+  uint64_t last_use = 0;            // the number of its last use (policy/foresight.h)
+  int64_t used_ns = 0;              // when that was, in the job's own compute, and
+  int64_t due_ns = kNoForesight;    // when the next one is
   uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
   uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
   uint64_t ordered_on = kNoStream;  // this stream is ordered behind that

@@ -49,7 +49,17 @@ void Candidates::add(Storage* storage) {
   if (rank + 1 < order_.size()) set_span(rank + 1);
 }
 
+void Candidates::set_unneeded(Storage* storage, bool unneeded) {
+  if (storage->in_unneeded == unneeded) return;
+  storage->in_unneeded = unneeded;
+  if (unneeded)
+    unneeded_.emplace(in_grains(storage->size_bytes), storage->id, storage);
+  else
+    unneeded_.erase({in_grains(storage->size_bytes), storage->id, storage});
+}
+
 void Candidates::remove(Storage* storage) {
+  set_unneeded(storage, false);
   const size_t rank = rank_of(storage), gap = static_cast<size_t>(storage->candidate);
   const size_t last = list_.size() - 1;
   order_[rank_of(list_[last])] = static_cast<uint32_t>(gap);

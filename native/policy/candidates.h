@@ -32,6 +32,9 @@
 //       then they are lower bounds themselves. A block whose columns have changed is computed again
 //       before the next search, and one that may have the least score is computed as of now.
 //
+//   C5  The unneeded candidates that can be recomputed stand in an index by size, too. (Where there
+//       are scores.)
+//
 // The bounds also say what a window (window_search.h) costs at least. A *run* is the part of a window that
 // the columns know: the candidates from a first one on, until with everything between and beside
 // them `wanted` bytes are spanned. It costs at least the sum of its members' price bounds, the price
@@ -42,7 +45,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -83,6 +88,18 @@ class Candidates {
   void lower(const Storage* storage, double numerator_ns, int64_t decreased_ns);
   void weigh(const Storage* storage, double weight);
   void park(Storage* storage);
+
+  // C5.
+  void set_unneeded(Storage* storage, bool unneeded);
+  // Of the unneeded ones of such sizes, in grains, the smallest that is_allowed() says yes to, among
+  // equals the oldest; null if there is none.
+  template <typename IsAllowed>
+  Storage* find_unneeded(uint64_t least_bytes, uint64_t most_bytes, IsAllowed&& is_allowed) const {
+    for (auto at = unneeded_.lower_bound({least_bytes, 0, nullptr});
+         at != unneeded_.end() && std::get<0>(*at) <= most_bytes; ++at)
+      if (is_allowed(std::get<2>(*at))) return std::get<2>(*at);
+    return nullptr;
+  }
 
   // Free bytes beside a block that do not count with its size.
   static constexpr uint64_t kNoFreeBytes = UINT64_MAX;
@@ -178,6 +195,7 @@ class Candidates {
   double span(size_t rank) const;
   void set_span(size_t rank);
 
+  std::set<std::tuple<uint64_t, uint64_t, Storage*>> unneeded_;  // C5
   std::vector<Storage*> list_;
   std::vector<uint32_t> order_;  // C3: indices in the list
   std::vector<uint64_t> begins_, ends_;

@@ -1,6 +1,8 @@
 // cost_bounds.cpp: see cost_bounds.h.
 #include "cost_bounds.h"
 
+#include <cmath>
+
 namespace dtr {
 
 // The part of the cost that is known without looking at others.
@@ -22,11 +24,15 @@ double CostBounds::weight_of(const Storage* storage) const {
   double weight = penalty(heuristic, storage->recomputes) * unneeded_factor(storage);
   if (heuristic.size != DTR_SIZE_NONE)
     weight /= at_least_1(static_cast<double>(storage->size_bytes));
+  if (foresight_.sees() && heuristic.staleness_exponent > 0)
+    weight /= std::pow(at_least_1(foresight_.at_most_until_use(storage)),
+                       heuristic.staleness_exponent);
   return weight;
 }
 
-void CostBounds::set(Device& device, const Storage* storage, double cost_ns) {
+void CostBounds::set(Device& device, Storage* storage, double cost_ns) {
   if (!needs_.scores) return;
+  device.candidates.set_unneeded(storage, storage->parent && is_unneeded(storage));
   const dtr_heuristic& heuristic = environment_.options.heuristic;
   const double own = heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
   device.candidates.set(
@@ -40,7 +46,8 @@ void CostBounds::set(Device& device, const Storage* storage, double cost_ns) {
 
 void CostBounds::reset_all() {
   for (const auto& device : devices_) {
-    device->candidates.set_exponent(environment_.options.heuristic.staleness_exponent);
+    device->candidates.set_exponent(
+        foresight_.sees() ? 0 : environment_.options.heuristic.staleness_exponent);
     for (size_t i = 0; i < device->candidates.size(); ++i) reset(*device, device->candidates.at(i));
   }
 }
@@ -54,7 +61,9 @@ void CostBounds::lower(const Storage* storage) {
 void CostBounds::reweigh(Storage* storage) {
   storage->parked = false;
   if (storage->candidate < 0 || !needs_.scores) return;
-  devices_.of(storage).candidates.weigh(storage, weight_of(storage));
+  Candidates& candidates = devices_.of(storage).candidates;
+  candidates.set_unneeded(storage, storage->parent && is_unneeded(storage));
+  candidates.weigh(storage, weight_of(storage));
   if (needs_.shares && is_unneeded(storage)) lower(storage);
 }
 

@@ -4,6 +4,7 @@
 
 #include "component.h"
 #include "devices.h"
+#include "foresight.h"
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "score.h"
@@ -25,15 +26,16 @@ inline double unneeded_factor(const Storage* storage) {
 class CostBounds {
  public:
   CostBounds(const Environment& environment, const Devices& devices, const SwapCosts& swap_costs,
-             const Needs& needs, const Components& components)
+             const Needs& needs, const Components& components, const Foresight& foresight)
       : environment_(environment),
         devices_(devices),
         swap_costs_(swap_costs),
         needs_(needs),
-        components_(components) {}
+        components_(components),
+        foresight_(foresight) {}
 
   // Of a candidate whose cost was computed.
-  void set(Device& device, const Storage* storage, double cost_ns);
+  void set(Device& device, Storage* storage, double cost_ns);
   // Nothing is known of the candidate but its record.
   void reset(Storage* storage) { reset(devices_.of(storage), storage); }
   void reset(Device& device, Storage* storage) {
@@ -58,6 +60,7 @@ class CostBounds {
   const SwapCosts& swap_costs_;
   const Needs& needs_;
   const Components& components_;
+  const Foresight& foresight_;
 };
 
 }  // namespace dtr

@@ -6,6 +6,7 @@ namespace dtr {
 void CostModel::configure() {
   needs_ = Needs::of(environment_.options.heuristic, environment_.options.room);
   neighborhoods_.rebuild();
+  foresight_.turn(environment_.options.heuristic.foresight != 0);
 }
 
 double CostModel::recompute_ns(Storage* storage) {
@@ -41,14 +42,14 @@ double CostModel::score_of(const Storage* storage, const SearchContext& context,
   Signals signals;
   signals.cost_ns = cost_ns;
   signals.size_bytes = static_cast<double>(storage->size_bytes + free_bytes);
-  signals.staleness_ns = static_cast<double>(context.now_ns - storage->last_access_ns);
+  signals.staleness_ns = staleness_ns(storage, context);
   signals.recomputes = storage->recomputes;
   return score(environment_.options.heuristic, signals) * unneeded_factor(storage);
 }
 
 double CostModel::factor_of(const Storage* storage, const SearchContext& context) const {
   Signals signals;
-  signals.staleness_ns = static_cast<double>(context.now_ns - storage->last_access_ns);
+  signals.staleness_ns = staleness_ns(storage, context);
   signals.recomputes = storage->recomputes;
   return score(environment_.options.heuristic, signals) * unneeded_factor(storage);
 }

@@ -8,6 +8,7 @@
 #include "component.h"
 #include "cost_bounds.h"
 #include "devices.h"
+#include "foresight.h"
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "needed_storages.h"
@@ -24,7 +25,7 @@ class CostModel {
             const SwapCosts& swap_costs)
       : environment_(environment),
         swap_costs_(swap_costs),
-        bounds_(environment, devices, swap_costs, needs_, components_),
+        bounds_(environment, devices, swap_costs, needs_, components_, foresight_),
         neighborhoods_(environment, graph, devices, needs_, components_, bounds_),
         needed_(neighborhoods_, bounds_) {}
 
@@ -33,6 +34,7 @@ class CostModel {
   const Needs& needs() const { return needs_; }
   const SwapCosts& swap_costs() const { return swap_costs_; }
   CostBounds& bounds() { return bounds_; }
+  Foresight& foresight() { return foresight_; }
   Neighborhoods& neighborhoods() { return neighborhoods_; }
   int64_t decreased_ns() const { return components_.decreased_ns(); }
   uint64_t visited_components() const { return components_.visited(); }
@@ -91,8 +93,14 @@ class CostModel {
  private:
   Environment& environment_;
   const SwapCosts& swap_costs_;
+  double staleness_ns(const Storage* storage, const SearchContext& context) const {
+    return foresight_.sees() ? foresight_.until_use(storage)
+                             : static_cast<double>(context.now_ns - storage->last_access_ns);
+  }
+
   Needs needs_;
   Components components_;
+  Foresight foresight_;
   CostBounds bounds_;
   Neighborhoods neighborhoods_;
   NeededStorages needed_;

@@ -91,6 +91,13 @@ Storage* VictimSearch::choose(Device& device, const SearchContext& context) {
                                   evaluate);
 }
 
+Storage* VictimSearch::choose_whole(Device& device, uint64_t size_bytes) {
+  constexpr uint64_t kSpare = 8;
+  const uint64_t least = in_grains(size_bytes);
+  return device.candidates.find_unneeded(
+      least, least + least / kSpare, [this](const Storage* storage) { return is_free_to_go(storage); });
+}
+
 // Uniform over what can be evicted: draws until one can; if most cannot, among a list.
 Storage* VictimSearch::choose_randomly(Device& device) {
   constexpr int kDraws = 32;
@@ -187,6 +194,9 @@ void VictimSearch::check(bool searches) {
       const double bound =
           candidates.bound(storage, context.now_ns, costs_.decreased_ns(), context.most_free);
       const bool can_go = is_free_to_go(storage);
+      if (costs_.needs().scores &&
+          storage->in_unneeded != (storage->parent && is_unneeded(storage)))
+        throw StateError("storage " + std::to_string(storage->id) + " breaks C5");
       if (storage->parked ? can_go : bound > score * (1 + Candidates::kSlack))
         throw StateError("storage " + std::to_string(storage->id) + " breaks C" +
                          (storage->parked ? "2: it is parked" : "1") + ": its bound is " +

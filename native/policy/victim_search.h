@@ -35,6 +35,9 @@ class VictimSearch {
 
   // The candidate of the least score, or a random one; null if none can be evicted.
   Storage* choose(Device& device, const SearchContext& context);
+  // An unneeded storage whose block serves a request whole: as large, or up to an eighth larger.
+  // Null if there is none.
+  Storage* choose_whole(Device& device, uint64_t size_bytes);
   // Asks the heuristic's callback about all candidates with the mutex let go, and takes the best of
   // those that are still there. Null if there is none to ask about. Throws StateError if the
   // callback fails.

@@ -204,7 +204,7 @@ class Engine final {
                       contents_, unwritten_}};
   OpRecorder recorder_{{environment_, graph_, devices_, lifecycle_, versions_, capture_, streams_,
                         settling_, contents_, unwritten_, swap_space_, waiting_, op_log_, hints_,
-                        costs_}};
+                        costs_, cost_model_}};
   dtr_engine_options& options_ = environment_.options;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};

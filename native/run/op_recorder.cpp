@@ -252,6 +252,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   if (cost_ns < 0) cost_ns = cost_of_call(frame);
   parts_.hints.op_cost(frame.call, cost_ns);
   parts_.environment.clock_ns += cost_ns;
+  if (parts_.cost_model.foresight().is_on()) foresee(frame, cost_ns);
   parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
   if (frame.reads_others && parts_.contents.reads_too_much(frame, cost_ns))
     frame.recomputable = false;
@@ -269,6 +270,8 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   for (uint32_t i = 0; i < results; ++i) {
     const dtr_tensor_desc& desc = frame.results[i];
     Storage* storage = new_result(frame, desc, deferred);
+    if (storage && parts_.cost_model.foresight().is_on())
+      parts_.cost_model.foresight().uses(storage);
     if (!storage || !frame.recomputable || desc.storage_bytes <= DTR_TINY_BYTES) continue;
     Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
     parts_.contents.note(storage);
@@ -290,6 +293,21 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   }
   close(frame, deferred);
   return id;
+}
+
+// The next use of the arguments is known anew.
+void OpRecorder::foresee(Frame& frame, int64_t cost_ns) {
+  CostModel& costs = parts_.cost_model;
+  Foresight& foresight = costs.foresight();
+  const auto own_ns = static_cast<int64_t>(parts_.environment.stats.total_cost_ns);
+  const bool changes = foresight.ran(frame.signature.value(), own_ns, cost_ns);
+  for (const Input& input : frame.inputs) {
+    if (!input.storage) continue;
+    foresight.uses(input.storage);
+    if (!changes && foresight.sees() && input.storage->candidate >= 0)
+      costs.bounds().reweigh(input.storage);
+  }
+  if (changes) costs.bounds().reset_all();
 }
 
 // Reads the result tensors, whose sizes complete the signature.

@@ -18,6 +18,7 @@
 #include "graph/stream_order.h"
 #include "graph/unwritten.h"
 #include "oplog/op_log_recorder.h"
+#include "policy/cost_model.h"
 #include "policy/costs.h"
 #include "policy/devices.h"
 #include "policy/waiting_inputs.h"
@@ -46,6 +47,7 @@ class OpRecorder {
     OpLogRecorder& op_log;
     PlacementHint& hints;
     CostTable& costs;
+    CostModel& cost_model;
   };
   explicit OpRecorder(const Parts& parts)
       : parts_(parts), timer_(parts.environment, parts.streams, parts.capture, parts.devices) {}
@@ -74,6 +76,7 @@ class OpRecorder {
   void capture_inputs(const Frame& frame, Deferred& deferred);
   void about_to_run(Frame& frame);
   void describe_results(Frame& frame, uint32_t results);
+  void foresee(Frame& frame, int64_t cost_ns);
   int64_t cost_of_call(Frame& frame);
   Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
   Storage* new_result(Frame& frame, const dtr_tensor_desc& desc, Deferred& deferred);

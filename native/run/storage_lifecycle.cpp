@@ -23,6 +23,7 @@ Storage* StorageLifecycle::new_storage(const dtr_tensor_desc& desc, bool managed
 Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc) {
   Storage* storage = new_storage(desc, true);
   storage->live = true;
+  parts_.costs.foresight().lives(storage->size_bytes);
   parts_.environment.framework->retain_weak(desc.handle);
   parts_.graph.by_handle.insert(desc.handle, storage);
   parts_.graph.by_address.insert(desc.data, storage);
@@ -52,6 +53,9 @@ Storage* StorageLifecycle::hand_over(Storage* old, const dtr_tensor_desc& desc) 
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
+  fresh->last_use = old->last_use;
+  fresh->used_ns = old->used_ns;
+  fresh->due_ns = old->due_ns;
   parts_.graph.by_handle.insert(desc.handle, fresh);
   if (fresh->managed) parts_.graph.by_address.insert(desc.data, fresh);
   old->handle = nullptr;
@@ -195,6 +199,7 @@ void StorageLifecycle::lose_handle(Storage* storage, Deferred& deferred) {
   if (storage->pins > 0 && parts_.environment.framework->strong_count(storage->handle) == 0)
     parts_.pins.forget(storage->handle, deferred);
   if (storage->live) {
+    parts_.costs.foresight().died(storage->size_bytes);
     parts_.environment.observers.notify(&Observer::released, storage);
     deferred.release_weak(storage->handle);
   } else {

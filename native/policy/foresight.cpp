@@ -1,0 +1,148 @@
+// foresight.cpp: see foresight.h.
+#include "foresight.h"
+
+#include <algorithm>
+#include <cmath>
+
+
+
+namespace dtr {
+
+namespace {
+
+constexpr int kMostVisits = 32;  // of evicted storages
+
+}  // namespace
+
+void Foresight::turn(bool on) {
+  if (on == is_on_) return;
+  is_on_ = on;
+  base_ += ran_.size();
+  use_base_ += uses_.size();
+  ran_ = {};
+  uses_ = {};
+  contexts_ = {};
+  if (on) contexts_.assign(kSlots, 0);
+  lag_ = 0;
+}
+
+// Half of it. (What is behind is as good as never having been.)
+void Foresight::forget_the_oldest() {
+  const uint64_t half = kMost / 2;
+  const uint64_t uses = op(base_ + half).first_use - use_base_;
+  ran_.erase(ran_.begin(), ran_.begin() + static_cast<std::ptrdiff_t>(half));
+  uses_.erase(uses_.begin(), uses_.begin() + static_cast<std::ptrdiff_t>(uses));
+  base_ += half;
+  use_base_ += uses;
+}
+
+bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
+  const bool saw = sees();
+  if (ran_.size() == kMost) forget_the_oldest();
+  const uint64_t now = base_ + ran_.size();
+  uint64_t context = signature;
+  for (uint64_t back = 1; back < kContext && back <= ran_.size(); ++back)
+    context = (context ^ op(now - back).signature) * 0x9E3779B97F4A7C15ull + back;
+  uint64_t& slot = contexts_[context >> 50 & (kSlots - 1)];
+  most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
+  ran_.push_back({signature, context, slot, use_base_ + uses_.size(), own_ns, own_ns + cost_ns,
+                  live_bytes_});
+  slot = now + 1;
+  if (lag_ > 0 && (now - lag_ < base_ || op(now - lag_).signature != signature)) lag_ = 0;
+  if (lag_ == 0) find_lag();
+  if (lag_ > 0) {
+    use_ = op(now - lag_).first_use;
+    lag_ns_ = own_ns - op(now - lag_).begin_ns;
+  }
+  return saw != sees();
+}
+
+void Foresight::find_lag() {
+  const uint64_t now = base_ + ran_.size() - 1;
+  const Ran& last = ran_.back();
+  uint64_t longest = kContext - 1, looks = 0;
+  for (uint64_t entry = last.before; entry > base_ && ++looks < kMostLooks;
+       entry = op(entry - 1).before) {
+    const uint64_t then = entry - 1;
+    const Ran& other = op(then);
+    if (other.context != last.context) continue;
+    if (std::abs(static_cast<double>(last.live_bytes) - static_cast<double>(other.live_bytes)) >
+        kBalance * static_cast<double>(most_live_bytes_))
+      continue;
+    uint64_t length = 0;
+    while (length < kLongest && then - length >= base_ && then >= length &&
+           op(then - length).signature == op(now - length).signature)
+      ++length;
+    if (length <= longest) continue;
+    longest = length;
+    lag_ = now - then;
+    if (length == kLongest) return;
+  }
+}
+
+void Foresight::uses(Storage* storage) {
+  const uint64_t now = base_ + ran_.size() - 1;
+  if (storage->last_use >= use_base_ && storage->last_use < use_base_ + uses_.size())
+    uses_[storage->last_use - use_base_] = now;
+  storage->last_use = use_base_ + uses_.size();
+  uses_.push_back(kNever);
+  storage->used_ns = op(now).end_ns;
+  if (lag_ == 0) {
+    storage->due_ns = kNoForesight;
+    return;
+  }
+  const uint64_t then = now - lag_;
+  const uint64_t end = op(then + 1).first_use;
+  if (use_ >= end) {  // not the same tensors
+    storage->due_ns = kNoForesight;
+    return;
+  }
+  const uint64_t next = uses_[use_++ - use_base_];
+  storage->due_ns = next == kNever || next >= now
+                        ? kNeverDue
+                        : op(now).end_ns + op(next).begin_ns - op(then).end_ns;
+}
+
+// Of what nothing is known: half of what was repeated.
+double Foresight::at_most_until_use(const Storage* storage) const {
+  const auto lag_ns = static_cast<double>(lag_ns_);
+  if (storage->due_ns == kNeverDue) return 2 * lag_ns;
+  if (storage->due_ns == kNoForesight) return lag_ns / 2;
+  const int64_t now_ns = ran_.back().end_ns;
+  const int64_t at_first = storage->due_ns - storage->used_ns;
+  return static_cast<double>(
+      now_ns <= storage->due_ns ? storage->due_ns - now_ns : at_first);
+}
+
+double Foresight::until_use(const Storage* storage) const {
+  const int64_t now_ns = ran_.back().end_ns;
+  const auto own = [&](const Storage* of) {
+    const double most = at_most_until_use(of);
+    if (of->due_ns == kNeverDue || of->due_ns == kNoForesight || now_ns <= of->due_ns) return most;
+    return std::min(most, static_cast<double>(now_ns - of->due_ns));
+  };
+  double least = own(storage);
+  if (storage->needed_by == 0) return least;
+  const Storage* pending[kMostVisits];
+  int count = 0, next = 0;
+  const auto visit = [&](const Storage* of) {
+    for (const Edge* edge = of->children; edge; edge = edge->next) {
+      if (edge->op->needed_outputs == 0) continue;
+      for (const Output& output : edge->op->outputs) {
+        if (!output.storage || !output.storage->needed) continue;
+        if (count == kMostVisits) return;
+        if (std::find(pending, pending + count, output.storage) == pending + count)
+          pending[count++] = output.storage;
+      }
+    }
+  };
+  visit(storage);
+  while (next < count) {
+    const Storage* of = pending[next++];
+    if (of->live) least = std::min(least, own(of));
+    visit(of);
+  }
+  return least;
+}
+
+}  // namespace dtr
