@@ -22,6 +22,7 @@ constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
+constexpr uint64_t kHeard = 3;              // steps, before they are played
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
@@ -115,9 +116,10 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   hear();
   period_ = log_.period();
   const bool is_long = log_.operators() >= kMostOperators || log_.numbers() >= kMostNumbers;
-  if (period_ > 0) {
-    step_ns_ = log_.cost_of_last(period_);
-  } else if (!is_long) {
+  // A first step fills memory, and is what the others are foreseen by.
+  const bool is_heard = period_ > 0 && log_.operators() >= kHeard * period_;
+  if (period_ > 0) step_ns_ = log_.cost_of_last(period_);
+  if (!is_heard && !is_long) {
     looks_[0] = std::exchange(looks_[1], now());
     return;
   }

@@ -50,7 +50,10 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // A pool that maps nothing says nothing of chunks.
-  const uint64_t filled = run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
+  const uint64_t filled =
+      program_.counted_from > 0
+          ? 0
+          : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   const auto again_ns = static_cast<double>(run.result.remat_cost);
   const double cost_ns = again_ns + static_cast<double>(run.result.move_cost) +
@@ -85,6 +88,11 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
       EvictionPolicy next = here;
       next.heuristic.cost = choice.cost;
       next.heuristic.staleness_exponent = choice.staleness;
+      attempt(next);
+    }
+    if (program_.counted_from > 0) {
+      EvictionPolicy next = here;
+      next.heuristic.foresight = !next.heuristic.foresight;
       attempt(next);
     }
     for (const Dealloc dealloc : {Dealloc::eager, Dealloc::lazy}) {

@@ -17,6 +17,8 @@ constexpr double kBalance = 0.005;
 constexpr double kSwing = 0.05;
 // What repeats is the job's step only if it fills this share of what was recorded.
 constexpr uint64_t kShare = 4;
+// So many are played at most.
+constexpr uint64_t kPeriods = 3;
 
 class Hash {
  public:
@@ -210,8 +212,9 @@ uint64_t StepLog::first_of(uint64_t period) const {
     }
     return 0;
   }
-  uint64_t low = count - 2 * period;
-  for (uint64_t i = low; i < count - period; ++i)
+  const uint64_t earliest = count - std::min(count / period, kPeriods) * period;
+  uint64_t low = earliest;
+  for (uint64_t i = low; i < earliest + period; ++i)
     if (live(i) < live(low)) low = i;
   return low + 1;
 }
@@ -250,9 +253,10 @@ OwnedProgram StepLog::last_steps(uint64_t period) const {
     }
   steps.code.insert(steps.code.end(), code.begin() + static_cast<std::ptrdiff_t>(from), code.end());
   const int64_t skipped = program_.workspace_at[first];
+  if (period > 0 && operators_.size() - first >= 2 * period) steps.counted_from = period;
   for (uint64_t i = first; i < operators_.size(); ++i) {
     steps.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
-    steps.cost_ns += operators_[i].cost_ns;
+    if (i >= first + steps.counted_from) steps.cost_ns += operators_[i].cost_ns;
   }
   steps.workspace.assign(program_.workspace.begin() + skipped, program_.workspace.end());
   return steps;

@@ -18,13 +18,14 @@ struct OwnedProgram {
   std::vector<int64_t> code;
   std::vector<int64_t> workspace;
   std::vector<int64_t> workspace_at{0};
-  int64_t cost_ns = 0;  // of all its operators
+  uint64_t counted_from = 0;  // the operator with which what is played for begins
+  int64_t cost_ns = 0;        // of those from there on
   // Of memory of its own, at its beginning; it is there all the time.
   uint64_t constant_bytes = 0;
 
   Program view() const {
     return {code.data(), code.size(), workspace.data(), workspace_at.data(),
-            workspace_at.size() - 1};
+            workspace_at.size() - 1, counted_from};
   }
 };
 
@@ -41,10 +42,11 @@ class StepLog {
   int64_t cost_ns() const { return program_.cost_ns; }
   // The compute of the last operators.
   int64_t cost_of_last(uint64_t operators) const;
-  // The last operators, from where the least is in use among the last two periods: one whole step at
-  // least. Without a period: from the last point on at which less was in use than ever after, and
-  // which a fair share of the operators follows; so what the job holds by now is there from the
-  // beginning.
+  // The last operators, from where the least is in use in the earliest of the last three periods, or
+  // of two, if no more were heard. With three the second step is the first that counts: one whole
+  // step at least. Without a period: from the last point on at which less was in use than ever
+  // after, and which a fair share of the operators follows; so what the job holds by now is there
+  // from the beginning.
   OwnedProgram last_steps(uint64_t period) const;
 
  private:

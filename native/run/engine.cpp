@@ -12,7 +12,7 @@
 namespace dtr {
 
 Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_coach_(make_coach) {
-  options_ = options;
+  take(options);
   cost_model_.configure();
   search_.configure(true);
   dead_.configure();
@@ -40,7 +40,7 @@ void Engine::configure(const dtr_engine_options& options) {
   const bool reseed = options.heuristic.select != options_.heuristic.select ||
                       options.heuristic.seed != options_.heuristic.seed;
   const bool notes_contents = options.contents != options_.contents;
-  options_ = options;
+  take(options);
   if (notes_contents) contents_.note_all();
   dead_.configure();
   bookkeeping_.is_timed = options.time_bookkeeping != 0;
@@ -50,6 +50,14 @@ void Engine::configure(const dtr_engine_options& options) {
   mover_.configure();
   cost_model_.bounds().reset_all();
   hire_coach(call.deferred);
+}
+
+// The caller's text is his, and may go once the call is over.
+void Engine::take(const dtr_engine_options& options) {
+  options_ = options;
+  Dealloc dealloc = Dealloc::eager;
+  dealloc_from_name(options.dealloc, &dealloc);
+  options_.dealloc = kDeallocNames[static_cast<size_t>(dealloc)];
 }
 
 // By the options: none, or one who knows nothing yet.

@@ -157,6 +157,7 @@ class Engine final {
     Device* device;
   };
 
+  void take(const dtr_engine_options& options);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);

@@ -29,6 +29,8 @@ constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
 enum Trace : int64_t { allocate, free_temporary, result };
 
 struct Thrash {};
+// What does not count is no reason to end before it has repeated so many times what it computes.
+constexpr int64_t kMostTimes = 8;
 
 // A CALL, MUTATE or EFFECT where it stands in the program.
 struct Operator {
@@ -378,6 +380,7 @@ class RuntimeSimulation final : private Observer {
 
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
   void execute(const Operator& of, const Operands& operands, uint64_t first_tensor) {
+    if (of.index == program_.counted_from && of.index > 0) begin_counting();
     if (frame_.buffer.size() < operands.arg_count + operands.rest_count)
       frame_.buffer.resize(operands.arg_count + operands.rest_count);
     for (uint64_t i = 0; i < operands.arg_count; ++i)
@@ -486,8 +489,10 @@ class RuntimeSimulation final : private Observer {
     out_.result.remat_cost += operands.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
-    const int64_t most = options_.common.max_recompute;
-    if (most >= 0 && out_.result.remat_cost > most) throw Thrash{};
+    int64_t most = options_.common.max_recompute;
+    if (most < 0) return;
+    if (!is_counting_) most = std::max(most, kMostTimes * out_.result.model_cost);
+    if (out_.result.remat_cost > most) throw Thrash{};
   }
 
   // The step's argument tensors, from its description (dtr_remat_next in dtr/ops.h).
@@ -599,11 +604,23 @@ class RuntimeSimulation final : private Observer {
     if (options_.measure) fragmentation_.asked(size_bytes);
   }
 
+  // What has happened so far does not count.
+  void begin_counting() {
+    is_counting_ = true;
+    out_.result.remat_cost = 0;
+    engine_.get_stats(&engine_before_);
+    dtr_pool_get_stats(world_.pool, &pool_before_);
+  }
+
   void count() {
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
     dtr_pool_stats pool;
     dtr_pool_get_stats(world_.pool, &pool);
+    engine.moves -= engine_before_.moves;
+    engine.moved_bytes -= engine_before_.moved_bytes;
+    pool.remaps -= pool_before_.remaps;
+    pool.mapped_chunks -= pool_before_.mapped_chunks;
     dtr_simulation_result& result = out_.result;
     result.clock = static_cast<int64_t>(engine.clock_ns);
     result.peak_bytes = pool.peak_allocated_bytes;
@@ -645,6 +662,9 @@ class RuntimeSimulation final : private Observer {
   SimulatedFramework& framework_;
   Frame frame_;
   Fragmentation fragmentation_;
+  bool is_counting_ = program_.counted_from == 0;
+  dtr_engine_stats engine_before_{};
+  dtr_pool_stats pool_before_{};
   std::vector<Buffer*> names_;
   std::vector<Operator> closures_;         // by the engine's op ids
   std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids

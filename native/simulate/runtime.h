@@ -28,6 +28,9 @@ struct Program {
   const int64_t* workspace;
   const int64_t* workspace_at;
   uint64_t operators;
+  // What happens before this operator is no part of what is counted as computed again, moved or
+  // mapped: it fills memory, and is what the engine has seen of the job.
+  uint64_t counted_from = 0;
 };
 
 // Throws InvalidArgument for options or a program that make no sense.

@@ -63,6 +63,7 @@ class Heuristic(ctypes.Structure):
         ("staleness_exponent", ctypes.c_double),
         ("recompute_factor", ctypes.c_double),
         ("seed", ctypes.c_uint64),
+        ("foresight", ctypes.c_int32),
     ]
 
 

@@ -80,6 +80,8 @@ class TestWhatMoves:
     def test_dead_storages_that_came_back_do(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         source = toy.unseen(WORDS)
+        first = toy.one("first", source, words=WORDS)
+        assert toy.evict(first), "memory is short"
         x = toy.one("x", source, words=WORDS)
         y = toy.one("y", x, words=WORDS)
         x.release()
@@ -87,7 +89,7 @@ class TestWhatMoves:
         assert toy.evict(y)
         assert all_right(toy, y)
         assert toy.recomputed == ["y"], "x was there, wherever"
-        release(source, y)
+        release(source, first, y)
 
     def test_pinned_escaped_evicted_and_unknown_ones_stay(self, make_toy):
         toy = make_toy()

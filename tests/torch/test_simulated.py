@@ -161,6 +161,7 @@ def test_a_job_under_a_budget_does_what_the_simulation_of_its_log_does(job, heur
         program,
         heuristic,
         budget,
+        dealloc=presets.parse(heuristic).dealloc,
         semantics="runtime",
         space="heap",
         outputs=False,
