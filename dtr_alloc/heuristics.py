@@ -11,7 +11,9 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
 * ``n``, how often it was recomputed before, and ``r`` the factor for each time;
 * ``m``, what evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on both
   sides, as in MegEngine), ``none``;
-* ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1.
+* ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1. With
+  ``next=1`` it is the compute time until it is used next, as long as the job repeats what it did
+  before (native/policy/foresight.h).
 
 How room is made with a score is the other half of a published policy, ``room``:
 
@@ -21,7 +23,7 @@ How room is made with a score is the other half of a published policy, ``room``:
 * ``auto``: the way that costs less (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
-(``c=ancestors,m=size,s=0.5``; ``r``, ``room`` and ``dealloc`` are parts too; those left out are as
+(``c=ancestors,m=size,s=0.5``; ``r``, ``next``, ``room`` and ``dealloc`` are parts too; those left out are as
 in Heuristic), or by a name registered for a Python callable.
 
 Presets, each with the room that it was published with, and their sources: ``dtr-full``,
@@ -183,7 +185,7 @@ ONLINE = "marginal"
 
 PART_FORMS = (
     "parts, such as c=ancestors,m=size,s=0.5,r=1 "
-    f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more; "
+    f"(c: {', '.join(COSTS)}; m: {', '.join(SIZES)}; s: 0 to 1; r: 1 and more; next: 0, 1; "
     f"room: {', '.join(ROOMS)}; dealloc: {', '.join(DEALLOCS)})"
 )
 
@@ -240,6 +242,9 @@ def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristi
         staleness, factor = float(parts.get("s", 0)), float(parts.get("r", 1))
     except ValueError:
         raise ValueError(f"not a number in {shown(text)}; allowed: {allowed(presets)}") from None
+    foresight = parts.get("next", "0")
+    if foresight not in ("0", "1"):
+        raise ValueError(f"next is {shown(foresight)}; allowed: 0, 1")
     return Heuristic(
         text,
         parts.get("c", "none"),
@@ -248,5 +253,5 @@ def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristi
         factor,
         room=parts.get("room", "auto"),
         dealloc=parts.get("dealloc", "eager"),
-        foresight=parts.get("next", "0") == "1",
+        foresight=foresight == "1",
     )

@@ -146,8 +146,7 @@ struct alignas(64) Storage {
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
   uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
   uint64_t last_use = 0;            // the number of its last use (policy/foresight.h)
-  int64_t used_ns = 0;              // when that was, in the job's own compute, and
-  int64_t due_ns = kNoForesight;    // when the next one is
+  int64_t due_ns = kNoForesight;    // when the next one is, in the job's own compute
   uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
   uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
   uint64_t ordered_on = kNoStream;  // this stream is ordered behind that

@@ -23,8 +23,14 @@ constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
 constexpr uint64_t kHeard = 3;              // steps, before they are played
+// Where so much of what a job computes is computed again, what was heard is played although no step
+// is known yet, or ever will be.
+constexpr double kHurry = 0.5;
+constexpr uint64_t kHurryAgain = 4;     // times as many operators
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
+// Real times differ by so much from one window to the next on a machine with other work.
+constexpr double kSlower = 1.1;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
 // is taken for another.
 constexpr uint32_t kWindows = 3;  // of two steps each, before and after
@@ -119,13 +125,16 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   // A first step fills memory, and is what the others are foreseen by.
   const bool is_heard = period_ > 0 && log_.operators() >= kHeard * period_;
   if (period_ > 0) step_ns_ = log_.cost_of_last(period_);
-  if (!is_heard && !is_long) {
+  const bool plays = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
+  const bool hurries = plays && period_ == 0 && heard_ >= least_heard_ &&
+                       repeats_since(looks_[0]) > kHurry;
+  if (!is_heard && !is_long && !hurries) {
     looks_[0] = std::exchange(looks_[1], now());
     return;
   }
   if (parts_.environment.stats.evictions == evictions_)
     rest(period_ > 0 ? Phase::resting : Phase::done, deferred);
-  else if (parts_.environment.options.learn == DTR_LEARN_STEP || !can_play())
+  else if (!plays)
     rest(Phase::done, deferred);
   else
     rehearse(deferred, lock);
@@ -138,7 +147,7 @@ void Learner::go_on(Deferred& deferred) {
   else if (phase_ == Phase::resting && parts_.environment.stats.evictions > evictions_)
     begin(deferred);
   else if (phase_ == Phase::rehearsing)
-    wait_for_rehearsal();
+    wait_for_rehearsal(deferred);
   else if (phase_ == Phase::following)
     check_step(deferred);
 }
@@ -204,7 +213,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   lock.unlock();
   task_->thread.join();
   lock.lock();
-  follow();
+  follow(deferred);
 }
 
 void Learner::end_rehearsal() {
@@ -261,19 +270,30 @@ void Learner::Task::end() {
 // ---- following ----
 
 // The steps meanwhile are what those under the policy are compared with.
-void Learner::wait_for_rehearsal() {
+void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
-  if (windows_.count <= kWindows || !task_->is_done) return;
-  before_ = windows_.repeats();
+  const bool compares = windows_.count > kWindows;
+  if (!(compares || period_ == 0) || !task_->is_done) return;
+  if (compares) before_ = windows_.repeats();
   before_pace_ = windows_.pace;
-  follow();
+  follow(deferred);
 }
 
-void Learner::follow() {
+// The policy stays as it is. A job whose step is not known yet is listened to again.
+void Learner::stop(Deferred& deferred) {
+  if (period_ > 0 || times_ == kMostTimes) {
+    phase_ = Phase::done;
+    return;
+  }
+  least_heard_ *= kHurryAgain;
+  begin(deferred);
+}
+
+void Learner::follow(Deferred& deferred) {
   const std::optional<Rehearsal::Found> found = task_->found;
   end_rehearsal();
   if (!found) {
-    phase_ = Phase::done;
+    stop(deferred);
     return;
   }
   parts_.follow(found->policy);
@@ -312,12 +332,16 @@ void Learner::check_step(Deferred& deferred) {
   const double repeats = windows_.repeats();
   if (windows_.count == kWindows + 1) {
     const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
-    if (repeats > before_ - kGain || (is_timed && windows_.pace > before_pace_)) {
+    if (repeats > before_ - kGain || (is_timed && windows_.pace > kSlower * before_pace_)) {
       parts_.follow(usual_);
-      phase_ = Phase::done;
+      stop(deferred);
       return;
     }
     expected_ = repeats;
+    if (period_ == 0) {
+      stop(deferred);
+      return;
+    }
   } else if (repeats > kDrift * expected_ + kSomeDrift) {
     if (times_ < kMostTimes)
       begin(deferred);

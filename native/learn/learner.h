@@ -105,8 +105,9 @@ class Learner final : public Coach {
   void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   void begin_windows();
   bool window_ended();
-  void wait_for_rehearsal();
-  void follow();
+  void wait_for_rehearsal(Deferred& deferred);
+  void follow(Deferred& deferred);
+  void stop(Deferred& deferred);
   void check_step(Deferred& deferred);
   void check_grinding();
   void rest(Phase phase, Deferred& deferred);
@@ -127,6 +128,7 @@ class Learner final : public Coach {
   uint64_t heard_ = 0;      // operators since it listens
   uint64_t next_look_ = 0;  // with so many
   uint64_t evictions_ = 0;  // when it began to listen
+  uint64_t least_heard_ = 1024;  // operators, before what is no step is played
   uint64_t period_ = 0;
   int64_t step_ns_ = 0;
   Mark looks_[2];           // the last look but one, and the last

@@ -37,7 +37,7 @@ void Foresight::forget_the_oldest() {
 }
 
 bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
-  const bool saw = sees();
+  const uint64_t before = lag_;
   if (ran_.size() == kMost) forget_the_oldest();
   const uint64_t now = base_ + ran_.size();
   uint64_t context = signature;
@@ -50,11 +50,22 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
   slot = now + 1;
   if (lag_ > 0 && (now - lag_ < base_ || op(now - lag_).signature != signature)) lag_ = 0;
   if (lag_ == 0) find_lag();
-  if (lag_ > 0) {
-    use_ = op(now - lag_).first_use;
-    lag_ns_ = own_ns - op(now - lag_).begin_ns;
+  if (lag_ > 0) use_ = op(now - lag_).first_use;
+  if (lag_ == before) return false;
+  if (lag_ > 0) lag_ns_ = own_ns - op(now - lag_).begin_ns;
+  return true;
+}
+
+// Whether much more was in use at some point since then than at another.
+bool Foresight::swings(uint64_t then) const {
+  uint64_t high = ran_.back().live_bytes, low = high;
+  for (uint64_t number = base_ + ran_.size() - 1; number > then; --number) {
+    high = std::max(high, op(number).live_bytes);
+    low = std::min(low, op(number).live_bytes);
+    if (static_cast<double>(high - low) >= kSwing * static_cast<double>(most_live_bytes_))
+      return true;
   }
-  return saw != sees();
+  return false;
 }
 
 void Foresight::find_lag() {
@@ -73,7 +84,7 @@ void Foresight::find_lag() {
     while (length < kLongest && then - length >= base_ && then >= length &&
            op(then - length).signature == op(now - length).signature)
       ++length;
-    if (length <= longest) continue;
+    if (length <= longest || !swings(then)) continue;
     longest = length;
     lag_ = now - then;
     if (length == kLongest) return;
@@ -86,7 +97,6 @@ void Foresight::uses(Storage* storage) {
     uses_[storage->last_use - use_base_] = now;
   storage->last_use = use_base_ + uses_.size();
   uses_.push_back(kNever);
-  storage->used_ns = op(now).end_ns;
   if (lag_ == 0) {
     storage->due_ns = kNoForesight;
     return;
@@ -98,30 +108,20 @@ void Foresight::uses(Storage* storage) {
     return;
   }
   const uint64_t next = uses_[use_++ - use_base_];
-  storage->due_ns = next == kNever || next >= now
-                        ? kNeverDue
-                        : op(now).end_ns + op(next).begin_ns - op(then).end_ns;
+  storage->due_ns =
+      next == kNever ? kNeverDue : op(now).end_ns + op(next).begin_ns - op(then).end_ns;
 }
 
 // Of what nothing is known: half of what was repeated.
-double Foresight::at_most_until_use(const Storage* storage) const {
+double Foresight::until_own_use(const Storage* storage) const {
   const auto lag_ns = static_cast<double>(lag_ns_);
   if (storage->due_ns == kNeverDue) return 2 * lag_ns;
   if (storage->due_ns == kNoForesight) return lag_ns / 2;
-  const int64_t now_ns = ran_.back().end_ns;
-  const int64_t at_first = storage->due_ns - storage->used_ns;
-  return static_cast<double>(
-      now_ns <= storage->due_ns ? storage->due_ns - now_ns : at_first);
+  return static_cast<double>(std::max<int64_t>(storage->due_ns - ran_.back().end_ns, 0));
 }
 
 double Foresight::until_use(const Storage* storage) const {
-  const int64_t now_ns = ran_.back().end_ns;
-  const auto own = [&](const Storage* of) {
-    const double most = at_most_until_use(of);
-    if (of->due_ns == kNeverDue || of->due_ns == kNoForesight || now_ns <= of->due_ns) return most;
-    return std::min(most, static_cast<double>(now_ns - of->due_ns));
-  };
-  double least = own(storage);
+  double least = until_own_use(storage);
   if (storage->needed_by == 0) return least;
   const Storage* pending[kMostVisits];
   int count = 0, next = 0;
@@ -139,7 +139,7 @@ double Foresight::until_use(const Storage* storage) const {
   visit(storage);
   while (next < count) {
     const Storage* of = pending[next++];
-    if (of->live) least = std::min(least, own(of));
+    if (of->live) least = std::min(least, until_own_use(of));
     visit(of);
   }
   return least;

@@ -6,12 +6,13 @@
 // for next says when this one's will be. Nobody has to say where a step begins.
 //
 //  E1  The lag is that of the longest repetition, and only where the job held as much memory as it
-//      holds now. (The layers of a network repeat each other, too; but what a layer has made stays.)
+//      holds now, and more or less in between. (The layers of a network repeat each other, too; but
+//      what a layer has made stays.)
 //  E2  The first operator that does not match ends it, and the score goes back to staleness. What
 //      repeats is looked for at every operator from then on.
-//  E3  Time is the job's own compute. Between two uses of a storage the time until the next one
-//      only falls; one that is overdue counts as far as it is overdue, but never farther than when
-//      it was last used. So what was computed at its last use is an upper bound (candidates.h, C1).
+//  E3  Time is the job's own compute. Between two uses of a storage the time until the next one only
+//      falls, and one that is overdue is due now. So what was computed once is an upper bound of it
+//      until the storage is used, or the lag is another (candidates.h, C1).
 //
 // A buffer is what is used: a new version goes on where the old one stood.
 #pragma once
@@ -32,17 +33,17 @@ class Foresight {
   bool sees() const { return lag_ > 0; }
 
   // An operator ran for the first time; own_ns: the job's own compute before it, and its own.
-  // True if sees() changes.
+  // True if what was said of others before holds no more.
   bool ran(uint64_t signature, int64_t own_ns, int64_t cost_ns);
   // The tensors of that operator, one after the other: arguments, then results.
   void uses(Storage* storage);
   void lives(uint64_t size_bytes) { live_bytes_ += size_bytes; }
   void died(uint64_t size_bytes) { live_bytes_ -= size_bytes; }
 
-  // The time until the next use, by the program or to bring back what it will use.
+  // The time until the program uses it next.
+  double until_own_use(const Storage* storage) const;
+  // Likewise, or until it is needed to bring back what the program will use.
   double until_use(const Storage* storage) const;
-  // No less than that for as long as the storage is not used.
-  double at_most_until_use(const Storage* storage) const;
 
  private:
   struct Ran {
@@ -59,9 +60,11 @@ class Foresight {
   static constexpr uint64_t kMostLooks = 2048;    // at operators of the same context
   static constexpr uint64_t kLongest = 4096;      // repetitions count for no more
   static constexpr double kBalance = 0.005;       // E1: of the most memory
+  static constexpr double kSwing = 0.05;          // likewise
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }
+  bool swings(uint64_t then) const;
   void find_lag();
   void forget_the_oldest();
 

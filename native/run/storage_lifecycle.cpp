@@ -54,7 +54,6 @@ Storage* StorageLifecycle::hand_over(Storage* old, const dtr_tensor_desc& desc) 
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
   fresh->last_use = old->last_use;
-  fresh->used_ns = old->used_ns;
   fresh->due_ns = old->due_ns;
   parts_.graph.by_handle.insert(desc.handle, fresh);
   if (fresh->managed) parts_.graph.by_address.insert(desc.data, fresh);

@@ -84,23 +84,34 @@ def test_what_was_brought_back_and_nobody_needs_goes_first(evicted):
     assert set(order[1:-1]) < {"t", "u", "v", "y"}
 
 
-@pytest.mark.parametrize(("held", "expected"), [(4, ["a"]), (3, ["a", "t"])])
-def test_under_lazy_what_is_dropped_stays_until_memory_is_needed(evicted, held, expected):
-    log = with_data()
-    # The first eviction: until then all that is dropped goes at once.
-    others = [f"other{i}" for i in range(held)]
-    log.call("x", {"first": UNIT}, time=1)
-    for name in others:
-        log.call("x", {name: UNIT}, time=10**9)
-    for name in others:
-        log.release(name)
+def drops_one(log):
     log.call("x", {"a": UNIT}, time=10**4)
     log.call("a", {"s": UNIT}, time=10**4)
     log.release("a")
     log.call("x", {"t": UNIT}, time=10)
     log.call("x", {"u": UNIT}, time=10**8)
     log.call("x", {"v": UNIT}, time=10**8)
-    # The fifth that is held sends a away, and where less fits, the next best.
+
+
+@pytest.mark.parametrize("evicted", ["simrd"], indirect=True)
+def test_under_ignore_what_is_dropped_stays_until_memory_is_needed(evicted):
+    log = with_data()
+    drops_one(log)
+    # Five fit; the fifth that is held sends a away, and nothing else.
+    assert evicted(log, (1 + 4) * UNIT, dealloc="ignore") == ["a"]
+    assert evicted(log, (1 + 3) * UNIT, dealloc="ignore") == ["a", "t"]
+
+
+@pytest.mark.parametrize("evicted", ["runtime"], indirect=True)
+@pytest.mark.parametrize(("held", "expected"), [(4, ["a"]), (3, ["a", "t"])])
+def test_under_lazy_it_does_once_something_was_evicted(evicted, held, expected):
+    log = with_data()
+    log.call("x", {"first": UNIT}, time=1)
+    for i in range(held):
+        log.call("x", {f"other{i}": UNIT}, time=10**9)
+    for i in range(held):
+        log.release(f"other{i}")
+    drops_one(log)
     assert evicted(log, (1 + held) * UNIT, dealloc="lazy") == ["first", *expected]
 
 

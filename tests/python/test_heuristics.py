@@ -38,6 +38,8 @@ def test_room_and_deallocation_are_parts_too():
     found = parse("c=marginal,m=size,s=0.5,room=single,dealloc=lazy")
     assert (found.room, found.dealloc) == ("single", "lazy")
     assert (parse("s=1").room, parse("s=1").dealloc) == ("auto", "eager")
+    assert parse("s=1,next=1").foresight
+    assert not parse("s=1,next=0").foresight
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_parts_that_are_left_out_are_none(text, parts):
     [
         *("best", "", "c=all", "c=local,c=none", "x=1", "c=", "c=local,", "s=2", "s=-0.1", "s=nan"),
         *("r=0.5", "r=inf", "r=nan", "s=fast", "dtr-eqclass,s=1", None, 3),
-        *("room=big", "dealloc=never"),
+        *("room=big", "dealloc=never", "next=2", "next="),
     ],
 )
 def test_what_is_no_heuristic_is_refused(text):
