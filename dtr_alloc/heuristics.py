@@ -23,8 +23,8 @@ How room is made with a score is the other half of a published policy, ``room``:
 * ``auto``: the way that costs less (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
-(``c=ancestors,m=size,s=0.5``; ``r``, ``next``, ``room`` and ``dealloc`` are parts too; those left out are as
-in Heuristic), or by a name registered for a Python callable.
+(``c=ancestors,m=size,s=0.5``; ``r``, ``next``, ``room`` and ``dealloc`` are parts too; those left
+out are as in Heuristic), or by a name registered for a Python callable.
 
 Presets, each with the room that it was published with, and their sources: ``dtr-full``,
 ``dtr-eqclass`` and ``lru``: DTR paper, section 4.1; ``coop``: Zhang et al., Coop (NeurIPS 2023),

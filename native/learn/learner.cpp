@@ -26,7 +26,7 @@ constexpr uint64_t kHeard = 3;              // steps, before they are played
 // Where so much of what a job computes is computed again, what was heard is played although no step
 // is known yet, or ever will be.
 constexpr double kHurry = 0.5;
-constexpr uint64_t kHurryAgain = 4;     // times as many operators
+constexpr uint64_t kHurryAgain = 4;  // times as many operators
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // Real times differ by so much from one window to the next on a machine with other work.
@@ -126,8 +126,8 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const bool is_heard = period_ > 0 && log_.operators() >= kHeard * period_;
   if (period_ > 0) step_ns_ = log_.cost_of_last(period_);
   const bool plays = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
-  const bool hurries = plays && period_ == 0 && heard_ >= least_heard_ &&
-                       repeats_since(looks_[0]) > kHurry;
+  const bool hurries =
+      plays && period_ == 0 && heard_ >= least_heard_ && repeats_since(looks_[0]) > kHurry;
   if (!is_heard && !is_long && !hurries) {
     looks_[0] = std::exchange(looks_[1], now());
     return;

@@ -125,9 +125,9 @@ class Learner final : public Coach {
   const Coached parts_;
   Phase phase_ = Phase::begins;
   StepLog log_;
-  uint64_t heard_ = 0;      // operators since it listens
-  uint64_t next_look_ = 0;  // with so many
-  uint64_t evictions_ = 0;  // when it began to listen
+  uint64_t heard_ = 0;           // operators since it listens
+  uint64_t next_look_ = 0;       // with so many
+  uint64_t evictions_ = 0;       // when it began to listen
   uint64_t least_heard_ = 1024;  // operators, before what is no step is played
   uint64_t period_ = 0;
   int64_t step_ns_ = 0;

@@ -50,10 +50,9 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // A pool that maps nothing says nothing of chunks.
-  const uint64_t filled =
-      program_.counted_from > 0
-          ? 0
-          : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
+  const uint64_t filled = program_.counted_from > 0
+                              ? 0
+                              : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   const auto again_ns = static_cast<double>(run.result.remat_cost);
   const double cost_ns = again_ns + static_cast<double>(run.result.move_cost) +

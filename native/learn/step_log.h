@@ -24,8 +24,9 @@ struct OwnedProgram {
   uint64_t constant_bytes = 0;
 
   Program view() const {
-    return {code.data(), code.size(), workspace.data(), workspace_at.data(),
-            workspace_at.size() - 1, counted_from};
+    return {
+        code.data(), code.size(), workspace.data(), workspace_at.data(), workspace_at.size() - 1,
+        counted_from};
   }
 };
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-
-
 namespace dtr {
 
 namespace {
@@ -45,8 +43,8 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
     context = (context ^ op(now - back).signature) * 0x9E3779B97F4A7C15ull + back;
   uint64_t& slot = contexts_[context >> 50 & (kSlots - 1)];
   most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
-  ran_.push_back({signature, context, slot, use_base_ + uses_.size(), own_ns, own_ns + cost_ns,
-                  live_bytes_});
+  ran_.push_back(
+      {signature, context, slot, use_base_ + uses_.size(), own_ns, own_ns + cost_ns, live_bytes_});
   slot = now + 1;
   if (lag_ > 0 && (now - lag_ < base_ || op(now - lag_).signature != signature)) lag_ = 0;
   if (lag_ == 0) find_lag();

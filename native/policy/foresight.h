@@ -48,19 +48,19 @@ class Foresight {
  private:
   struct Ran {
     uint64_t signature;
-    uint64_t context;     // a hash of the last kContext operators
-    uint64_t before;      // the operator before of the same slot of contexts_, +1
-    uint64_t first_use;   // in uses_
+    uint64_t context;    // a hash of the last kContext operators
+    uint64_t before;     // the operator before of the same slot of contexts_, +1
+    uint64_t first_use;  // in uses_
     int64_t begin_ns, end_ns;
     uint64_t live_bytes;
   };
-  static constexpr uint64_t kContext = 8;         // operators
-  static constexpr uint64_t kMost = 1 << 17;      // operators that are remembered
-  static constexpr uint64_t kSlots = 1 << 14;     // of contexts
-  static constexpr uint64_t kMostLooks = 2048;    // at operators of the same context
-  static constexpr uint64_t kLongest = 4096;      // repetitions count for no more
-  static constexpr double kBalance = 0.005;       // E1: of the most memory
-  static constexpr double kSwing = 0.05;          // likewise
+  static constexpr uint64_t kContext = 8;       // operators
+  static constexpr uint64_t kMost = 1 << 17;    // operators that are remembered
+  static constexpr uint64_t kSlots = 1 << 14;   // of contexts
+  static constexpr uint64_t kMostLooks = 2048;  // at operators of the same context
+  static constexpr uint64_t kLongest = 4096;    // repetitions count for no more
+  static constexpr double kBalance = 0.005;     // E1: of the most memory
+  static constexpr double kSwing = 0.05;        // likewise
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }
@@ -69,13 +69,13 @@ class Foresight {
   void forget_the_oldest();
 
   bool is_on_ = false;
-  std::vector<Ran> ran_;          // from number base_ on
-  std::vector<uint64_t> uses_;    // the operator that uses it next, from number use_base_ on
+  std::vector<Ran> ran_;        // from number base_ on
+  std::vector<uint64_t> uses_;  // the operator that uses it next, from number use_base_ on
   uint64_t base_ = 0, use_base_ = 1;
   std::vector<uint64_t> contexts_;  // the last operator of a context, +1
   uint64_t lag_ = 0;
   int64_t lag_ns_ = 0;
-  uint64_t use_ = 0;                // of the earlier operator's, the one that stands for the next
+  uint64_t use_ = 0;  // of the earlier operator's, the one that stands for the next
   uint64_t live_bytes_ = 0, most_live_bytes_ = 0;
 };
 

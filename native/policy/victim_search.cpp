@@ -95,7 +95,8 @@ Storage* VictimSearch::choose_whole(Device& device, uint64_t size_bytes) {
   constexpr uint64_t kSpare = 8;
   const uint64_t least = in_grains(size_bytes);
   return device.candidates.find_unneeded(
-      least, least + least / kSpare, [this](const Storage* storage) { return is_free_to_go(storage); });
+      least, least + least / kSpare,
+      [this](const Storage* storage) { return is_free_to_go(storage); });
 }
 
 // Uniform over what can be evicted: draws until one can; if most cannot, among a list.

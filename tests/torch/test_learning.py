@@ -70,9 +70,7 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
 
 
 class TestPolicy:
-    def test_it_computes_less_again_and_keeps_the_bits(
-        self, lstm: tuple[Profile, Path]
-    ) -> None:
+    def test_it_computes_less_again_and_keeps_the_bits(self, lstm: tuple[Profile, Path]) -> None:
         shape, costs = lstm
         plain, by_rule = train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
         learned, adaptive = train("lstm", shape.budget(TIGHT), costs)
@@ -87,9 +85,7 @@ class TestPolicy:
 
         assert again(adaptive) < 0.7 * again(by_rule)
 
-    def test_two_runs_with_one_file_of_costs_decide_alike(
-        self, lstm: tuple[Profile, Path]
-    ) -> None:
+    def test_two_runs_with_one_file_of_costs_decide_alike(self, lstm: tuple[Profile, Path]) -> None:
         shape, costs = lstm
         child = (sys.executable, "-W", "ignore", "-c", LSTM, str(shape.budget(TIGHT)), str(costs))
         first, second = (
