@@ -150,7 +150,7 @@ class Heuristic:
             )
         return ROOMS.index(room)
 
-    def numbers(self) -> tuple[int, int, int, float, float, int]:
+    def numbers(self) -> tuple[int, int, int, float, float, int, int]:
         """The fields of a dtr_heuristic, in the order of the C header."""
         return (
             SELECTIONS.index(self.select),
@@ -159,7 +159,7 @@ class Heuristic:
             float(self.staleness),
             float(self.recompute_factor),
             self.seed,
-            self.foresight,
+            int(self.foresight),
         )
 
 
