@@ -27,6 +27,9 @@ constexpr uint64_t kHeard = 3;              // steps, before they are played
 // is known yet, or ever will be.
 constexpr double kHurry = 0.5;
 constexpr uint64_t kHurryAgain = 4;  // times as many operators
+// Below this share of a step's compute nothing that is repeated is worth a look (rehearsal.cpp has it
+// as the least gain that shows).
+constexpr double kLittle = 0.03;
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // Real times differ by so much from one window to the next on a machine with other work.
@@ -132,24 +135,37 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
     looks_[0] = std::exchange(looks_[1], now());
     return;
   }
-  if (parts_.environment.stats.evictions == evictions_)
+  if (parts_.environment.stats.evictions == evictions_ ||
+      (period_ > 0 && repeats_since(looks_[0]) < kLittle))
     rest(period_ > 0 ? Phase::resting : Phase::done, deferred);
   else if (!plays)
     rest(Phase::done, deferred);
   else
     rehearse(deferred, lock);
-  if (phase_ == Phase::resting) log_.clear();
+  if (phase_ != Phase::resting) return;
+  log_.clear();
+  begin_windows();
 }
 
 void Learner::go_on(Deferred& deferred) {
   if (phase_ == Phase::begins)
     begin(deferred);
-  else if (phase_ == Phase::resting && parts_.environment.stats.evictions > evictions_)
-    begin(deferred);
+  else if (phase_ == Phase::resting)
+    rest_on(deferred);
   else if (phase_ == Phase::rehearsing)
     wait_for_rehearsal(deferred);
   else if (phase_ == Phase::following)
     check_step(deferred);
+}
+
+// Until two steps repeat what is worth a look.
+void Learner::rest_on(Deferred& deferred) {
+  const Mark begin_of_window = windows_.begin;
+  if (!window_ended() || repeats_since(begin_of_window) < kLittle) return;
+  if (times_ < kMostTimes)
+    begin(deferred);
+  else
+    phase_ = Phase::done;
 }
 
 // ---- rehearsing ----

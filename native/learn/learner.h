@@ -1,8 +1,9 @@
 // learner.h: learns a job's step, and finds the policy that costs least for it (run/coach.h).
 //
 // 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
-//    repeated at its end. As long as nothing was evicted there is nothing to learn but that: then
-//    it *rests*, without a log, until something is.
+//    repeated at its end. As long as next to nothing is computed again there is nothing to learn but
+//    that: then it *rests*, without a log, until something is. A job that computes much again is
+//    in a hurry: what was heard of it is rehearsed although no step is known.
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
 // 3. The best policy is *followed*. It decides as any other, operator by operator: so a step that
 //    differs from what was learned is as right as any, and none has to be recognized. If the
@@ -73,7 +74,7 @@ class Learner final : public Coach {
   enum class Phase {
     begins,
     listening,
-    resting,     // a step is known, and nothing was evicted in it
+    resting,     // a step is known, and next to nothing is computed again in it
     rehearsing,  // on the thread
     waiting,     // for the thread
     following,
@@ -101,6 +102,7 @@ class Learner final : public Coach {
   void begin(Deferred& deferred);
   void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   void go_on(Deferred& deferred);
+  void rest_on(Deferred& deferred);
   void hear();
   void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   void begin_windows();

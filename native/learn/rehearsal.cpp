@@ -20,14 +20,21 @@ constexpr double kGain = 0.03;
 constexpr double kShares[] = {1, 0.98, 0.96};
 constexpr double kPlays = std::size(kShares);
 
+// Operators in all plays: some seconds of a processor. (Not a time, as two runs decide alike.)
+constexpr uint64_t kMostPlayed = 1'200'000;
+
 struct Choice {
   int32_t cost;
   double staleness;
+  bool foresight = false;
 };
 // Of the published policies (dtr_alloc/heuristics.py), and between them.
 constexpr Choice kChoices[] = {
-    {DTR_COST_MARGINAL, 0.5}, {DTR_COST_NEIGHBORHOOD, 1},   {DTR_COST_MARGINAL, 1},
-    {DTR_COST_COMPONENT, 1},  {DTR_COST_NEIGHBORHOOD, 0.5}, {DTR_COST_ANCESTORS, 0.5},
+    {DTR_COST_MARGINAL, 0.5},         {DTR_COST_NEIGHBORHOOD, 1},
+    {DTR_COST_MARGINAL, 1},           {DTR_COST_COMPONENT, 1},
+    {DTR_COST_NEIGHBORHOOD, 0.5},     {DTR_COST_ANCESTORS, 0.5},
+    {DTR_COST_MARGINAL, 0.5, true},   {DTR_COST_ANCESTORS, 0.5, true},
+    {DTR_COST_NEIGHBORHOOD, 1, true},
 };
 
 }  // namespace
@@ -47,6 +54,7 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   options.move_bytes_per_s = stage_.move_bytes_per_s;
   Simulation run;
   simulate_runtime(options, program_.view(), run);
+  played_ += program_.workspace_at.size() + run.result.remat_ops;
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // A pool that maps nothing says nothing of chunks.
@@ -69,7 +77,7 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
     const double most_ns = best ? best->cost_ns : std::numeric_limits<double>::infinity();
     Found sum{policy, 0, 0};
     for (const double share : kShares) {
-      if (cancelled_) return;
+      if (cancelled_ || played_ > kMostPlayed) return;
       const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
       const std::optional<Found> found = play(policy, budget, kPlays * most_ns - sum.cost_ns);
       if (!found) return;
@@ -84,14 +92,12 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
   for (int round = 0; round < 2; ++round) {
     // While no policy works, the next part is tried with the last one.
     for (const Choice& choice : kChoices) {
+      // In a first step there is nothing to foresee by.
+      if (choice.foresight && program_.counted_from == 0) continue;
       EvictionPolicy next = here;
       next.heuristic.cost = choice.cost;
+      next.heuristic.foresight = choice.foresight;
       next.heuristic.staleness_exponent = choice.staleness;
-      attempt(next);
-    }
-    if (program_.counted_from > 0) {
-      EvictionPolicy next = here;
-      next.heuristic.foresight = !next.heuristic.foresight;
       attempt(next);
     }
     for (const Dealloc dealloc : {Dealloc::eager, Dealloc::lazy}) {

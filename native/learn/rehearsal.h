@@ -39,7 +39,7 @@ class Rehearsal {
     double repeats;  // computed again, in terms of the job's own compute
   };
   // The best policy found from `usual` on: one part of it after the other is set to what is best,
-  // twice. None if no policy plays the program to its end, or what `usual` costs more is no gain.
+  // twice, until enough operators were played. None if no policy plays the program to its end, or what `usual` costs more is no gain.
   std::optional<Found> best_policy(const EvictionPolicy& usual) const;
 
   struct Budget {
@@ -58,6 +58,7 @@ class Rehearsal {
   const OwnedProgram& program_;
   const Stage& stage_;
   const std::atomic<bool>& cancelled_;
+  mutable uint64_t played_ = 0;  // operators
 };
 
 }  // namespace dtr

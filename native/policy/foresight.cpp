@@ -26,7 +26,7 @@ void Foresight::turn(bool on) {
 
 // Half of it. (What is behind is as good as never having been.)
 void Foresight::forget_the_oldest() {
-  const uint64_t half = kMost / 2;
+  const uint64_t half = ran_.size() / 2;
   const uint64_t uses = op(base_ + half).first_use - use_base_;
   ran_.erase(ran_.begin(), ran_.begin() + static_cast<std::ptrdiff_t>(half));
   uses_.erase(uses_.begin(), uses_.begin() + static_cast<std::ptrdiff_t>(uses));
@@ -36,7 +36,7 @@ void Foresight::forget_the_oldest() {
 
 bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
   const uint64_t before = lag_;
-  if (ran_.size() == kMost) forget_the_oldest();
+  if (ran_.size() == kMost || uses_.size() >= kMostUses) forget_the_oldest();
   const uint64_t now = base_ + ran_.size();
   uint64_t context = signature;
   for (uint64_t back = 1; back < kContext && back <= ran_.size(); ++back)

@@ -54,13 +54,14 @@ class Foresight {
     int64_t begin_ns, end_ns;
     uint64_t live_bytes;
   };
-  static constexpr uint64_t kContext = 8;       // operators
-  static constexpr uint64_t kMost = 1 << 17;    // operators that are remembered
-  static constexpr uint64_t kSlots = 1 << 14;   // of contexts
-  static constexpr uint64_t kMostLooks = 2048;  // at operators of the same context
-  static constexpr uint64_t kLongest = 4096;    // repetitions count for no more
-  static constexpr double kBalance = 0.005;     // E1: of the most memory
-  static constexpr double kSwing = 0.05;        // likewise
+  static constexpr uint64_t kContext = 8;         // operators
+  static constexpr uint64_t kMost = 1 << 17;      // operators that are remembered
+  static constexpr uint64_t kMostUses = 1 << 20;  // of their tensors, but for the last operator's
+  static constexpr uint64_t kSlots = 1 << 14;     // of contexts
+  static constexpr uint64_t kMostLooks = 2048;    // at operators of the same context
+  static constexpr uint64_t kLongest = 4096;      // repetitions count for no more
+  static constexpr double kBalance = 0.005;       // E1: of the most memory
+  static constexpr double kSwing = 0.05;          // likewise
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }

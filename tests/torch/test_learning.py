@@ -19,12 +19,12 @@ from bench.models import JOBS, differences
 
 STEPS = 24
 """More than it takes to hear a few steps of the jobs here, and to follow for a few."""
-TIGHT = 0.15
-"""Of the activation memory: there the rule repeats more than it computes."""
+TIGHT = 0.2
+"""Of the activation memory: there the rule repeats half of what the job computes."""
 
 
 def train(
-    job: str, budget: int, costs: Path | None, **settings: Any
+    job: str, budget: int, costs: Path | None = None, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """The state that a job ends with, and the counters after each step, from 0."""
     with dtr_alloc.session(budget=budget, device="cpu", costs=costs, **settings):
@@ -60,20 +60,30 @@ print(json.dumps({{name: stats[name] for name in decisions}}))
 """
 
 
+def fix_costs(path: Path) -> None:
+    """Gives the signatures that were met costs that are the same on every machine."""
+    costs = json.loads(path.read_text())
+    for entry in costs["entries"]:
+        entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
+    path.write_text(json.dumps(costs))
+
+
 @pytest.fixture(scope="module")
 def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     """The job's shape, and a file with what its operators cost."""
     costs = tmp_path_factory.mktemp("lstm") / "costs.json"
     shape, _free = profile("lstm", 2)
-    train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
+    train("lstm", 1 << 30, costs)
+    fix_costs(costs)
     return shape, costs
 
 
 class TestPolicy:
     def test_it_computes_less_again_and_keeps_the_bits(self, lstm: tuple[Profile, Path]) -> None:
         shape, costs = lstm
-        plain, by_rule = train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
-        learned, adaptive = train("lstm", shape.budget(TIGHT), costs)
+        alike = {"costs": costs, "debug": "no-moves"}
+        plain, by_rule = train("lstm", shape.budget(TIGHT), heuristic="marginal", **alike)
+        learned, adaptive = train("lstm", shape.budget(TIGHT), **alike)
         assert not differences(plain, learned)
         assert adaptive[-1]["learned"] > 0
         assert by_rule[-1]["learned"] == 0
@@ -93,7 +103,18 @@ class TestPolicy:
             for _ in range(2)
         )
         assert first == second
-        assert first["learned"] > 0
+        assert first["rematerializations"] > 0
+
+    def test_a_job_that_grinds_learns_before_its_step_is_known(self, tmp_path: Path) -> None:
+        """No two steps are alike: each has trees of its own."""
+        costs = tmp_path / "costs.json"
+        shape, _free = profile("treelstm", 2)
+        train("treelstm", 1 << 30, costs)
+        fix_costs(costs)
+        plain, _counters = train("treelstm", 1 << 30)
+        learned, counters = train("treelstm", shape.budget(0.3), costs, debug="no-moves")
+        assert not differences(plain, learned)
+        assert counters[-1]["learned"] > 0
 
     def test_without_a_costs_file_it_is_learned_beside_the_job(
         self, lstm: tuple[Profile, Path]
