@@ -49,10 +49,11 @@ double RoomMaker::remap_ns(const Device& device, uint64_t size_bytes) {
   return kCopies * device.move_price.ns_of(size_bytes);
 }
 
-// How a request gets its place, and whom to evict for that, in victims_.
+// How a request gets its place, and what is evicted for that, in victims_.
 //
-// Under DTR_ROOM_AUTO the best score is the first choice, as it is the best use of what is freed
-// beyond the request. If that one does not make the place, singles may be blind to what does: so a
+// Under DTR_ROOM_AUTO an unneeded storage of the request's size is the first choice: nothing is lost
+// with it, and its block is used whole. Then comes the best score, as it is the best use of what is
+// freed beyond the request. If that one does not make the place, singles may be blind to what does: so a
 // window goes, but not while a remap would do with some more bytes, wherever they are: near the
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
 // less than what would be evicted, and where no window helps.

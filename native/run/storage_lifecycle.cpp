@@ -50,6 +50,10 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
 Storage* StorageLifecycle::hand_over(Storage* old, const dtr_tensor_desc& desc) {
   Storage* fresh = new_storage(desc, old->managed);
   fresh->live = std::exchange(old->live, false);
+  if (fresh->live) {
+    parts_.costs.foresight().died(old->size_bytes);
+    parts_.costs.foresight().lives(fresh->size_bytes);
+  }
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
