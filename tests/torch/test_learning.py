@@ -105,17 +105,6 @@ class TestPolicy:
         assert first == second
         assert first["rematerializations"] > 0
 
-    def test_a_job_that_grinds_learns_before_its_step_is_known(self, tmp_path: Path) -> None:
-        """No two steps are alike: each has trees of its own."""
-        costs = tmp_path / "costs.json"
-        shape, _free = profile("treelstm", 2)
-        train("treelstm", 1 << 30, costs)
-        fix_costs(costs)
-        plain, _counters = train("treelstm", 1 << 30)
-        learned, counters = train("treelstm", shape.budget(0.3), costs, debug="no-moves")
-        assert not differences(plain, learned)
-        assert counters[-1]["learned"] > 0
-
     def test_without_a_costs_file_it_is_learned_beside_the_job(
         self, lstm: tuple[Profile, Path]
     ) -> None:
