@@ -53,8 +53,8 @@ double RoomMaker::remap_ns(const Device& device, uint64_t size_bytes) {
 //
 // Under DTR_ROOM_AUTO an unneeded storage of the request's size is the first choice: nothing is lost
 // with it, and its block is used whole. Then comes the best score, as it is the best use of what is
-// freed beyond the request. If that one does not make the place, singles may be blind to what does: so a
-// window goes, but not while a remap would do with some more bytes, wherever they are: near the
+// freed beyond the request. If that one does not make the place, singles may be blind to what does:
+// so a window goes, but not while a remap would do with some more bytes, wherever they are: near the
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
 // less than what would be evicted, and where no window helps.
 RoomMaker::Way RoomMaker::choose_victims(Device& device, const SearchContext& context,
@@ -68,13 +68,16 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, const SearchContext& co
   const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
   if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
   ++parts_.environment.stats.searches;
+  Storage* const whole =
+      way == DTR_ROOM_AUTO ? parts_.search.choose_whole(device, size_bytes) : nullptr;
+  if (whole) {
+    victims_.assign(1, whole);
+    return Way::single;
+  }
   Storage* single = nullptr;
   if (options.heuristic.select == DTR_SELECT_CALLBACK)
     single = parts_.search.choose_by_callback(device, context, lock);
-  else if (way == DTR_ROOM_AUTO && (single = parts_.search.choose_whole(device, size_bytes))) {
-    victims_.assign(1, single);
-    return Way::single;
-  } else if (way != DTR_ROOM_WINDOW)
+  else if (way != DTR_ROOM_WINDOW)
     single = parts_.search.choose(device, context);
   victims_.clear();  // not before: a callback lets another thread choose
   if (single) victims_.push_back(single);

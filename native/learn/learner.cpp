@@ -27,9 +27,6 @@ constexpr uint64_t kHeard = 3;              // steps, before they are played
 // is known yet, or ever will be.
 constexpr double kHurry = 0.5;
 constexpr uint64_t kHurryAgain = 4;  // times as many operators
-// Below this share of a step's compute nothing that is repeated is worth a look (rehearsal.cpp has it
-// as the least gain that shows).
-constexpr double kLittle = 0.03;
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // Real times differ by so much from one window to the next on a machine with other work.
@@ -136,7 +133,7 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
     return;
   }
   if (parts_.environment.stats.evictions == evictions_ ||
-      (period_ > 0 && repeats_since(looks_[0]) < kLittle))
+      (period_ > 0 && repeats_since(looks_[0]) < Rehearsal::kLeastGain))
     rest(period_ > 0 ? Phase::resting : Phase::done, deferred);
   else if (!plays)
     rest(Phase::done, deferred);
@@ -161,7 +158,7 @@ void Learner::go_on(Deferred& deferred) {
 // Until two steps repeat what is worth a look.
 void Learner::rest_on(Deferred& deferred) {
   const Mark begin_of_window = windows_.begin;
-  if (!window_ended() || repeats_since(begin_of_window) < kLittle) return;
+  if (!window_ended() || repeats_since(begin_of_window) < Rehearsal::kLeastGain) return;
   if (times_ < kMostTimes)
     begin(deferred);
   else

@@ -13,8 +13,6 @@ namespace {
 // A policy that repeats so many times the job's own compute is as good as none.
 constexpr double kHopeless = 20;
 
-// Less than this share of the job's own compute is no gain that shows.
-constexpr double kGain = 0.03;
 // Near the least budget a policy may do well by chance, and grind in the next step. So it is played
 // with a little less memory, too.
 constexpr double kShares[] = {1, 0.98, 0.96};
@@ -119,7 +117,7 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
       attempt(next);
     }
   }
-  const double least_gain = kGain * static_cast<double>(program_.cost_ns);
+  const double least_gain = kLeastGain * static_cast<double>(program_.cost_ns);
   if (first && best->cost_ns > first->cost_ns - least_gain) return std::nullopt;
   return best;
 }

@@ -29,6 +29,9 @@ struct Stage {
 
 class Rehearsal {
  public:
+  // Less than this share of the job's own compute is no gain that shows.
+  static constexpr double kLeastGain = 0.03;
+
   // cancelled: ends what is asked for between two plays, with what is known by then.
   Rehearsal(const OwnedProgram& program, const Stage& stage, const std::atomic<bool>& cancelled)
       : program_(program), stage_(stage), cancelled_(cancelled) {}

@@ -31,7 +31,7 @@ double CostBounds::weight_of(const Storage* storage) const {
 
 void CostBounds::set(Device& device, Storage* storage, double cost_ns) {
   if (!needs_.scores) return;
-  device.candidates.set_unneeded(storage, storage->parent && is_unneeded(storage));
+  device.candidates.set_unneeded(storage, goes_first(storage));
   const dtr_heuristic& heuristic = environment_.options.heuristic;
   const double own = heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(cost_of(storage));
   device.candidates.set(
@@ -61,7 +61,7 @@ void CostBounds::reweigh(Storage* storage) {
   storage->parked = false;
   if (storage->candidate < 0 || !needs_.scores) return;
   Candidates& candidates = devices_.of(storage).candidates;
-  candidates.set_unneeded(storage, storage->parent && is_unneeded(storage));
+  candidates.set_unneeded(storage, goes_first(storage));
   candidates.weigh(storage, weight_of(storage));
   if (needs_.shares && is_unneeded(storage)) lower(storage);
 }

@@ -17,10 +17,13 @@ inline bool is_unneeded(const Storage* storage) {
   return !storage->live && storage->needed_by == 0;
 }
 
-// The factor by which a storage's score counts. A constant has no other way to go but to be swapped
-// out, so nothing is gained by taking it first.
+// Unneeded, and can be recomputed. A constant has no other way to go but to be swapped out, so nothing
+// is gained by taking it first.
+inline bool goes_first(const Storage* storage) { return storage->parent && is_unneeded(storage); }
+
+// The factor by which a storage's score counts.
 inline double unneeded_factor(const Storage* storage) {
-  return storage->parent && is_unneeded(storage) ? kUnneeded : 1;
+  return goes_first(storage) ? kUnneeded : 1;
 }
 
 class CostBounds {

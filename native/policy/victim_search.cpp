@@ -195,8 +195,7 @@ void VictimSearch::check(bool searches) {
       const double bound =
           candidates.bound(storage, context.now_ns, costs_.decreased_ns(), context.most_free);
       const bool can_go = is_free_to_go(storage);
-      if (costs_.needs().scores &&
-          storage->in_unneeded != (storage->parent && is_unneeded(storage)))
+      if (costs_.needs().scores && storage->in_unneeded != goes_first(storage))
         throw StateError("storage " + std::to_string(storage->id) + " breaks C5");
       if (storage->parked ? can_go : bound > score * (1 + Candidates::kSlack))
         throw StateError("storage " + std::to_string(storage->id) + " breaks C" +

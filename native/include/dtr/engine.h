@@ -35,8 +35,8 @@ typedef struct dtr_heuristic {
   double staleness_exponent; /* a: 0 to 1 */
   double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
   uint64_t seed;             /* of DTR_SELECT_RANDOM */
-  int32_t foresight; /* 1: where the job repeats what it did, staleness is the time until the
-                                next use (policy/foresight.h) */
+  int32_t foresight;         /* 1: where the job repeats what it did, s is the time until the next
+                                use (policy/foresight.h) */
 } dtr_heuristic;
 
 /* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
