@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,3 +45,11 @@ def evicted(tensor: Tensor) -> Tensor:
     assert dtr_alloc.evict(tensor), "a result of an operator can be evicted"
     assert not dtr_alloc.is_resident(tensor)
     return tensor
+
+
+def fix_costs(path: Path) -> None:
+    """Gives the signatures that were met costs that are the same on every machine."""
+    costs = json.loads(path.read_text())
+    for entry in costs["entries"]:
+        entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
+    path.write_text(json.dumps(costs))
