@@ -117,7 +117,7 @@ class TestPolicy:
     ) -> None:
         shape, costs = lstm
         plain, _counters = train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
-        learned, _counters = train("lstm", shape.budget(TIGHT), None)
+        learned, _counters = train("lstm", shape.budget(TIGHT), None, thrash="off")
         assert not differences(plain, learned)
 
     def test_a_budget_that_never_binds_has_nothing_learned(self) -> None:
@@ -139,9 +139,11 @@ import json, sys
 import torch
 import dtr_alloc
 
-budget, thrash = sys.argv[1:]
+budget, thrash, costs = sys.argv[1:]
 torch.set_num_threads(1)
-with dtr_alloc.session(budget=int(budget), device="cpu", thrash=thrash):
+with dtr_alloc.session(
+    budget=int(budget), device="cpu", thrash=thrash, costs=costs, debug="no-moves"
+):
     x = torch.rand(64, 64, requires_grad=True)
 
     def step():
@@ -173,24 +175,27 @@ class TestThrash:
     BUDGET = 2 * 300 * 64 * 64 * 4 // 40
     ADVICE = re.compile(r"a budget of ([0-9]+) MiB would do")
 
-    def run(self, budget: int, thrash: str) -> tuple[dict[str, Any], list[str]]:
+    def run(self, budget: int, thrash: str, costs: Path) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
-        command = (sys.executable, "-W", "ignore", "-c", CHAIN, str(budget), thrash)
+        command = (sys.executable, "-W", "ignore", "-c", CHAIN, str(budget), thrash, str(costs))
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(done.stdout), done.stderr.splitlines()
 
-    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self) -> None:
-        found, said = self.run(self.BUDGET, "off")
+    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, tmp_path: Path) -> None:
+        costs = tmp_path / "costs.json"
+        self.run(1 << 30, "off", costs)
+        fix_costs(costs)
+        found, said = self.run(self.BUDGET, "off", costs)
         assert found["times"] > 1.5
         assert (found["error"], said) == (None, [])
 
-        found, said = self.run(self.BUDGET, "1.4")
+        found, said = self.run(self.BUDGET, "1.4", costs)
         assert len(said) == 1
         assert found["ones"] == 64 * 64, "the session is usable"
         advice = [self.ADVICE.search(text) for text in (said[0], found["error"])]
         assert all(advice)
 
-        found, said = self.run(max(int(of[1]) for of in advice if of) << 20, "1.4")
+        found, said = self.run(max(int(of[1]) for of in advice if of) << 20, "1.4", costs)
         assert (found["error"], said) == (None, [])
         assert found["times"] < 1.4
 
