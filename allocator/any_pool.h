@@ -118,6 +118,9 @@ class AnyPool {
   // device: a place to move a block to. packed: only in chunks that blocks touch already. 0 also
   // for what is small.
   virtual uint64_t try_outside(uint64_t, uint64_t, uint64_t, uint64_t, bool) { return 0; }
+  // (size_bytes, stream, address, in_the_way): a block that begins at that address, or 0, and the
+  // addresses of the blocks in use that lie in the way; none of them if it cannot be there at all.
+  virtual uint64_t try_at(uint64_t, uint64_t, uint64_t, std::vector<uint64_t>*) { return 0; }
   virtual void free(uint64_t address) = 0;
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;

@@ -106,6 +106,8 @@ class Pool final : public AnyPool {
   uint64_t try_allocate(uint64_t size_bytes, uint64_t stream) override;
   uint64_t try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin, uint64_t end,
                        bool packed) override;
+  uint64_t try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
+                  std::vector<uint64_t>* in_the_way) override;
   bool follow_uses(uint64_t address, uint64_t stream) override;
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand

@@ -64,6 +64,45 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
   return 0;
 }
 
+uint64_t Pool::try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
+                      std::vector<uint64_t>* in_the_way) {
+  Lock lock(mutex_);
+  in_the_way->clear();
+  if (size_bytes == 0 || slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
+  const uint64_t base = reservation_.base(), size = rounded_size(size_bytes);
+  const uint64_t at = address - base;
+  if (address < base || at % kGrain != 0 || at > large_.end() || large_.end() - at < size) return 0;
+  poll();
+  const Owner owner = streams_.owner_of(stream);
+  Stretch stretch{at, at + size, 0, 0};
+  bool is_open = true;
+  for (const Block* block = large_.block_at(at); block != nullptr && block->offset < at + size;
+       block = block->next()) {
+    const uint64_t begin = std::max(block->offset, at), end = std::min(block->end(), at + size);
+    if (block->state == BlockState::kInUse) in_the_way->push_back(base + block->offset);
+    if (Heap::is_absent(block))
+      stretch.lacking += chunks_.count(chunks_.around(begin, end));
+    else if (Heap::is_open(block))
+      stretch.loose += chunks_.whole_under(begin, end, block->offset, block->end());
+    else
+      is_open = false;
+  }
+  if (!in_the_way->empty()) return 0;
+  Block* hole = large_.block_at(at);
+  const bool is_own = hole->state == BlockState::kFree && hole->owner == owner;
+  if (hole->end() >= at + size && (is_own || (is_open && !Heap::is_absent(hole)))) {
+    if (!map_under(at, at + size)) return 0;
+  } else {
+    // Several, or none of them has memory; not of several streams.
+    if (!is_open || fixed_ ||
+        aliased_.any_in(chunks_.number(at), chunks_.number(at + size - 1) + 1) ||
+        !remap(large_, stretch))
+      return 0;
+    hole = large_.block_at(at);
+  }
+  return base + hand_out(large_.take_at(hole, at, size), size_bytes, stream, owner);
+}
+
 bool Pool::follow_uses(uint64_t address, uint64_t stream) {
   const Place place = in_use_at(address, "copy");
   const Owner owner = streams_.owner_of(stream);

@@ -48,11 +48,14 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         counters[-1][key] - counters[-1 - LAST][key]
         for key in ("total_cost_ns", "recompute_cost_ns")
     )
-    remaps = (counters[-1]["remaps"] - counters[-1 - LAST]["remaps"]) / LAST
+    each = {
+        key: (counters[-1][key] - counters[-1 - LAST][key]) / LAST
+        for key in ("remaps", "evictions", "planned", "plan_misses")
+    }
     return {
         "outcome": "trains",
         "repeated": again / own,
-        "remaps": remaps,
+        **each,
         "learned": counters[-1]["learned"],
         "seconds": min(seconds[-LAST:]),
         "state": job.state(),

@@ -1,4 +1,5 @@
 // The pool's part of the C interface: arguments are translated, nothing is decided here.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -237,6 +238,24 @@ DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uin
     dtr::require_between("packed", packed, 0, 1);
     *out =
         pointer(of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                   const void* address, void** in_the_way, uint64_t capacity,
+                                   uint64_t* count, void** out) {
+  return guard([&] {
+    require(out, "out");
+    require(count, "count");
+    *out = nullptr;
+    *count = 0;
+    require_array(in_the_way, capacity, "in_the_way");
+    thread_local std::vector<uint64_t> blocks;
+    *out = pointer(of(pool).try_at(size_bytes, stream, number(address), &blocks));
+    if (*out) return;
+    *count = blocks.size();
+    for (size_t i = 0; i < std::min<size_t>(blocks.size(), capacity); ++i)
+      in_the_way[i] = pointer(blocks[i]);
   });
 }
 

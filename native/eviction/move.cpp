@@ -15,7 +15,21 @@ namespace {
 constexpr uint64_t kMostScratch = 4 << 20;
 constexpr int kCalibrationCopies = 4;
 
+constexpr size_t kFewBlocks = 16;
+
 }  // namespace
+
+int32_t try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, const void* address,
+               std::vector<void*>* in_the_way, void** out) {
+  in_the_way->resize(kFewBlocks);
+  for (uint64_t count = 0;;) {
+    const int32_t status = dtr_pool_try_at(pool, size_bytes, stream, address, in_the_way->data(),
+                                           in_the_way->size(), &count, out);
+    const bool are_all = count <= in_the_way->size();
+    in_the_way->resize(count);
+    if (status != DTR_OK || are_all) return status;
+  }
+}
 
 void Mover::add_device(Device& device) const {
   device.move_price = MovePrice(environment_.options.move_bytes_per_s, device.type == 0);
@@ -74,6 +88,12 @@ class Mover::Place {
     check_status(dtr_pool_try_outside(pool_, storage->size_bytes, stream, avoid_begin, avoid_end,
                                       packed, &address_));
   }
+  // At an address.
+  Place(const Device& device, const Storage* storage, uint64_t stream, const void* at,
+        std::vector<void*>* in_the_way)
+      : pool_(device.pool) {
+    check_status(try_at(pool_, storage->size_bytes, stream, at, in_the_way, &address_));
+  }
   Place(Place&& other) noexcept
       : pool_(other.pool_), address_(std::exchange(other.address_, nullptr)) {}
   Place& operator=(Place&&) = delete;
@@ -109,6 +129,14 @@ bool Mover::move_all(const std::vector<Storage*>& storages, const void* avoid_be
   for (size_t i = 0; i < storages.size(); ++i)
     if (!move_to(storages[i], std::move(places[i]), deferred)) return false;
   return true;
+}
+
+bool Mover::move_at(Storage* storage, const void* address, std::vector<void*>* in_the_way,
+                    Deferred& deferred) {
+  in_the_way->clear();
+  if (!is_movable(storage)) return false;
+  Place to(devices_.of(storage), storage, stream_of_move(storage), address, in_the_way);
+  return to.address() && move_to(storage, std::move(to), deferred);
 }
 
 bool Mover::move_to(Storage* storage, Place to, Deferred& deferred) {

@@ -40,6 +40,10 @@
 
 namespace dtr {
 
+// dtr_pool_try_at() with as many blocks in the way as there are.
+int32_t try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, const void* address,
+               std::vector<void*>* in_the_way, void** out);
+
 class Mover {
  public:
   Mover(Environment& environment, Graph& graph, const Devices& devices, const GraphCapture& capture,
@@ -68,6 +72,10 @@ class Mover {
   // moves, and fails, undoes what another one did, again and again.
   bool move_all(const std::vector<Storage*>& storages, const void* avoid_begin,
                 const void* avoid_end, bool packed, Deferred& deferred);
+  // Moves the content to an address. False, and nothing changed, likewise; *in_the_way: the blocks
+  // in use that lie there, none if it cannot be there at all.
+  bool move_at(Storage* storage, const void* address, std::vector<void*>* in_the_way,
+               Deferred& deferred);
   // A timer of the device's pool is done: whether it is a copy's.
   static bool copy_took(Device& device, uint64_t timer, int64_t ns);
 

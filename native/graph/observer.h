@@ -25,7 +25,7 @@ class Observer {
   virtual void evicted(const Storage*) {}
   // Its content is no longer in its memory, whatever the cause.
   virtual void lost(const Storage*, EvictionCause) {}
-  // Its memory goes back because nothing refers to it any more.
+  // Its memory, at its address, goes back because nothing refers to it any more.
   virtual void died(const Storage*) {}
   // The storage with this id was removed for good although others were computed from it.
   virtual void banished(uint64_t) {}

@@ -209,7 +209,10 @@ struct Op {
   uint32_t recorded_outputs = 0;  // outputs whose storage is not null (R3)
   uint32_t needed_outputs = 0;    // G2
   uint32_t waiting_steps = 0;     // steps that wait for its inputs (waiting_inputs.h)
-  uint64_t peak_look = 0;         // peak_bytes is of the look of that number
+  uint32_t planned_as = 0;        // its number in the plan of that number (run/step_plan.h)
+  uint32_t planned_runs = 0;      // how often it was run again since
+  uint64_t planned_by = 0;
+  uint64_t peak_look = 0;  // peak_bytes is of the look of that number
   uint64_t peak_bytes = 0;
 
   size_t index_of(const Edge* edge) const { return static_cast<size_t>(edge - edges.data()); }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,7 @@ constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
-constexpr uint64_t kHeard = 3;              // steps, before they are played
+constexpr uint64_t kHeard = 4;              // steps, before they are played
 // Where so much of what a job computes is computed again, what was heard is played although no step
 // is known yet, or ever will be.
 constexpr double kHurry = 0.5;
@@ -202,19 +203,40 @@ Stage Learner::stage() const {
   return stage;
 }
 
+// For plans: what is in the heap in every step.
+void Learner::add_held(Stage& stage) const {
+  dtr_pool* pool = parts_.environment.pools.front().pool;
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(pool, &stats);
+  stage.pool_bytes = stats.budget_bytes;
+  const std::unordered_set<uint64_t> held = log_.held_since_last_steps(period_);
+  uint64_t heap_bytes = 0;
+  for (const BlockInUse& block : blocks_in_use(parts_.graph, pool)) {
+    heap_bytes += block.size_bytes;
+    Storage* storage = block.storage;
+    const bool is_held = !storage || !storage->live || held.count(storage->log_number) > 0;
+    const bool moves = storage && storage->live && parts_.mover.is_movable(storage);
+    // What is dead and can be computed again is not needed.
+    if (is_held && !(storage && !storage->live && storage->parent))
+      stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
+  }
+  stage.slab_bytes = stats.allocated_bytes - std::min(stats.allocated_bytes, heap_bytes);
+}
+
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   before_ = repeats_since(looks_[0]);
   usual_ = policy();
   task_ = std::make_unique<Task>();
   task_->program = log_.last_steps(period_);
   task_->stage = stage();
+  add_held(task_->stage);
   task_->usual = usual_;
   rest(Phase::rehearsing, deferred);
   task_->thread = std::thread([task = task_.get()] {
     // The job comes first. (On Linux this is the thread's own.)
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
     try {
-      task->found = Rehearsal(task->program, task->stage, task->cancelled).best_policy(task->usual);
+      task->found = Rehearsal(task->program, task->stage, task->cancelled).best(task->usual);
     } catch (const std::exception&) {
       // No memory for it: the job goes on as before.
     }
@@ -310,9 +332,15 @@ void Learner::follow(Deferred& deferred) {
     return;
   }
   parts_.follow(found->policy);
+  if (!found->plan.signatures.empty()) parts_.follow_plan(found->plan);
   promised_ = found->repeats;
   phase_ = Phase::following;
   begin_windows();
+}
+
+void Learner::follow_usual() {
+  parts_.follow(usual_);
+  parts_.follow_plan(std::nullopt);
 }
 
 // ---- what steps take ----
@@ -346,7 +374,7 @@ void Learner::check_step(Deferred& deferred) {
   if (windows_.count == kWindows + 1) {
     const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
     if (repeats > before_ - kGain || (is_timed && windows_.pace > kSlower * before_pace_)) {
-      parts_.follow(usual_);
+      follow_usual();
       stop(deferred);
       return;
     }
@@ -371,7 +399,7 @@ void Learner::check_grinding() {
   if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
       most * static_cast<double>(stretch_ns()))
     return;
-  parts_.follow(usual_);
+  follow_usual();
   phase_ = Phase::done;
 }
 
@@ -418,6 +446,7 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
 
 void Learner::forget(Deferred& deferred) {
   end_rehearsal();
+  parts_.follow_plan(std::nullopt);
   if (phase_ == Phase::listening) rest(Phase::begins, deferred);
   log_.clear();
   step_ns_ = 0;

@@ -27,6 +27,7 @@
 
 #include "rehearsal.h"
 #include "run/coach.h"
+#include "run/memory_use.h"
 #include "step_log.h"
 
 namespace dtr {
@@ -119,6 +120,8 @@ class Learner final : public Coach {
   bool can_play() const;
   uint64_t budget_bytes() const;
   Stage stage() const;
+  void add_held(Stage& stage) const;
+  void follow_usual();
   EvictionPolicy policy() const;
   int64_t stretch_ns() const;
   Mark now() const;

@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <unordered_set>
+#include <utility>
 
 namespace dtr {
 
@@ -21,6 +23,14 @@ constexpr double kPlays = std::size(kShares);
 // Operators in all plays: some seconds of a processor. (Not a time, as two runs decide alike.)
 constexpr uint64_t kMostPlayed = 1'200'000;
 
+// Less than this share of the job's own compute is no gain of a plan.
+constexpr double kLeastPlanGain = 0.01;
+// Of the memory, for the schedules that plans are made of.
+constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};
+// What slabs waste, and what the last of each size have free.
+constexpr double kSlabSlack = 1.1;
+constexpr uint64_t kSlabSpare = 32768;
+
 struct Choice {
   int32_t cost;
   double staleness;
@@ -35,10 +45,16 @@ constexpr Choice kChoices[] = {
     {DTR_COST_NEIGHBORHOOD, 1, true},
 };
 
+void choose(const Choice& choice, EvictionPolicy& policy) {
+  policy.heuristic.cost = choice.cost;
+  policy.heuristic.foresight = choice.foresight;
+  policy.heuristic.staleness_exponent = choice.staleness;
+}
+
 }  // namespace
 
-std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,
-                                                double most_ns, uint64_t* peak_bytes) const {
+dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
+                                          double most_ns) const {
   dtr_runtime_options options{};
   options.common.heuristic = policy.heuristic;
   options.common.dealloc = static_cast<int32_t>(policy.dealloc);
@@ -50,25 +66,34 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   options.room = policy.room;
   options.chunk_bytes = stage_.chunk_bytes;
   options.move_bytes_per_s = stage_.move_bytes_per_s;
-  Simulation run;
-  simulate_runtime(options, program_.view(), run);
-  played_ += program_.workspace_at.size() + run.result.remat_ops;
-  if (peak_bytes) *peak_bytes = run.result.peak_bytes;
-  if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
+  return options;
+}
+
+double Rehearsal::cost_ns(const Simulation& run) const {
   // A pool that maps nothing says nothing of chunks.
   const uint64_t filled = program_.counted_from > 0
                               ? 0
                               : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
-  const auto again_ns = static_cast<double>(run.result.remat_cost);
-  const double cost_ns = again_ns + static_cast<double>(run.result.move_cost) +
-                         stage_.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
-                         stage_.remap_ns * static_cast<double>(run.result.remaps);
-  if (cost_ns >= most_ns) return std::nullopt;
-  return Found{policy, cost_ns, again_ns / own_ns};
+  return static_cast<double>(run.result.remat_cost + run.result.move_cost) +
+         stage_.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
+         stage_.remap_ns * static_cast<double>(run.result.remaps);
 }
 
-std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual) const {
+std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,
+                                                double most_ns, uint64_t* peak_bytes) const {
+  Simulation run;
+  simulate_runtime(options_of(policy, budget_bytes, most_ns), program_.view(), run);
+  played_ += program_.workspace_at.size() + run.result.remat_ops;
+  if (peak_bytes) *peak_bytes = run.result.peak_bytes;
+  if (run.result.status != DTR_SIMULATION_OK || cost_ns(run) >= most_ns) return std::nullopt;
+  return Found{policy, cost_ns(run),
+               static_cast<double>(run.result.remat_cost) /
+                   static_cast<double>(std::max<int64_t>(program_.cost_ns, 1))};
+}
+
+std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual,
+                                                       std::optional<Found>* first) const {
   std::optional<Found> best;
   EvictionPolicy here = usual;
   const auto attempt = [&](const EvictionPolicy& policy) {
@@ -86,16 +111,14 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
     here = policy;
   };
   attempt(usual);
-  const std::optional<Found> first = best;
+  *first = best;
   for (int round = 0; round < 2; ++round) {
     // While no policy works, the next part is tried with the last one.
     for (const Choice& choice : kChoices) {
       // In a first step there is nothing to foresee by.
       if (choice.foresight && program_.counted_from == 0) continue;
       EvictionPolicy next = here;
-      next.heuristic.cost = choice.cost;
-      next.heuristic.foresight = choice.foresight;
-      next.heuristic.staleness_exponent = choice.staleness;
+      choose(choice, next);
       attempt(next);
     }
     for (const Dealloc dealloc : {Dealloc::eager, Dealloc::lazy}) {
@@ -117,9 +140,130 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
       attempt(next);
     }
   }
-  const double least_gain = kLeastGain * static_cast<double>(program_.cost_ns);
+  return best;
+}
+
+std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) const {
+  std::optional<Found> first;
+  std::optional<Found> best = best_policy(usual, &first);
+  if (best && !cancelled_) plan(*best);
+  // A plan does what it promises.
+  const double least_gain = (best && !best->plan.signatures.empty() ? kLeastPlanGain : kLeastGain) *
+                            static_cast<double>(program_.cost_ns);
   if (first && best->cost_ns > first->cost_ns - least_gain) return std::nullopt;
   return best;
+}
+
+// What a policy would do if only bytes counted is a schedule. What it keeps without need has no
+// address, so that one for some more memory may fit, too. And near the smallest budgets schedules
+// differ by chance. So several are played, and the best one that fits is the plan.
+void Rehearsal::plan(Found& found) const {
+  const uint64_t period = program_.counted_from;
+  if (period == 0 || program_.signatures.size() < 3 * period) return;
+  struct Schedule {
+    double again_ns;
+    EvictionPolicy policy;
+    uint64_t budget_bytes;
+    bool operator<(const Schedule& other) const { return again_ns < other.again_ns; }
+  };
+  std::vector<Schedule> schedules;
+  std::vector<EvictionPolicy> policies{found.policy};
+  for (const Choice& choice : kChoices) {
+    EvictionPolicy policy = found.policy;
+    policy.dealloc = Dealloc::lazy;
+    choose(choice, policy);
+    policies.push_back(policy);
+  }
+  const uint64_t most_played = played_ + kMostPlayed;
+  const auto play_bytes = [&](const Schedule& of, Trajectory* trajectory) {
+    dtr_runtime_options options = options_of(of.policy, of.budget_bytes, found.cost_ns);
+    options.space = DTR_SPACE_BYTES;
+    options.chunk_bytes = 0;
+    options.move_bytes_per_s = 0;
+    Simulation run;
+    run.trajectory = trajectory;
+    simulate_runtime(options, program_.view(), run);
+    played_ += program_.workspace_at.size() + run.result.remat_ops;
+    const bool is_good = run.result.status == DTR_SIMULATION_OK;
+    return is_good ? std::optional(static_cast<double>(run.result.remat_cost)) : std::nullopt;
+  };
+  for (const EvictionPolicy& policy : policies)
+    for (const double share : kPlanShares) {
+      if (cancelled_ || played_ > most_played) break;
+      Schedule schedule{0, policy,
+                        static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes))};
+      Trajectory trajectory;
+      const std::optional<double> again_ns = play_bytes(schedule, &trajectory);
+      if (!again_ns) continue;
+      schedule.again_ns = *again_ns;
+      const StepBlocks step(trajectory, period, period);
+      if (lay_out(step, stage_.held, stage_.pool_bytes)) schedules.push_back(schedule);
+    }
+  std::stable_sort(schedules.begin(), schedules.end());
+  for (const Schedule& schedule : schedules) {
+    if (cancelled_ || schedule.again_ns >= found.cost_ns) return;
+    Trajectory trajectory;
+    play_bytes(schedule, &trajectory);
+    const std::optional<Found> planned = follow(schedule.policy, trajectory, found.cost_ns);
+    if (planned) found = *planned;
+  }
+}
+
+// None if it does not fit.
+std::optional<StepPlan> Rehearsal::lay_out(const StepBlocks& step,
+                                           const std::vector<HeldBlock>& held,
+                                           uint64_t budget_bytes) const {
+  const auto slabs = static_cast<uint64_t>(
+      kSlabSlack * static_cast<double>(stage_.slab_bytes + step.small_bytes()));
+  const uint64_t taken = slabs + std::max(kSlabSpare, stage_.chunk_bytes);
+  return step.lay_out(held, budget_bytes - std::min(budget_bytes, taken));
+}
+
+// The plan of a trajectory's step, if it costs less in the heap. The first step that follows it
+// brings things in place, so the one behind it counts.
+std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
+                                                  const Trajectory& trajectory,
+                                                  double most_ns) const {
+  const uint64_t period = program_.counted_from;
+  const StepBlocks step(trajectory, period, period);
+  std::optional<StepPlan> plan = lay_out(step, stage_.held, stage_.pool_bytes);
+  if (!plan) return std::nullopt;
+  plan->signatures.assign(program_.signatures.begin() + static_cast<std::ptrdiff_t>(period),
+                          program_.signatures.begin() + static_cast<std::ptrdiff_t>(2 * period));
+  // The same in the heap of the play, where other addresses are held.
+  bool fits = true;
+  Simulation run;
+  run.plan_from = period;
+  run.make_plan = [&](const std::vector<NamedBlock>& blocks) {
+    const std::unordered_set<uint64_t> survivors(trajectory.survivors.begin(),
+                                                 trajectory.survivors.end());
+    std::vector<HeldBlock> held;
+    for (const NamedBlock& block : blocks)
+      if (block.serial == 0 || survivors.count(block.serial) > 0)
+        held.push_back({block.offset, block.size_bytes, block.handle});
+    std::optional<StepPlan> played = lay_out(step, held, stage_.budget_bytes);
+    fits = played.has_value();
+    if (!fits) return StepPlan{};
+    played->signatures.assign(
+        trajectory.signatures.begin() + static_cast<std::ptrdiff_t>(period),
+        trajectory.signatures.begin() + static_cast<std::ptrdiff_t>(2 * period));
+    return *played;
+  };
+  Program program = program_.view();
+  program.counted_from = 2 * period;
+  simulate_runtime(
+      options_of(policy, stage_.budget_bytes, kHopeless * static_cast<double>(program_.cost_ns)),
+      program, run);
+  if (!fits || run.result.status != DTR_SIMULATION_OK) return std::nullopt;
+  // One step counted, as many as the program has.
+  const auto share = static_cast<double>(program.operators / period - 1) /
+                     static_cast<double>(program.operators / period - 2);
+  Found found{policy, share * cost_ns(run),
+              share * static_cast<double>(run.result.remat_cost) /
+                  static_cast<double>(std::max<int64_t>(program_.cost_ns, 1)),
+              std::move(*plan)};
+  if (found.cost_ns >= most_ns) return std::nullopt;
+  return found;
 }
 
 std::optional<Rehearsal::Budget> Rehearsal::least_budget(const EvictionPolicy& policy,

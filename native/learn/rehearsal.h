@@ -9,8 +9,10 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "dtr_alloc.h"
+#include "planner.h"
 #include "run/coach.h"
 #include "step_log.h"
 
@@ -25,6 +27,11 @@ struct Stage {
   double remap_ns = 0;          // and each time that chunks are taken from elsewhere
   double move_bytes_per_s = 0;  // 0: nothing is moved
   uint64_t history_ops = 0;
+  // For plans: all of the pool's budget, the bytes of its slabs, and what is in its heap all the
+  // time, by offset.
+  uint64_t pool_bytes = 0;
+  uint64_t slab_bytes = 0;
+  std::vector<HeldBlock> held;
 };
 
 class Rehearsal {
@@ -38,12 +45,13 @@ class Rehearsal {
 
   struct Found {
     EvictionPolicy policy;
-    double cost_ns;  // beside the job's own
-    double repeats;  // computed again, in terms of the job's own compute
+    double cost_ns;      // beside the job's own
+    double repeats;      // computed again, in terms of the job's own compute
+    StepPlan plan = {};  // to follow beside the policy; without signatures there is none
   };
-  // The best policy found from `usual` on: one part of it after the other is set to what is best,
-  // twice, until enough operators were played. None if no policy plays the program to its end, or what `usual` costs more is no gain.
-  std::optional<Found> best_policy(const EvictionPolicy& usual) const;
+  // The best policy found, and a plan if one is better still. None if no policy plays the program
+  // to its end, or what `usual` costs more is no gain.
+  std::optional<Found> best(const EvictionPolicy& usual) const;
 
   struct Budget {
     uint64_t bytes;
@@ -54,6 +62,18 @@ class Rehearsal {
   std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats) const;
 
  private:
+  // From `usual` on, one part of the policy after the other is set to what is best, twice, until
+  // enough operators were played. *first: what `usual` gives.
+  std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found>* first) const;
+  // Gives it a plan if that costs less.
+  void plan(Found& found) const;
+  std::optional<StepPlan> lay_out(const StepBlocks& step, const std::vector<HeldBlock>& held,
+                                  uint64_t budget_bytes) const;
+  std::optional<Found> follow(const EvictionPolicy& policy, const Trajectory& trajectory,
+                              double most_ns) const;
+  dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
+                                 double most_ns) const;
+  double cost_ns(const Simulation& run) const;
   // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`.
   std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,
                             uint64_t* peak_bytes = nullptr) const;

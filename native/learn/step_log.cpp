@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "dtr/op_log.h"
 #include "simulate/program.h"
@@ -18,7 +19,7 @@ constexpr double kSwing = 0.05;
 // What repeats is the job's step only if it fills this share of what was recorded.
 constexpr uint64_t kShare = 4;
 // So many are played at most.
-constexpr uint64_t kPeriods = 3;
+constexpr uint64_t kPeriods = 4;
 
 class Hash {
  public:
@@ -59,6 +60,7 @@ uint64_t StepLog::name_of(int64_t number) {
   if (!is_new) return entry->second;
   if (unused_.empty()) {
     sizes_.push_back(0);
+    defined_at_.push_back(0);
   } else {
     entry->second = unused_.back();
     unused_.pop_back();
@@ -68,13 +70,14 @@ uint64_t StepLog::name_of(int64_t number) {
 
 void StepLog::define(uint64_t name, uint64_t size_bytes) {
   sizes_[name] = size_bytes;
+  defined_at_[name] = operators_.size();
   live_bytes_ += size_bytes;
 }
 
-void StepLog::add_operator(uint64_t hash, int64_t cost_ns, uint64_t code_at) {
+void StepLog::add_operator(const Operator& of) {
   program_.workspace_at.push_back(static_cast<int64_t>(program_.workspace.size()));
-  program_.cost_ns += cost_ns;
-  operators_.push_back({code_at, hash, cost_ns, live_bytes_});
+  program_.cost_ns += of.cost_ns;
+  operators_.push_back(of);
 }
 
 void StepLog::append(const std::vector<int64_t>& records) {
@@ -111,10 +114,11 @@ void StepLog::append(const std::vector<int64_t>& records) {
       }
       continue;
     }
+    const int64_t last_kind = std::exchange(last_kind_, kind);
     const uint64_t code_at = code.size();
     Hash hash;
     hash.add(static_cast<uint64_t>(kind));
-    in.next();  // the operator's name, which only a log that is written has
+    const auto signature = static_cast<uint64_t>(in.next());
     const int64_t cost_ns = in.next();
     arguments.clear();
     for (int64_t count = in.next(); count > 0; --count) {
@@ -156,7 +160,12 @@ void StepLog::append(const std::vector<int64_t>& records) {
     const size_t each = kind == DTR_OP_LOG_MUTATE ? 1 : 3;
     code.push_back(static_cast<int64_t>(results.size() / each));
     code.insert(code.end(), results.begin(), results.end());
-    add_operator(hash.value(), cost_ns, code_at);
+    // What overwrites besides making results has two records.
+    const bool is_same_call = kind == DTR_OP_LOG_MUTATE && last_kind == DTR_OP_LOG_CALL &&
+                              !operators_.empty() && operators_.back().signature == signature &&
+                              cost_ns == 0;
+    add_operator({code_at, hash.value(), is_same_call ? StepPlan::kSameCall : signature, cost_ns,
+                  live_bytes_});
   }
 }
 
@@ -219,6 +228,14 @@ uint64_t StepLog::first_of(uint64_t period) const {
   return low + 1;
 }
 
+std::unordered_set<uint64_t> StepLog::held_since_last_steps(uint64_t period) const {
+  const uint64_t first = first_of(period) + period;
+  std::unordered_set<uint64_t> held;
+  for (const auto& [number, name] : names_)
+    if (defined_at_[name] <= first) held.insert(static_cast<uint64_t>(number));
+  return held;
+}
+
 OwnedProgram StepLog::last_steps(uint64_t period) const {
   const uint64_t first = first_of(period);
   const std::vector<int64_t>& code = program_.code;
@@ -251,14 +268,21 @@ OwnedProgram StepLog::last_steps(uint64_t period) const {
                                            static_cast<int64_t>(name), alive[name]});
       steps.constant_bytes += static_cast<uint64_t>(alive[name]);
     }
-  steps.code.insert(steps.code.end(), code.begin() + static_cast<std::ptrdiff_t>(from), code.end());
+  uint64_t last = operators_.size();
+  if (period > 0) last = std::min(last, first + (last - first) / period * period);
+  const bool is_whole = last == operators_.size();
+  const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
+  steps.code.insert(steps.code.end(), code.begin() + at(from),
+                    is_whole ? code.end() : code.begin() + at(operators_[last].code_at));
   const int64_t skipped = program_.workspace_at[first];
-  if (period > 0 && operators_.size() - first >= 2 * period) steps.counted_from = period;
-  for (uint64_t i = first; i < operators_.size(); ++i) {
+  if (period > 0 && last - first >= 2 * period) steps.counted_from = period;
+  for (uint64_t i = first; i < last; ++i) {
     steps.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
     if (i >= first + steps.counted_from) steps.cost_ns += operators_[i].cost_ns;
+    steps.signatures.push_back(operators_[i].signature);
   }
-  steps.workspace.assign(program_.workspace.begin() + skipped, program_.workspace.end());
+  steps.workspace.assign(program_.workspace.begin() + skipped,
+                         program_.workspace.begin() + program_.workspace_at[last]);
   return steps;
 }
 

@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
+#include "run/step_plan.h"
 #include "simulate/runtime.h"
 
 namespace dtr {
@@ -18,8 +20,9 @@ struct OwnedProgram {
   std::vector<int64_t> code;
   std::vector<int64_t> workspace;
   std::vector<int64_t> workspace_at{0};
-  uint64_t counted_from = 0;  // the operator with which what is played for begins
-  int64_t cost_ns = 0;        // of those from there on
+  uint64_t counted_from = 0;         // the operator with which what is played for begins
+  int64_t cost_ns = 0;               // of those from there on
+  std::vector<uint64_t> signatures;  // of the calls, by operator; StepPlan::kSameCall: see there
   // Of memory of its own, at its beginning; it is there all the time.
   uint64_t constant_bytes = 0;
 
@@ -43,17 +46,19 @@ class StepLog {
   int64_t cost_ns() const { return program_.cost_ns; }
   // The compute of the last operators.
   int64_t cost_of_last(uint64_t operators) const;
-  // The last operators, from where the least is in use in the earliest of the last three periods, or
-  // of two, if no more were heard. With three the second step is the first that counts: one whole
-  // step at least. Without a period: from the last point on at which less was in use than ever
+  // The last whole steps, from where the least is in use in the earliest of the last four periods, or
+  // of as many as were heard. With two and more the second one is the first that counts. Without a period: from the last point on at which less was in use than ever
   // after, and which a fair share of the operators follows; so what the job holds by now is there
   // from the beginning.
   OwnedProgram last_steps(uint64_t period) const;
+  // The numbers of the op log that are there from the second of those steps to the end.
+  std::unordered_set<uint64_t> held_since_last_steps(uint64_t period) const;
 
  private:
   struct Operator {
     uint64_t code_at;  // where its instruction begins
     uint64_t hash;     // of its kind and sizes
+    uint64_t signature;
     int64_t cost_ns;
     uint64_t live_bytes;  // after it, with what it was the last to need released
   };
@@ -61,12 +66,14 @@ class StepLog {
   uint64_t first_of(uint64_t period) const;
   uint64_t name_of(int64_t number);
   void define(uint64_t name, uint64_t size_bytes);
-  void add_operator(uint64_t hash, int64_t cost_ns, uint64_t code_at);
+  void add_operator(const Operator& of);
 
   OwnedProgram program_;
   std::vector<Operator> operators_;
   std::unordered_map<int64_t, uint64_t> names_;  // by number of the op log
   std::vector<uint64_t> sizes_;                  // by name
+  std::vector<uint64_t> defined_at_;             // likewise: how many operators ran before
+  int64_t last_kind_ = -1;                       // of the last operator's record
   std::vector<uint64_t> unused_;                 // names of what was released, to be given again
   uint64_t live_bytes_ = 0;
 };

@@ -224,7 +224,8 @@ void OpLogRecorder::released(const Storage* storage) {
 
 void OpLogRecorder::turn_constant(Storage* storage, bool overwritten) {
   const Known& known = names_.at(storage->log_number);
-  if (known.constant && !overwritten) return;
+  // To who coaches, a constant is a buffer, whatever its content.
+  if (known.constant && (!overwritten || coached_)) return;
   const uint64_t geometry = known.root;
   released(storage);
   define_constant(storage, geometry);
@@ -417,7 +418,8 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
     put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
   const auto put_head = [&](int64_t kind, int64_t time) {
     put(kind);
-    put(log.operator_name);
+    // Who coaches needs no name, and wants to know the call again.
+    put(coached_ ? static_cast<int64_t>(log.signature) : log.operator_name);
     put(time);
     put(static_cast<int64_t>(arguments.size()));
     for (const Argument& argument : arguments) put(argument.name);

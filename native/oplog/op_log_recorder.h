@@ -78,6 +78,7 @@ struct OpenLog {
   };
   bool open = false;  // the op began while the recorder was on
   int32_t operator_name = -1;
+  uint64_t signature = 0;           // of the call (policy/costs.h)
   std::vector<Argument> arguments;  // one for each input
   std::vector<Result> results;      // new storages
   MemoryTrace memory;

@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "eviction/move.h"
 #include "graph/dealloc.h"
 #include "graph/deferred.h"
 #include "graph/environment.h"
@@ -14,6 +16,7 @@
 #include "locks.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/devices.h"
+#include "step_plan.h"
 
 namespace dtr {
 
@@ -31,6 +34,9 @@ struct Coached {
   const Devices& devices;
   OpLogRecorder& op_log;
   std::function<void(const EvictionPolicy&)> follow;
+  // From the next step on; none: no longer.
+  std::function<void(std::optional<StepPlan>)> follow_plan;
+  const Mover& mover;
 };
 
 class Coach {

@@ -67,7 +67,14 @@ void Engine::hire_coach(Deferred& deferred) {
   coach_.reset();
   if (options_.learn == DTR_LEARN_NOTHING || !make_coach_) return;
   coach_ = make_coach_({environment_, graph_, devices_, op_log_,
-                        [this](const EvictionPolicy& policy) { follow(policy); }});
+                        [this](const EvictionPolicy& policy) { follow(policy); },
+                        [this](std::optional<StepPlan> plan) {
+                          if (plan)
+                            plan_.follow(std::move(*plan), false);
+                          else
+                            plan_.leave();
+                        },
+                        mover_});
 }
 
 void Engine::dismiss_coach() {
@@ -122,6 +129,12 @@ void Engine::follow(const EvictionPolicy& policy) {
   ++environment_.stats.learned;
 }
 
+void Engine::follow_plan(StepPlan plan) {
+  Transaction call(*this);
+  plan_.follow(std::move(plan), true);
+  if (plan_.wants_moves()) move_held(call);
+}
+
 void Engine::connect(const dtr_framework* framework) {
   if (framework_ && framework_ != framework)
     throw StateError("the engine is connected to another framework already");
@@ -167,7 +180,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   thread_local std::string text;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
-  if (arena)
+  if (plan_.is_on() && !arena) address = allocate_as_planned(pool, size_bytes, stream);
+  if (address)
+    *status = DTR_OK;
+  else if (arena)
     *status = dtr_pool_arena_allocate(pool, arena, size_bytes, stream, &address);
   else if (hints_.is_used() && dtr_pool_uses_hints(pool, size_bytes))
     *status = dtr_pool_allocate_hinted(pool, size_bytes, stream,
@@ -187,6 +203,90 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   }
   *message = text.c_str();
   return nullptr;
+}
+
+// Null if the plan says nothing, or the place cannot be had (F2 of step_plan.h).
+void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
+  if (size_bytes == 0) return nullptr;
+  uint64_t offset = 0;
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    offset = plan_.next(size_bytes);
+  }
+  if (offset == PlanFollower::kNowhere) return nullptr;
+  const ScopedTimer spent(room_ns_of_thread());
+  dtr_pool_room room{};
+  dtr_pool_get_room(pool, 1, &room);
+  const auto* const wanted = reinterpret_cast<const void*>(room.base + offset);
+  thread_local std::vector<void*> in_the_way;
+  void* address = nullptr;
+  const auto attempt = [&] {
+    return try_at(pool, size_bytes, stream, wanted, &in_the_way, &address) == DTR_OK;
+  };
+  if (!attempt()) return nullptr;
+  if (!address && !in_the_way.empty()) {
+    bool is_clear = false;
+    {
+      Deferred deferred(environment_, dead_, mutex_);
+      std::unique_lock<EngineMutex> lock(mutex_);
+      is_clear = clear(devices_.with(pool), in_the_way, deferred, lock);
+    }
+    if (is_clear && !attempt()) return nullptr;
+  }
+  std::lock_guard<EngineMutex> lock(mutex_);
+  ++(address ? environment_.stats.planned : environment_.stats.plan_misses);
+  return address;
+}
+
+// Evicts what lies in these blocks. False, and nothing is evicted, if one cannot be.
+bool Engine::clear(Device& device, const std::vector<void*>& in_the_way, Deferred& deferred,
+                   std::unique_lock<EngineMutex>& lock) {
+  search_.grow_up(device);
+  std::vector<Storage*> victims;
+  for (const void* address : in_the_way) {
+    Storage* storage = graph_.by_address.find(address);
+    if (!storage || !is_candidate(storage) || !search_.is_free_to_go(storage)) return false;
+    victims.push_back(storage);
+  }
+  size_t evicted = 0;
+  if (!victims.empty()) evictor_.evict_all(victims, deferred, lock, &evicted);
+  return true;
+}
+
+// F3.
+void Engine::move_held(Transaction& call) {
+  std::vector<StepPlan::Held> left;
+  for (const StepPlan::Held& held : plan_.take_held()) {
+    Storage* storage = graph_.by_handle.find(held.handle);
+    if (!storage || storage->state != State::resident || !storage->live) continue;
+    dtr_pool_room room{};
+    dtr_pool_get_room(devices_.of(storage).pool, 1, &room);
+    const auto* const address = reinterpret_cast<const void*>(room.base + held.offset);
+    if (!move_held(storage, address, call)) left.push_back(held);
+  }
+  plan_.give_back(std::move(left));
+}
+
+bool Engine::move_held(Storage* storage, const void* address, Transaction& call) {
+  std::vector<void*> in_the_way;
+  if (storage->address == address || mover_.move_at(storage, address, &in_the_way, call.deferred))
+    return true;
+  if (in_the_way.empty()) return false;
+  // It may be in its own way.
+  const auto own = std::find(in_the_way.begin(), in_the_way.end(), storage->address);
+  if (own != in_the_way.end()) {
+    in_the_way.erase(own);
+    const auto* const end = static_cast<const char*>(address) + storage->size_bytes;
+    if (!mover_.move(storage, address, end, false, call.deferred)) return false;
+  }
+  ++storage->locks;  // its record stays
+  const bool is_clear = clear(devices_.of(storage), in_the_way, call.deferred, call.lock);
+  call.lock.unlock();
+  call.deferred.free_blocks();
+  call.lock.lock();
+  lifecycle_.unlock(storage, call.deferred);
+  return is_clear && graph_.by_handle.find(storage->handle) == storage &&
+         mover_.move_at(storage, address, &in_the_way, call.deferred);
 }
 
 // ---- what the framework tells ----
@@ -284,6 +384,17 @@ uint64_t Engine::id_of(const void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const Storage* storage = graph_.by_handle.find(handle);
   return storage ? storage->id : 0;
+}
+
+std::vector<BlockInUse> Engine::blocks_in_use(dtr_pool* pool) const {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  return dtr::blocks_in_use(graph_, pool);
+}
+
+bool Engine::is_constant(const void* handle) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Storage* storage = graph_.by_handle.find(handle);
+  return !storage || (storage->state == State::resident && !storage->parent);
 }
 
 uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {

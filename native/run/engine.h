@@ -55,6 +55,7 @@
 #include "policy/waiting_inputs.h"
 #include "policy/window_search.h"
 #include "rematerializer.h"
+#include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "thrash_guard.h"
 #include "versions.h"
@@ -89,6 +90,8 @@ class Engine final {
   // ---- memory (engine.cpp) ----
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
                  uint64_t arena, int32_t* status, const char** message);
+  // Follows a plan of the pool's addresses, from the step on that begins just now.
+  void follow_plan(StepPlan plan);
   // Work on the stream uses the block.
   void record_stream(void* address, uint64_t stream);
   void freed(void* address);
@@ -129,6 +132,10 @@ class Engine final {
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
+  // In a pool's heap.
+  std::vector<BlockInUse> blocks_in_use(dtr_pool* pool) const;
+  // Whether its content is in memory, and cannot be computed again.
+  bool is_constant(const void* handle);
   // An observer must outlive the engine, or be taken back.
   void watch(Observer* observer);
   void unwatch(Observer* observer);
@@ -158,6 +165,11 @@ class Engine final {
   };
 
   void take(const dtr_engine_options& options);
+  void* allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream);
+  bool clear(Device& device, const std::vector<void*>& in_the_way, Deferred& deferred,
+             std::unique_lock<EngineMutex>& lock);
+  void move_held(Transaction& call);
+  bool move_held(Storage* storage, const void* address, Transaction& call);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);
@@ -198,14 +210,15 @@ class Engine final {
   MemoryUse memory_use_{environment_, graph_, devices_, capture_, swap_space_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
+  PlanFollower plan_;
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
-                                  verifier_, waiting_, hints_, costs_}};
+                                  verifier_, waiting_, hints_, costs_, plan_}};
   Versions versions_{{environment_, graph_, lifecycle_, capture_, streams_, settling_, dead_,
                       contents_, unwritten_}};
   OpRecorder recorder_{{environment_, graph_, devices_, lifecycle_, versions_, capture_, streams_,
                         settling_, contents_, unwritten_, swap_space_, waiting_, op_log_, hints_,
-                        costs_, cost_model_}};
+                        costs_, cost_model_, plan_}};
   dtr_engine_options& options_ = environment_.options;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};

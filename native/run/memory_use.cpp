@@ -5,6 +5,21 @@
 
 namespace dtr {
 
+std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool) {
+  dtr_pool_room room{};
+  dtr_pool_get_room(pool, 1, &room);
+  std::vector<dtr_run_block> run(1024);
+  uint64_t count = run.size();
+  for (; count == run.size(); run.resize(2 * run.size()))
+    dtr_pool_run(pool, nullptr, run.data(), run.size(), &count);
+  std::vector<BlockInUse> blocks;
+  for (uint64_t i = 0; i < count; ++i)
+    if (run[i].state == 1)
+      blocks.push_back({run[i].address - room.base, run[i].size_bytes,
+                        graph.by_address.find(reinterpret_cast<void*>(run[i].address))});
+  return blocks;
+}
+
 HeldBytes MemoryUse::held() const {
   HeldBytes held;
   graph_.by_address.for_each([&](const void*, const Storage* storage) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "eviction/swap_space.h"
 #include "graph/environment.h"
@@ -18,6 +19,15 @@ struct HeldBytes {
   uint64_t running = 0;  // of the rest: locked by what runs
   uint64_t waiting = 0;  // and what only waits (R11)
 };
+
+// A block of a pool's heap that is in use, and its storage, or null.
+struct BlockInUse {
+  uint64_t offset;  // from the pool's first chunk
+  uint64_t size_bytes;
+  Storage* storage;
+};
+// Under the engine's mutex. None in counted pools.
+std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool);
 
 // All of it under the engine's mutex.
 class MemoryUse {

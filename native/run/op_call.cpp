@@ -59,6 +59,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
+  if (plan_.is_on() && plan_.wants_moves()) move_held(call);
   look_for_thrashing(call);
   return id;
 }
@@ -129,6 +130,7 @@ int64_t Engine::remat_next(Frame& frame) {
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
   hints_.step_ends();
+  PlanFollower::op_ends();
   const int64_t reading_ns =
       now_ns() - frame.remat.step_begin_ns - (room_ns_of_thread() - frame.remat.room_ns_at_step);
   Transaction call(*this);
@@ -143,6 +145,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
 
 void Engine::remat_abort(Frame& frame) {
   hints_.step_ends();
+  PlanFollower::op_ends();
   Transaction call(*this);
   rematerializer_.abort(frame.remat, call.deferred);
   keep(frame, false);

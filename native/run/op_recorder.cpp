@@ -236,6 +236,7 @@ void OpRecorder::about_to_run(Frame& frame) {
         frame.call, frame.told_ns,
         parts_.capture.is_under_way() ? std::nullopt : bytes_behind_results(frame));
   }
+  if (parts_.plan.is_on()) parts_.plan.op_begins();
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
@@ -283,6 +284,8 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     parts_.lifecycle.discard_op(op, deferred);
     op = nullptr;
   }
+  if (parts_.plan.is_on()) parts_.plan.ended(frame.signature.value(), op);
+  frame.log.signature = frame.signature.value();
   const int64_t log_index = parts_.op_log.ended(frame.log, frame.inputs, pure, cost_ns);
   int64_t id = 0;
   if (op) {

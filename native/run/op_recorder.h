@@ -22,6 +22,7 @@
 #include "policy/costs.h"
 #include "policy/devices.h"
 #include "policy/waiting_inputs.h"
+#include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "versions.h"
 
@@ -48,6 +49,7 @@ class OpRecorder {
     PlacementHint& hints;
     CostTable& costs;
     CostModel& cost_model;
+    PlanFollower& plan;
   };
   explicit OpRecorder(const Parts& parts)
       : parts_(parts), timer_(parts.environment, parts.streams, parts.capture, parts.devices) {}
@@ -61,6 +63,7 @@ class OpRecorder {
   void stop(Frame& frame, bool is_measured) const {
     *frame.running_op = 0;
     parts_.hints.op_ends();
+    PlanFollower::op_ends();
     frame.reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
     CallTimer::stop(frame.timing, is_measured);
   }

@@ -54,6 +54,7 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
       for (const Edge& edge : target->parent->edges) lock_input(remat, &edge, false);
     if (!hold_inputs(remat, target->parent, deferred)) return kRefused;
     describe(remat, target->parent);
+    if (parts_.plan.is_on()) parts_.plan.step_begins(target->parent);
     return static_cast<int64_t>(target->parent->id);
   }
   return 0;

@@ -25,6 +25,7 @@
 #include "graph/verifier.h"
 #include "policy/costs.h"
 #include "policy/waiting_inputs.h"
+#include "step_plan.h"
 
 namespace dtr {
 
@@ -76,6 +77,7 @@ class Rematerializer {
     WaitingInputs& waiting;
     PlacementHint& hints;
     CostTable& costs;
+    PlanFollower& plan;
   };
   // A live handle that a step brings back. Holding it may take the GIL, so it happens outside the
   // mutex: first a weak reference under it, then the strong one.

@@ -243,12 +243,12 @@ void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
     parts_.dead.let_go(storage);
     if (storage->host) parts_.swap_space.drop_copy(storage);
     Verifier::forget_expected(storage, deferred);
+    if (is_ours) parts_.environment.observers.notify(&Observer::died, storage);
     storage->state = State::freed;
     storage->address = nullptr;
     parts_.dead.forget(storage);
     parts_.contents.forget(storage);
     update_candidate(storage);
-    if (is_ours) parts_.environment.observers.notify(&Observer::died, storage);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
     else if (is_ours)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
@@ -248,6 +249,7 @@ class RuntimeSimulation final : private Observer {
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
+        trajectory_(out.trajectory),
         names_(checked.names, nullptr) {
     engine_.watch(this);
   }
@@ -257,6 +259,7 @@ class RuntimeSimulation final : private Observer {
     try {
       execute_all();
       if (options_.outputs) want_outputs();
+      if (trajectory_.is_on()) note_survivors();
     } catch (const OutOfMemory&) {
       out_.result.status = DTR_SIMULATION_OUT_OF_MEMORY;
     } catch (const Thrash&) {
@@ -381,6 +384,8 @@ class RuntimeSimulation final : private Observer {
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
   void execute(const Operator& of, const Operands& operands, uint64_t first_tensor) {
     if (of.index == program_.counted_from && of.index > 0) begin_counting();
+    if (of.index == out_.plan_from && out_.make_plan) begin_plan();
+    trajectory_.begins(of.index);
     if (frame_.buffer.size() < operands.arg_count + operands.rest_count)
       frame_.buffer.resize(operands.arg_count + operands.rest_count);
     for (uint64_t i = 0; i < operands.arg_count; ++i)
@@ -401,7 +406,10 @@ class RuntimeSimulation final : private Observer {
       while (engine_.op_prepare(frame_) > 0) rematerialize();
     for (uint64_t i = 0; i < operands.arg_count; ++i)
       check_resident(*buffer_of(of.at + 3 + i)->tensor->storage);
+    trajectory_.run_begins(of.index, true);
     run_kernel(of, operands);
+    for (uint64_t i = 0; i < operands.arg_count; ++i) used(buffer_of(of.at + 3 + i)->tensor);
+    end_run();
     for (uint64_t i = 0; i < results_.size(); ++i)
       frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
     if (operands.repeatable) {
@@ -410,11 +418,23 @@ class RuntimeSimulation final : private Observer {
     }
     const int64_t id =
         engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, operands.cost);
+    trajectory_.ended(frame_.signature.value());
     if (id > 0) {
       if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
       closures_[id] = of;
     }
     out_.result.model_cost += operands.cost;
+  }
+
+  void used(const SimulatedTensor* tensor) const {
+    if (tensor && tensor->storage->memory == Memory::core)
+      trajectory_.used(tensor->storage->pointer);
+  }
+
+  // The kernel has run, and its results are made.
+  void end_run() {
+    for (const SimulatedTensor* tensor : results_) used(tensor);
+    trajectory_.run_ends();
   }
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
@@ -435,12 +455,14 @@ class RuntimeSimulation final : private Observer {
         } else if (kind == result) {
           make_result(static_cast<uint64_t>(value));
         } else {
+          used(temporaries_[value]);
           framework_.release_tensor(temporaries_[value]);
           temporaries_[value] = nullptr;
         }
       }
     }
     for (uint64_t i = 0; i < count; ++i) make_result(i);
+    for (const SimulatedTensor* tensor : temporaries_) used(tensor);
     release_all(temporaries_);
   }
 
@@ -471,9 +493,12 @@ class RuntimeSimulation final : private Observer {
     for (const Storage* storage : frame_.remat.step_outputs)
       revived += storage->state != State::resident;
 
+    trajectory_.run_begins(of.index, false);
     rebuild();
     for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
     run_kernel(of, operands);
+    for (const SimulatedTensor* tensor : rebuilt_) used(tensor);
+    end_run();
     const uint64_t arguments = arguments_.size();
     frame_.remat.step.resize(arguments + results_.size());
     for (uint64_t i = 0; i < arguments; ++i)
@@ -527,6 +552,7 @@ class RuntimeSimulation final : private Observer {
 
   SimulatedTensor* make_tensor(int64_t size_bytes) {
     void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
+    trajectory_.allocated(address, static_cast<uint64_t>(size_bytes));
     fragmentation_.placed();
     SimulatedStorage* storage =
         framework_.make_storage(address ? Memory::core : Memory::none, address,
@@ -560,6 +586,7 @@ class RuntimeSimulation final : private Observer {
 
   void drop(Buffer* buffer) {
     SimulatedTensor* tensor = buffer->tensor;
+    if (trajectory_.is_on() && engine_.is_constant(tensor->storage)) used(tensor);
     delete buffer;
     framework_.release_tensor(tensor);
   }
@@ -591,6 +618,8 @@ class RuntimeSimulation final : private Observer {
   }
 
   void died(const Storage* storage) override {
+    // A dead one may have been kept, as it cannot be computed again.
+    if (!storage->parent) trajectory_.used(storage->address);
     if (serial_of(storage->id) == kUnknown) return;
     ++out_.result.other;
     out_.decide('D', serial_of(storage->id));
@@ -602,6 +631,31 @@ class RuntimeSimulation final : private Observer {
 
   void asked_for_room(uint64_t size_bytes) override {
     if (options_.measure) fragmentation_.asked(size_bytes);
+  }
+
+  // What has a name at the end stays, and what of it cannot be computed again is needed.
+  void note_survivors() {
+    for (const Buffer* buffer : names_) {
+      if (!buffer) continue;
+      trajectory_.survives(buffer->serial);
+      if (engine_.is_constant(buffer->tensor->storage)) used(buffer->tensor);
+    }
+  }
+
+  void begin_plan() {
+    std::unordered_map<const void*, uint64_t> serials;
+    for (const Buffer* buffer : names_)
+      if (buffer) serials[buffer->tensor->storage] = buffer->serial;
+    std::vector<NamedBlock> blocks;
+    for (const BlockInUse& block : engine_.blocks_in_use(world_.pool)) {
+      const Storage* storage = block.storage;
+      const bool is_live = storage && storage->live;
+      if (storage && !is_live && storage->parent) continue;
+      const auto found = is_live ? serials.find(storage->handle) : serials.end();
+      blocks.push_back({found == serials.end() ? 0 : found->second, block.offset, block.size_bytes,
+                        is_live ? storage->handle : nullptr});
+    }
+    engine_.follow_plan(out_.make_plan(blocks));
   }
 
   // What has happened so far does not count.
@@ -644,6 +698,8 @@ class RuntimeSimulation final : private Observer {
     if (result.status == DTR_SIMULATION_OK && most >= 0 &&
         result.remat_cost + result.move_cost > most)
       result.status = DTR_SIMULATION_THRASH;
+    out_.planned = engine.planned;
+    out_.plan_misses = engine.plan_misses;
     result.windows = engine.window_searches;
     result.window_evictions = engine.window_evictions;
     const HeldBytes held = engine_.held_bytes();
@@ -662,6 +718,7 @@ class RuntimeSimulation final : private Observer {
   SimulatedFramework& framework_;
   Frame frame_;
   Fragmentation fragmentation_;
+  TrajectoryRecorder trajectory_;
   bool is_counting_ = program_.counted_from == 0;
   dtr_engine_stats engine_before_{};
   dtr_pool_stats pool_before_{};

@@ -159,6 +159,8 @@ typedef struct dtr_engine_stats {
   uint64_t moves;            /* contents moved within a pool */
   uint64_t move_ns;          /* what the host spent on them; copies that a device makes later not */
   uint64_t unseen_writes;    /* contents found changed that no op had overwritten */
+  uint64_t planned;          /* blocks that were allocated where a plan of the step has them */
+  uint64_t plan_misses;      /* and that could not be */
   uint64_t learned;          /* policies that were learned and followed (DTR_LEARN_POLICY) */
 } dtr_engine_stats;
 

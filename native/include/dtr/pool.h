@@ -149,6 +149,14 @@ int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stre
 int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                              const void* begin, const void* end, int32_t packed, void** out);
 
+/* Allocates a block that begins at address, where nothing lies in the way: *out. Memory may be
+ * remapped for it. Otherwise *out is NULL, the status DTR_OK, and up to capacity addresses of the
+ * blocks in use that lie in the way are written, and how many there are to *count: 0 if no block can
+ * begin there. So it is always for small requests and in counted pools.
+ * Fails iff: DTR_DRIVER if the driver fails. */
+int32_t dtr_pool_try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, const void* address,
+                        void** in_the_way, uint64_t capacity, uint64_t* count, void** out);
+
 /* Frees a block; NULL is allowed.
  * Fails iff: DTR_INVALID if address is not the start of a block in use (freed twice, for
  * example). */

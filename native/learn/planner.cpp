@@ -1,0 +1,79 @@
+// planner.cpp: see planner.h.
+#include "planner.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "grain.h"
+
+namespace dtr {
+
+StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period) {
+  const std::vector<uint64_t>& begin_of = trajectory.begin_of;
+  const uint64_t end_op = first_op + period;
+  const uint64_t first = begin_of[first_op];
+  const uint64_t last = end_op < begin_of.size() ? begin_of[end_op] : trajectory.end;
+  length_ = last - first;
+  // A time in the next step as one in this: as far behind the beginning of its operator.
+  const auto wrapped = [&](uint64_t time) {
+    const auto after = std::upper_bound(begin_of.begin(), begin_of.end(), time);
+    const auto op = static_cast<uint64_t>(after - begin_of.begin()) - 1;
+    if (op < end_op) return uint64_t{0};
+    return std::min(begin_of[op - period] + (time - begin_of[op]) - first, length_ - 1);
+  };
+  std::vector<int64_t> small(length_ + 1, 0);  // changes of what is in use
+  for (const Trajectory::Block& block : trajectory.blocks) {
+    if (block.begin < first || block.begin >= last || block.op == Trajectory::kNoOp) continue;
+    Lifetime of{block.begin - first, block.end - first, in_grains(block.size_bytes)};
+    const bool goes_on = block.end >= last;
+    // If it goes on as long as a step takes, it is there all the time.
+    if (goes_on) of.end = std::min(wrapped(block.end), std::max<uint64_t>(of.begin, 1) - 1);
+    if (block.size_bytes < kLeastBytes) {
+      const auto bytes = static_cast<int64_t>(block.size_bytes);
+      small[of.begin] += bytes;
+      small[of.end + 1] -= bytes;
+      if (goes_on) small[0] += bytes;
+      continue;
+    }
+    const uint64_t op = (block.op + period - first_op % period) % period;
+    places_.push_back({static_cast<uint32_t>(op), block.run, block.ordinal, block.size_bytes, 0});
+    lifetimes_.push_back(of);
+  }
+  int64_t now = 0, most = 0;
+  for (const int64_t change : small) most = std::max(most, now += change);
+  small_bytes_ = static_cast<uint64_t>(most);
+}
+
+std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
+                                            uint64_t limit) const {
+  StepPlan plan;
+  std::vector<Obstacle> obstacles;
+  const auto add = [&](uint64_t offset, uint64_t size_bytes) {
+    const Obstacle obstacle{offset, offset + in_grains(size_bytes)};
+    obstacles.insert(
+        std::upper_bound(obstacles.begin(), obstacles.end(), obstacle,
+                         [](const Obstacle& a, const Obstacle& b) { return a.begin < b.begin; }),
+        obstacle);
+  };
+  for (const HeldBlock& block : held)
+    if (!block.handle) add(block.offset, block.size_bytes);
+  // The others as low as they can be.
+  for (const HeldBlock& block : held) {
+    if (!block.handle) continue;
+    const uint64_t offset = lowest_gap(obstacles, in_grains(block.size_bytes));
+    plan.held.push_back({block.handle, offset});
+    add(offset, block.size_bytes);
+  }
+  const Layout layout = dtr::lay_out(lifetimes_, obstacles, limit, length_);
+  if (layout.missing_bytes > 0) return std::nullopt;
+  plan.places = places_;
+  for (size_t i = 0; i < plan.places.size(); ++i) plan.places[i].offset = layout.addresses[i];
+  std::sort(plan.places.begin(), plan.places.end(),
+            [](const StepPlan::Place& a, const StepPlan::Place& b) {
+              return std::tie(a.op, a.run, a.ordinal) < std::tie(b.op, b.run, b.ordinal);
+            });
+  return plan;
+}
+
+}  // namespace dtr

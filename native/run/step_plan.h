@@ -1,0 +1,90 @@
+// step_plan.h: an address for each block of a step, and how a job follows it.
+//
+// A plan says where each allocation of a step goes: those of each operator's first run, and of each
+// time that it runs again. What lies there then has been used for the last time, as the plan was
+// made from what is needed when (learn/planner.h). So it is evicted, if it was not freed: no victim
+// is searched for, and no place.
+//
+//  F1  The plan is followed from the beginning of a step, which the operators before it tell, to the
+//      first operator that is another. Then all is decided as ever, until a step begins again.
+//  F2  A place that cannot be had (something in it is in use, or of nobody known) is none: the
+//      request is served as ever. A storage that is not where the plan thinks it is does no harm
+//      either, as an eviction is never wrong, only sometimes dear.
+//  F3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
+//      others room.
+//  F4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
+//      order, and by size.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "graph/records.h"
+
+namespace dtr {
+
+struct StepPlan {
+  struct Place {
+    uint32_t op, run, ordinal;  // its operator, in the step; which of its runs; its how manieth
+    uint64_t size_bytes;        // as requested
+    uint64_t offset;            // from the pool's first chunk
+  };
+  // What is there in all steps, and where it belongs.
+  struct Held {
+    void* handle;
+    uint64_t offset;
+  };
+  // Of an operator that is a part of the one before it.
+  static constexpr uint64_t kSameCall = 0;
+
+  std::vector<uint64_t> signatures;  // of the step's operators (policy/costs.h)
+  std::vector<Place> places;         // by operator, run and ordinal
+  std::vector<Held> held;            // by offset
+};
+
+class PlanFollower {
+ public:
+  static constexpr uint64_t kNowhere = UINT64_MAX;
+
+  // ---- under the engine's mutex ----
+  // at_beginning: of a step, just now.
+  void follow(StepPlan plan, bool at_beginning);
+  void leave();
+  bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
+  // A step begins, and these are not where they belong; those that cannot go there are given back.
+  // Tried a few times.
+  bool wants_moves() const { return at_ == 0 && tries_ > 0 && !plan_.held.empty(); }
+  std::vector<StepPlan::Held> take_held();
+  void give_back(std::vector<StepPlan::Held> held) { plan_.held = std::move(held); }
+
+  // This thread is about to run the next operator of the job, or one again.
+  void op_begins() const;
+  void step_begins(Op* op) const;
+  // The job's operator ran; op: its record, or null.
+  void ended(uint64_t signature, Op* op);
+  // Where the next allocation of this thread goes; kNowhere if nothing says so.
+  uint64_t next(uint64_t size_bytes);
+
+  // ---- by the thread of the operator ----
+  static void op_ends();
+
+ private:
+  static constexpr uint64_t kLost = UINT64_MAX;
+  static constexpr uint32_t kTries = 3;
+  void listen(uint64_t signature);
+
+  std::atomic<bool> is_on_{false};
+  StepPlan plan_;
+  std::vector<size_t> first_place_;  // by operator
+  uint64_t number_ = 0;              // of the plan
+  uint64_t at_ = kLost;              // the operator that is next
+  uint32_t tries_ = 0;               // to move what is held
+  // The signatures with which a step ends, as many as occur nowhere else in it; and the last ones
+  // of the job, round and round.
+  std::vector<uint64_t> ending_, recent_;
+  uint64_t heard_ = 0;
+};
+
+}  // namespace dtr
