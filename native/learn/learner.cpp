@@ -52,6 +52,12 @@ constexpr double kNsPerSecond = 1e9;
 constexpr double kDeviceCopies = 30;
 constexpr double kDeviceBytesPerNs = 200;
 
+// Of a chunk.
+double map_ns(uint8_t device_type, uint64_t chunk_bytes) {
+  return device_type == kCpu ? kMapPageNs
+                             : kDeviceCopies * static_cast<double>(chunk_bytes) / kDeviceBytesPerNs;
+}
+
 uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
 
 }  // namespace
@@ -73,6 +79,19 @@ Learner::Mark Learner::now() const {
   return {static_cast<int64_t>(stats.total_cost_ns), static_cast<int64_t>(stats.recompute_cost_ns)};
 }
 
+Learner::Mark Learner::now_with_memory() const {
+  Mark mark = now();
+  if (parts_.environment.pools.empty()) return mark;
+  const Environment::Pool& of = parts_.environment.pools.front();
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(of.pool, &stats);
+  mark.memory_ns = static_cast<int64_t>(
+      static_cast<double>(parts_.environment.stats.move_ns) +
+      kRemapNs * static_cast<double>(stats.remaps) +
+      map_ns(of.device_type, stats.chunk_bytes) * static_cast<double>(stats.mapped_chunks));
+  return mark;
+}
+
 double Learner::repeats_since(const Mark& mark) const {
   const Mark at = now();
   return static_cast<double>(at.again_ns - mark.again_ns) /
@@ -91,7 +110,7 @@ void Learner::begin(Deferred& deferred) {
   period_ = 0;
   step_ns_ = 0;
   evictions_ = parts_.environment.stats.evictions;
-  looks_[0] = looks_[1] = now();
+  looks_[0] = looks_[1] = now_with_memory();
   phase_ = Phase::listening;
   ++times_;
   parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
@@ -130,7 +149,7 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const bool hurries =
       plays && period_ == 0 && heard_ >= least_heard_ && repeats_since(looks_[0]) > kHurry;
   if (!is_heard && !is_long && !hurries) {
-    looks_[0] = std::exchange(looks_[1], now());
+    looks_[0] = std::exchange(looks_[1], now_with_memory());
     return;
   }
   if (parts_.environment.stats.evictions == evictions_ ||
@@ -190,9 +209,7 @@ Stage Learner::stage() const {
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
-  stage.map_ns = of.device_type == kCpu
-                     ? kMapPageNs
-                     : kDeviceCopies * static_cast<double>(stats.chunk_bytes) / kDeviceBytesPerNs;
+  stage.map_ns = map_ns(of.device_type, stats.chunk_bytes);
   const Device* device = nullptr;
   for (const auto& each : parts_.devices)
     if (each->pool == of.pool) device = each.get();
@@ -224,7 +241,7 @@ void Learner::add_held(Stage& stage) const {
 }
 
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  before_ = repeats_since(looks_[0]);
+  before_ = cost_between(looks_[0], now_with_memory());
   usual_ = policy();
   task_ = std::make_unique<Task>();
   task_->program = log_.last_steps(period_);
@@ -309,7 +326,7 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
   const bool compares = windows_.count > kWindows;
   if (!(compares || period_ == 0) || !task_->is_done) return;
-  if (compares) before_ = windows_.repeats();
+  if (compares) before_ = cost_between(windows_.first, windows_.begin);
   before_pace_ = windows_.pace;
   follow(deferred);
 }
@@ -347,22 +364,21 @@ void Learner::follow_usual() {
 
 void Learner::begin_windows() {
   windows_ = {};
-  windows_.begin = now();
+  windows_.begin = now_with_memory();
   windows_.begin_ns = now_ns();
 }
 
 // Whether another two steps have ended. The first two are half of what was before.
 bool Learner::window_ended() {
-  const Mark at = now();
-  const int64_t own_ns = at.own_ns - windows_.begin.own_ns;
+  const int64_t own_ns = now().own_ns - windows_.begin.own_ns;
   if (own_ns < stretch_ns()) return false;
   const int64_t time_ns = now_ns();
-  if (windows_.count++ > 0) {
-    windows_.sum.own_ns += own_ns;
-    windows_.sum.again_ns += at.again_ns - windows_.begin.again_ns;
+  const Mark at = now_with_memory();
+  if (windows_.count++ == 0)
+    windows_.first = at;
+  else
     windows_.pace = std::min(windows_.pace, static_cast<double>(time_ns - windows_.begin_ns) /
                                                 static_cast<double>(own_ns));
-  }
   windows_.begin = at;
   windows_.begin_ns = time_ns;
   return true;
@@ -370,27 +386,27 @@ bool Learner::window_ended() {
 
 void Learner::check_step(Deferred& deferred) {
   if (!window_ended() || windows_.count <= kWindows) return;
-  const double repeats = windows_.repeats();
+  const double cost = cost_between(windows_.first, windows_.begin);
   if (windows_.count == kWindows + 1) {
     const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
-    if (repeats > before_ - kGain || (is_timed && windows_.pace > kSlower * before_pace_)) {
+    if (cost > before_ - kGain || (is_timed && windows_.pace > kSlower * before_pace_)) {
       follow_usual();
       stop(deferred);
       return;
     }
-    expected_ = repeats;
+    expected_ = cost;
     if (period_ == 0) {
       stop(deferred);
       return;
     }
-  } else if (repeats > kDrift * expected_ + kSomeDrift) {
+  } else if (cost > kDrift * expected_ + kSomeDrift) {
     if (times_ < kMostTimes)
       begin(deferred);
     else
       phase_ = Phase::done;
     return;
   }
-  windows_.sum = {};
+  windows_.first = windows_.begin;
 }
 
 // A single step that computes far more than any before.

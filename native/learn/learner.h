@@ -81,23 +81,23 @@ class Learner final : public Coach {
     following,
     done
   };
-  // What was computed since some point, from the engine's counters.
+  // What was computed up to some point, by the engine's counters, and what moves and maps took.
   struct Mark {
-    int64_t own_ns = 0, again_ns = 0;
+    int64_t own_ns = 0, again_ns = 0, memory_ns = 0;
   };
+  // Beside the job's own compute, in terms of that.
+  static double cost_between(const Mark& from, const Mark& to) {
+    return static_cast<double>(to.again_ns - from.again_ns + to.memory_ns - from.memory_ns) /
+           static_cast<double>(std::max<int64_t>(to.own_ns - from.own_ns, 1));
+  }
 
   // Steps since something changed, two at a time.
   struct Windows {
     Mark begin;            // of the one that runs
     int64_t begin_ns = 0;  // in real time
     uint32_t count = 0;    // that ended
-    Mark sum;              // of those behind the first
+    Mark first;            // the end of the first that counts
     double pace = std::numeric_limits<double>::infinity();
-
-    double repeats() const {
-      return static_cast<double>(sum.again_ns) /
-             static_cast<double>(std::max<int64_t>(sum.own_ns, 1));
-    }
   };
 
   void begin(Deferred& deferred);
@@ -125,6 +125,7 @@ class Learner final : public Coach {
   EvictionPolicy policy() const;
   int64_t stretch_ns() const;
   Mark now() const;
+  Mark now_with_memory() const;
   double repeats_since(const Mark& mark) const;
 
   const Coached parts_;
@@ -137,12 +138,12 @@ class Learner final : public Coach {
   uint64_t period_ = 0;
   int64_t step_ns_ = 0;
   Mark looks_[2];           // the last look but one, and the last
-  double before_ = 0;       // what the job repeated before the policy, in terms of its own compute
-  double promised_ = 0;     // and what it will, as rehearsed
+  double before_ = 0;       // what steps cost before the policy, in terms of the job's own compute
+  double promised_ = 0;     // and what they will repeat, as rehearsed
   EvictionPolicy usual_;    // and by which
   double before_pace_ = 0;  // and the least real time for a nanosecond of its own compute
   Windows windows_;
-  double expected_ = 0;  // what it repeated when the policy was found to be good
+  double expected_ = 0;  // what steps cost when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened
   Advice advice_;        // the last, and of how many operators
   uint64_t advised_ = 0;

@@ -39,6 +39,8 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
   Transaction call(*this);
   keep_spare(tensors);
+  // Now and not when the step before ended: what it made may have been dropped since.
+  if (plan_.is_on() && plan_.wants_moves()) move_held(call);
   const int32_t need = recorder_.begin(frame, tensors, flags, op_key, call.deferred);
   if (!(need & DTR_NEED_WORK)) start(frame, call);
   return need;
@@ -59,7 +61,6 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
-  if (plan_.is_on() && plan_.wants_moves()) move_held(call);
   look_for_thrashing(call);
   return id;
 }
