@@ -85,10 +85,10 @@ Learner::Mark Learner::now_with_memory() const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
-  mark.memory_ns = static_cast<int64_t>(
-      static_cast<double>(parts_.environment.stats.move_ns) +
-      kRemapNs * static_cast<double>(stats.remaps) +
-      map_ns(of.device_type, stats.chunk_bytes) * static_cast<double>(stats.mapped_chunks));
+  mark.memory_ns = static_cast<int64_t>(static_cast<double>(parts_.environment.stats.move_ns) +
+                                        kRemapNs * static_cast<double>(stats.remaps) +
+                                        map_ns(of.device_type, stats.chunk_bytes) *
+                                            static_cast<double>(stats.mapped_chunks));
   return mark;
 }
 
@@ -349,7 +349,7 @@ void Learner::follow(Deferred& deferred) {
     return;
   }
   parts_.follow(found->policy);
-  if (!found->plan.signatures.empty()) parts_.follow_plan(found->plan);
+  if (!found->plan.calls.empty()) parts_.follow_plan(found->plan);
   promised_ = found->repeats;
   phase_ = Phase::following;
   begin_windows();

@@ -37,7 +37,8 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
       continue;
     }
     const uint64_t op = (block.op + period - first_op % period) % period;
-    places_.push_back({static_cast<uint32_t>(op), block.run, block.ordinal, block.size_bytes, 0});
+    places_.push_back(
+        {static_cast<uint32_t>(op), block.run, block.ordinal, block.size_bytes, 0, block.is_ahead});
     lifetimes_.push_back(of);
   }
   int64_t now = 0, most = 0;

@@ -26,7 +26,7 @@ class StepBlocks {
   StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period);
 
   // In the pool's addresses below `limit`, where `held` are, too, by offset. None if they do not
-  // fit. Its signatures are the caller's to set.
+  // fit. Its calls are the caller's to set.
   std::optional<StepPlan> lay_out(const std::vector<HeldBlock>& held, uint64_t limit) const;
   // At once, of blocks that are so small that they are no part of a plan: slabs serve them.
   uint64_t small_bytes() const { return small_bytes_; }

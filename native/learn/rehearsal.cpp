@@ -148,7 +148,7 @@ std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) con
   std::optional<Found> best = best_policy(usual, &first);
   if (best && !cancelled_) plan(*best);
   // A plan does what it promises.
-  const double least_gain = (best && !best->plan.signatures.empty() ? kLeastPlanGain : kLeastGain) *
+  const double least_gain = (best && !best->plan.calls.empty() ? kLeastPlanGain : kLeastGain) *
                             static_cast<double>(program_.cost_ns);
   if (first && best->cost_ns > first->cost_ns - least_gain) return std::nullopt;
   return best;
@@ -159,7 +159,7 @@ std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) con
 // differ by chance. So several are played, and the best one that fits is the plan.
 void Rehearsal::plan(Found& found) const {
   const uint64_t period = program_.counted_from;
-  if (period == 0 || program_.signatures.size() < 3 * period) return;
+  if (period == 0 || program_.calls.size() < 3 * period) return;
   struct Schedule {
     double again_ns;
     EvictionPolicy policy;
@@ -228,8 +228,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   const StepBlocks step(trajectory, period, period);
   std::optional<StepPlan> plan = lay_out(step, stage_.held, stage_.pool_bytes);
   if (!plan) return std::nullopt;
-  plan->signatures.assign(program_.signatures.begin() + static_cast<std::ptrdiff_t>(period),
-                          program_.signatures.begin() + static_cast<std::ptrdiff_t>(2 * period));
+  plan->calls.assign(program_.calls.begin() + static_cast<std::ptrdiff_t>(period),
+                     program_.calls.begin() + static_cast<std::ptrdiff_t>(2 * period));
   // The same in the heap of the play, where other addresses are held.
   bool fits = true;
   Simulation run;
@@ -244,9 +244,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
     std::optional<StepPlan> played = lay_out(step, held, stage_.budget_bytes);
     fits = played.has_value();
     if (!fits) return StepPlan{};
-    played->signatures.assign(
-        trajectory.signatures.begin() + static_cast<std::ptrdiff_t>(period),
-        trajectory.signatures.begin() + static_cast<std::ptrdiff_t>(2 * period));
+    played->calls.assign(trajectory.calls.begin() + static_cast<std::ptrdiff_t>(period),
+                         trajectory.calls.begin() + static_cast<std::ptrdiff_t>(2 * period));
     return *played;
   };
   Program program = program_.view();

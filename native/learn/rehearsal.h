@@ -47,7 +47,7 @@ class Rehearsal {
     EvictionPolicy policy;
     double cost_ns;      // beside the job's own
     double repeats;      // computed again, in terms of the job's own compute
-    StepPlan plan = {};  // to follow beside the policy; without signatures there is none
+    StepPlan plan = {};  // to follow beside the policy; without calls there is none
   };
   // The best policy found, and a plan if one is better still. None if no policy plays the program
   // to its end, or what `usual` costs more is no gain.

@@ -118,7 +118,8 @@ void StepLog::append(const std::vector<int64_t>& records) {
     const uint64_t code_at = code.size();
     Hash hash;
     hash.add(static_cast<uint64_t>(kind));
-    const auto signature = static_cast<uint64_t>(in.next());
+    const auto said = static_cast<uint64_t>(in.next());
+    const uint64_t call = StepPlan::call_of(said);
     const int64_t cost_ns = in.next();
     arguments.clear();
     for (int64_t count = in.next(); count > 0; --count) {
@@ -162,10 +163,9 @@ void StepLog::append(const std::vector<int64_t>& records) {
     code.insert(code.end(), results.begin(), results.end());
     // What overwrites besides making results has two records.
     const bool is_same_call = kind == DTR_OP_LOG_MUTATE && last_kind == DTR_OP_LOG_CALL &&
-                              !operators_.empty() && operators_.back().signature == signature &&
-                              cost_ns == 0;
-    add_operator({code_at, hash.value(), is_same_call ? StepPlan::kSameCall : signature, cost_ns,
-                  live_bytes_});
+                              !operators_.empty() && operators_.back().call == call && cost_ns == 0;
+    add_operator({code_at, hash.value(), is_same_call ? StepPlan::kSameCall : call,
+                  static_cast<uint32_t>(said & kMadeAheadBits), cost_ns, live_bytes_});
   }
 }
 
@@ -279,7 +279,8 @@ OwnedProgram StepLog::last_steps(uint64_t period) const {
   for (uint64_t i = first; i < last; ++i) {
     steps.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
     if (i >= first + steps.counted_from) steps.cost_ns += operators_[i].cost_ns;
-    steps.signatures.push_back(operators_[i].signature);
+    steps.calls.push_back(operators_[i].call);
+    steps.made_ahead.push_back(operators_[i].made_ahead);
   }
   steps.workspace.assign(program_.workspace.begin() + skipped,
                          program_.workspace.begin() + program_.workspace_at[last]);

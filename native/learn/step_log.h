@@ -22,14 +22,19 @@ struct OwnedProgram {
   std::vector<int64_t> workspace_at{0};
   uint64_t counted_from = 0;         // the operator with which what is played for begins
   int64_t cost_ns = 0;               // of those from there on
-  std::vector<uint64_t> signatures;  // of the calls, by operator; StepPlan::kSameCall: see there
+  std::vector<uint64_t> calls;       // by operator (run/step_plan.h)
+  std::vector<uint32_t> made_ahead;  // likewise: results whose memory is there before it begins
   // Of memory of its own, at its beginning; it is there all the time.
   uint64_t constant_bytes = 0;
 
   Program view() const {
-    return {
-        code.data(), code.size(), workspace.data(), workspace_at.data(), workspace_at.size() - 1,
-        counted_from};
+    return {code.data(),
+            code.size(),
+            workspace.data(),
+            workspace_at.data(),
+            workspace_at.size() - 1,
+            counted_from,
+            made_ahead.data()};
   }
 };
 
@@ -58,7 +63,8 @@ class StepLog {
   struct Operator {
     uint64_t code_at;  // where its instruction begins
     uint64_t hash;     // of its kind and sizes
-    uint64_t signature;
+    uint64_t call;
+    uint32_t made_ahead;
     int64_t cost_ns;
     uint64_t live_bytes;  // after it, with what it was the last to need released
   };

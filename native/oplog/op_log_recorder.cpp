@@ -327,6 +327,7 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
     arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
     if (writes) overwritten.push_back(&input);
   }
+  log.made_ahead = results.size();
   results.insert(results.end(), log.results.begin(), log.results.end());
   const int64_t index = put_operator(log, arguments, results, pure, cost_ns);
   for (const Input* input : overwritten) {
@@ -419,7 +420,7 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
   const auto put_head = [&](int64_t kind, int64_t time) {
     put(kind);
     // Who coaches needs no name, and wants to know the call again.
-    put(coached_ ? static_cast<int64_t>(log.signature) : log.operator_name);
+    put(coached_ ? coached_call(log.signature, log.made_ahead) : log.operator_name);
     put(time);
     put(static_cast<int64_t>(arguments.size()));
     for (const Argument& argument : arguments) put(argument.name);

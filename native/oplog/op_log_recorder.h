@@ -18,6 +18,7 @@
 // of the op. Whatever a job without a log calls returns at once.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <unordered_map>
@@ -79,10 +80,18 @@ struct OpenLog {
   bool open = false;  // the op began while the recorder was on
   int32_t operator_name = -1;
   uint64_t signature = 0;           // of the call (policy/costs.h)
+  uint64_t made_ahead = 0;          // results whose memory was there before it began
   std::vector<Argument> arguments;  // one for each input
   std::vector<Result> results;      // new storages
   MemoryTrace memory;
 };
+
+// To who coaches, the field of the operator's name says what call it was: the signature, and in the
+// lowest bits how many results had memory before it began, or as many as these bits can say.
+constexpr uint64_t kMadeAheadBits = 7;
+inline int64_t coached_call(uint64_t signature, uint64_t made_ahead) {
+  return static_cast<int64_t>((signature & ~kMadeAheadBits) | std::min(made_ahead, kMadeAheadBits));
+}
 
 class OpLogRecorder final : public Observer {
  public:

@@ -27,14 +27,14 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   leave();
   plan_ = std::move(plan);
   ++number_;
-  const std::vector<uint64_t>& signatures = plan_.signatures;
-  first_place_.assign(signatures.size() + 1, 0);
+  first_place_.assign(plan_.calls.size() + 1, 0);
   for (const StepPlan::Place& place : plan_.places) ++first_place_[place.op + 1];
-  for (size_t op = 0; op < signatures.size(); ++op) first_place_[op + 1] += first_place_[op];
+  for (size_t op = 0; op < plan_.calls.size(); ++op) first_place_[op + 1] += first_place_[op];
+  ahead_ = 0;
 
   std::vector<uint64_t> calls;
-  std::copy_if(signatures.begin(), signatures.end(), std::back_inserter(calls),
-               [](uint64_t signature) { return signature != StepPlan::kSameCall; });
+  std::copy_if(plan_.calls.begin(), plan_.calls.end(), std::back_inserter(calls),
+               [](uint64_t call) { return call != StepPlan::kSameCall; });
   // How far what comes before any other point of the round is the same as before its end.
   size_t longest = 0;
   const size_t count = calls.size();
@@ -76,35 +76,39 @@ void PlanFollower::step_begins(Op* op) const {
 void PlanFollower::op_ends() { running_of_thread().of = nullptr; }
 
 // A step begins where the last operators are those with which one ends.
-void PlanFollower::listen(uint64_t signature) {
+void PlanFollower::listen(uint64_t call) {
   const size_t count = ending_.size();
-  recent_[heard_++ % count] = signature;
-  if (heard_ < count || signature != ending_.back()) return;
+  recent_[heard_++ % count] = call;
+  if (heard_ < count || call != ending_.back()) return;
   for (size_t i = 0; i < count; ++i)
     if (recent_[(heard_ + i) % count] != ending_[i]) return;
   at_ = 0;
 }
 
 void PlanFollower::ended(uint64_t signature, Op* op) {
-  if (at_ != kLost && plan_.signatures[at_] == signature) {
-    if (op) {
-      op->planned_by = number_;
-      op->planned_as = static_cast<uint32_t>(at_);
-      op->planned_runs = 0;
-    }
-    do ++at_;
-    while (at_ < plan_.signatures.size() && plan_.signatures[at_] == StepPlan::kSameCall);
-    if (at_ == plan_.signatures.size()) at_ = 0;
+  const uint64_t call = StepPlan::call_of(signature);
+  if (at_ == kLost || plan_.calls[at_] != call) {
+    if (at_ != kLost) heard_ = 0;
+    at_ = kLost;
+    listen(call);
     return;
   }
-  if (at_ != kLost) heard_ = 0;
-  at_ = kLost;
-  listen(signature);
+  if (op) {
+    op->planned_by = number_;
+    op->planned_as = static_cast<uint32_t>(at_);
+    op->planned_runs = 0;
+  }
+  do ++at_;
+  while (at_ < plan_.calls.size() && plan_.calls[at_] == StepPlan::kSameCall);
+  if (at_ == plan_.calls.size()) at_ = 0;
+  ahead_ = first_place_[at_];
 }
 
 uint64_t PlanFollower::next(uint64_t size_bytes) {
   Running& running = running_of_thread();
-  if (running.of != this || running.plan != number_ || !is_on()) return kNowhere;
+  if (!is_on()) return kNowhere;
+  if (running.of == nullptr) return next_ahead(size_bytes);
+  if (running.of != this || running.plan != number_) return kNowhere;
   const auto begin = plan_.places.begin();
   const auto from = begin + static_cast<std::ptrdiff_t>(first_place_[running.op]);
   const auto to = begin + static_cast<std::ptrdiff_t>(first_place_[running.op + 1]);
@@ -112,9 +116,21 @@ uint64_t PlanFollower::next(uint64_t size_bytes) {
       from, to, std::make_tuple(running.run, running.ordinal),
       [](const StepPlan::Place& a, auto b) { return std::make_tuple(a.run, a.ordinal) < b; });
   for (; place != to && place->run == running.run; ++place) {
-    if (place->size_bytes != size_bytes) continue;
+    if (place->is_ahead || place->size_bytes != size_bytes) continue;
     running.ordinal = place->ordinal + 1;
     return place->offset;
+  }
+  return kNowhere;
+}
+
+uint64_t PlanFollower::next_ahead(uint64_t size_bytes) {
+  if (at_ == kLost) return kNowhere;
+  const size_t end = std::min(plan_.places.size(), first_place_[at_] + kFarAhead);
+  for (size_t i = ahead_; i < end; ++i) {
+    const StepPlan::Place& place = plan_.places[i];
+    if (!place.is_ahead || place.size_bytes != size_bytes) continue;
+    ahead_ = i + 1;
+    return place.offset;
   }
   return kNowhere;
 }

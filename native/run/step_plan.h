@@ -13,7 +13,7 @@
 //  F3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
 //      others room.
 //  F4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
-//      order, and by size.
+//      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "graph/records.h"
+#include "oplog/op_log_recorder.h"
 
 namespace dtr {
 
@@ -30,18 +31,21 @@ struct StepPlan {
     uint32_t op, run, ordinal;  // its operator, in the step; which of its runs; its how manieth
     uint64_t size_bytes;        // as requested
     uint64_t offset;            // from the pool's first chunk
+    bool is_ahead;              // allocated before its operator begins, which fills it first
   };
   // What is there in all steps, and where it belongs.
   struct Held {
     void* handle;
     uint64_t offset;
   };
+  // How a call is known again: by its signature (policy/costs.h), but for the lowest bits.
+  static uint64_t call_of(uint64_t signature) { return signature & ~kMadeAheadBits; }
   // Of an operator that is a part of the one before it.
   static constexpr uint64_t kSameCall = 0;
 
-  std::vector<uint64_t> signatures;  // of the step's operators (policy/costs.h)
-  std::vector<Place> places;         // by operator, run and ordinal
-  std::vector<Held> held;            // by offset
+  std::vector<uint64_t> calls;  // of the step's operators
+  std::vector<Place> places;    // by operator, run and ordinal
+  std::vector<Held> held;       // by offset
 };
 
 class PlanFollower {
@@ -73,7 +77,9 @@ class PlanFollower {
  private:
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
-  void listen(uint64_t signature);
+  static constexpr size_t kFarAhead = 16;  // places
+  void listen(uint64_t call);
+  uint64_t next_ahead(uint64_t size_bytes);
 
   std::atomic<bool> is_on_{false};
   StepPlan plan_;
@@ -81,8 +87,9 @@ class PlanFollower {
   uint64_t number_ = 0;              // of the plan
   uint64_t at_ = kLost;              // the operator that is next
   uint32_t tries_ = 0;               // to move what is held
-  // The signatures with which a step ends, as many as occur nowhere else in it; and the last ones
-  // of the job, round and round.
+  size_t ahead_ = 0;                 // the place from which on the next that is ahead is looked for
+  // The calls with which a step ends, as many as occur nowhere else in it; and the last ones of the
+  // job, round and round.
   std::vector<uint64_t> ending_, recent_;
   uint64_t heard_ = 0;
 };

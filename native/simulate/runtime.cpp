@@ -271,6 +271,7 @@ class RuntimeSimulation final : private Observer {
   // Lets go of everything, however the run ended.
   void close() {
     engine_.unwatch(this);
+    release_all(ahead_);
     release_all(results_);
     release_all(temporaries_);
     release_all(rebuilt_);
@@ -396,6 +397,7 @@ class RuntimeSimulation final : private Observer {
             operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
     const uint32_t flags = operands.repeatable ? DTR_OP_RECOMPUTABLE : 0;
     frame_.told_ns = operands.cost;
+    make_ahead(of, operands);
     const int32_t need =
         engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
     if (need & DTR_HAS_DROPPED) {
@@ -407,6 +409,8 @@ class RuntimeSimulation final : private Observer {
     for (uint64_t i = 0; i < operands.arg_count; ++i)
       check_resident(*buffer_of(of.at + 3 + i)->tensor->storage);
     trajectory_.run_begins(of.index, true);
+    for (SimulatedTensor* tensor : ahead_) results_.push_back(tensor);
+    ahead_.clear();
     run_kernel(of, operands);
     for (uint64_t i = 0; i < operands.arg_count; ++i) used(buffer_of(of.at + 3 + i)->tensor);
     end_run();
@@ -426,6 +430,17 @@ class RuntimeSimulation final : private Observer {
     out_.result.model_cost += operands.cost;
   }
 
+  // The first results have memory that was allocated before, for the operator to fill.
+  void make_ahead(const Operator& of, const Operands& operands) {
+    if (!program_.made_ahead || operands.mutates) return;
+    const uint64_t count = std::min<uint64_t>(program_.made_ahead[of.index], operands.rest_count);
+    if (count == 0) return;
+    trajectory_.run_begins(of.index, true, true);
+    for (uint64_t i = 0; i < count && operands.is_fresh(i); ++i)
+      ahead_.push_back(make_tensor(operands.size(i)));
+    trajectory_.run_ends();
+  }
+
   void used(const SimulatedTensor* tensor) const {
     if (tensor && tensor->storage->memory == Memory::core)
       trajectory_.used(tensor->storage->pointer);
@@ -441,7 +456,7 @@ class RuntimeSimulation final : private Observer {
   // for views.
   void run_kernel(const Operator& of, const Operands& operands) {
     const uint64_t count = operands.mutates ? 0 : operands.rest_count;
-    results_.assign(count, nullptr);
+    results_.resize(count, nullptr);
     const auto make_result = [&](uint64_t i) {
       if (operands.is_fresh(i) && !results_[i]) results_[i] = make_tensor(operands.size(i));
     };
@@ -728,6 +743,7 @@ class RuntimeSimulation final : private Observer {
   uint64_t tensors_ = 0;                   // of the log, so far
   uint64_t serials_ = 0;
   // Of the op in flight; kept to be released if it does not come to its end.
+  std::vector<SimulatedTensor*> ahead_;
   std::vector<SimulatedTensor*> results_;
   std::vector<SimulatedTensor*> temporaries_;
   std::vector<SimulatedTensor*> rebuilt_;

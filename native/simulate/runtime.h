@@ -31,6 +31,8 @@ struct Program {
   // What happens before this operator is no part of what is counted as computed again, moved or
   // mapped: it fills memory, and is what the engine has seen of the job.
   uint64_t counted_from = 0;
+  // By operator: so many of its results have memory before it begins. Null: none has.
+  const uint32_t* made_ahead = nullptr;
 };
 
 // Throws InvalidArgument for options or a program that make no sense.

@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "run/step_plan.h"
+
 namespace dtr {
 
 struct Trajectory {
@@ -13,15 +15,16 @@ struct Trajectory {
     uint64_t op;       // the operator of the program that allocated it, or kNoOp
     uint32_t run;      // 0: the operator's first run; then which of its repetitions
     uint32_t ordinal;  // of what that run allocated
+    bool is_ahead;     // before the operator began
     uint64_t size_bytes;
     uint64_t begin;
     uint64_t end;  // when it was used last; of what cannot be computed again, when it was let go
   };
   static constexpr uint64_t kNoOp = UINT64_MAX;
 
-  std::vector<Block> blocks;         // in order of allocation
-  std::vector<uint64_t> begin_of;    // by operator of the program
-  std::vector<uint64_t> signatures;  // likewise, as the engine of this run has them
+  std::vector<Block> blocks;       // in order of allocation
+  std::vector<uint64_t> begin_of;  // by operator of the program
+  std::vector<uint64_t> calls;     // likewise, as the engine of this run has them
   uint64_t end = 0;
   std::vector<uint64_t> survivors;  // the storages that have a name at the end, by their serials
 };
@@ -44,13 +47,13 @@ class TrajectoryRecorder {
     if (out_) out_->begin_of.resize(op + 1, out_->end);
   }
   void ended(uint64_t signature) const {
-    if (out_) out_->signatures.push_back(signature);
+    if (out_) out_->calls.push_back(StepPlan::call_of(signature));
   }
   // What is allocated from now on is of this run.
-  void run_begins(uint64_t op, bool is_first) {
+  void run_begins(uint64_t op, bool is_first, bool is_ahead = false) {
     if (!out_) return;
     if (repetitions_.size() <= op) repetitions_.resize(op + 1, 0);
-    running_ = {op, is_first ? 0 : ++repetitions_[op], 0, 0, 0, 0};
+    running_ = {op, is_first ? 0 : ++repetitions_[op], 0, is_ahead, 0, 0, 0};
   }
   void run_ends() {
     if (!out_) return;
@@ -75,7 +78,7 @@ class TrajectoryRecorder {
 
  private:
   Trajectory* out_;
-  Trajectory::Block running_{Trajectory::kNoOp, 0, 0, 0, 0, 0};
+  Trajectory::Block running_{Trajectory::kNoOp, 0, 0, false, 0, 0, 0};
   std::unordered_map<const void*, size_t> at_;
   std::vector<uint32_t> repetitions_;  // by operator
 };
