@@ -232,7 +232,8 @@ void Learner::add_held(Stage& stage) const {
     heap_bytes += block.size_bytes;
     Storage* storage = block.storage;
     const bool is_held = !storage || !storage->live || held.count(storage->log_number) > 0;
-    const bool moves = storage && storage->live && parts_.mover.is_movable(storage);
+    const bool moves = parts_.environment.options.moving && storage && storage->live &&
+                       parts_.mover.is_movable(storage);
     // What is dead and can be computed again is not needed.
     if (is_held && !(storage && !storage->live && storage->parent))
       stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
@@ -349,7 +350,8 @@ void Learner::follow(Deferred& deferred) {
     return;
   }
   parts_.follow(found->policy);
-  if (!found->plan.calls.empty()) parts_.follow_plan(found->plan);
+  is_planned_ = !found->plan.calls.empty();
+  parts_.follow_plan(is_planned_ ? std::optional(found->plan) : std::nullopt);
   promised_ = found->repeats;
   phase_ = Phase::following;
   begin_windows();
@@ -389,7 +391,9 @@ void Learner::check_step(Deferred& deferred) {
   const double cost = cost_between(windows_.first, windows_.begin);
   if (windows_.count == kWindows + 1) {
     const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
-    if (cost > before_ - kGain || (is_timed && windows_.pace > kSlower * before_pace_)) {
+    // A plan also saves searches.
+    const double most = is_planned_ ? before_ : before_ - kGain;
+    if (cost > most || (is_timed && windows_.pace > kSlower * before_pace_)) {
       follow_usual();
       stop(deferred);
       return;

@@ -137,11 +137,12 @@ class Learner final : public Coach {
   uint64_t least_heard_ = 1024;  // operators, before what is no step is played
   uint64_t period_ = 0;
   int64_t step_ns_ = 0;
-  Mark looks_[2];           // the last look but one, and the last
-  double before_ = 0;       // what steps cost before the policy, in terms of the job's own compute
-  double promised_ = 0;     // and what they will repeat, as rehearsed
-  EvictionPolicy usual_;    // and by which
-  double before_pace_ = 0;  // and the least real time for a nanosecond of its own compute
+  Mark looks_[2];            // the last look but one, and the last
+  double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute
+  double promised_ = 0;      // and what they will repeat, as rehearsed
+  EvictionPolicy usual_;     // and by which
+  bool is_planned_ = false;  // what is followed has a plan
+  double before_pace_ = 0;   // and the least real time for a nanosecond of its own compute
   Windows windows_;
   double expected_ = 0;  // what steps cost when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened

@@ -9,6 +9,29 @@
 
 namespace dtr {
 
+namespace {
+
+class InUse {
+ public:
+  explicit InUse(uint64_t length) : changes_(length + 1, 0) {}
+  void add(const Lifetime& of) {
+    const auto bytes = static_cast<int64_t>(of.size_bytes);
+    changes_[of.begin] += bytes;
+    changes_[of.end + 1] -= bytes;
+    if (of.end < of.begin) changes_[0] += bytes;
+  }
+  uint64_t most() const {
+    int64_t now = 0, most = 0;
+    for (const int64_t change : changes_) most = std::max(most, now += change);
+    return static_cast<uint64_t>(most);
+  }
+
+ private:
+  std::vector<int64_t> changes_;
+};
+
+}  // namespace
+
 StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period) {
   const std::vector<uint64_t>& begin_of = trajectory.begin_of;
   const uint64_t end_op = first_op + period;
@@ -22,32 +45,33 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
     if (op < end_op) return uint64_t{0};
     return std::min(begin_of[op - period] + (time - begin_of[op]) - first, length_ - 1);
   };
-  std::vector<int64_t> small(length_ + 1, 0);  // changes of what is in use
+  InUse small(length_), large(length_);
   for (const Trajectory::Block& block : trajectory.blocks) {
     if (block.begin < first || block.begin >= last || block.op == Trajectory::kNoOp) continue;
     Lifetime of{block.begin - first, block.end - first, in_grains(block.size_bytes)};
-    const bool goes_on = block.end >= last;
-    // If it goes on as long as a step takes, it is there all the time.
-    if (goes_on) of.end = std::min(wrapped(block.end), std::max<uint64_t>(of.begin, 1) - 1);
+    if (block.end >= last) of.end = wrapped(block.end);
+    // What goes on as long as a step takes is there all the time.
+    if (block.end >= last && of.end >= of.begin) of = {0, length_ - 1, of.size_bytes};
     if (block.size_bytes < kLeastBytes) {
-      const auto bytes = static_cast<int64_t>(block.size_bytes);
-      small[of.begin] += bytes;
-      small[of.end + 1] -= bytes;
-      if (goes_on) small[0] += bytes;
+      of.size_bytes = block.size_bytes;
+      small.add(of);
       continue;
     }
+    large.add(of);
     const uint64_t op = (block.op + period - first_op % period) % period;
     places_.push_back(
         {static_cast<uint32_t>(op), block.run, block.ordinal, block.size_bytes, 0, block.is_ahead});
     lifetimes_.push_back(of);
   }
-  int64_t now = 0, most = 0;
-  for (const int64_t change : small) most = std::max(most, now += change);
-  small_bytes_ = static_cast<uint64_t>(most);
+  small_bytes_ = small.most();
+  most_bytes_ = large.most();
 }
 
 std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
                                             uint64_t limit) const {
+  uint64_t held_bytes = 0;
+  for (const HeldBlock& block : held) held_bytes += in_grains(block.size_bytes);
+  if (held_bytes + most_bytes_ > limit) return std::nullopt;
   StepPlan plan;
   std::vector<Obstacle> obstacles;
   const auto add = [&](uint64_t offset, uint64_t size_bytes) {

@@ -36,8 +36,8 @@ class StepBlocks {
  private:
   uint64_t length_;  // of the step, in the trajectory's time
   std::vector<StepPlan::Place> places_;
-  std::vector<Lifetime> lifetimes_;  // of these
-  uint64_t small_bytes_ = 0;
+  std::vector<Lifetime> lifetimes_;            // of these
+  uint64_t small_bytes_ = 0, most_bytes_ = 0;  // in use at once
 };
 
 }  // namespace dtr

@@ -240,7 +240,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
     std::vector<HeldBlock> held;
     for (const NamedBlock& block : blocks)
       if (block.serial == 0 || survivors.count(block.serial) > 0)
-        held.push_back({block.offset, block.size_bytes, block.handle});
+        held.push_back(
+            {block.offset, block.size_bytes, stage_.move_bytes_per_s > 0 ? block.handle : nullptr});
     std::optional<StepPlan> played = lay_out(step, held, stage_.budget_bytes);
     fits = played.has_value();
     if (!fits) return StepPlan{};

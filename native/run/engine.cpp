@@ -208,10 +208,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 // Null if the plan says nothing, or the place cannot be had (F2 of step_plan.h).
 void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return nullptr;
-  uint64_t offset = 0;
+  uint64_t offset = PlanFollower::kNowhere;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
-    offset = plan_.next(size_bytes);
+    if (!capture_.is_under_way()) offset = plan_.next(size_bytes);
   }
   if (offset == PlanFollower::kNowhere) return nullptr;
   const ScopedTimer spent(room_ns_of_thread());

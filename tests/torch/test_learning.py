@@ -1,5 +1,5 @@
-"""The engine learns a job's step and follows what costs least for it; it says when a budget is too
-small, and which would do (native/learn/, run/thrash_guard.h)."""
+"""The engine learns a job's step and follows what costs least for it, with a plan of addresses; it
+says when a budget is too small, and which would do (native/learn/, native/run/thrash_guard.h)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,96 @@ class TestPolicy:
             train("mlp", shape.budget(0.5), None, log=tmp_path / name)
             logs.append(re.sub('"TIME":"[0-9]+"', "", (tmp_path / name).read_text()))
         assert logs[0] == logs[1]
+
+
+ODD = (26, 27, 33)
+"""Steps that are not like the others."""
+Counters = dict[str, Any]
+
+
+def train_oddly(
+    budget: int | None, costs: Path | None = None, **settings: Any
+) -> tuple[list[torch.Tensor], list[Counters]]:
+    """The parameters that a model with dropout ends with, and what each step added to the counters.
+    Some steps have another batch, or an evaluation before them."""
+
+    def run(after_step: Callable[[], None]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [
+            layer
+            for _ in range(8)
+            for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2))
+        ]
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(44):
+            x = torch.rand(48 if step in ODD[:2] else 64, 64)
+            if step in ODD[1:]:
+                with torch.no_grad():
+                    model.eval()(x)
+                model.train()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            after_step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    if budget is None:
+        return run(lambda: None), []
+    stats: list[Counters] = []
+
+    def after_step() -> None:
+        dtr_alloc.check_invariants()
+        stats.append(dtr_alloc.stats())
+
+    alike = {"device": "cpu", "costs": costs, "debug": "no-moves"}
+    with dtr_alloc.session(budget=budget, **alike, **settings):
+        stats.append(dtr_alloc.stats())
+        parameters = run(after_step)
+    return parameters, [
+        {name: now[name] - before[name] for name in now if isinstance(now[name], int)}
+        for before, now in pairwise(stats)
+    ]
+
+
+@pytest.fixture(scope="module")
+def odd_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "costs.json"
+    torch.set_num_threads(1)
+    train_oddly(1 << 30, path)
+    fix_costs(path)
+    return path
+
+
+class TestPlan:
+    BUDGET = 600_000
+
+    def test_a_step_that_is_as_it_was_goes_by_the_plan_and_others_do_not(
+        self, odd_costs: Path
+    ) -> None:
+        plain, _nothing = train_oddly(None)
+        parameters, steps = train_oddly(self.BUDGET, odd_costs)
+        assert all(map(torch.equal, parameters, plain))
+        planned = [step["planned"] for step in steps]
+        usual = max(planned)
+        assert usual > 50
+        for step in range(planned.index(usual), len(planned)):
+            if step in ODD:
+                assert planned[step] < usual / 2
+            elif step - 1 not in ODD:
+                assert planned[step] == usual
+
+    def test_every_block_has_its_place_and_less_is_computed_again(self, odd_costs: Path) -> None:
+        def of_the_last_steps(steps: list[Counters], name: str) -> int:
+            return sum(step[name] for step in steps[-8:])
+
+        _parameters, by_rule = train_oddly(self.BUDGET, odd_costs, heuristic="marginal")
+        _parameters, planned = train_oddly(self.BUDGET, odd_costs)
+        assert of_the_last_steps(by_rule, "planned") == 0
+        for name in ("plan_misses", "remaps", "mapped_chunks"):
+            assert of_the_last_steps(planned, name) == 0
+        again = [of_the_last_steps(steps, "recompute_cost_ns") for steps in (planned, by_rule)]
+        assert again[0] < again[1]
 
 
 CHAIN = """
