@@ -109,6 +109,17 @@ class NativePool:
         check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, packed, self._out))
         return int(ffi.cast("uintptr_t", self._out[0]))
 
+    def try_at(
+        self, size: int, address: int, stream: int = 0, capacity: int = 16
+    ) -> tuple[int, list[int], int]:
+        """Returns the block, or 0; those in the way, up to capacity; and how many there are."""
+        in_the_way, count = ffi.new("void *[]", capacity), ffi.new("uint64_t *")
+        at = ffi.cast("void *", address)
+        arguments = size, stream, at, in_the_way, capacity, count, self._out
+        check(lib.dtr_pool_try_at(self.handle, *arguments))
+        named = [int(ffi.cast("uintptr_t", in_the_way[i])) for i in range(min(count[0], capacity))]
+        return int(ffi.cast("uintptr_t", self._out[0])), named, count[0]
+
     def copy(self, to: int, source: int, size: int, stream: int = 0) -> int:
         """Returns the copy's timer."""
         timer = ffi.new("uint64_t *")

@@ -95,6 +95,7 @@ OPTIONAL = {
     ("dtr_pool_set_room", "context"),
     ("dtr_pool_set_room", "room"),
     ("dtr_pool_trim", "returned_bytes"),
+    ("dtr_pool_try_at", "address"),
     ("dtr_pool_try_outside", "begin"),
     ("dtr_pool_try_outside", "end"),
     ("dtr_simulate_runtime", "options.score"),
@@ -358,6 +359,8 @@ class World:
                 made.append(pick(self.alive[base]) if self.alive[base] else ffi.NULL)
             elif kind == "dtr_room_fn":
                 made.append(no_room)
+            elif name == "in_the_way":
+                made.append(self.array("void *"))
             elif stars == 2:
                 made.append(ffi.new(f"{base} **"))
             elif kind == "void*":
@@ -754,7 +757,7 @@ class Sequence:
         if answer == lib.DTR_OK and name.startswith(("dtr_pool_", "dtr_sim_")):
             if name == "dtr_pool_host_allocate" and arguments[-1][0]:
                 world.hosts.append((arguments[0], arguments[-1][0]))
-            elif re.search("allocate|try_outside", name) and arguments[-1][0]:
+            elif re.search("allocate|try_outside|try_at", name) and arguments[-1][0]:
                 world.blocks.append((arguments[0], arguments[-1][0]))
             elif name in ("dtr_pool_free", "dtr_pool_host_free") and arguments[1]:
                 some = world.hosts if "host" in name else world.blocks
