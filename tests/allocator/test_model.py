@@ -49,6 +49,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             budget=self.budget * self.chunk,
             **self.options,
         )
+        self.base = self.pool.snapshot()[0].address
         self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
         self.arenas: list[int] = []  # open ones
         self.arena_of: dict[int, int] = {}  # of blocks in use
@@ -121,6 +122,31 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.armed
             self.disarm()
             return
+        self.took(address, size, stream, None)
+
+    @rule(size=SIZES, eighths=st.integers(0, 40 * 8), stream=st.sampled_from(STREAMS))
+    def allocate_at(self, size, eighths, stream):
+        """What is in the way is named, or the block begins where it was asked for."""
+        size = size if isinstance(size, int) else int(size * self.chunk)
+        at = self.base + eighths * self.chunk // 8
+        try:
+            address, named, count = self.pool.try_at(size, at, stream, capacity=100)
+        except DriverFailed:
+            assert self.armed
+            self.disarm()
+            return
+        in_the_way = [
+            other
+            for other in sorted(self.live)
+            if at < other + self.pool.block_bytes(other) and other < at + size
+        ]
+        assert named in ([], in_the_way)
+        assert count == len(named)
+        assert address in (0, at)
+        if not address:
+            self.disarm()
+            return
+        assert in_the_way == []
         self.took(address, size, stream, None)
 
     @precondition(lambda self: len(self.arenas) < 2)

@@ -269,6 +269,26 @@ def test_a_range_to_avoid_ends_behind_its_beginning(make_toy):
     x.release()
 
 
+def test_what_lies_in_the_way_has_somewhere_to_go(make_toy):
+    """Nothing is allocated for a call that is refused; of no capacity the array may be NULL."""
+    toy = make_toy()
+    at, count, out = ffi.cast("void *", 4096), ffi.new("uint64_t *"), ffi.new("void **")
+    before = toy.pool.stats().allocations
+
+    def try_at(in_the_way, capacity, count, out):
+        check(lib.dtr_pool_try_at(toy.pool.handle, 4096, 0, at, in_the_way, capacity, count, out))
+
+    with pytest.raises(Invalid, match="in_the_way is NULL"):
+        try_at(ffi.NULL, 1, count, out)
+    with pytest.raises(Invalid, match="count is NULL"):
+        try_at(ffi.new("void *[]", 1), 1, ffi.NULL, out)
+    with pytest.raises(Invalid, match="out is NULL"):
+        try_at(ffi.new("void *[]", 1), 1, count, ffi.NULL)
+    try_at(ffi.NULL, 0, count, out)
+    assert (out[0], count[0]) == (ffi.NULL, 0)
+    assert toy.pool.stats().allocations == before
+
+
 def test_what_is_switched_on_is_0_or_1(make_toy):
     toy = make_toy()
     for call, of in (
