@@ -71,8 +71,10 @@ uint64_t Pool::try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
   if (size_bytes == 0 || slabs_.is_small(size_bytes) || !is_possible(size_bytes)) return 0;
   const uint64_t base = reservation_.base(), size = rounded_size(size_bytes);
   const uint64_t at = address - base;
-  if (address < base || at % kGrain != 0 || at > large_.end() || large_.end() - at < size) return 0;
+  const uint64_t limit = fixed_ ? fixed_end(budget_) : large_.end();
+  if (address < base || at % kGrain != 0 || at > limit || limit - at < size) return 0;
   poll();
+  allot();
   const Owner owner = streams_.owner_of(stream);
   Stretch stretch{at, at + size, 0, 0};
   bool is_open = true;
@@ -94,6 +96,7 @@ uint64_t Pool::try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
     if (!map_under(at, at + size)) return 0;
   } else {
     // Several, or none of them has memory; not of several streams.
+    if (stretch.lacking + stretch.loose > loose_chunks()) release_empty_slabs();
     if (!is_open || fixed_ ||
         aliased_.any_in(chunks_.number(at), chunks_.number(at + size - 1) + 1) ||
         !remap(large_, stretch))

@@ -34,7 +34,7 @@ from bench.measure import Profile
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
 from bench.peers.report import COLUMNS, cells, others, summary
-from bench.peers.worker import WARM_STEPS, Ended, Worker
+from bench.peers.worker import FIRST_STEPS, Ended, Worker
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 PATIENCE = 20
@@ -60,7 +60,7 @@ class Cell:
         worker = Worker(self._job, method, budget, self._scale)
         self._stack.enter_context(closing(worker))
         try:
-            patience = PATIENCE * self._step_seconds * 2 * WARM_STEPS + GRACE_SECONDS
+            patience = PATIENCE * self._step_seconds * FIRST_STEPS + GRACE_SECONDS
             first = worker.answer(*() if budget is None else (patience,))
             self.ways[way] = {"outcome": "trains", **first}
             self._workers[way] = worker

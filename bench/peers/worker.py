@@ -20,9 +20,19 @@ from bench.peers.methods import METHODS
 
 WARM_STEPS = 2
 """Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
+LEARN_STEPS = 18
+"""And so many are enough to learn a step, and to see what came of it."""
+FIRST_STEPS = 2 * WARM_STEPS + LEARN_STEPS
 MOST_SECONDS = 300.0
 """For building a job and its first steps, compiling included."""
-COUNTED = ("recorded_ops", "evictions", "rematerializations", "search_seconds", "mapped_chunks")
+COUNTED = (
+    "recorded_ops",
+    "evictions",
+    "rematerializations",
+    "search_seconds",
+    "mapped_chunks",
+    "planned",
+)
 """Of stats(), for each step that is told."""
 # Otherwise glibc gives memory back in each step, and faults it in again in the next.
 KEEP_MEMORY = {
@@ -96,8 +106,13 @@ def _train(
     subject = SUBJECTS[name]
     with tempfile.TemporaryDirectory() as folder:
         # A trace and no budget: dtr_alloc's pool counts bytes, and nobody records operators.
-        counted = {"trace": Path(folder) / "trace"} if budget is None else {"budget": budget}
-        dtr_alloc.enable(device="cpu", **counted)
+        # With a file of costs a job waits for what is learned: nothing runs beside its steps.
+        settings: dict[str, Any] = (
+            {"trace": Path(folder) / "trace"}
+            if budget is None
+            else {"budget": budget, "costs": Path(folder) / "costs.json"}
+        )
+        dtr_alloc.enable(device="cpu", **settings)
         job = subject.kind(scale=scale)
         if method is not None:
             METHODS[method].edit(subject, job)
@@ -106,20 +121,20 @@ def _train(
         stats = dtr_alloc.stats()
         if budget is None:
             dtr_alloc.disable()
-        for i in range(WARM_STEPS, 2 * WARM_STEPS):
+        for i in range(WARM_STEPS, FIRST_STEPS):
             wall = time.perf_counter()
             job.step(i)
         before = dtr_alloc.stats()
         first = {"peak": stats["peak_allocated_bytes"], "idle": stats["allocated_bytes"]}
         pipe.send(first | {"step_seconds": time.perf_counter() - wall})
-        for i in count(2 * WARM_STEPS):
+        for i in count(FIRST_STEPS):
             if not pipe.recv():
                 break
             cpu, wall = time.process_time(), time.perf_counter()
             job.step(i)
             pipe.send((time.process_time() - cpu, time.perf_counter() - wall))
         stats = dtr_alloc.stats()
-        added = {key: (stats[key] - before[key]) / max(i - 2 * WARM_STEPS, 1) for key in COUNTED}
+        added = {key: (stats[key] - before[key]) / max(i - FIRST_STEPS, 1) for key in COUNTED}
         if budget is not None:
             dtr_alloc.disable()
     state = {key: digest({key: value}) for key, value in job.state().items()}

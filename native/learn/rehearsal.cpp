@@ -27,6 +27,8 @@ constexpr uint64_t kMostPlayed = 1'200'000;
 constexpr double kLeastPlanGain = 0.01;
 // Of the memory, for the schedules that plans are made of.
 constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};
+// So many of them are tried, the best first.
+constexpr size_t kMostPlans = 8;
 // What slabs waste, and what the last of each size have free.
 constexpr double kSlabSlack = 1.1;
 constexpr uint64_t kSlabSpare = 32768;
@@ -145,13 +147,31 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
 
 std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) const {
   std::optional<Found> first;
-  std::optional<Found> best = best_policy(usual, &first);
-  if (best && !cancelled_) plan(*best);
+  const std::optional<Found> by_policy = best_policy(usual, &first);
+  const auto own_ns = static_cast<double>(program_.cost_ns);
+  Found found = by_policy.value_or(Found{usual, kHopeless * own_ns, kHopeless});
+  plan(found);
+  const bool is_planned = !found.plan.calls.empty();
+  if (!by_policy && !is_planned) return std::nullopt;
   // A plan does what it promises.
-  const double least_gain = (best && !best->plan.calls.empty() ? kLeastPlanGain : kLeastGain) *
-                            static_cast<double>(program_.cost_ns);
-  if (first && best->cost_ns > first->cost_ns - least_gain) return std::nullopt;
-  return best;
+  const double least_gain = (is_planned ? kLeastPlanGain : kLeastGain) * own_ns;
+  if (first && found.cost_ns > first->cost_ns - least_gain) return std::nullopt;
+  return found;
+}
+
+// What it computes again if bytes alone count; none if it fails, or that is as much as most_ns.
+std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double most_ns,
+                                            Trajectory* trajectory) const {
+  dtr_runtime_options options = options_of(schedule.policy, schedule.budget_bytes, most_ns);
+  options.space = DTR_SPACE_BYTES;
+  options.chunk_bytes = 0;
+  options.move_bytes_per_s = 0;
+  Simulation run;
+  run.trajectory = trajectory;
+  simulate_runtime(options, program_.view(), run);
+  played_ += program_.workspace_at.size() + run.result.remat_ops;
+  if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
+  return static_cast<double>(run.result.remat_cost);
 }
 
 // What a policy would do if only bytes counted is a schedule. What it keeps without need has no
@@ -160,52 +180,35 @@ std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) con
 void Rehearsal::plan(Found& found) const {
   const uint64_t period = program_.counted_from;
   if (period == 0 || program_.calls.size() < 3 * period) return;
-  struct Schedule {
-    double again_ns;
-    EvictionPolicy policy;
-    uint64_t budget_bytes;
-    bool operator<(const Schedule& other) const { return again_ns < other.again_ns; }
-  };
-  std::vector<Schedule> schedules;
+  const uint64_t most_played = played_ + kMostPlayed;
+  const auto goes_on = [&] { return !cancelled_ && played_ < most_played; };
   std::vector<EvictionPolicy> policies{found.policy};
   for (const Choice& choice : kChoices) {
-    EvictionPolicy policy = found.policy;
-    policy.dealloc = Dealloc::lazy;
-    choose(choice, policy);
-    policies.push_back(policy);
+    policies.push_back(found.policy);
+    policies.back().dealloc = Dealloc::lazy;
+    choose(choice, policies.back());
   }
-  const uint64_t most_played = played_ + kMostPlayed;
-  const auto play_bytes = [&](const Schedule& of, Trajectory* trajectory) {
-    dtr_runtime_options options = options_of(of.policy, of.budget_bytes, found.cost_ns);
-    options.space = DTR_SPACE_BYTES;
-    options.chunk_bytes = 0;
-    options.move_bytes_per_s = 0;
-    Simulation run;
-    run.trajectory = trajectory;
-    simulate_runtime(options, program_.view(), run);
-    played_ += program_.workspace_at.size() + run.result.remat_ops;
-    const bool is_good = run.result.status == DTR_SIMULATION_OK;
-    return is_good ? std::optional(static_cast<double>(run.result.remat_cost)) : std::nullopt;
-  };
+  std::vector<Schedule> schedules;
   for (const EvictionPolicy& policy : policies)
     for (const double share : kPlanShares) {
-      if (cancelled_ || played_ > most_played) break;
-      Schedule schedule{0, policy,
-                        static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes))};
+      if (!goes_on()) break;
+      const double bytes = share * static_cast<double>(stage_.budget_bytes);
+      Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
       Trajectory trajectory;
-      const std::optional<double> again_ns = play_bytes(schedule, &trajectory);
+      const std::optional<double> again_ns = play_bytes(schedule, found.cost_ns, &trajectory);
       if (!again_ns) continue;
       schedule.again_ns = *again_ns;
       const StepBlocks step(trajectory, period, period);
       if (lay_out(step, stage_.held, stage_.pool_bytes)) schedules.push_back(schedule);
     }
-  std::stable_sort(schedules.begin(), schedules.end());
-  for (const Schedule& schedule : schedules) {
-    if (cancelled_ || schedule.again_ns >= found.cost_ns) return;
+  std::stable_sort(schedules.begin(), schedules.end(),
+                   [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
+  for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
+    if (schedules[i].again_ns >= found.cost_ns) return;
     Trajectory trajectory;
-    play_bytes(schedule, &trajectory);
-    const std::optional<Found> planned = follow(schedule.policy, trajectory, found.cost_ns);
-    if (planned) found = *planned;
+    play_bytes(schedules[i], found.cost_ns, &trajectory);
+    std::optional<Found> planned = follow(schedules[i].policy, trajectory, found.cost_ns);
+    if (planned) found = std::move(*planned);
   }
 }
 

@@ -65,8 +65,15 @@ class Rehearsal {
   // From `usual` on, one part of the policy after the other is set to what is best, twice, until
   // enough operators were played. *first: what `usual` gives.
   std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found>* first) const;
-  // Gives it a plan if that costs less.
+  // Gives it a plan, and the policy that this is made by, if that costs less.
   void plan(Found& found) const;
+  struct Schedule {
+    EvictionPolicy policy;
+    uint64_t budget_bytes;
+    double again_ns;
+  };
+  std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
+                                   Trajectory* trajectory) const;
   std::optional<StepPlan> lay_out(const StepBlocks& step, const std::vector<HeldBlock>& held,
                                   uint64_t budget_bytes) const;
   std::optional<Found> follow(const EvictionPolicy& policy, const Trajectory& trajectory,

@@ -205,7 +205,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   return nullptr;
 }
 
-// Null if the plan says nothing, or the place cannot be had (F2 of step_plan.h).
+// Null if the plan says nothing, or the place cannot be had (A2 of step_plan.h).
 void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return nullptr;
   uint64_t offset = PlanFollower::kNowhere;
@@ -253,7 +253,7 @@ bool Engine::clear(Device& device, const std::vector<void*>& in_the_way, Deferre
   return true;
 }
 
-// F3.
+// A3 of step_plan.h.
 void Engine::move_held(Transaction& call) {
   std::vector<StepPlan::Held> left;
   for (const StepPlan::Held& held : plan_.take_held()) {

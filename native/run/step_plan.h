@@ -5,14 +5,14 @@
 // made from what is needed when (learn/planner.h). So it is evicted, if it was not freed: no victim
 // is searched for, and no place.
 //
-//  F1  The plan is followed from the beginning of a step, which the operators before it tell, to the
+//  A1  The plan is followed from the beginning of a step, which the operators before it tell, to the
 //      first operator that is another. Then all is decided as ever, until a step begins again.
-//  F2  A place that cannot be had (something in it is in use, or of nobody known) is none: the
+//  A2  A place that cannot be had (something in it is in use, or of nobody known) is none: the
 //      request is served as ever. A storage that is not where the plan thinks it is does no harm
 //      either, as an eviction is never wrong, only sometimes dear.
-//  F3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
+//  A3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
 //      others room.
-//  F4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
+//  A4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
 //      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
 
