@@ -1,11 +1,12 @@
-"""What learning a job's step is worth: the policy that is learned, beside the rule it begins with.
+"""What learning a job's step is worth: the policy and the plan that are learned, beside the rule.
 
     python -m bench.learning [--job NAME]... [--smoke] [--json PATH]
 
 A job trains under both, at fractions of its activation memory, in a process of its own each time.
 Of the last eight steps a row has the compute that was repeated, in terms of the job's own, and the
-processor time of the fastest, in terms of the same job's with nothing evicted. Bits are compared
-with those of the job without dtr_alloc.
+processor time of the fastest, in terms of the same job's with nothing evicted; per step, evictions,
+remaps, and requests that a plan placed, and that it could not. `learned_in` is the first step in
+which something learned was followed. Bits are compared with those of the job without dtr_alloc.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         "repeated": again / own,
         **each,
         "learned": counters[-1]["learned"],
+        "learned_in": next((i for i, at in enumerate(counters) if at["learned"]), None),
         "seconds": min(seconds[-LAST:]),
         "state": job.state(),
     }

@@ -6,11 +6,16 @@ A budget is stated in bytes and as the fraction of activation memory that it lea
 memory is the unconstrained peak minus what is allocated between steps). Every run that fits is
 compared bit for bit with a run without dtr_alloc. A run that repeats more than MOST_REPEATS
 operators counts as one that does not work: it would, but nobody would wait for it.
+
+The bound is what no schedule goes below: the most that one operator reads, makes and needs
+meanwhile, beside the constants that are alive then (dtr_alloc/lab/studies/floor.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +25,8 @@ from rich.table import Table
 from bench import results
 from bench.measure import Profile, Run, Thrashing, profile, train_plain, try_train
 from bench.models import JOBS, differences
+from dtr_alloc.lab.studies.floor import least_bytes
+from dtr_alloc.oplog import compile_log
 
 MOST_REPEATS = 20_000
 
@@ -49,7 +56,10 @@ def bisect(
 def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[str, Any]:
     """One row: the job's memory, its smallest budget and what training there costs."""
     reference = train_plain(name, steps, **options)
-    shape, free = profile(name, steps, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "job.log"
+        shape, free = profile(name, steps, settings={"log": log}, **options)
+        bound = least_bytes(compile_log(log))
     runs = bisect(name, shape, steps, resolution, **options)
     budget, tightest = runs[-1] if runs else (shape.peak_bytes, free)
     wrong = [bad for _, run in [(0, free), *runs] for bad in differences(reference, run.state)]
@@ -58,6 +68,8 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
         "idle_bytes": shape.idle_bytes,
         "peak_bytes": shape.peak_bytes,
         "activation_bytes": shape.activation_bytes,
+        "bound_bytes": bound,
+        "bound_fraction": shape.fraction(bound),
         "smallest_budget_bytes": budget,
         "smallest_fraction": shape.fraction(budget),
         "peak_allocated_bytes": tightest.peak_bytes,
@@ -71,7 +83,7 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="Smallest budget that trains")
-    for column in ("job", "idle MiB", "activations MiB", "smallest MiB", "of activations"):
+    for column in ("job", "idle MiB", "activations MiB", "smallest MiB", "of activations", "bound"):
         table.add_column(column, justify="left" if column == "job" else "right")
     for column in ("evictions", "remats", "slowdown", "same bits"):
         table.add_column(column, justify="right")
@@ -82,6 +94,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             f"{row['activation_bytes'] / results.MIB:.2f}",
             f"{row['smallest_budget_bytes'] / results.MIB:.2f}",
             f"{row['smallest_fraction']:.1%}",
+            f"{row['bound_fraction']:.1%}",
             str(row["evictions"]),
             str(row["rematerializations"]),
             f"{row['slowdown']:.2f}x",

@@ -58,9 +58,27 @@ Row = list[Any]
 # ---- one log ----
 
 
+def _made_bytes(program: Program, operator: int, results: list[int]) -> int:
+    """The most that the operator has allocated at once while it runs; results: bytes of each."""
+    trace = program.workspace[program.workspace_at[operator] : program.workspace_at[operator + 1]]
+    temporaries: list[int] = []
+    missing = dict(enumerate(results))
+    held = most = 0
+    for kind, value in zip(trace[::2], trace[1::2], strict=True):
+        if kind == oplog.ALLOCATE:
+            temporaries.append(value)
+            held += value
+        elif kind == oplog.FREE:
+            held -= temporaries[value]
+        else:
+            held += missing.pop(value)
+        most = max(most, held)
+    return max(most, held + sum(missing.values()))
+
+
 def least_bytes(program: Program) -> int:
-    """A budget below which no schedule runs the log: the most that an operator reads and makes,
-    with the constants that are alive then."""
+    """A budget below which no schedule runs the log: the most that an operator reads, makes and
+    needs meanwhile, with the constants that are alive then."""
     sizes: dict[int, int] = {}  # of a buffer
     names: dict[int, int] = {}  # the buffer that a name stands for
     uses: dict[int, int] = {}  # how many names a buffer has
@@ -91,7 +109,7 @@ def least_bytes(program: Program) -> int:
         return buffer
 
     code = program.code
-    at = 0
+    at = operator = 0
     while at < len(code):
         kind = code[at]
         if kind == oplog.CONSTANT:
@@ -102,6 +120,7 @@ def least_bytes(program: Program) -> int:
             at += 3 + len(arguments)
             read = {names[name] for name in arguments}
             need = alive + sum(sizes[buffer] for buffer in read - constants)
+            fresh: list[int] = []
             if kind == oplog.MUTATE:
                 at += 1 + code[at]
             else:
@@ -111,10 +130,11 @@ def least_bytes(program: Program) -> int:
                     new(size, kind == oplog.EFFECT) if alias < 0 else names[arguments[alias]]
                     for _, size, alias in results
                 ]
-                need += sum(size for _, size, alias in results if alias < 0)
+                fresh = [size if alias < 0 else 0 for _, size, alias in results]
                 for (name, _, _), buffer in zip(results, buffers, strict=True):
                     define(name, buffer)
-            most = max(most, need)
+            most = max(most, need + _made_bytes(program, operator, fresh))
+            operator += 1
         elif kind in (oplog.COPY, oplog.COPY_FROM):
             define(code[at + 1], names[code[at + 2]])
             at += 3
