@@ -64,7 +64,7 @@ pictures: $(VENV)/core
 # what that would need.
 SANITIZED := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/allocator tests/native) tests/python/test_header.py \
-  tests/torch/test_escapes.py tests/torch/test_random.py \
+  tests/torch/test_escapes.py tests/torch/test_random.py tests/torch/test_learning.py \
   "tests/torch/test_doors.py::test_both_doors_give_the_same_bits_and_record_the_same_operators[mlp]" \
   tests/torch/test_same_bits.py::test_a_step_that_ran_out_of_memory_leaves_the_session_usable \
   tests/torch/test_jobs.py::TestTheSameBits::test_by_the_environment \

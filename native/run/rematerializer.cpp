@@ -126,7 +126,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
   mutated_.assign(op->edges.size(), false);
   for (const TensorSpec& spec : op->tensors)
     if (spec.use == Use::mutate && spec.edge >= 0) mutated_[static_cast<size_t>(spec.edge)] = true;
-  const uint8_t* const ours = &remat.edge_locks[remat.stack.back().first_edge];
+  const uint8_t* const ours = remat.edge_locks.data() + remat.stack.back().first_edge;
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
