@@ -20,8 +20,9 @@ constexpr double kHopeless = 20;
 constexpr double kShares[] = {1, 0.98, 0.96};
 constexpr double kPlays = std::size(kShares);
 
-// Operators in all plays: some seconds of a processor. (Not a time, as two runs decide alike.)
-constexpr uint64_t kMostPlayed = 1'200'000;
+// Operators in all plays of either search: few seconds of a processor. (Not a time, as two runs
+// decide alike.)
+constexpr uint64_t kMostPlayed = 600'000;
 
 // Less than this share of the job's own compute is no gain of a plan.
 constexpr double kLeastPlanGain = 0.01;
@@ -94,26 +95,32 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
                    static_cast<double>(std::max<int64_t>(program_.cost_ns, 1))};
 }
 
+// With all of the memory and with less; none if it fails, or costs as much as most_ns.
+std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& policy,
+                                                     double most_ns) const {
+  Found sum{policy, 0, 0};
+  for (const double share : kShares) {
+    const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
+    const std::optional<Found> found = play(policy, budget, kPlays * most_ns - sum.cost_ns);
+    if (!found) return std::nullopt;
+    sum.cost_ns += found->cost_ns;
+    sum.repeats += found->repeats;
+  }
+  return Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays};
+}
+
 std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual,
-                                                       std::optional<Found>* first) const {
-  std::optional<Found> best;
+                                                       std::optional<Found> best) const {
   EvictionPolicy here = usual;
+  const uint64_t most_played = played_ + kMostPlayed;
   const auto attempt = [&](const EvictionPolicy& policy) {
+    if (cancelled_ || played_ > most_played) return;
     const double most_ns = best ? best->cost_ns : std::numeric_limits<double>::infinity();
-    Found sum{policy, 0, 0};
-    for (const double share : kShares) {
-      if (cancelled_ || played_ > kMostPlayed) return;
-      const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
-      const std::optional<Found> found = play(policy, budget, kPlays * most_ns - sum.cost_ns);
-      if (!found) return;
-      sum.cost_ns += found->cost_ns;
-      sum.repeats += found->repeats;
-    }
-    best = Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays};
+    std::optional<Found> found = play_near(policy, most_ns);
+    if (!found) return;
+    best = std::move(found);
     here = policy;
   };
-  attempt(usual);
-  *first = best;
   for (int round = 0; round < 2; ++round) {
     // While no policy works, the next part is tried with the last one.
     for (const Choice& choice : kChoices) {
@@ -146,17 +153,18 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
 }
 
 std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) const {
-  std::optional<Found> first;
-  const std::optional<Found> by_policy = best_policy(usual, &first);
   const auto own_ns = static_cast<double>(program_.cost_ns);
-  Found found = by_policy.value_or(Found{usual, kHopeless * own_ns, kHopeless});
-  plan(found);
-  const bool is_planned = !found.plan.calls.empty();
-  if (!by_policy && !is_planned) return std::nullopt;
-  // A plan does what it promises.
-  const double least_gain = (is_planned ? kLeastPlanGain : kLeastGain) * own_ns;
-  if (first && found.cost_ns > first->cost_ns - least_gain) return std::nullopt;
-  return found;
+  const std::optional<Found> first = play_near(usual, std::numeric_limits<double>::infinity());
+  // A plan does what it promises, and leaves little for a policy to gain.
+  Found planned = first.value_or(Found{usual, kHopeless * own_ns, kHopeless});
+  plan(planned);
+  const auto gains = [&](const Found& found, double least) {
+    return !first || found.cost_ns <= first->cost_ns - least * own_ns;
+  };
+  if (!planned.plan.calls.empty() && gains(planned, kLeastPlanGain)) return planned;
+  std::optional<Found> best = best_policy(usual, first);
+  if (best && !gains(*best, kLeastGain)) best.reset();
+  return best;
 }
 
 // What it computes again if bytes alone count; none if it fails, or that is as much as most_ns.

@@ -49,8 +49,8 @@ class Rehearsal {
     double repeats;      // computed again, in terms of the job's own compute
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
   };
-  // The best policy found, and a plan if one is better still. None if no policy plays the program
-  // to its end, or what `usual` costs more is no gain.
+  // A plan, or else the best policy found. None if no policy plays the program to its end, or what
+  // `usual` costs more is no gain.
   std::optional<Found> best(const EvictionPolicy& usual) const;
 
   struct Budget {
@@ -63,8 +63,9 @@ class Rehearsal {
 
  private:
   // From `usual` on, one part of the policy after the other is set to what is best, twice, until
-  // enough operators were played. *first: what `usual` gives.
-  std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found>* first) const;
+  // enough operators were played. best: what `usual` gives.
+  std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found> best) const;
+  std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns) const;
   // Gives it a plan, and the policy that this is made by, if that costs less.
   void plan(Found& found) const;
   struct Schedule {
