@@ -1,14 +1,14 @@
-// learner.h: learns a job's step, and finds the policy that costs least for it (run/coach.h).
+// learner.h: learns a job's step, and finds a plan for it, or the policy that costs least (run/coach.h).
 //
 // 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
 //    repeated at its end. As long as next to nothing is computed again there is nothing to learn but
 //    that: then it *rests*, without a log, until something is. A job that computes much again is
 //    in a hurry: what was heard of it is rehearsed although no step is known.
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
-// 3. The best policy is *followed*. It decides as any other, operator by operator: so a step that
-//    differs from what was learned is as right as any, and none has to be recognized. If the
-//    job's steps compute more again than before, or one much more, the policy goes; if they do so
-//    later, the job is another by then, and it listens again.
+// 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
+//    where the job differs: so any step is as right as one that was learned. If the job's steps cost
+//    more than before, or one much more, what was learned goes; if they do so later, the job is
+//    another by then, and it listens again.
 //
 // Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal:
 // looks depend on operators alone, and what is played on the program.
