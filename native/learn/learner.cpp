@@ -231,11 +231,12 @@ void Learner::add_held(Stage& stage) const {
   for (const BlockInUse& block : blocks_in_use(parts_.graph, pool)) {
     heap_bytes += block.size_bytes;
     Storage* storage = block.storage;
-    const bool is_held = !storage || !storage->live || held.count(storage->log_number) > 0;
+    // What is dead and can be computed again is not needed.
+    const bool is_held =
+        !storage || (storage->live ? held.count(storage->log_number) > 0 : !storage->parent);
     const bool moves = parts_.environment.options.moving && storage && storage->live &&
                        parts_.mover.is_movable(storage);
-    // What is dead and can be computed again is not needed.
-    if (is_held && !(storage && !storage->live && storage->parent))
+    if (is_held)
       stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
   }
   stage.slab_bytes = stats.allocated_bytes - std::min(stats.allocated_bytes, heap_bytes);
@@ -343,7 +344,7 @@ void Learner::stop(Deferred& deferred) {
 }
 
 void Learner::follow(Deferred& deferred) {
-  const std::optional<Rehearsal::Found> found = task_->found;
+  std::optional<Rehearsal::Found> found = std::move(task_->found);
   end_rehearsal();
   if (!found) {
     stop(deferred);
@@ -351,7 +352,7 @@ void Learner::follow(Deferred& deferred) {
   }
   parts_.follow(found->policy);
   is_planned_ = !found->plan.calls.empty();
-  parts_.follow_plan(is_planned_ ? std::optional(found->plan) : std::nullopt);
+  parts_.follow_plan(std::move(found->plan));
   promised_ = found->repeats;
   phase_ = Phase::following;
   begin_windows();
@@ -359,7 +360,7 @@ void Learner::follow(Deferred& deferred) {
 
 void Learner::follow_usual() {
   parts_.follow(usual_);
-  parts_.follow_plan(std::nullopt);
+  parts_.follow_plan({});
 }
 
 // ---- what steps take ----
@@ -466,7 +467,7 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
 
 void Learner::forget(Deferred& deferred) {
   end_rehearsal();
-  parts_.follow_plan(std::nullopt);
+  parts_.follow_plan({});
   if (phase_ == Phase::listening) rest(Phase::begins, deferred);
   log_.clear();
   step_ns_ = 0;

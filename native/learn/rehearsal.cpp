@@ -72,6 +72,11 @@ dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t
   return options;
 }
 
+double Rehearsal::repeats(const Simulation& run) const {
+  return static_cast<double>(run.result.remat_cost) /
+         static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
+}
+
 double Rehearsal::cost_ns(const Simulation& run) const {
   // A pool that maps nothing says nothing of chunks.
   const uint64_t filled = program_.counted_from > 0
@@ -90,9 +95,7 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   played_ += program_.workspace_at.size() + run.result.remat_ops;
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK || cost_ns(run) >= most_ns) return std::nullopt;
-  return Found{policy, cost_ns(run),
-               static_cast<double>(run.result.remat_cost) /
-                   static_cast<double>(std::max<int64_t>(program_.cost_ns, 1))};
+  return Found{policy, cost_ns(run), repeats(run)};
 }
 
 // With all of the memory and with less; none if it fails, or costs as much as most_ns.
@@ -190,7 +193,8 @@ void Rehearsal::plan(Found& found) const {
   if (period == 0 || program_.calls.size() < 3 * period) return;
   const uint64_t most_played = played_ + kMostPlayed;
   const auto goes_on = [&] { return !cancelled_ && played_ < most_played; };
-  std::vector<EvictionPolicy> policies{found.policy};
+  std::vector<EvictionPolicy> policies;
+  // What a job begins with is one of them (marginal).
   for (const Choice& choice : kChoices) {
     policies.push_back(found.policy);
     policies.back().dealloc = Dealloc::lazy;
@@ -239,8 +243,11 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   const StepBlocks step(trajectory, period, period);
   std::optional<StepPlan> plan = lay_out(step, stage_.held, stage_.pool_bytes);
   if (!plan) return std::nullopt;
-  plan->calls.assign(program_.calls.begin() + static_cast<std::ptrdiff_t>(period),
-                     program_.calls.begin() + static_cast<std::ptrdiff_t>(2 * period));
+  const auto of_step = [&](const std::vector<uint64_t>& calls) {
+    const auto begin = calls.begin() + static_cast<std::ptrdiff_t>(period);
+    return std::vector<uint64_t>(begin, begin + static_cast<std::ptrdiff_t>(period));
+  };
+  plan->calls = of_step(program_.calls);
   // The same in the heap of the play, where other addresses are held.
   bool fits = true;
   Simulation run;
@@ -256,8 +263,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
     std::optional<StepPlan> played = lay_out(step, held, stage_.budget_bytes);
     fits = played.has_value();
     if (!fits) return StepPlan{};
-    played->calls.assign(trajectory.calls.begin() + static_cast<std::ptrdiff_t>(period),
-                         trajectory.calls.begin() + static_cast<std::ptrdiff_t>(2 * period));
+    played->calls = of_step(trajectory.calls);
     return *played;
   };
   Program program = program_.view();
@@ -269,10 +275,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   // One step counted, as many as the program has.
   const auto share = static_cast<double>(program.operators / period - 1) /
                      static_cast<double>(program.operators / period - 2);
-  Found found{policy, share * cost_ns(run),
-              share * static_cast<double>(run.result.remat_cost) /
-                  static_cast<double>(std::max<int64_t>(program_.cost_ns, 1)),
-              std::move(*plan)};
+  Found found{policy, share * cost_ns(run), share * repeats(run), std::move(*plan)};
   if (found.cost_ns >= most_ns) return std::nullopt;
   return found;
 }

@@ -81,6 +81,7 @@ class Rehearsal {
                               double most_ns) const;
   dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                  double most_ns) const;
+  double repeats(const Simulation& run) const;
   double cost_ns(const Simulation& run) const;
   // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`.
   std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,

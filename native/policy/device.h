@@ -21,6 +21,7 @@ struct Device {
   Candidates candidates = {};
   std::vector<Storage*> young = {};  // candidates that no search has met yet: see grow_up()
   bool one_range = false;            // the pool's addresses are: not of segments, nor counted
+  uint64_t base = 0;                 // where they begin, with its first chunk
   Bandwidth way_out = {};            // to host memory
   Bandwidth way_in = {};
   MovePrice move_price = {};

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 #include "eviction/move.h"
 #include "graph/dealloc.h"
@@ -34,8 +33,8 @@ struct Coached {
   const Devices& devices;
   OpLogRecorder& op_log;
   std::function<void(const EvictionPolicy&)> follow;
-  // From the next step on; none: no longer.
-  std::function<void(std::optional<StepPlan>)> follow_plan;
+  // From the next step on; one without calls: no longer.
+  std::function<void(StepPlan)> follow_plan;
   const Mover& mover;
 };
 

@@ -68,13 +68,7 @@ void Engine::hire_coach(Deferred& deferred) {
   if (options_.learn == DTR_LEARN_NOTHING || !make_coach_) return;
   coach_ = make_coach_({environment_, graph_, devices_, op_log_,
                         [this](const EvictionPolicy& policy) { follow(policy); },
-                        [this](std::optional<StepPlan> plan) {
-                          if (plan)
-                            plan_.follow(std::move(*plan), false);
-                          else
-                            plan_.leave();
-                        },
-                        mover_});
+                        [this](StepPlan plan) { plan_.follow(std::move(plan), false); }, mover_});
 }
 
 void Engine::dismiss_coach() {
@@ -158,6 +152,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   device.one_range = room.chunk_bytes != 0;
+  device.base = room.base;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);
   room_callers_.push_back({this, &device});
   cost_model_.bounds().reset_all();
@@ -215,9 +210,8 @@ void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t 
   }
   if (offset == PlanFollower::kNowhere) return nullptr;
   const ScopedTimer spent(room_ns_of_thread());
-  dtr_pool_room room{};
-  dtr_pool_get_room(pool, 1, &room);
-  const auto* const wanted = reinterpret_cast<const void*>(room.base + offset);
+  Device& device = devices_.with(pool);
+  const auto* const wanted = reinterpret_cast<const void*>(device.base + offset);
   thread_local std::vector<void*> in_the_way;
   void* address = nullptr;
   const auto attempt = [&] {
@@ -229,7 +223,7 @@ void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t 
     {
       Deferred deferred(environment_, dead_, mutex_);
       std::unique_lock<EngineMutex> lock(mutex_);
-      is_clear = clear(devices_.with(pool), in_the_way, deferred, lock);
+      is_clear = clear(device, in_the_way, deferred, lock);
     }
     if (is_clear && !attempt()) return nullptr;
   }
@@ -259,9 +253,8 @@ void Engine::move_held(Transaction& call) {
   for (const StepPlan::Held& held : plan_.take_held()) {
     Storage* storage = graph_.by_handle.find(held.handle);
     if (!storage || storage->state != State::resident || !storage->live) continue;
-    dtr_pool_room room{};
-    dtr_pool_get_room(devices_.of(storage).pool, 1, &room);
-    const auto* const address = reinterpret_cast<const void*>(room.base + held.offset);
+    const uint64_t base = devices_.of(storage).base;
+    const auto* const address = reinterpret_cast<const void*>(base + held.offset);
     if (!move_held(storage, address, call)) left.push_back(held);
   }
   plan_.give_back(std::move(left));

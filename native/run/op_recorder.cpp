@@ -258,7 +258,10 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   if (frame.reads_others && parts_.contents.reads_too_much(frame, cost_ns))
     frame.recomputable = false;
   const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
-  if (frame.log.open) parts_.op_log.runs(nullptr);
+  if (frame.log.open) {
+    parts_.op_log.runs(nullptr);
+    frame.log.signature = frame.signature.value();
+  }
   Op* op = nullptr;
   const auto record = [&] {
     if (!op) op = build_op(frame, cost_ns, signature);
@@ -285,7 +288,6 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     op = nullptr;
   }
   if (parts_.plan.is_on()) parts_.plan.ended(frame.signature.value(), op);
-  frame.log.signature = frame.signature.value();
   const int64_t log_index = parts_.op_log.ended(frame.log, frame.inputs, pure, cost_ns);
   int64_t id = 0;
   if (op) {

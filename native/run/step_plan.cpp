@@ -24,9 +24,9 @@ Running& running_of_thread() {
 }  // namespace
 
 void PlanFollower::follow(StepPlan plan, bool at_beginning) {
-  leave();
   plan_ = std::move(plan);
   ++number_;
+  at_ = kLost;
   first_place_.assign(plan_.calls.size() + 1, 0);
   for (const StepPlan::Place& place : plan_.places) ++first_place_[place.op + 1];
   for (size_t op = 0; op < plan_.calls.size(); ++op) first_place_[op + 1] += first_place_[op];
@@ -51,12 +51,6 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   tries_ = kTries;
   is_on_ = count > 0;
   if (is_on_ && at_beginning) at_ = 0;
-}
-
-void PlanFollower::leave() {
-  is_on_ = false;
-  at_ = kLost;
-  plan_ = {};
 }
 
 std::vector<StepPlan::Held> PlanFollower::take_held() {

@@ -53,9 +53,8 @@ class PlanFollower {
   static constexpr uint64_t kNowhere = UINT64_MAX;
 
   // ---- under the engine's mutex ----
-  // at_beginning: of a step, just now.
+  // In place of the one before; one without calls is none. at_beginning: of a step, just now.
   void follow(StepPlan plan, bool at_beginning);
-  void leave();
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
   // A step begins, and these are not where they belong; those that cannot go there are given back.
   // Tried a few times.

@@ -713,8 +713,6 @@ class RuntimeSimulation final : private Observer {
     if (result.status == DTR_SIMULATION_OK && most >= 0 &&
         result.remat_cost + result.move_cost > most)
       result.status = DTR_SIMULATION_THRASH;
-    out_.planned = engine.planned;
-    out_.plan_misses = engine.plan_misses;
     result.windows = engine.window_searches;
     result.window_evictions = engine.window_evictions;
     const HeldBytes held = engine_.held_bytes();

@@ -17,7 +17,6 @@ struct Simulation {
   dtr_simulation_result result{};
   std::string decisions;             // joined by newlines, see dtr_simulation_decisions
   Trajectory* trajectory = nullptr;  // if it is wanted
-  uint64_t planned = 0, plan_misses = 0;
   // A plan to follow from one operator of the program on, given what is in memory there.
   uint64_t plan_from = 0;
   std::function<StepPlan(const std::vector<NamedBlock>&)> make_plan;
