@@ -3,17 +3,16 @@
     python -m bench.peers [--job NAME]... [--smoke] [--json PATH]
 
 A cell is a job and a method of METHODS. The edited model says how much memory it needs; then the
-unmodified one trains under dtr_alloc, with its default settings, in exactly that memory. Plain
-PyTorch, the edited model and ours take turns, a step each, in processes of their own; a round's
-ratios are to its plain step, and a cell has their medians.
+unmodified one trains under dtr_alloc, with its default settings, in exactly that memory, and in
+SHARES of its activation memory for the line in the picture. Plain PyTorch, the edited models and
+ours take turns, a step each, in processes of their own; a round's ratios are to its plain step, and
+a cell has their medians.
 
 - Memory is the peak of the bytes that tensors hold, counted by dtr_alloc's pool in the first steps;
   plain and peers then go on with malloc, which keeps what it has. For ours it is the budget.
 - Times are of the processor, on one thread; the wall clock's stand beside them.
 - All ways train the same steps, and what they end with is compared bit by bit with plain PyTorch.
 - Ours is ended if a step takes more than PATIENCE times as long as a plain one.
-
-Each job is also trained in SHARES of its activation memory, for the line in the picture.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ GRACE_SECONDS = 10.0
 """For building a job, beside the patience."""
 
 
-class Cell:
+class Turns:
     """Ways to train a job that take turns; the first one is plain PyTorch."""
 
     def __init__(self, stack: ExitStack, job: str, scale: float) -> None:
@@ -104,32 +103,45 @@ class Cell:
         self.ways[way] = {"outcome": str(end)}
 
 
-def compare(job: str, method: str, rounds: int, scale: float) -> dict[str, Any]:
-    """A job edited by a method, and ours in its memory."""
-    row = {"job": job, "method": method, "lines": METHODS[method].lines_in(SUBJECTS[job])}
+def compare(
+    job: str, parts: tuple[float, ...], rounds: int, scale: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The cells of a job, and its line: ours in the memory of each method, and in parts of it."""
+    methods = {
+        name: lines for name, each in METHODS.items() if (lines := each.lines_in(SUBJECTS[job]))
+    }
     with ExitStack() as stack:
-        cell = Cell(stack, job, scale)
-        cell.add("peer", method=method)
-        if "peak" not in cell.ways["peer"]:
-            return row | cell.ways
-        cell.add("ours", budget=cell.ways["peer"]["peak"])
-        cell.run(rounds)
-    row |= {"share": cell.ways["peer"].get("peak", 0) / cell.ways["plain"]["peak"], **cell.ways}
-    if all(cell.ways[way]["outcome"] == "trains" for way in ("peer", "ours")):
-        both = zip(cell.times["ours"], cell.times["peer"], strict=True)
-        row["ours_over_peer"] = median(ours[0] / peer[0] for ours, peer in both)
-    return row
+        turns = Turns(stack, job, scale)
+        ways = turns.ways
+        shape = Profile(ways["plain"]["idle"], ways["plain"]["peak"])
+        budgets: dict[str | float, int] = {part: shape.budget(part) for part in parts}
+        for name in methods:
+            turns.add(name, method=name)
+            if "peak" in ways[name]:
+                budgets[name] = ways[name]["peak"]
+        for memory, budget in budgets.items():
+            turns.add(_ours(memory), budget=budget)
+        turns.run(rounds)
+    peak, cells = ways["plain"]["peak"], list[dict[str, Any]]()
+    for name, lines in methods.items():
+        row: dict[str, Any] = {"job": job, "method": name, "lines": lines}
+        row |= {"plain": ways["plain"], "peer": ways[name]}
+        if name in budgets:
+            row |= {"ours": ways[_ours(name)], "share": budgets[name] / peak}
+            if all(row[way]["outcome"] == "trains" for way in ("peer", "ours")):
+                both = zip(turns.times[_ours(name)], turns.times[name], strict=True)
+                row["ours_over_peer"] = median(ours[0] / peer[0] for ours, peer in both)
+        cells.append(row)
+    line = [
+        {"job": job, "part": part, "share": budgets[part] / peak, "ours": ways[_ours(part)]}
+        for part in parts
+    ]
+    return cells, line
 
 
-def line(job: str, part: float, rounds: int, scale: float) -> dict[str, Any]:
-    """Ours in a part of the job's activation memory."""
-    with ExitStack() as stack:
-        cell = Cell(stack, job, scale)
-        plain = cell.ways["plain"]
-        budget = Profile(plain["idle"], plain["peak"]).budget(part)
-        cell.add("ours", budget=budget)
-        cell.run(rounds)
-    return {"job": job, "part": part, "share": budget / plain["peak"], **cell.ways}
+def _ours(memory: str | float) -> str:
+    """The way that trains under dtr_alloc in the memory of a method, or in a part of the job's."""
+    return f"ours in {memory}"
 
 
 def show(document: dict[str, Any], console: Console) -> None:
@@ -157,15 +169,11 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
     console = results.console()
     found: dict[str, list[dict[str, Any]]] = {"cells": [], "lines": []}
     for name in names:
-        subject = SUBJECTS[name]
-        scale = 1.0 if smoke else subject.scale
-        for method in METHODS:
-            if METHODS[method].lines_in(subject):
-                with console.status(f"{name}, {method}"):
-                    found["cells"].append(compare(name, method, rounds, scale))
-        for part in parts:
-            with console.status(f"{name} in {part:.0%} of its activation memory"):
-                found["lines"].append(line(name, part, rounds, scale))
+        scale = 1.0 if smoke else SUBJECTS[name].scale
+        with console.status(name):
+            cells, line = compare(name, parts, rounds, scale)
+        found["cells"] += cells
+        found["lines"] += line
     document = results.environment("cpu", 0) | {"bench": "peers", "processor": cpu_name()}
     document |= {
         "rounds": rounds,
