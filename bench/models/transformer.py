@@ -56,10 +56,10 @@ class Gpt(nn.Module):
 class TransformerJob(Job):
     """A six-layer GPT on random tokens, fused AdamW, clipped gradients."""
 
-    VOCABULARY, TOKENS, BATCH = 48, 48, 8
+    VOCABULARY, TOKENS, BATCH, LAYERS = 48, 48, 8, 6
 
     def build(self) -> None:
-        gpt = Gpt(self.VOCABULARY, self.TOKENS, width=48, heads=3, layers=6, dropout=0.1)
+        gpt = Gpt(self.VOCABULARY, self.TOKENS, width=48, heads=3, layers=self.LAYERS, dropout=0.1)
         self.model = self.add_module("gpt", gpt)
         self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
 

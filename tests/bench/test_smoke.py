@@ -57,6 +57,16 @@ def test_learning() -> None:
     assert {row["outcome"] for row in rows.values()} == {"trains"}
 
 
+def test_changing() -> None:
+    """A job whose steps all differ, at one budget: plain bits by the rule and with learning."""
+    document = run("bench.changing")
+    assert document.keys() >= ENVIRONMENT | {"results", "rounds", "scale", "steps"}
+    for row in document["results"]:
+        assert row["same_bits"]
+        assert row["repeated"] > 0
+        assert row["wall_ratio"] > 0
+
+
 def test_mapping() -> None:
     """One job in every way; a step maps memory where an allocation took it from elsewhere, only.
 

@@ -22,7 +22,7 @@ namespace {
 constexpr int32_t kInt64 = 4;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPageWords = kPageBytes / 8;
-constexpr int kThreads = 4;
+constexpr uint64_t kThreads = 4;
 
 // Ends the process: other threads would wait for what this one leaves undone.
 [[noreturn]] void fail(const char* what) {
@@ -57,6 +57,8 @@ struct Settings {
   int32_t fixed;
   uint64_t swap_bytes;
   const char* dealloc;
+  int32_t learn = DTR_LEARN_NOTHING;
+  uint64_t threads = kThreads;
 };
 
 // An engine on one pool, for all threads.
@@ -78,6 +80,7 @@ class Machine {
     options.swap_bytes = settings.swap_bytes;
     options.time_bookkeeping = 1;
     options.contents = DTR_CONTENTS_SAMPLED;
+    options.learn = settings.learn;
     ok(dtr_engine_create(&options, &engine));
     ok(dtr_sim_create(engine, &framework));
     ok(dtr_engine_add_pool(engine, 0, -1, pool));
@@ -280,10 +283,12 @@ uint64_t evictions_and_swaps(const Machine& machine) {
 }
 
 // Layers on layers, some of them overwritten, all looked at; until there were so many evictions.
-void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_t evictions) {
+// A step is the one before again, so that it can be learned, if `repeats`.
+void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_t evictions,
+           bool repeats) {
   Worker worker(machine);
   Tensor weight = worker.make(kPageWords, seed);
-  for (uint64_t step = 0; evictions_and_swaps(machine) < evictions; ++step) {
+  for (uint64_t step = 0; evictions_and_swaps(machine) < evictions; step += !repeats) {
     std::vector<Tensor> layers;
     layers.push_back(worker.call(mixed(seed, step), {&shared[step % shared.size()]}, kPageWords));
     for (uint64_t i = 1; i < 24; ++i) {
@@ -334,8 +339,9 @@ void run(const Settings& settings, uint64_t evictions) {
     for (uint64_t i = 0; i < 6; ++i) shared.push_back(first.call(200 + i, {&constant}, kPageWords));
     std::atomic<bool> over{false};
     std::vector<std::thread> threads;
-    for (uint64_t i = 0; i < kThreads; ++i)
-      threads.emplace_back([&, i] { train(machine, shared, i + 2, evictions); });
+    for (uint64_t i = 0; i < settings.threads; ++i)
+      threads.emplace_back(
+          [&, i] { train(machine, shared, i + 2, evictions, settings.threads == 1); });
     std::thread meddler([&] { meddle(machine, over); });
     for (std::thread& thread : threads) thread.join();
     over = true;
@@ -345,11 +351,12 @@ void run(const Settings& settings, uint64_t evictions) {
   }
   dtr_engine_stats stats{};
   ok(dtr_engine_get_stats(machine.engine, &stats));
-  std::printf("%-24s %8llu evictions %8llu operators again %6llu swaps %6llu moves\n",
+  std::printf("%-24s %8llu evictions %8llu operators again %6llu swaps %6llu moves %6llu planned\n",
               settings.name, static_cast<unsigned long long>(stats.evictions),
               static_cast<unsigned long long>(stats.rematerializations),
               static_cast<unsigned long long>(stats.swaps),
-              static_cast<unsigned long long>(stats.moves));
+              static_cast<unsigned long long>(stats.moves),
+              static_cast<unsigned long long>(stats.planned));
   std::fflush(stdout);
 }
 
@@ -368,4 +375,6 @@ int main(int argc, char** argv) {
   run({"components, lazy", score(DTR_COST_COMPONENT, DTR_SIZE_BYTES), DTR_ROOM_SINGLE, 0, 0,
        "lazy"},
       evictions);
+  run({"learned from threads", marginal, DTR_ROOM_AUTO, 0, 0, "lazy", DTR_LEARN_POLICY}, evictions);
+  run({"a step learned", marginal, DTR_ROOM_AUTO, 0, 0, "lazy", DTR_LEARN_POLICY, 1}, evictions);
 }
