@@ -264,7 +264,7 @@ class HostAllocator final : public c10::Allocator {
 
 HostAllocator host_allocator;
 
-void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
+void* make(void*, void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
   const c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), size_bytes,

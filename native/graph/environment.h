@@ -27,6 +27,7 @@ struct Environment {
 
   dtr_engine_options options{};
   const dtr_framework* framework = nullptr;
+  void* engine = nullptr;  // only to tell the framework
   Observers observers;
   std::vector<Pool> pools;
   int64_t clock_ns = 1;  // see engine.h

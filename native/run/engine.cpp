@@ -13,6 +13,7 @@ namespace dtr {
 
 Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_coach_(make_coach) {
   take(options);
+  environment_.engine = this;
   cost_model_.configure();
   search_.configure(true);
   dead_.configure();

@@ -132,11 +132,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
     Storage* input = op->edges[e].input;
     parts_.streams.before_use(input);
     parts_.dead.note_source(input, &remat.used_sources);
-    if (!input->handle) {
-      input->handle = parts_.environment.framework->make(input->address, input->size_bytes,
-                                                         input->device_type, input->device_index);
-      parts_.graph.by_handle.insert(input->handle, input);
-    }
+    if (!input->handle) make_handle(input, input->address);
     // The op may overwrite an old version only if nobody else counts on it.
     // (This step holds it once, and once more if it was brought back for it.)
     const bool copy =
@@ -170,6 +166,13 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
 
 // Gives the recomputed memory to its storage. held: a strong reference to the live
 // storage's handle was taken.
+void Rematerializer::make_handle(Storage* storage, void* address) {
+  const Environment& environment = parts_.environment;
+  storage->handle = environment.framework->make(environment.engine, address, storage->size_bytes,
+                                                storage->device_type, storage->device_index);
+  parts_.graph.by_handle.insert(storage->handle, storage);
+}
+
 void Rematerializer::place(Storage* storage, void* address, bool held, Deferred& deferred) {
   if (storage->live && !held) {
     // It is dying on another thread, which waits for our mutex.
@@ -179,9 +182,7 @@ void Rematerializer::place(Storage* storage, void* address, bool held, Deferred&
   if (storage->live) {
     parts_.environment.framework->attach(storage->handle, address);
   } else {
-    storage->handle = parts_.environment.framework->make(
-        address, storage->size_bytes, storage->device_type, storage->device_index);
-    parts_.graph.by_handle.insert(storage->handle, storage);
+    make_handle(storage, address);
   }
   Verifier::forget_expected(storage, deferred);
   parts_.graph.by_address.insert(address, storage);

@@ -115,6 +115,7 @@ class Rematerializer {
   void describe(Rematerialization& remat, Op* op);
   void take_result(const Op* op, Storage* storage, const dtr_tensor_desc& desc, bool held,
                    Deferred& deferred);
+  void make_handle(Storage* storage, void* address);
   void place(Storage* storage, void* address, bool held, Deferred& deferred);
   void drop_consumed(Rematerialization& remat, Deferred& deferred);
   void end_step(Rematerialization& remat, Deferred& deferred);

@@ -15,11 +15,9 @@ namespace dtr {
 
 namespace {
 
-// The frameworks that exist: the table's make() says neither engine nor framework, so the
-// owner of the address is looked for. A leaf lock: nothing is called under it but the
-// pool's lock-free range check.
+// The frameworks that exist, by their engines, which is what the table's make() says. A leaf lock.
 std::mutex registry_mutex;
-std::vector<SimulatedFramework*> registry;
+std::unordered_map<const void*, SimulatedFramework*> registry;
 
 // The tensors and storages of checked frameworks. A leaf lock, too.
 struct Listed {
@@ -177,13 +175,14 @@ void* take(void* handle) {
   return address;
 }
 
-void* make(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index) {
-  std::lock_guard<std::mutex> lock(registry_mutex);
-  // The newest first: one that a failed test gave up may have lost its pool.
-  for (auto at = registry.rbegin(); at != registry.rend(); ++at)
-    if ((*at)->has(address, device_type, device_index))
-      return (*at)->make_storage(Memory::core, address, size_bytes, device_type, device_index);
-  return nullptr;
+void* make(void* engine, void* address, uint64_t size_bytes, uint8_t device_type,
+           int8_t device_index) {
+  SimulatedFramework* framework;
+  {
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    framework = registry.at(engine);
+  }
+  return framework->make_storage(Memory::core, address, size_bytes, device_type, device_index);
 }
 
 // Of this thread, on every device but the CPU.
@@ -213,11 +212,10 @@ const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
 SimulatedFramework::SimulatedFramework(dtr_engine* engine, bool checked)
     : owner_(engine), engine_(of(engine)), core_(engine_.core()), checked_(checked) {
   std::lock_guard<std::mutex> lock(registry_mutex);
-  for (const SimulatedFramework* other : registry)
-    if (&other->engine_ == &engine_)
-      throw StateError("the engine is connected to a simulated framework already");
+  if (registry.count(&engine_) > 0)
+    throw StateError("the engine is connected to a simulated framework already");
   engine_.connect(&table);
-  registry.push_back(this);
+  registry[&engine_] = this;
   use(owner_);
 }
 
@@ -229,18 +227,13 @@ void SimulatedFramework::close() {
 
 SimulatedFramework::~SimulatedFramework() {
   std::lock_guard<std::mutex> lock(registry_mutex);
-  registry.erase(std::find(registry.begin(), registry.end(), this));
+  registry.erase(&engine_);
   unuse(owner_);
 }
 
 void SimulatedFramework::storage_is_gone(const SimulatedStorage* storage) {
   if (checked_) unlist(storage);
   objects_.fetch_sub(1);
-}
-
-bool SimulatedFramework::has(const void* address, uint8_t device_type, int8_t device_index) const {
-  dtr_pool* pool = engine_.pool_of(device_type, device_index);
-  return pool && dtr_pool_contains(pool, address);
 }
 
 void* SimulatedFramework::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,

@@ -77,8 +77,6 @@ class SimulatedFramework {
   void let_go(SimulatedStorage& storage);
   // Its object is freed.
   void storage_is_gone(const SimulatedStorage* storage);
-  // Whether the block at address is of the core that this framework is connected to.
-  bool has(const void* address, uint8_t device_type, int8_t device_index) const;
 
  private:
   dtr_engine* owner_;

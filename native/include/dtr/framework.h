@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 6
+#define DTR_BRIDGE_ABI_VERSION 7
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -89,8 +89,9 @@ typedef struct dtr_framework {
   /* (L) As detach, but leaves the storage plainly empty: for results of a
    * recomputation, whose storage nobody keeps. */
   void* (*take)(void* handle);
-  /* A new storage that owns address; returns a strong reference. */
-  void* (*make)(void* address, uint64_t size_bytes, uint8_t device_type, int8_t device_index);
+  /* A new storage that owns address, for dtr_core.engine; returns a strong reference. */
+  void* (*make)(void* engine, void* address, uint64_t size_bytes, uint8_t device_type,
+                int8_t device_index);
   /* (L) The stream on which this thread's work for a device is queued. NULL: there are no
    * streams, all work is done when its call returns. */
   uint64_t (*current_stream)(uint8_t device_type, int8_t device_index);
