@@ -23,7 +23,7 @@ constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
-constexpr uint64_t kHeard = 4;              // steps, before they are played
+constexpr uint64_t kHeard = 3;              // steps, before they are played
 // Where so much of what a job computes is computed again, what was heard is played although no step
 // is known yet, or ever will be.
 constexpr double kHurry = 0.5;
@@ -107,7 +107,7 @@ void Learner::begin(Deferred& deferred) {
   log_.clear();
   heard_ = 0;
   next_look_ = kFirstLook;
-  period_ = 0;
+  step_ = {};
   step_ns_ = 0;
   evictions_ = parts_.environment.stats.evictions;
   looks_[0] = looks_[1] = now_with_memory();
@@ -140,21 +140,21 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   if (++heard_ < next_look_) return;
   next_look_ = next_look(heard_);
   hear();
-  period_ = log_.period();
+  step_ = log_.repetition();
   const bool is_long = log_.operators() >= kMostOperators || log_.numbers() >= kMostNumbers;
   // A first step fills memory, and is what the others are foreseen by.
-  const bool is_heard = period_ > 0 && log_.operators() >= kHeard * period_;
-  if (period_ > 0) step_ns_ = log_.cost_of_last(period_);
+  const bool is_heard = step_.steps >= kHeard;
+  if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
   const bool plays = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
   const bool hurries =
-      plays && period_ == 0 && heard_ >= least_heard_ && repeats_since(looks_[0]) > kHurry;
+      plays && step_.period == 0 && heard_ >= least_heard_ && repeats_since(looks_[0]) > kHurry;
   if (!is_heard && !is_long && !hurries) {
     looks_[0] = std::exchange(looks_[1], now_with_memory());
     return;
   }
   if (parts_.environment.stats.evictions == evictions_ ||
-      (period_ > 0 && repeats_since(looks_[0]) < Rehearsal::kLeastGain))
-    rest(period_ > 0 ? Phase::resting : Phase::done, deferred);
+      (step_.period > 0 && repeats_since(looks_[0]) < Rehearsal::kLeastGain))
+    rest(step_.period > 0 ? Phase::resting : Phase::done, deferred);
   else if (!plays)
     rest(Phase::done, deferred);
   else
@@ -226,7 +226,7 @@ void Learner::add_held(Stage& stage) const {
   dtr_pool_stats stats;
   dtr_pool_get_stats(pool, &stats);
   stage.pool_bytes = stats.budget_bytes;
-  const std::unordered_set<uint64_t> held = log_.held_since_last_steps(period_);
+  const std::unordered_set<uint64_t> held = log_.held_since_last_steps(step_);
   uint64_t heap_bytes = 0;
   for (const BlockInUse& block : blocks_in_use(parts_.graph, pool)) {
     heap_bytes += block.size_bytes;
@@ -246,7 +246,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   before_ = cost_between(looks_[0], now_with_memory());
   usual_ = policy();
   task_ = std::make_unique<Task>();
-  task_->program = log_.last_steps(period_);
+  task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
   task_->usual = usual_;
@@ -327,7 +327,7 @@ void Learner::Task::end() {
 void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
   const bool compares = windows_.count > kWindows;
-  if (!(compares || period_ == 0) || !task_->is_done) return;
+  if (!(compares || step_.period == 0) || !task_->is_done) return;
   if (compares) before_ = cost_between(windows_.first, windows_.begin);
   before_pace_ = windows_.pace;
   follow(deferred);
@@ -335,7 +335,7 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
 
 // The policy stays as it is. A job whose step is not known yet is listened to again.
 void Learner::stop(Deferred& deferred) {
-  if (period_ > 0 || times_ == kMostTimes) {
+  if (step_.period > 0 || times_ == kMostTimes) {
     phase_ = Phase::done;
     return;
   }
@@ -400,7 +400,7 @@ void Learner::check_step(Deferred& deferred) {
       return;
     }
     expected_ = cost;
-    if (period_ == 0) {
+    if (step_.period == 0) {
       stop(deferred);
       return;
     }
@@ -430,12 +430,12 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   if (!can_play() || phase_ == Phase::waiting) return {};
   if (phase_ == Phase::listening) {
     hear();
-    period_ = log_.period();
+    step_ = log_.repetition();
   }
   if (log_.operators() == 0) return {};
   if (advised_ > 0 && log_.operators() < next_look(advised_)) return advice_;
   advised_ = log_.operators();
-  const OwnedProgram program = log_.last_steps(period_);
+  const OwnedProgram program = log_.last_steps(step_);
   const Stage played = stage();
   const EvictionPolicy by = policy();
   const uint64_t unknown = budget_bytes() - played.budget_bytes;

@@ -135,7 +135,7 @@ class Learner final : public Coach {
   uint64_t next_look_ = 0;       // with so many
   uint64_t evictions_ = 0;       // when it began to listen
   uint64_t least_heard_ = 1024;  // operators, before what is no step is played
-  uint64_t period_ = 0;
+  StepLog::Repetition step_;
   int64_t step_ns_ = 0;
   Mark looks_[2];            // the last look but one, and the last
   double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute

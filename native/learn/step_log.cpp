@@ -19,7 +19,7 @@ constexpr double kSwing = 0.05;
 // What repeats is the job's step only if it fills this share of what was recorded.
 constexpr uint64_t kShare = 4;
 // So many are played at most.
-constexpr uint64_t kPeriods = 4;
+constexpr uint64_t kMostSteps = 4;
 
 class Hash {
  public:
@@ -172,7 +172,7 @@ void StepLog::append(const std::vector<int64_t>& records) {
 // Z[p] of the reversed sequence of hashes (Gusfield, 1997): how far what is read backwards from the
 // p-th last operator is the same as from the last one. A step of p operators has been repeated if
 // that is p and more.
-uint64_t StepLog::period() const {
+StepLog::Repetition StepLog::repetition() const {
   const uint64_t count = operators_.size();
   const auto hash = [&](uint64_t i) { return operators_[count - 1 - i].hash; };
   const auto live = [&](uint64_t i) {
@@ -190,14 +190,15 @@ uint64_t StepLog::period() const {
     }
     if (z[i] < i || kShare * (i + z[i]) < count || std::abs(live(0) - live(i)) > kBalance * most)
       continue;
-    double high = live(0), low = live(0);
+    double high = live(0);
+    uint64_t low = 0;
     for (uint64_t k = 1; k < i; ++k) {
       high = std::max(high, live(k));
-      low = std::min(low, live(k));
+      if (live(k) <= live(low)) low = k;
     }
-    if (high - low >= kSwing * most) return i;
+    if (high - live(low) >= kSwing * most) return {i, count - low, (i + z[i] - low) / i};
   }
-  return 0;
+  return {};
 }
 
 int64_t StepLog::cost_of_last(uint64_t operators) const {
@@ -209,35 +210,29 @@ int64_t StepLog::cost_of_last(uint64_t operators) const {
 }
 
 // Where the last steps begin.
-uint64_t StepLog::first_of(uint64_t period) const {
+uint64_t StepLog::first_of(const Repetition& of) const {
+  if (of.period > 0) return of.end - std::min(of.steps, kMostSteps) * of.period;
   const uint64_t count = operators_.size();
   const auto live = [&](uint64_t i) { return operators_[i].live_bytes; };
-  if (period == 0) {
-    uint64_t low = count - 1;
-    for (uint64_t i = count; i-- > 0;) {
-      const bool is_late = kShare * (count - i) < count;
-      if (live(i) < live(low)) low = i;
-      if (!is_late && low == i) return i + 1 < count ? i + 1 : i;
-    }
-    return 0;
-  }
-  const uint64_t earliest = count - std::min(count / period, kPeriods) * period;
-  uint64_t low = earliest;
-  for (uint64_t i = low; i < earliest + period; ++i)
+  uint64_t low = count - 1;
+  for (uint64_t i = count; i-- > 0;) {
+    const bool is_late = kShare * (count - i) < count;
     if (live(i) < live(low)) low = i;
-  return low + 1;
+    if (!is_late && low == i) return i + 1 < count ? i + 1 : i;
+  }
+  return 0;
 }
 
-std::unordered_set<uint64_t> StepLog::held_since_last_steps(uint64_t period) const {
-  const uint64_t first = first_of(period) + period;
+std::unordered_set<uint64_t> StepLog::held_since_last_steps(const Repetition& of) const {
+  const uint64_t first = first_of(of) + of.period;
   std::unordered_set<uint64_t> held;
   for (const auto& [number, name] : names_)
     if (defined_at_[name] <= first) held.insert(static_cast<uint64_t>(number));
   return held;
 }
 
-OwnedProgram StepLog::last_steps(uint64_t period) const {
-  const uint64_t first = first_of(period);
+OwnedProgram StepLog::last_steps(const Repetition& of) const {
+  const uint64_t first = first_of(of);
   const std::vector<int64_t>& code = program_.code;
   const uint64_t from = operators_[first].code_at;
   // What is alive there is a constant.
@@ -268,14 +263,13 @@ OwnedProgram StepLog::last_steps(uint64_t period) const {
                                            static_cast<int64_t>(name), alive[name]});
       steps.constant_bytes += static_cast<uint64_t>(alive[name]);
     }
-  uint64_t last = operators_.size();
-  if (period > 0) last = std::min(last, first + (last - first) / period * period);
+  const uint64_t last = of.period > 0 ? of.end : operators_.size();
   const bool is_whole = last == operators_.size();
   const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
   steps.code.insert(steps.code.end(), code.begin() + at(from),
                     is_whole ? code.end() : code.begin() + at(operators_[last].code_at));
   const int64_t skipped = program_.workspace_at[first];
-  if (period > 0 && last - first >= 2 * period) steps.counted_from = period;
+  if (of.period > 0 && last - first >= 2 * of.period) steps.counted_from = of.period;
   for (uint64_t i = first; i < last; ++i) {
     steps.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
     if (i >= first + steps.counted_from) steps.cost_ns += operators_[i].cost_ns;

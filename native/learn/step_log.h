@@ -45,19 +45,24 @@ class StepLog {
 
   uint64_t operators() const { return operators_.size(); }
   uint64_t numbers() const { return program_.code.size() + program_.workspace.size(); }
-  // How many operators the step has that was repeated last, at least twice; 0 if none was. A step
-  // leaves as much memory in use as it found: so the cells of an unrolled network are none.
-  uint64_t period() const;
+  // The step that was repeated last, at least twice. It leaves as much memory in use as it found: so
+  // the cells of an unrolled network are none. It begins where the least is in use.
+  struct Repetition {
+    uint64_t period = 0;  // operators; 0: nothing was repeated
+    uint64_t end = 0;     // the operator behind the last whole step
+    uint64_t steps = 0;   // whole ones before that, all alike
+  };
+  Repetition repetition() const;
   int64_t cost_ns() const { return program_.cost_ns; }
   // The compute of the last operators.
   int64_t cost_of_last(uint64_t operators) const;
-  // The last whole steps, from where the least is in use in the earliest of the last four periods, or
-  // of as many as were heard. With two and more the second one is the first that counts. Without a period: from the last point on at which less was in use than ever
-  // after, and which a fair share of the operators follows; so what the job holds by now is there
-  // from the beginning.
-  OwnedProgram last_steps(uint64_t period) const;
+  // The last whole steps, four at most. With two and more the second one is the first that counts.
+  // If nothing was repeated: from the last point on at which less was in use than ever after, and
+  // which a fair share of the operators follows; so what the job holds by now is there from the
+  // beginning.
+  OwnedProgram last_steps(const Repetition& of) const;
   // The numbers of the op log that are there from the second of those steps to the end.
-  std::unordered_set<uint64_t> held_since_last_steps(uint64_t period) const;
+  std::unordered_set<uint64_t> held_since_last_steps(const Repetition& of) const;
 
  private:
   struct Operator {
@@ -69,7 +74,7 @@ class StepLog {
     uint64_t live_bytes;  // after it, with what it was the last to need released
   };
 
-  uint64_t first_of(uint64_t period) const;
+  uint64_t first_of(const Repetition& of) const;
   uint64_t name_of(int64_t number);
   void define(uint64_t name, uint64_t size_bytes);
   void add_operator(const Operator& of);

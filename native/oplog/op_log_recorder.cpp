@@ -96,6 +96,10 @@ void OpLogRecorder::set_mode(Mode mode, Deferred& deferred, bool coached) {
   sweep(deferred);  // under the old mode: deaths belong to it
   coached_ = coached;
   turn(mode, deferred);
+  if (!coached || mode != Mode::writing) return;
+  graph_.by_handle.for_each([this](const void*, Storage* storage) {
+    if (storage->live && storage->managed && !knows(storage)) define_constant(storage, 0);
+  });
 }
 
 void OpLogRecorder::turn(Mode mode, Deferred& deferred) {

@@ -103,7 +103,8 @@ class OpLogRecorder final : public Observer {
 
   // ---- control ----
   // To writing: what is known now becomes constants.
-  // coached: for the engine's own use (run/coach.h), with numbers of their own.
+  // coached: for the engine's own use (run/coach.h), with numbers of their own. Such a log begins
+  // with all that is live, so that what is in use is known from the beginning.
   void set_mode(Mode mode, Deferred& deferred, bool coached = false);
   // Off, and numbers begin anew: no storage is left that has one.
   void reset(Deferred& deferred);

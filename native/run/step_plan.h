@@ -40,8 +40,8 @@ struct StepPlan {
   };
   // How a call is known again: by its signature (policy/costs.h), but for the lowest bits.
   static uint64_t call_of(uint64_t signature) { return signature & ~kMadeAheadBits; }
-  // Of an operator that is a part of the one before it.
-  static constexpr uint64_t kSameCall = 0;
+  // Of an operator that is a part of the one before it. No call has low bits.
+  static constexpr uint64_t kSameCall = 1;
 
   std::vector<uint64_t> calls;  // of the step's operators
   std::vector<Place> places;    // by operator, run and ordinal
