@@ -2,15 +2,20 @@
 #include "layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <random>
 #include <utility>
 
 namespace dtr {
 
 namespace {
 
-// Each time those that found no place go first.
-constexpr int kRounds = 12;
+// Layouts that are tried: fewer of many blocks, as each looks at all pairs.
+constexpr double kMostPairs = 1e8;
+constexpr uint64_t kMostRounds = 150, kFewestRounds = 6;
+// By how much, as a logarithm of bytes, a block that found no place is more urgent in the next.
+constexpr double kLeastUrgent = 0.2, kMostUrgent = 4;
 
 bool contains(const Lifetime& of, uint64_t time) {
   return of.begin <= of.end ? of.begin <= time && time <= of.end
@@ -70,32 +75,31 @@ uint64_t lowest_gap(const std::vector<Obstacle>& busy, uint64_t size_bytes) {
 }
 
 Layout lay_out(const std::vector<Lifetime>& lifetimes, const std::vector<Obstacle>& obstacles,
-               uint64_t limit, uint64_t step_length) {
-  const auto length = [&](const Lifetime& of) {
-    return of.end >= of.begin ? of.end - of.begin : of.end + step_length - of.begin;
-  };
+               uint64_t limit) {
+  const size_t count = lifetimes.size();
+  std::vector<double> urgency(count);
+  for (size_t i = 0; i < count; ++i)
+    urgency[i] = std::log(static_cast<double>(lifetimes[i].size_bytes));
+  const double pairs = static_cast<double>(count) * static_cast<double>(count);
+  const auto rounds = static_cast<uint64_t>(
+      std::clamp<double>(kMostPairs / std::max(pairs, 1.0), kFewestRounds, kMostRounds));
+  std::minstd_rand random;  // the same each time
   Solver solver(lifetimes, obstacles, limit);
   Layout best;
   best.missing_bytes = UINT64_MAX;
-  std::vector<uint32_t> order(lifetimes.size());
-  const auto attempt = [&](auto&& weight) {
+  std::vector<uint32_t> order(count);
+  for (uint64_t round = 0; round < rounds && best.missing_bytes > 0; ++round) {
     std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-      return weight(lifetimes[a]) > weight(lifetimes[b]);
-    });
-    for (int round = 0; round < kRounds; ++round) {
-      Layout layout = solver.place_all(order);
-      std::stable_partition(order.begin(), order.end(),
-                            [&](uint32_t i) { return layout.addresses[i] == Layout::kNowhere; });
-      if (layout.missing_bytes < best.missing_bytes) best = std::move(layout);
-      if (best.missing_bytes == 0) return;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return urgency[a] > urgency[b]; });
+    Layout layout = solver.place_all(order);
+    for (size_t i = 0; i < count; ++i) {
+      if (layout.addresses[i] != Layout::kNowhere) continue;
+      const double share = static_cast<double>(random()) / std::minstd_rand::max();
+      urgency[i] += kLeastUrgent + share * (kMostUrgent - kLeastUrgent);
     }
-  };
-  const auto size = [](const Lifetime& of) { return static_cast<double>(of.size_bytes); };
-  const auto time = [&](const Lifetime& of) { return static_cast<double>(length(of) + 1); };
-  attempt(size);
-  if (best.missing_bytes > 0) attempt([&](const Lifetime& of) { return size(of) * time(of); });
-  if (best.missing_bytes > 0) attempt(time);
+    if (layout.missing_bytes < best.missing_bytes) best = std::move(layout);
+  }
   return best;
 }
 

@@ -29,10 +29,11 @@ struct Layout {
   uint64_t missing_bytes = 0;  // of those without one
 };
 
-// The best of some greedy layouts below `limit`: blocks in the order of their sizes, of sizes times
-// lifetimes, of lifetimes, each in the lowest gap; and those that found none first, in the next.
-// Sizes and addresses are multiples of the grain. obstacles: by address, apart from each other.
+// The best of some greedy layouts below `limit`: blocks in the order of their urgency, which is their
+// size at first, each in the lowest gap; those that found none are more urgent in the next (squeaky
+// wheel optimization, Joslin and Clements, 1999). Sizes and addresses are multiples of the grain.
+// obstacles: by address, apart from each other.
 Layout lay_out(const std::vector<Lifetime>& lifetimes, const std::vector<Obstacle>& obstacles,
-               uint64_t limit, uint64_t step_length);
+               uint64_t limit);
 
 }  // namespace dtr

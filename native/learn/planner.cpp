@@ -67,11 +67,15 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
   most_bytes_ = large.most();
 }
 
+bool StepBlocks::may_fit(const std::vector<HeldBlock>& held, uint64_t limit) const {
+  uint64_t bytes = most_bytes_;
+  for (const HeldBlock& block : held) bytes += in_grains(block.size_bytes);
+  return bytes <= limit;
+}
+
 std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
                                             uint64_t limit) const {
-  uint64_t held_bytes = 0;
-  for (const HeldBlock& block : held) held_bytes += in_grains(block.size_bytes);
-  if (held_bytes + most_bytes_ > limit) return std::nullopt;
+  if (!may_fit(held, limit)) return std::nullopt;
   StepPlan plan;
   std::vector<Obstacle> obstacles;
   const auto add = [&](uint64_t offset, uint64_t size_bytes) {
@@ -90,7 +94,7 @@ std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
     plan.held.push_back({block.handle, offset});
     add(offset, block.size_bytes);
   }
-  const Layout layout = dtr::lay_out(lifetimes_, obstacles, limit, length_);
+  const Layout layout = dtr::lay_out(lifetimes_, obstacles, limit);
   if (layout.missing_bytes > 0) return std::nullopt;
   plan.places = places_;
   for (size_t i = 0; i < plan.places.size(); ++i) plan.places[i].offset = layout.addresses[i];

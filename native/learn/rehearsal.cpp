@@ -26,10 +26,12 @@ constexpr uint64_t kMostPlayed = 600'000;
 
 // Less than this share of the job's own compute is no gain of a plan.
 constexpr double kLeastPlanGain = 0.01;
+// And less than that is none of one more plan.
+constexpr double kLittle = 0.002;
 // Of the memory, for the schedules that plans are made of.
 constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};
 // So many of them are tried, the best first.
-constexpr size_t kMostPlans = 8;
+constexpr size_t kMostPlans = 12;
 // What slabs waste, and what the last of each size have free.
 constexpr double kSlabSlack = 1.1;
 constexpr uint64_t kSlabSpare = 32768;
@@ -211,12 +213,14 @@ void Rehearsal::plan(Found& found) const {
       if (!again_ns) continue;
       schedule.again_ns = *again_ns;
       const StepBlocks step(trajectory, period, period);
-      if (lay_out(step, stage_.held, stage_.pool_bytes)) schedules.push_back(schedule);
+      if (step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes)))
+        schedules.push_back(schedule);
     }
   std::stable_sort(schedules.begin(), schedules.end(),
                    [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
-    if (schedules[i].again_ns >= found.cost_ns) return;
+    if (schedules[i].again_ns >= found.cost_ns - kLittle * static_cast<double>(program_.cost_ns))
+      return;
     Trajectory trajectory;
     play_bytes(schedules[i], found.cost_ns, &trajectory);
     std::optional<Found> planned = follow(schedules[i].policy, trajectory, found.cost_ns);
@@ -224,14 +228,11 @@ void Rehearsal::plan(Found& found) const {
   }
 }
 
-// None if it does not fit.
-std::optional<StepPlan> Rehearsal::lay_out(const StepBlocks& step,
-                                           const std::vector<HeldBlock>& held,
-                                           uint64_t budget_bytes) const {
+uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
   const auto slabs = static_cast<uint64_t>(
       kSlabSlack * static_cast<double>(stage_.slab_bytes + step.small_bytes()));
   const uint64_t taken = slabs + std::max(kSlabSpare, stage_.chunk_bytes);
-  return step.lay_out(held, budget_bytes - std::min(budget_bytes, taken));
+  return budget_bytes - std::min(budget_bytes, taken);
 }
 
 // The plan of a trajectory's step, if it costs less in the heap. The first step that follows it
@@ -241,7 +242,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
                                                   double most_ns) const {
   const uint64_t period = program_.counted_from;
   const StepBlocks step(trajectory, period, period);
-  std::optional<StepPlan> plan = lay_out(step, stage_.held, stage_.pool_bytes);
+  std::optional<StepPlan> plan = step.lay_out(stage_.held, limit_of(step, stage_.pool_bytes));
   if (!plan) return std::nullopt;
   const auto of_step = [&](const std::vector<uint64_t>& calls) {
     const auto begin = calls.begin() + static_cast<std::ptrdiff_t>(period);
@@ -260,7 +261,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
       if (block.serial == 0 || survivors.count(block.serial) > 0)
         held.push_back(
             {block.offset, block.size_bytes, stage_.move_bytes_per_s > 0 ? block.handle : nullptr});
-    std::optional<StepPlan> played = lay_out(step, held, stage_.budget_bytes);
+    std::optional<StepPlan> played = step.lay_out(held, limit_of(step, stage_.budget_bytes));
     fits = played.has_value();
     if (!fits) return StepPlan{};
     played->calls = of_step(trajectory.calls);

@@ -75,8 +75,8 @@ class Rehearsal {
   };
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
                                    Trajectory* trajectory) const;
-  std::optional<StepPlan> lay_out(const StepBlocks& step, const std::vector<HeldBlock>& held,
-                                  uint64_t budget_bytes) const;
+  // What of a budget is left for blocks that are no slabs'.
+  uint64_t limit_of(const StepBlocks& step, uint64_t budget_bytes) const;
   std::optional<Found> follow(const EvictionPolicy& policy, const Trajectory& trajectory,
                               double most_ns) const;
   dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,

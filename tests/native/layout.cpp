@@ -11,10 +11,9 @@ extern "C" {
 
 // Returns missing_bytes; addresses has room for as many as there are lifetimes.
 uint64_t layout_of(const Lifetime* lifetimes, uint64_t count, const Obstacle* obstacles,
-                   uint64_t obstacle_count, uint64_t limit, uint64_t step_length,
-                   uint64_t* addresses) {
-  const dtr::Layout layout = dtr::lay_out(
-      {lifetimes, lifetimes + count}, {obstacles, obstacles + obstacle_count}, limit, step_length);
+                   uint64_t obstacle_count, uint64_t limit, uint64_t* addresses) {
+  const dtr::Layout layout =
+      dtr::lay_out({lifetimes, lifetimes + count}, {obstacles, obstacles + obstacle_count}, limit);
   std::copy(layout.addresses.begin(), layout.addresses.end(), addresses);
   return layout.addresses.size() == count ? layout.missing_bytes : UINT64_MAX;
 }

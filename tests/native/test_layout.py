@@ -37,7 +37,7 @@ class Layouts:
             typedef struct { uint64_t begin, end, size_bytes; } lifetime;
             typedef struct { uint64_t begin, end; } obstacle;
             uint64_t layout_of(const lifetime *, uint64_t, const obstacle *, uint64_t,
-                               uint64_t limit, uint64_t step_length, uint64_t *addresses);
+                               uint64_t limit, uint64_t *addresses);
             uint64_t gap_in(const obstacle *busy, uint64_t count, uint64_t size_bytes);
             uint64_t nowhere(void);
         """)
@@ -52,7 +52,6 @@ class Layouts:
             self.ffi.new("obstacle[]", obstacles),
             len(obstacles),
             limit,
-            STEP,
             addresses,
         )
         nowhere = self.lib.nowhere()
