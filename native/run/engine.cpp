@@ -233,14 +233,26 @@ void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t 
   return address;
 }
 
-// Evicts what lies in these blocks. False, and nothing is evicted, if one cannot be.
+// Evicts what lies in these blocks. False, and nothing is evicted, if one cannot be. A dead constant
+// goes if what needs it is dead, too, or as a constant takes no more.
 bool Engine::clear(Device& device, const std::vector<void*>& in_the_way, Deferred& deferred,
                    std::unique_lock<EngineMutex>& lock) {
   search_.grow_up(device);
+  for (const void* address : in_the_way)
+    if (!graph_.by_address.find(address)) return false;
   std::vector<Storage*> victims;
   for (const void* address : in_the_way) {
+    Storage* constant = graph_.by_address.find(address);
+    if (!constant || constant->kept < 0 || constant->locks > 0) continue;
+    ++constant->locks;
+    const bool is_gone = settling_.settle(constant, nullptr, constant->size_bytes, deferred);
+    lifecycle_.unlock(constant, deferred);
+    if (!is_gone) return false;
+  }
+  for (const void* address : in_the_way) {
     Storage* storage = graph_.by_address.find(address);
-    if (!storage || !is_candidate(storage) || !search_.is_free_to_go(storage)) return false;
+    if (!storage) continue;  // it went with, or as, a constant
+    if (!is_candidate(storage) || !search_.is_free_to_go(storage)) return false;
     victims.push_back(storage);
   }
   size_t evicted = 0;
