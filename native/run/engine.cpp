@@ -224,7 +224,7 @@ void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t 
     {
       Deferred deferred(environment_, dead_, mutex_);
       std::unique_lock<EngineMutex> lock(mutex_);
-      is_clear = clear(device, in_the_way, deferred, lock);
+      is_clear = clear(device, wanted, size_bytes, in_the_way, deferred, lock);
     }
     if (is_clear && !attempt()) return nullptr;
   }
@@ -233,31 +233,38 @@ void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t 
   return address;
 }
 
-// Evicts what lies in these blocks. False, and nothing is evicted, if one cannot be. A dead constant
-// goes if what needs it is dead, too, or as a constant takes no more.
-bool Engine::clear(Device& device, const std::vector<void*>& in_the_way, Deferred& deferred,
+// Evicts what lies in these blocks, which are in the way of [begin, end), or has it make way. False,
+// and nothing is evicted, if something can do neither.
+bool Engine::clear(Device& device, const void* begin, uint64_t size_bytes,
+                   const std::vector<void*>& in_the_way, Deferred& deferred,
                    std::unique_lock<EngineMutex>& lock) {
   search_.grow_up(device);
   for (const void* address : in_the_way)
     if (!graph_.by_address.find(address)) return false;
-  std::vector<Storage*> victims;
-  for (const void* address : in_the_way) {
-    Storage* constant = graph_.by_address.find(address);
-    if (!constant || constant->kept < 0 || constant->locks > 0) continue;
-    ++constant->locks;
-    const bool is_gone = settling_.settle(constant, nullptr, constant->size_bytes, deferred);
-    lifecycle_.unlock(constant, deferred);
-    if (!is_gone) return false;
-  }
+  const void* const end = static_cast<const char*>(begin) + size_bytes;
   for (const void* address : in_the_way) {
     Storage* storage = graph_.by_address.find(address);
-    if (!storage) continue;  // it went with, or as, a constant
-    if (!is_candidate(storage) || !search_.is_free_to_go(storage)) return false;
-    victims.push_back(storage);
+    if (!storage || (is_candidate(storage) && search_.is_free_to_go(storage))) continue;
+    if (!make_way(storage, begin, end, deferred)) return false;
   }
+  std::vector<Storage*> victims;  // those that did not go with the others
+  for (const void* address : in_the_way)
+    if (Storage* storage = graph_.by_address.find(address); storage && is_candidate(storage))
+      victims.push_back(storage);
   size_t evicted = 0;
   if (!victims.empty()) evictor_.evict_all(victims, deferred, lock, &evicted);
   return true;
+}
+
+// A dead constant goes if what needs it is dead, too, or takes no more as a constant. Else it moves.
+bool Engine::make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred) {
+  if (storage->kept >= 0 && storage->locks == 0) {
+    ++storage->locks;
+    const bool is_gone = settling_.settle(storage, nullptr, storage->size_bytes, deferred);
+    lifecycle_.unlock(storage, deferred);
+    if (is_gone) return true;
+  }
+  return environment_.options.moving && mover_.move(storage, begin, end, false, deferred);
 }
 
 // A3 of step_plan.h.
@@ -286,7 +293,8 @@ bool Engine::move_held(Storage* storage, const void* address, Transaction& call)
     if (!mover_.move(storage, address, end, false, call.deferred)) return false;
   }
   ++storage->locks;  // its record stays
-  const bool is_clear = clear(devices_.of(storage), in_the_way, call.deferred, call.lock);
+  const bool is_clear = clear(devices_.of(storage), address, storage->size_bytes, in_the_way,
+                              call.deferred, call.lock);
   call.lock.unlock();
   call.deferred.free_blocks();
   call.lock.lock();

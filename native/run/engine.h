@@ -166,8 +166,10 @@ class Engine final {
 
   void take(const dtr_engine_options& options);
   void* allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream);
-  bool clear(Device& device, const std::vector<void*>& in_the_way, Deferred& deferred,
+  bool clear(Device& device, const void* begin, uint64_t size_bytes,
+             const std::vector<void*>& in_the_way, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
+  bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
   void keep_spare(uint64_t tensors) const;
