@@ -58,6 +58,13 @@ double map_ns(uint8_t device_type, uint64_t chunk_bytes) {
                              : kDeviceCopies * static_cast<double>(chunk_bytes) / kDeviceBytesPerNs;
 }
 
+// Of what was heard, where no step is known.
+constexpr uint64_t kRecently = 3;
+constexpr uint64_t kMarkEvery = 64;  // operators
+constexpr uint64_t kStepsOfWindow = 2;
+// A plan also saves searches and remaps, so it may repeat a little more.
+constexpr double kPlanSlack = 1.05;
+
 uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
 
 }  // namespace
@@ -99,7 +106,14 @@ double Learner::repeats_since(const Mark& mark) const {
 }
 
 // So much is looked at at a time.
-int64_t Learner::stretch_ns() const { return step_ns_ > 0 ? 2 * step_ns_ : log_.cost_ns(); }
+int64_t Learner::stretch_ns() const {
+  return step_ns_ > 0 ? static_cast<int64_t>(kStepsOfWindow) * step_ns_ : log_.cost_ns();
+}
+
+const Learner::Mark& Learner::recent_mark() const {
+  const uint64_t ago = step_.period > 0 ? kStepsOfWindow * step_.period : heard_ / kRecently;
+  return marks_[(heard_ - std::min(heard_, ago)) / kMarkEvery];
+}
 
 // ---- listening ----
 
@@ -110,7 +124,7 @@ void Learner::begin(Deferred& deferred) {
   step_ = {};
   step_ns_ = 0;
   evictions_ = parts_.environment.stats.evictions;
-  looks_[0] = looks_[1] = now_with_memory();
+  marks_.assign(1, now_with_memory());
   phase_ = Phase::listening;
   ++times_;
   parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
@@ -137,7 +151,8 @@ void Learner::give_up(Deferred& deferred) {
 }
 
 void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  if (++heard_ < next_look_) return;
+  if (++heard_ % kMarkEvery == 0) marks_.push_back(now_with_memory());
+  if (heard_ < next_look_) return;
   next_look_ = next_look(heard_);
   hear();
   step_ = log_.repetition();
@@ -146,14 +161,11 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   const bool is_heard = step_.steps >= kHeard;
   if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
   const bool plays = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
-  const bool hurries =
-      plays && step_.period == 0 && heard_ >= least_heard_ && repeats_since(looks_[0]) > kHurry;
-  if (!is_heard && !is_long && !hurries) {
-    looks_[0] = std::exchange(looks_[1], now_with_memory());
-    return;
-  }
+  const double repeated = repeats_since(recent_mark());
+  const bool hurries = plays && step_.period == 0 && heard_ >= least_heard_ && repeated > kHurry;
+  if (!is_heard && !is_long && !hurries) return;
   if (parts_.environment.stats.evictions == evictions_ ||
-      (step_.period > 0 && repeats_since(looks_[0]) < Rehearsal::kLeastGain))
+      (step_.period > 0 && repeated < Rehearsal::kLeastGain))
     rest(step_.period > 0 ? Phase::resting : Phase::done, deferred);
   else if (!plays)
     rest(Phase::done, deferred);
@@ -243,7 +255,7 @@ void Learner::add_held(Stage& stage) const {
 }
 
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  before_ = cost_between(looks_[0], now_with_memory());
+  before_ = cost_between(recent_mark(), now_with_memory());
   usual_ = policy();
   task_ = std::make_unique<Task>();
   task_->program = log_.last_steps(step_);
@@ -374,7 +386,10 @@ void Learner::begin_windows() {
 // Whether another two steps have ended. The first two are half of what was before.
 bool Learner::window_ended() {
   const int64_t own_ns = now().own_ns - windows_.begin.own_ns;
-  if (own_ns < stretch_ns()) return false;
+  ++windows_.operators;
+  if (step_.period > 0 ? windows_.operators < kStepsOfWindow * step_.period : own_ns < stretch_ns())
+    return false;
+  windows_.operators = 0;
   const int64_t time_ns = now_ns();
   const Mark at = now_with_memory();
   if (windows_.count++ == 0)
@@ -392,8 +407,7 @@ void Learner::check_step(Deferred& deferred) {
   const double cost = cost_between(windows_.first, windows_.begin);
   if (windows_.count == kWindows + 1) {
     const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
-    // A plan also saves searches.
-    const double most = is_planned_ ? before_ : before_ - kGain;
+    const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
     if (cost > most || (is_timed && windows_.pace > kSlower * before_pace_)) {
       follow_usual();
       stop(deferred);

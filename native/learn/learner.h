@@ -24,6 +24,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "rehearsal.h"
 #include "run/coach.h"
@@ -91,9 +92,10 @@ class Learner final : public Coach {
            static_cast<double>(std::max<int64_t>(to.own_ns - from.own_ns, 1));
   }
 
-  // Steps since something changed, two at a time.
+  // Steps since something changed, two at a time, or as much compute where no step is known.
   struct Windows {
-    Mark begin;            // of the one that runs
+    Mark begin;  // of the one that runs
+    uint64_t operators = 0;
     int64_t begin_ns = 0;  // in real time
     uint32_t count = 0;    // that ended
     Mark first;            // the end of the first that counts
@@ -127,6 +129,8 @@ class Learner final : public Coach {
   Mark now() const;
   Mark now_with_memory() const;
   double repeats_since(const Mark& mark) const;
+  // While it listens: two steps ago, or some time ago where no step is known.
+  const Mark& recent_mark() const;
 
   const Coached parts_;
   Phase phase_ = Phase::begins;
@@ -137,7 +141,7 @@ class Learner final : public Coach {
   uint64_t least_heard_ = 1024;  // operators, before what is no step is played
   StepLog::Repetition step_;
   int64_t step_ns_ = 0;
-  Mark looks_[2];            // the last look but one, and the last
+  std::vector<Mark> marks_;  // since it listens, at every so many operators
   double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute
   double promised_ = 0;      // and what they will repeat, as rehearsed
   EvictionPolicy usual_;     // and by which
