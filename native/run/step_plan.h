@@ -7,9 +7,10 @@
 //
 //  A1  The plan is followed from the beginning of a step, which the operators before it tell, to the
 //      first operator that is another. Then all is decided as ever, until a step begins again.
-//  A2  A place that cannot be had (something in it is in use, or of nobody known) is none: the
-//      request is served as ever. A storage that is not where the plan thinks it is does no harm
-//      either, as an eviction is never wrong, only sometimes dear.
+//  A2  What lies in a place and cannot be evicted makes way: a dead constant goes, if what needs it is
+//      dead, too, and others move. A place that cannot be had (something in it is in use, or of
+//      nobody known) is none: the request is served as ever. A storage that is not where the plan
+//      thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
 //  A3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
 //      others room.
 //  A4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in

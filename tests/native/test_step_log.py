@@ -1,0 +1,131 @@
+"""What a job repeats is found in its op log (native/learn/step_log.h). Needs a C++ compiler."""
+
+from itertools import count
+from typing import NamedTuple
+
+import pytest
+from cffi import FFI
+from native_fixtures import ROOT, compile_cpp
+
+CONSTANT, CALL, RELEASE = 0, 1, 5  # dtr/op_log.h
+BYTES = 1000
+
+
+class Found(NamedTuple):
+    period: int
+    end: int
+    steps: int
+    operators: int
+    counted_from: int
+
+
+class Job:
+    """Writes the records of chains: layers forth, each of which is released on the way back."""
+
+    def __init__(self) -> None:
+        self.records: list[int] = []
+        self._numbers = count(1)
+        self.operators = 0
+
+    def constant(self) -> int:
+        number = next(self._numbers)
+        self.records += [CONSTANT, number, BYTES]
+        return number
+
+    def release(self, number: int) -> None:
+        self.records += [RELEASE, number, 0]
+
+    def call(self, call: int, *arguments: int, size: int = BYTES) -> int:
+        number = next(self._numbers)
+        names = [part for argument in arguments for part in (argument, 0)]
+        self.records += [CALL, call * 8, 1, len(arguments), *names, 1, number, 0, size, -1]
+        self.operators += 1
+        return number
+
+    def forth(self, x: int, layers: int) -> list[int]:
+        made = [x]
+        for layer in range(layers):
+            made.append(self.call(layer, made[-1]))
+        return made
+
+    def back(self, made: list[int]) -> None:
+        """An operator for each layer."""
+        gradient = self.call(100, made[-1])
+        for activation in reversed(made[1:]):
+            after = self.call(200, activation, gradient)
+            self.release(gradient)
+            self.release(activation)
+            gradient = after
+        self.release(gradient)
+
+    def step(self, weight: int, layers: int) -> None:
+        self.back(self.forth(weight, layers))
+
+
+@pytest.fixture(scope="session")
+def hear(tmp_path_factory):
+    path = tmp_path_factory.mktemp("step_log") / "libsteplog.so"
+    sources = [ROOT / "tests/native/step_log.cpp", ROOT / "native/learn/step_log.cpp"]
+    ffi = FFI()
+    ffi.cdef("void repetition_of(const int64_t *, uint64_t, uint64_t *);")
+    lib = ffi.dlopen(str(compile_cpp(sources, path, "-shared", "-fPIC")))
+
+    def found(job: Job) -> Found:
+        numbers = ffi.new("uint64_t[5]")
+        lib.repetition_of(ffi.new("int64_t[]", job.records), len(job.records), numbers)
+        return Found(*numbers)
+
+    return found
+
+
+LAYERS = 10
+STEP = 2 * LAYERS + 1
+
+
+def test_a_step_ends_where_the_least_is_in_use(hear):
+    job = Job()
+    weight = job.constant()
+    for _ in range(4):
+        job.step(weight, LAYERS)
+    end = job.operators
+    job.forth(weight, LAYERS // 2)
+    assert hear(job) == (STEP, end, 4, 4 * STEP, STEP)
+
+
+def test_a_first_step_unlike_the_others_is_none_of_them(hear):
+    """It ends as they do, and has less in use before: it is no place for a step to begin."""
+    job = Job()
+    job.back(job.forth(job.constant(), 2 * LAYERS))
+    weight = job.constant()
+    job.constant()
+    for _ in range(3):
+        job.step(weight, LAYERS)
+    end = job.operators
+    job.forth(weight, LAYERS - 1)
+    assert hear(job) == (STEP, end, 3, 3 * STEP, STEP)
+
+
+def test_layers_that_repeat_are_no_step(hear):
+    job = Job()
+    made = [job.constant()]
+    for _ in range(8):
+        for layer in range(3):
+            made.append(job.call(layer, made[-1]))
+    assert hear(job).period == 0
+
+
+def test_on_the_way_back_they_are_none_either_if_the_log_begins_with_what_is_live(hear):
+    job = Job()
+    made = [job.constant() for _ in range(40)]
+    job.back(made)
+    assert hear(job).period == 0
+
+
+def test_at_most_four_steps_are_played(hear):
+    job = Job()
+    weight = job.constant()
+    for _ in range(9):
+        job.step(weight, LAYERS)
+    found = hear(job)
+    assert found.steps == 9
+    assert found.operators == 4 * STEP
