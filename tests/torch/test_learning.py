@@ -50,8 +50,8 @@ import dtr_alloc
 from bench.models import JOBS
 
 torch.set_num_threads(1)
-name, budget, costs, heuristic = sys.argv[1:]
-settings = {{"costs": costs, "debug": "no-moves", "heuristic": heuristic}}
+name, budget, costs, heuristic, debug = sys.argv[1:]
+settings = {{"costs": costs, "debug": debug, "heuristic": heuristic}}
 with dtr_alloc.session(budget=int(budget), device="cpu", **settings):
     job = JOBS[name]()
     for step in range({STEPS}):
@@ -68,9 +68,12 @@ print(json.dumps(found))
 """
 
 
-def in_a_child(job: str, budget: int, costs: Path, heuristic: str = "adaptive") -> dict[str, int]:
+def in_a_child(
+    job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
+) -> dict[str, int]:
     """What a process of its own decides, and what its last four steps add."""
-    child = (sys.executable, "-W", "ignore", "-c", CHILD, job, str(budget), str(costs), heuristic)
+    arguments = (job, str(budget), str(costs), heuristic, debug)
+    child = (sys.executable, "-W", "ignore", "-c", CHILD, *arguments)
     found: dict[str, int] = json.loads(
         subprocess.run(child, stdout=subprocess.PIPE, check=True).stdout
     )
@@ -181,11 +184,10 @@ class TestPlan:
     def test_a_job_ends_with_a_plan_and_all_it_asks_for_has_its_place(
         self, job: str, fraction: float, tmp_path: Path
     ) -> None:
-        shape, _free = profile(job, 2)
         costs = tmp_path / "costs.json"
-        train(job, 1 << 30, costs)
+        shape, _free = profile(job, 2, settings={"costs": costs})
         fix_costs(costs)
-        found = in_a_child(job, shape.budget(fraction), costs)
+        found = in_a_child(job, shape.budget(fraction), costs, debug="off")
         assert found["last_planned"] > 0
         assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
 
