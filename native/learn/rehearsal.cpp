@@ -30,7 +30,9 @@ constexpr double kLeastPlanGain = 0.01;
 constexpr double kLittle = 0.002;
 // Of the memory, for the schedules that plans are made of.
 constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};
-// So many of them are tried, the best first.
+// With less memory a policy computes more again, so of those that may fit its first are enough.
+constexpr size_t kMostOfPolicy = 3;
+// So many of all of them are tried, the best first.
 constexpr size_t kMostPlans = 12;
 // What slabs waste, and what the last of each size have free.
 constexpr double kSlabSlack = 1.1;
@@ -203,9 +205,10 @@ void Rehearsal::plan(Found& found) const {
     choose(choice, policies.back());
   }
   std::vector<Schedule> schedules;
-  for (const EvictionPolicy& policy : policies)
+  for (const EvictionPolicy& policy : policies) {
+    size_t fit = 0;
     for (const double share : kPlanShares) {
-      if (!goes_on()) break;
+      if (!goes_on() || fit == kMostOfPolicy) break;
       const double bytes = share * static_cast<double>(stage_.budget_bytes);
       Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
       Trajectory trajectory;
@@ -213,9 +216,11 @@ void Rehearsal::plan(Found& found) const {
       if (!again_ns) continue;
       schedule.again_ns = *again_ns;
       const StepBlocks step(trajectory, period, period);
-      if (step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes)))
-        schedules.push_back(schedule);
+      if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) continue;
+      schedules.push_back(schedule);
+      ++fit;
     }
+  }
   std::stable_sort(schedules.begin(), schedules.end(),
                    [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
