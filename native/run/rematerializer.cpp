@@ -164,8 +164,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
   remat.room_ns_at_step = room_ns_of_thread();
 }
 
-// Gives the recomputed memory to its storage. held: a strong reference to the live
-// storage's handle was taken.
+// Of a dead storage, over its memory.
 void Rematerializer::make_handle(Storage* storage, void* address) {
   const Environment& environment = parts_.environment;
   storage->handle = environment.framework->make(environment.engine, address, storage->size_bytes,
@@ -173,6 +172,8 @@ void Rematerializer::make_handle(Storage* storage, void* address) {
   parts_.graph.by_handle.insert(storage->handle, storage);
 }
 
+// Gives the recomputed memory to its storage. held: a strong reference to the live
+// storage's handle was taken.
 void Rematerializer::place(Storage* storage, void* address, bool held, Deferred& deferred) {
   if (storage->live && !held) {
     // It is dying on another thread, which waits for our mutex.
