@@ -24,7 +24,7 @@ void MemoryTrace::freed(const void* address) {
 void MemoryTrace::put(const std::vector<const void*>& results,
                       const std::vector<const void*>& ignored, std::vector<int64_t>* out) const {
   const size_t begin = out->size();
-  std::vector<int64_t> temporary(pieces_.size(), -1);
+  temporary_.assign(pieces_.size(), -1);
   int64_t temporaries = 0, next_result = 0;
   bool plain = true;
   // What was there before the op, which only fills it.
@@ -37,7 +37,7 @@ void MemoryTrace::put(const std::vector<const void*>& results,
     }
   for (const Event& event : events_) {
     const Piece& piece = pieces_[event.piece];
-    int64_t& index = temporary[event.piece];
+    int64_t& index = temporary_[event.piece];
     if (event.freed) {
       out->insert(out->end(), {DTR_MEMORY_FREE, index});
       continue;
@@ -64,8 +64,7 @@ void MemoryTrace::put(const std::vector<const void*>& results,
 
 namespace {
 
-// How a tensor lies in its storage.
-uint64_t geometry_of(const dtr_tensor_desc& desc) {
+uint64_t hash_of_geometry(const dtr_tensor_desc& desc) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a, a number at a time
   const auto add = [&](int64_t number) {
     hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
@@ -127,6 +126,10 @@ void OpLogRecorder::reset(Deferred& deferred) {
   last_number_ = 0;
 }
 
+uint64_t OpLogRecorder::geometry_of(const dtr_tensor_desc& desc) const {
+  return coached_ ? 0 : hash_of_geometry(desc);
+}
+
 void OpLogRecorder::put(LogName name) {
   put(static_cast<int64_t>(name.number));
   put(name.view);
@@ -154,21 +157,21 @@ void OpLogRecorder::put_releases(uint64_t number, Known& known) {
   put(LogName{number, 0});
 }
 
-uint64_t OpLogRecorder::define(Storage* storage, uint64_t geometry) {
+OpLogRecorder::Known& OpLogRecorder::define(Storage* storage, uint64_t geometry) {
   storage->log_number = coached_ ? ++last_coached_ : ++last_number_;
   storage->log_version = 0;
   Known& known = names_[storage->log_number];
   known = Known{};
   known.size_bytes = storage->managed ? storage->size_bytes : 0;
   known.root = geometry;
-  return storage->log_number;
+  return known;
 }
 
-void OpLogRecorder::define_constant(Storage* storage, uint64_t geometry) {
-  const uint64_t number = define(storage, geometry);
-  Known& known = names_.at(number);
+OpLogRecorder::Known& OpLogRecorder::define_constant(Storage* storage, uint64_t geometry) {
+  Known& known = define(storage, geometry);
   known.constant = true;
-  if (is_writing()) put_constant(number, known);
+  if (is_writing()) put_constant(storage->log_number, known);
+  return known;
 }
 
 bool OpLogRecorder::knows(const Storage* storage, uint64_t geometry) const {
@@ -226,30 +229,28 @@ void OpLogRecorder::released(const Storage* storage) {
     forget(storage->log_number);
 }
 
-void OpLogRecorder::turn_constant(Storage* storage, bool overwritten) {
-  const Known& known = names_.at(storage->log_number);
+OpLogRecorder::Known& OpLogRecorder::turn_constant(Storage* storage, Known& known,
+                                                   bool overwritten) {
   // To who coaches, a constant is a buffer, whatever its content.
-  if (known.constant && (!overwritten || coached_)) return;
+  if (known.constant && (!overwritten || coached_)) return known;
   const uint64_t geometry = known.root;
   released(storage);
-  define_constant(storage, geometry);
+  return define_constant(storage, geometry);
 }
 
-void OpLogRecorder::meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred) {
-  if (knows(storage)) return;
-  if (storage->managed) {
-    define_constant(storage, geometry_of(desc));
-    return;
-  }
+OpLogRecorder::Known& OpLogRecorder::meet(Storage* storage, const dtr_tensor_desc& desc,
+                                          Deferred& deferred) {
+  if (storage->managed) return define_constant(storage, geometry_of(desc));
   const auto found = others_.find(desc.handle);
   if (found != others_.end()) {
     storage->log_number = found->second;
-    return;
+    return names_.at(found->second);
   }
   sweep(deferred);
   environment_.framework->retain_weak(desc.handle);
-  define_constant(storage, geometry_of(desc));
+  Known& known = define_constant(storage, geometry_of(desc));
   others_.emplace(desc.handle, storage->log_number);
+  return known;
 }
 
 void OpLogRecorder::sweep(Deferred& deferred) {
@@ -288,20 +289,21 @@ void OpLogRecorder::begins(OpenLog& log, const Scratch<Input>& inputs, Deferred&
   for (const Input& input : inputs) {
     OpenLog::Argument argument;
     Storage* storage = input.storage;
-    if (storage && is_whole(input) && storage->managed && !knows(storage)) {
+    Known* known = storage ? known_of(storage) : nullptr;
+    if (storage && is_whole(input) && storage->managed && !known) {
       argument.made_here = true;
     } else if (storage && input.use != Use::scratch) {
-      meet(storage, input.desc, deferred);
-      if (input.constant) turn_constant(storage, false);
+      if (!known) known = &meet(storage, input.desc, deferred);
+      if (input.constant) known = &turn_constant(storage, *known, false);
       argument.name.number = storage->log_number;
       if (input.use == Use::read) argument.name = name_of(storage, geometry_of(input.desc));
-      ++names_.at(argument.name.number).held;
+      ++known->held;
     }
     log.arguments.push_back(argument);
   }
 }
 
-void OpLogRecorder::made(OpenLog& log, Storage* storage, const dtr_tensor_desc& desc) {
+void OpLogRecorder::made(OpenLog& log, Storage* storage, const dtr_tensor_desc& desc) const {
   if (log.open) log.results.push_back({storage, geometry_of(desc), false});
 }
 
@@ -310,14 +312,24 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
   if (!log.open) return -1;
   log.open = false;
   if (!is_on()) return -1;
-  std::vector<Argument> arguments;
-  std::vector<OpenLog::Result> results;
-  std::vector<const Input*> overwritten;
+  std::vector<Argument>& arguments = ended_.arguments;
+  std::vector<Storage*>& overwritten = ended_.overwritten;
+  std::vector<OpenLog::Result>&called = ended_.called, &constants = ended_.constants;
+  arguments.clear();
+  overwritten.clear();
+  called.clear();
+  constants.clear();
+  const auto add_result = [&](const OpenLog::Result& result) {
+    (pure && !result.constant ? called : constants).push_back(result);
+  };
+  log.made_ahead = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = inputs[i];
     Storage* now = graph_.by_handle.find(input.desc.handle);
     if (log.arguments[i].made_here) {
-      if (now && !knows(now)) results.push_back({now, geometry_of(input.desc), input.constant});
+      if (!now || knows(now)) continue;
+      ++log.made_ahead;
+      add_result({now, geometry_of(input.desc), input.constant});
       continue;
     }
     const uint64_t number = log.arguments[i].name.number;
@@ -325,23 +337,19 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
     // Once if it is there several times; not if its memory was exchanged.
     const bool writes = (input.use == Use::mutate || input.use == Use::write_only) && now &&
                         now->log_number == number && knows(now) &&
-                        std::none_of(overwritten.begin(), overwritten.end(), [&](const Input* o) {
-                          return o->desc.handle == input.desc.handle;
-                        });
+                        std::find(overwritten.begin(), overwritten.end(), now) == overwritten.end();
     arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
-    if (writes) overwritten.push_back(&input);
+    if (writes) overwritten.push_back(now);
   }
-  log.made_ahead = results.size();
-  results.insert(results.end(), log.results.begin(), log.results.end());
-  const int64_t index = put_operator(log, arguments, results, pure, cost_ns);
-  for (const Input* input : overwritten) {
-    Storage* now = graph_.by_handle.find(input->desc.handle);
+  for (const OpenLog::Result& result : log.results) add_result(result);
+  const int64_t index = put_operator(log, pure, cost_ns);
+  for (Storage* storage : overwritten) {
+    Known& known = *known_of(storage);
     if (pure) {
-      Known& known = names_.at(now->log_number);
-      put_view_releases(now->log_number, known);
-      now->log_version = ++known.version;
-    } else if (now->managed) {
-      turn_constant(now, true);
+      put_view_releases(storage->log_number, known);
+      storage->log_version = ++known.version;
+    } else if (storage->managed) {
+      turn_constant(storage, known, true);
     }
   }
   unhold(log);
@@ -395,26 +403,25 @@ void OpLogRecorder::viewed(const int64_t* buffer, uint32_t tensors, uint32_t res
 
 void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Result>& results,
                                const std::vector<OpenLog::Result>& ignored) {
-  const auto addresses = [](const std::vector<OpenLog::Result>& some) {
-    std::vector<const void*> found;
-    for (const OpenLog::Result& result : some) found.push_back(result.storage->address);
-    return found;
+  const auto read_addresses = [](const std::vector<OpenLog::Result>& some,
+                                 std::vector<const void*>& addresses) {
+    addresses.clear();
+    for (const OpenLog::Result& result : some) addresses.push_back(result.storage->address);
   };
+  read_addresses(results, ended_.addresses);
+  read_addresses(ignored, ended_.ignored);
   const size_t begin = records_.size();
   records_.insert(records_.end(), {DTR_OP_LOG_MEMORY, 0});
-  log.memory.put(addresses(results), addresses(ignored), &records_);
+  log.memory.put(ended_.addresses, ended_.ignored, &records_);
   if (const size_t length = records_.size() - begin - 2; length > 0)
     records_[begin + 1] = static_cast<int64_t>(length / 2);
   else
     records_.resize(begin);
 }
 
-int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argument>& arguments,
-                                    const std::vector<OpenLog::Result>& results, bool pure,
-                                    int64_t cost_ns) {
-  std::vector<OpenLog::Result> called, constants;
-  for (const OpenLog::Result& result : results)
-    (pure && !result.constant ? called : constants).push_back(result);
+int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_ns) {
+  const std::vector<Argument>& arguments = ended_.arguments;
+  const std::vector<OpenLog::Result>&called = ended_.called, &constants = ended_.constants;
   const auto mutated = std::count_if(arguments.begin(), arguments.end(),
                                      [](const Argument& a) { return a.overwritten; });
   const bool repeatable = pure && (!called.empty() || mutated > 0);
@@ -436,9 +443,9 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, const std::vector<Argume
       put(static_cast<int64_t>(called.size()));
     }
     for (const OpenLog::Result& result : called) {
-      const uint64_t number = define(result.storage, result.geometry);
+      define(result.storage, result.geometry);
       if (!is_writing()) continue;
-      put(LogName{number, 0});
+      put(LogName{result.storage->log_number, 0});
       put(static_cast<int64_t>(result.storage->size_bytes));
       put(-1);
     }

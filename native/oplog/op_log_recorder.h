@@ -59,6 +59,7 @@ class MemoryTrace {
   };
   std::vector<Piece> pieces_;
   std::vector<Event> events_;
+  mutable std::vector<int64_t> temporary_;  // of put(): by piece
 };
 
 struct LogName {
@@ -126,7 +127,7 @@ class OpLogRecorder final : public Observer {
   // ---- what the job does ----
   void begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred);
   // A storage that the op made.
-  static void made(OpenLog& log, Storage* storage, const dtr_tensor_desc& desc);
+  void made(OpenLog& log, Storage* storage, const dtr_tensor_desc& desc) const;
   // After the new versions and results have their records. pure: the op could be repeated. Returns
   // the index of its line among those of all operators, or -1. Every operator has one: all move
   // the clock, and read their arguments.
@@ -174,25 +175,30 @@ class OpLogRecorder final : public Observer {
   void put_releases(uint64_t number, Known& known);
   void put_memory(const OpenLog& log, const std::vector<OpenLog::Result>& results,
                   const std::vector<OpenLog::Result>& ignored);
-  int64_t put_operator(const OpenLog& log, const std::vector<Argument>& arguments,
-                       const std::vector<OpenLog::Result>& results, bool pure, int64_t cost_ns);
+  int64_t put_operator(const OpenLog& log, bool pure, int64_t cost_ns);
   void put_views(const Storage* storage, LogName base, const std::vector<uint64_t>& geometries,
                  int32_t operator_name, int64_t cost_ns);
 
+  Known* known_of(const Storage* storage) {
+    const auto found = names_.find(storage->log_number);
+    return found == names_.end() ? nullptr : &found->second;
+  }
   bool knows(const Storage* storage) const { return names_.count(storage->log_number) > 0; }
   bool knows(const Storage* storage, uint64_t geometry) const;
-  uint64_t define(Storage* storage, uint64_t geometry);
+  // Views are nothing to who coaches: there every tensor lies in its storage as any other.
+  uint64_t geometry_of(const dtr_tensor_desc& desc) const;
+  Known& define(Storage* storage, uint64_t geometry);
   // A storage that nothing recorded has made.
-  void define_constant(Storage* storage, uint64_t geometry);
-  // Gives such a storage its number, if it has none.
-  void meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
+  Known& define_constant(Storage* storage, uint64_t geometry);
+  // Gives such a storage its number.
+  Known& meet(Storage* storage, const dtr_tensor_desc& desc, Deferred& deferred);
   // Finds memory of others that died.
   void sweep(Deferred& deferred);
   // A tensor's name. One that is no root and has none yet becomes a view that costs nothing.
   LogName name_of(const Storage* storage, uint64_t geometry);
   // From now on the storage is a constant: the job made a parameter of it, or an op that
   // nobody can repeat overwrote it. A new number takes it over, unless it is one already.
-  void turn_constant(Storage* storage, bool overwritten);
+  Known& turn_constant(Storage* storage, Known& known, bool overwritten);
   void forget(uint64_t number);
   void unhold(OpenLog& log);
 
@@ -208,6 +214,13 @@ class OpLogRecorder final : public Observer {
   std::unordered_map<void*, uint64_t> others_;  // memory of others: the numbers of their handles
   std::vector<int64_t> records_;
   std::vector<int64_t> decisions_;
+  // Of the operator that ends, here to keep their memory.
+  struct {
+    std::vector<Argument> arguments;
+    std::vector<Storage*> overwritten;
+    std::vector<OpenLog::Result> called, constants;
+    std::vector<const void*> addresses, ignored;
+  } ended_;
 };
 
 }  // namespace dtr
