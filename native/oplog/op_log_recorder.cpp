@@ -81,10 +81,14 @@ uint64_t hash_of_geometry(const dtr_tensor_desc& desc) {
   return hash;
 }
 
-// The op that this thread runs just now, if it is recorded.
+// The op that this thread runs just now, if it is recorded. The frame may end on another thread, so
+// nothing here points to what is the frame's.
 struct Running {
+  ~Running() { by = nullptr; }  // other destructors of the thread may still free memory
+
   const OpLogRecorder* by = nullptr;
-  OpenLog* log = nullptr;
+  const OpenLog* log = nullptr;  // which op it is, until that ends; not followed
+  MemoryTrace memory;
 };
 
 thread_local Running running;
@@ -269,17 +273,20 @@ void OpLogRecorder::sweep(Deferred& deferred) {
 // ---- operators ----
 
 void OpLogRecorder::allocated(const void* address, uint64_t size_bytes) const {
-  if (is_on() && running.by == this && address) running.log->memory.allocated(address, size_bytes);
+  if (is_on() && running.by == this && address) running.memory.allocated(address, size_bytes);
 }
 
 void OpLogRecorder::freed(const void* address) const {
-  if (is_on() && running.by == this) running.log->memory.freed(address);
+  if (is_on() && running.by == this) running.memory.freed(address);
 }
 
-void OpLogRecorder::runs(OpenLog* log) const {
-  running = {log ? this : nullptr, log};
-  if (log) log->memory.clear();
+void OpLogRecorder::runs(const OpenLog& log) const {
+  running.by = this;
+  running.log = &log;
+  running.memory.clear();
 }
+
+void OpLogRecorder::stops() { running.by = nullptr; }
 
 void OpLogRecorder::begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred) {
   if (!is_on()) return;
@@ -363,6 +370,7 @@ void OpLogRecorder::aborted(OpenLog& log) {
 }
 
 void OpLogRecorder::unhold(OpenLog& log) {
+  running.log = nullptr;
   for (const OpenLog::Argument& argument : log.arguments) {
     const auto found = names_.find(argument.name.number);
     if (found == names_.end() || found->second.held == 0) continue;  // it was off in between
@@ -412,7 +420,7 @@ void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Re
   read_addresses(ignored, ended_.ignored);
   const size_t begin = records_.size();
   records_.insert(records_.end(), {DTR_OP_LOG_MEMORY, 0});
-  log.memory.put(ended_.addresses, ended_.ignored, &records_);
+  if (running.log == &log) running.memory.put(ended_.addresses, ended_.ignored, &records_);
   if (const size_t length = records_.size() - begin - 2; length > 0)
     records_[begin + 1] = static_cast<int64_t>(length / 2);
   else

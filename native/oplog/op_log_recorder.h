@@ -14,8 +14,8 @@
 //      none is released while an op in flight has it as an argument.
 //  J4  Memory of others has no size, and its death is looked for, since nobody tells.
 //
-// All of it is guarded by the engine's mutex, except OpenLog::memory, which belongs to the thread
-// of the op. Whatever a job without a log calls returns at once.
+// All of it is guarded by the engine's mutex, except the trace of what an op allocates, which belongs
+// to the thread that runs it. Whatever a job without a log calls returns at once.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,6 @@ struct OpenLog {
   uint64_t made_ahead = 0;          // results whose memory was there before it began
   std::vector<Argument> arguments;  // one for each input
   std::vector<Result> results;      // new storages
-  MemoryTrace memory;
 };
 
 // To who coaches, the field of the operator's name says what call it was: the signature, and in the
@@ -121,8 +120,9 @@ class OpLogRecorder final : public Observer {
   // ---- what the thread of an op does; no mutex ----
   void allocated(const void* address, uint64_t size_bytes) const;
   void freed(const void* address) const;
-  // What this thread allocates belongs to the op from now on, or, with null, to none.
-  void runs(OpenLog* log) const;
+  // What this thread allocates belongs to the op from now on; and to none any more.
+  void runs(const OpenLog& log) const;
+  static void stops();
 
   // ---- what the job does ----
   void begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred);

@@ -23,9 +23,7 @@ struct Frame : OpCall {
   std::vector<dtr_tensor_desc> results;
   int64_t begin_ns = 0;
   int64_t room_ns_at_begin = 0;
-  int64_t reading_ns = 0;          // how long the op ran
-  int64_t* room_ns = nullptr;      // of its thread
-  uint64_t* running_op = nullptr;  // likewise
+  int64_t reading_ns = 0;  // how long the op ran
   CallTiming timing;
   uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
   bool keeps = false;     // brings everything back: until then nothing live is evicted

@@ -5,10 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/clock.h"
-#include "base/scoped_timer.h"
-#include "event_log.h"
-
 namespace dtr {
 
 namespace {
@@ -222,14 +218,10 @@ bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
 // Everything is resident.
 void OpRecorder::about_to_run(Frame& frame) {
   if (frame.recomputable && !frame.loses) parts_.contents.note_inputs(frame);
-  if (frame.log.open) parts_.op_log.runs(&frame.log);
+  if (frame.log.open) parts_.op_log.runs(frame.log);
   parts_.streams.before_use(frame);
   timer_.decide(frame.timing, frame, frame.signature.value());
-  if (!frame.room_ns) {
-    frame.room_ns = &room_ns_of_thread();
-    frame.running_op = &running_op_of_thread();
-  }
-  *frame.running_op = frame.op_key;
+  running_op_of_thread() = frame.op_key;
   if (parts_.hints.is_used()) {
     frame.call = frame.signature.value();
     parts_.hints.op_begins(
@@ -240,7 +232,7 @@ void OpRecorder::about_to_run(Frame& frame) {
   // The op's cost is counted from here: looking at its inputs, and bringing them back, is
   // not part of it.
   frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = *frame.room_ns;
+  frame.room_ns_at_begin = room_ns_of_thread();
 }
 
 // ---- after it ran ----
@@ -259,7 +251,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     frame.recomputable = false;
   const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
   if (frame.log.open) {
-    parts_.op_log.runs(nullptr);
+    OpLogRecorder::stops();
     frame.log.signature = frame.signature.value();
   }
   Op* op = nullptr;
@@ -396,11 +388,11 @@ Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Defer
 }
 
 void OpRecorder::abort(Frame& frame, bool started, Deferred& deferred) {
-  if (frame.running_op) *frame.running_op = 0;
+  running_op_of_thread() = 0;
   parts_.hints.op_ends();
   frame.timing.is_due = false;
   WaitingInputs::set_waiting(frame, false);
-  if (frame.log.open) parts_.op_log.runs(nullptr);
+  if (frame.log.open) OpLogRecorder::stops();
   parts_.versions.abandon(frame, started, deferred);
   parts_.op_log.aborted(frame.log);
   close(frame, deferred);

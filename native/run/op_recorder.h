@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "base/scoped_timer.h"
 #include "call_timer.h"
+#include "event_log.h"
 #include "eviction/placement_hint.h"
 #include "eviction/swap_space.h"
 #include "frame.h"
@@ -61,10 +63,10 @@ class OpRecorder {
   bool prepare(Frame& frame, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
   void stop(Frame& frame, bool is_measured) const {
-    *frame.running_op = 0;
+    running_op_of_thread() = 0;
     parts_.hints.op_ends();
     PlanFollower::op_ends();
-    frame.reading_ns = now_ns() - frame.begin_ns - (*frame.room_ns - frame.room_ns_at_begin);
+    frame.reading_ns = now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
     CallTimer::stop(frame.timing, is_measured);
   }
   // It ran. The id of its record, 0 if there is none. cost_ns: below 0 if it was measured.

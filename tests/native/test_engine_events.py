@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 from native_pool import ffi
 from test_event_log import PoolsOf
-from toy import WORDS, op_key
+from toy import WORDS, op_key, release
 
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.recording import Recording
@@ -60,6 +62,29 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(make_toy, tm
     assert trace.address[ends[begun]] == places[1]
     x.release()
     source.release()
+
+
+def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(make_toy, tmp_path):
+    toy = make_toy()
+    source = toy.unseen(WORDS)
+    recorded = record(toy, tmp_path / "t", "f", "g")
+    frame = toy.frame
+    made = [toy.one("f", source, words=WORDS)]
+
+    def go_on():
+        toy.frame = frame
+        made.append(toy.one("g", source, words=WORDS))
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    thread.join()
+    named = {address(tensor): name for tensor, name in zip(made, "fg", strict=True)}
+    release(source, *made)
+    trace = ended(recorded)
+    for kind, place, name in zip(trace.kind, trace.address, trace.name, strict=True):
+        if kind == Kind.ALLOCATE and place in named:
+            assert trace.names[name] == named.pop(place)
+    assert named == {}
 
 
 def test_what_the_job_drops_is_free_without_an_eviction(make_toy, tmp_path):

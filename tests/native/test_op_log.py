@@ -1,6 +1,7 @@
 """The op log tells what a program does, whatever the engine decides meanwhile."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from native_pool import check, ffi, lib
@@ -395,3 +396,17 @@ def test_the_op_log_does_not_depend_on_evictions(make_toy, seed):
         found.append(log.take())
     assert toy.stats().rematerializations > 10
     assert found[0] == found[1]
+
+
+def test_memory_of_a_thread_whose_operator_ended_on_another_one_is_no_operators(make_toy):
+    toy = make_toy()
+    x = toy.unseen(PAGE_WORDS)
+    log = OpLog(toy)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lib.dtr_op_begin, toy.frame, 0, 0, 0).result() == 0
+        assert lib.dtr_op_end(toy.frame, 0, 0, 1) == 0
+        log.take()
+        elsewhere = thread.submit
+        y = toy.one("f", x, fails=lambda _: elsewhere(toy.unseen, PAGE_WORDS).result().release())
+    assert [record[0] for record in log.take()] == [MAKE, CALL]
+    release(x, y)

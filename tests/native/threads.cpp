@@ -3,12 +3,14 @@
 //
 // An operator's result is a hash of its seed and of what it reads, so that a rematerialization on
 // wrong inputs shows. All threads read tensors of one another; each overwrites its own. Meanwhile
-// one more thread calls what the interface allows on "any thread": budgets, moves, checks.
+// one more thread calls what the interface allows on "any thread": budgets, moves, checks. Frames
+// outlive the threads that used them.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -364,6 +366,38 @@ void run(const Settings& settings, uint64_t evictions) {
   std::fflush(stdout);
 }
 
+// Workers, each with a frame, that outlive the threads that used them first. So many threads at once
+// that their memory goes back to the system when they end.
+void outlive(const Settings& settings) {
+  constexpr size_t kUsers = 16;
+  Machine machine(settings);
+  {
+    Worker first(machine);
+    Tensor constant = first.make(kPageWords, 1);
+    std::vector<std::unique_ptr<Worker>> workers;
+    std::vector<Tensor> results(kUsers);
+    const auto use = [&](size_t i) {
+      results[i] = workers[i]->call(i, {&constant}, kPageWords);
+      workers[i]->look(results[i]);
+    };
+    std::atomic<size_t> here{0};
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kUsers; ++i) workers.push_back(std::make_unique<Worker>(machine));
+    for (size_t i = 0; i < kUsers; ++i)
+      threads.emplace_back([&, i] {
+        use(i);
+        for (++here; here < kUsers;) std::this_thread::yield();
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (size_t i = 0; i < kUsers; ++i) {
+      std::thread other([&] { use((i + 1) % kUsers); });
+      use(i);
+      other.join();
+    }
+  }
+  std::printf("%-24s %8zu frames\n", settings.name, kUsers);
+}
+
 }  // namespace
 
 // threads [EVICTIONS]: so many with each of the settings.
@@ -373,6 +407,7 @@ int main(int argc, char** argv) {
     return dtr_heuristic{DTR_SELECT_SCORE, cost, size, 1.0, 1.0, 1};
   };
   const auto marginal = score(DTR_COST_MARGINAL, DTR_SIZE_BYTES);
+  outlive({"frames outlive threads", marginal, DTR_ROOM_AUTO, 0, 0, "eager"});
   run({"marginal", marginal, DTR_ROOM_AUTO, 0, 0, "eager"}, evictions);
   run({"windows, fixed heap", marginal, DTR_ROOM_WINDOW, 1, 0, "eager"}, evictions);
   run({"swapping", marginal, DTR_ROOM_AUTO, 0, 64 << 20, "eager"}, evictions);

@@ -233,6 +233,11 @@ class Toy:
             self._frames.append(out[0])
         return self._local.frame
 
+    @frame.setter
+    def frame(self, frame: Any) -> None:
+        """One that another thread used."""
+        self._local.frame = frame
+
     def run(
         self,
         name: str,
