@@ -19,6 +19,9 @@ namespace {
 // closely.
 constexpr size_t kMostLooks = 16;
 
+// Of move_some(), for each storage that can be moved.
+constexpr uint64_t kMostDraws = 64;
+
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
 
@@ -121,7 +124,8 @@ uint64_t Compactor::move_some(const dtr_pool* pool, uint64_t seed, uint64_t coun
             [](const Storage* a, const Storage* b) { return a->id < b->id; });
   Random random(seed);
   uint64_t moved = 0;
-  for (uint64_t draw = 0; draw < count && !movable.empty(); ++draw) {
+  const uint64_t draws = std::min(count, kMostDraws * movable.size());
+  for (uint64_t draw = 0; draw < draws; ++draw) {
     Storage* storage = movable[random.below(movable.size())];
     if (mover_.move(storage, nullptr, nullptr, false, deferred)) ++moved;
   }

@@ -108,6 +108,14 @@ class TestWhatMoves:
         assert all_right(toy, pinned, escaped, unknown, gone)
         release(pinned, escaped, unknown, gone)
 
+    def test_any_number_of_moves_ends(self, make_toy):
+        toy = make_toy()
+        sources = [toy.unseen(WORDS, seed=seed) for seed in range(3)]
+        toy.one("look", *sources, words=8).release()
+        assert toy.move_some(1, 2**64 - 1) == 64 * len(sources)
+        assert all_right(toy, *sources)
+        release(*sources)
+
     def test_what_a_running_operator_uses_stays(self, make_toy):
         toy = make_toy()
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)

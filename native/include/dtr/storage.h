@@ -34,8 +34,8 @@ int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_
  * Fails iff: DTR_INVALID if the pool is not the engine's; DTR_DRIVER if a copy fails. */
 int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes);
 
-/* Moves up to count storages, drawn by the seed, to any other place. For tests. *moved (may be
- * NULL) is how many. Fails iff: as dtr_engine_compact. */
+/* Moves up to count storages, drawn by the seed, to any other place, but no more than 64 times as
+ * many as there are to move. For tests. *moved (may be NULL) is how many. Fails iff: as dtr_engine_compact. */
 int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
                              uint64_t* moved);
 
