@@ -113,10 +113,7 @@ bool RoomMaker::settle_a_constant(const Device& device, Deferred& deferred) {
   for (size_t i = parts_.dead.constants().size(); i-- > 0;) {
     Storage* constant = parts_.dead.constants()[i];
     if (constant->locks > 0 || !dtr_pool_contains(device.pool, constant->address)) continue;
-    ++constant->locks;
-    const bool freed = parts_.settling.settle(constant, nullptr, Settling::kAnyBytes, deferred);
-    parts_.lifecycle.unlock(constant, deferred);
-    if (freed) return true;
+    if (parts_.dead.settle(constant, Settling::kAnyBytes, deferred)) return true;
   }
   return false;
 }

@@ -31,7 +31,6 @@ class RoomMaker {
     Environment& environment;
     Lifecycle& lifecycle;
     DeadStorages& dead;
-    Settling& settling;
     CostModel& costs;
     VictimSearch& search;
     WindowSearch& windows;

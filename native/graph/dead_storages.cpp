@@ -59,15 +59,20 @@ void DeadStorages::let_go(Storage* storage) {
   storage->kept = -1;
 }
 
+bool DeadStorages::settle(Storage* constant, uint64_t most_bytes, Deferred& deferred) {
+  ++constant->locks;  // its last dependent would take it along
+  const bool settled = settling_.settle(constant, nullptr, most_bytes, deferred);
+  lifecycle_.unlock(constant, deferred);
+  return settled;
+}
+
 void DeadStorages::settle_sources(Deferred& deferred) {
   for (size_t i = constants_.size(); i-- > 0;) {
     if (i >= constants_.size()) continue;  // settling one may take others along
     Storage* source = constants_[i];
     if (!source->is_source) continue;
     source->is_source = false;
-    ++source->locks;
-    settling_.settle(source, nullptr, source->size_bytes, deferred);
-    lifecycle_.unlock(source, deferred);
+    settle(source, source->size_bytes, deferred);
   }
 }
 

@@ -60,6 +60,9 @@ class DeadStorages {
   void keep(Storage* constant);
   // It is not that any more.
   void let_go(Storage* storage);
+  // Makes constants of no more than so many bytes in its place, so that its memory is free. False,
+  // and nothing is changed, if that cannot be.
+  bool settle(Storage* constant, uint64_t most_bytes, Deferred& deferred);
   // A rematerialization has used it.
   void note_source(Storage* storage, bool* used) {
     if (storage->kept >= 0 && settles_constants()) storage->is_source = *used = true;

@@ -258,12 +258,9 @@ bool Engine::clear(Device& device, const void* begin, uint64_t size_bytes,
 
 // A dead constant goes if what needs it is dead, too, or takes no more as a constant. Else it moves.
 bool Engine::make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred) {
-  if (storage->kept >= 0 && storage->locks == 0) {
-    ++storage->locks;
-    const bool is_gone = settling_.settle(storage, nullptr, storage->size_bytes, deferred);
-    lifecycle_.unlock(storage, deferred);
-    if (is_gone) return true;
-  }
+  if (storage->kept >= 0 && storage->locks == 0 &&
+      dead_.settle(storage, storage->size_bytes, deferred))
+    return true;
   return environment_.options.moving && mover_.move(storage, begin, end, false, deferred);
 }
 

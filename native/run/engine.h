@@ -207,8 +207,8 @@ class Engine final {
   Compactor compactor_{environment_, graph_, capture_, mover_};
   Evictor evictor_{{environment_, graph_, devices_, lifecycle_, contents_, verifier_, waiting_,
                     swap_space_, cost_model_, search_}};
-  RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, settling_, cost_model_, search_,
-                   windows_, evictor_, compactor_}};
+  RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, cost_model_, search_, windows_,
+                   evictor_, compactor_}};
   MemoryUse memory_use_{environment_, graph_, devices_, capture_, swap_space_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
