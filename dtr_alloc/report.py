@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import Budget, Config, format_size
+from dtr_alloc.output_file import OutputFile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,7 +63,7 @@ def write_stats(
     """Writes stats as JSON; returns the path written.
 
     The keys are those of stats(), and ``job``: versions, budget, argv. A reader sees the whole
-    file or the one before: it is written beside its place and renamed. Raises OSError.
+    file or the one before. Raises OSError.
     """
     document = {**stats, "job": job_facts(config)}
     return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
@@ -160,15 +161,12 @@ def fill_in(path: str | os.PathLike[str]) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Writes a file whole: beside its place, and renamed. Raises OSError."""
+    """Writes a file whole. Raises OSError."""
     place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(place)
-    finally:
-        beside.unlink(missing_ok=True)
+    with OutputFile(place) as file:
+        file.append(text.encode())
+        file.put_in_place()
     return place
 
 

@@ -34,6 +34,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
+from pathlib import Path
 from typing import Any
 
 from dtr_alloc import bounded
@@ -42,7 +43,8 @@ from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.heuristics import DEALLOCS
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Rule, Run, run_log, run_of
-from dtr_alloc.oplog import Program, open_file
+from dtr_alloc.oplog import Program, open_file, packer
+from dtr_alloc.output_file import OutputFile
 
 VERSION = 1
 MOST_BYTES = 1 << 30
@@ -230,7 +232,8 @@ def search(
 
 def write(path: str | os.PathLike[str], schedules: Sequence[Schedule]) -> None:
     """Raises OSError."""
-    with open_file(os.fspath(path), "wb") as file:
+    pack = packer(os.fspath(path))
+    with OutputFile(Path(path)) as file:
         for schedule in schedules:
             lists = [
                 [after, *(storage for _, storage in pairs)]
@@ -248,7 +251,8 @@ def write(path: str | os.PathLike[str], schedules: Sequence[Schedule]) -> None:
                 "LISTS": len(lists),
             }
             lines = [json.dumps(head), *(json.dumps(each, separators=(",", ":")) for each in lists)]
-            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.append(pack("".join(f"{line}\n" for line in lines).encode()))
+        file.put_in_place()
 
 
 def read(path: str | os.PathLike[str]) -> list[Schedule]:
@@ -261,7 +265,7 @@ def read(path: str | os.PathLike[str]) -> list[Schedule]:
     large.
     """
     label = os.fspath(path)
-    with open_file(label, "rb") as file:
+    with open_file(label) as file:
         lines = _Lines(label, bounded.lines(io.BufferedReader(file), MOST_LINE_BYTES, MOST_BYTES))
         try:
             found = [_schedule(lines, head) for head in lines]

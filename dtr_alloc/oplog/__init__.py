@@ -70,6 +70,7 @@ from dtr_alloc.oplog.format import (
     Writer,
     effect,
     open_file,
+    packer,
     read,
     to_line,
 )

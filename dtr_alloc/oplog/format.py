@@ -8,15 +8,18 @@ import io
 import lzma
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from dtr_alloc import bounded
+from dtr_alloc.output_file import OutputFile
 
 MOST = 2**62
 """The largest size or time of a line."""
@@ -130,30 +133,54 @@ _CHUNK_BYTES = 1 << 20
 
 
 def _zstd() -> Any:
-    """A module whose open() reads and writes .zst files."""
+    """A module that reads and writes .zst files."""
     for name in ("compression.zstd", "backports.zstd", "zstandard"):  # the first: Python 3.14
         with suppress(ImportError):
             return import_module(name)
     raise ImportError
 
 
-def open_file(path: str, mode: str) -> Any:
-    """The unbuffered bytes behind a name, whose suffix says how they are compressed."""
+def _zstd_for(path: str) -> Any:
+    try:
+        return _zstd()
+    except ImportError:
+        reason = "for .zst install backports.zstd or zstandard; .gz, .bz2, .xz need nothing"
+        raise LogError(path, None, reason) from None
+
+
+def open_file(path: str) -> Any:
+    """The unbuffered bytes of a file, unpacked as its suffix says."""
     suffix = os.path.splitext(path)[1]
     if suffix == ".gz":
-        return gzip.open(path, mode)
+        return gzip.open(path)
     if suffix == ".bz2":
-        return bz2.open(path, mode)
+        return bz2.open(path)
+    if suffix == ".xz":
+        return lzma.open(path)
+    if suffix == ".zst":
+        zstd = _zstd_for(path)
+        if hasattr(zstd, "ZstdFile"):
+            return zstd.open(path)
+        # The open() of zstandard ends behind the first frame.
+        file = open(path, "rb")  # noqa: SIM115
+        return zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return open(path, "rb", buffering=0)
+
+
+def packer(path: str) -> Callable[[bytes], bytes]:
+    """What compresses as a path's suffix says. Its results, one behind another, are such a file."""
+    suffix = os.path.splitext(path)[1]
+    if suffix == ".gz":
+        return gzip.compress
+    if suffix == ".bz2":
+        return bz2.compress
     if suffix == ".xz":
         # Logs repeat themselves: the smallest preset does nearly as well in a tenth of the time.
-        return lzma.open(path, mode, preset=1) if mode == "wb" else lzma.open(path, mode)
+        return partial(lzma.compress, preset=1)
     if suffix == ".zst":
-        try:
-            return _zstd().open(path, mode)
-        except ImportError:
-            reason = "for .zst install backports.zstd or zstandard; .gz, .bz2, .xz need nothing"
-            raise LogError(path, None, reason) from None
-    return open(path, mode, buffering=0)
+        compress: Callable[[bytes], bytes] = _zstd_for(path).compress
+        return compress
+    return bytes
 
 
 class Reader:
@@ -175,7 +202,7 @@ class Reader:
         if self.path == "-":
             yield from self._instructions(sys.stdin.buffer)
             return
-        with open_file(self.path, "rb") as file:
+        with open_file(self.path) as file:
             yield from self._instructions(io.BufferedReader(file, _CHUNK_BYTES))
 
     def _instructions(self, file: IO[bytes]) -> Iterator[Instruction]:
@@ -266,42 +293,40 @@ def to_line(instruction: Instruction) -> bytes:
 
 
 class Writer:
-    """Writes a log: START, then what it is given. Whole lines only, compressed as the suffix says.
+    """Writes a log: START, then what it is given, compressed as the suffix says.
 
-    A context manager. Raises OSError where the disk does.
+    Whatever ends it, also an interrupt in the middle of a call, the file can be read to its end: it
+    grows by whole groups of lines, each time as a compressed file of its own. A context manager.
+    Raises OSError where the disk does.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self._pack = packer(self.path)
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._file = open_file(self.path, "wb")
+        self._file = OutputFile(Path(self.path), grows=True)
         self.write(START)
 
-    def write(self, instruction: Instruction) -> None:
-        line = to_line(instruction)
-        self._waiting.append(line)
-        self._waiting_bytes += len(line)
+    def write(self, *group: Instruction) -> None:
+        """Adds lines that mean nothing without one another: CALL and the MEMORY of its results."""
+        lines = b"".join(map(to_line, group))
+        self._waiting.append(lines)
+        self._waiting_bytes += len(lines)
         if self._waiting_bytes >= _CHUNK_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hands what was written to the file, or to what compresses it."""
-        lines = b"".join(self._waiting)
-        self._waiting.clear()
+        """Writes what is waiting to the file; as much as there is room for, if it raises."""
+        groups, self._waiting = self._waiting, []
         self._waiting_bytes = 0
-        is_plain = isinstance(self._file, io.FileIO)
-        begin = self._file.tell() if is_plain else 0
-        done = 0
+        if not groups:
+            return
         try:
-            while done < len(lines):
-                done += self._file.write(memoryview(lines)[done:])
+            self._file.append(self._pack(b"".join(groups)))
         except OSError:
-            if is_plain:  # half a line may have got through
-                whole = begin + lines.rfind(b"\n", 0, done) + 1
-                self._file.truncate(whole)
-                self._file.seek(whole)
-            raise
+            for group in groups:
+                self._file.append(self._pack(group))
 
     def close(self) -> None:
         try:
@@ -312,9 +337,7 @@ class Writer:
     def abandon(self) -> None:
         """In a forked child: the file is the parent's, whatever is still done with this writer."""
         self._waiting.clear()
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self._file.fileno())
-        os.close(nothing)
+        self._file.abandon()
 
     def __enter__(self) -> Writer:
         return self

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from dtr_alloc import oplog
 from dtr_alloc.config import Steps
 from dtr_alloc.core import ffi, lib
-from dtr_alloc.file_lock import lock_file
+from dtr_alloc.output_file import lock_file
 
 _IMPLICIT_VIEW = "view"
 
@@ -50,8 +50,9 @@ class OpLogRecorder:
         steps: which steps are written. A step ends when an optimizer's step() returns; of several
             optimizers each call counts.
 
-    Raises FileTaken if another process writes this file, and OSError if it cannot be opened. A disk
-    that is full later ends the log, not the job: close() says so on stderr.
+    Raises FileTaken if another process writes this file, and WrongKind or another OSError if it
+    cannot be opened. A disk that is full later ends the log, not the job: close() says so on
+    stderr.
     """
 
     def __init__(self, runtime: Any, path: Path, steps: Steps) -> None:
@@ -231,6 +232,7 @@ class OpLogRecorder:
         self.is_open = False
         self._bridge.log_operators(False)
         self._writer.abandon()
+        self._lock_on_file.close()
         lib.dtr_op_log_set(self._engine, lib.DTR_OP_LOG_OFF)
 
 

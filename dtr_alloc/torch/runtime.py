@@ -9,15 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtr_alloc import costs, pools, report
-from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError
+from dtr_alloc import costs, output_file, pools, report
+from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, variable
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
+from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
 from dtr_alloc.torch.bridge import Bridge
@@ -220,7 +222,10 @@ class Runtime:
 
         path = report.fill_in(self.config.trace)
         mode = "light" if self.is_light else "budget"
-        self.recording = recording.start(self.pools, path, mode, costs.operator_name)
+        try:
+            self.recording = recording.start(self.pools, path, mode, costs.operator_name)
+        except WrongKind as error:
+            raise _wrong_kind("trace", path, error) from None
         if (running := self.recording) is None:
             return
         for device in range(len(self.pools.handles)):
@@ -389,7 +394,6 @@ def _learning(config: Config) -> int:
 
 def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:
     # Imported when it is used: it brings the reading and writing of logs along.
-    from dtr_alloc.file_lock import FileTaken
     from dtr_alloc.oplog import LogError
     from dtr_alloc.oplog.recorder import OpLogRecorder
 
@@ -403,6 +407,12 @@ def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:
         return None
     except LogError as error:
         raise ConfigError("log", str(path), error.reason) from None
+    except WrongKind as error:
+        raise _wrong_kind("log", path, error) from None
+
+
+def _wrong_kind(field: str, path: Path, error: WrongKind) -> ConfigError:
+    return ConfigError(variable(field), str(path), f"{output_file.ALLOWED} ({error.reason})")
 
 
 _engines: list[Any] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.file_lock import FileTaken, lock_file
+from dtr_alloc.output_file import FileTaken, lock_file
 from dtr_alloc.pools import Pools
 from dtr_alloc.report import package_version
 from dtr_alloc.traces.trace import COLUMNS, Kind
@@ -37,11 +37,12 @@ class Recording:
 
     Args:
         pools: whose events; as those of devices 0, 1, ...
-        path: the file, which is replaced; the folders above it are made.
+        path: the file; the folders above it are made.
         mode: ``light`` or ``budget``, for the meta.
         name_of: the operator behind a key that dtr_op_begin was given, "" if unknown.
 
-    Raises FileTaken if another process writes the file, OSError if it cannot be opened.
+    Raises FileTaken if another process writes the file, and WrongKind or another OSError if it
+    cannot be opened.
     """
 
     def __init__(self, pools: Pools, path: Path, mode: str, name_of: Callable[[int], str]) -> None:
@@ -85,6 +86,7 @@ class Recording:
     def _run(self) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_DRAINS):
             self.drain()
+        self._finish()
 
     def drain(self) -> None:
         """Writes what has gathered. What the disk refuses ends the recording, not the job."""
@@ -112,6 +114,19 @@ class Recording:
         for pool in self._pools.handles:
             lib.dtr_pool_set_log(pool, ffi.NULL, 0)
 
+    def _finish(self) -> None:
+        """Writes the rest and the end. By the thread, because no interrupt comes there."""
+        self.drain()
+        lost = lib.dtr_event_log_lost(self._log)
+        with self._draining:
+            try:
+                if self._failure is None:
+                    self._writer.close({"lost_events": int(lost)} if lost else {})
+                else:
+                    self._writer.leave()
+            except OSError as error:
+                self._failure = error
+
     def stop(self) -> None:
         """Writes the rest and ends the file. More calls do nothing, or what an interrupted one has
         left to do."""
@@ -121,16 +136,9 @@ class Recording:
         self._ended.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-        self.drain()
-        lost = lib.dtr_event_log_lost(self._log)
-        try:
-            if self._failure is None:
-                self._writer.close({"lost_events": int(lost)} if lost else {})
-            else:
-                self._writer.abandon()
-        except OSError as error:
-            self._failure = error
+        self._finish()  # if the thread has not
         self._mark.close()
+        lost = lib.dtr_event_log_lost(self._log)
         if self._failure is not None:
             text = f"cannot be written to its end: {self._failure}"
         elif lost:

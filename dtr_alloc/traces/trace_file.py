@@ -15,9 +15,11 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from dtr_alloc import bounded
+from dtr_alloc.output_file import OutputFile
 from dtr_alloc.traces.trace import COLUMNS, MOST_EVENTS, MOST_NAME_BYTES, Trace, TraceError
 
 MAGIC = b"\x89DTRtrc\n"
@@ -39,7 +41,7 @@ class TraceWriter:
     """Writes a trace as it comes. A context manager; close() ends the file.
 
     Args:
-        path: the file, which is replaced.
+        path: the file (dtr_alloc/output_file.py).
         meta: what is known at the beginning; plain JSON.
 
     Raises OSError where the disk does; the file then ends with its last whole block.
@@ -51,9 +53,8 @@ class TraceWriter:
         self._numbers: dict[str, int] = {"": 0}
         self._new_names: list[str] = []
         head = _HEAD.pack(MAGIC, VERSION, 0, 0) + _packed(_META, _to_json(meta), 1)
-        self._file: BinaryIO = open(self.path, "wb", buffering=0)  # noqa: SIM115
-        self._whole = 0
-        self._put(head)
+        self._file = OutputFile(Path(self.path), grows=True)
+        self._file.append(head)
 
     def name(self, text: str) -> int:
         """The number of a name in this file."""
@@ -75,7 +76,7 @@ class TraceWriter:
                     for part, column in zip(columns, COLUMNS, strict=True)
                 ]
             )
-            self._put(self._names_block() + _packed(_EVENTS, data, end - begin))
+            self._file.append(self._names_block() + _packed(_EVENTS, data, end - begin))
             self._new_names.clear()
             self.events += end - begin
 
@@ -83,30 +84,24 @@ class TraceWriter:
         names = self._new_names
         return _packed(_NAMES, _to_json(names), len(names)) if names else b""
 
-    def _put(self, data: bytes) -> None:
-        done = 0
-        try:
-            while done < len(data):
-                done += self._file.write(memoryview(data)[done:]) or 0
-        except OSError:
-            self._file.truncate(self._whole)
-            raise
-        self._whole += len(data)
-
     def close(self, end: dict[str, Any] | None = None) -> None:
         """Ends the file; end is added to its meta. More calls do nothing."""
         if self._file.closed:
             return
         try:
-            self._put(
+            self._file.append(
                 self._names_block() + _packed(_END, _to_json(end or {}), self.events & 0xFFFFFFFF)
             )
         finally:
             self._file.close()
 
-    def abandon(self) -> None:
-        """Lets go of the file as it is: in a forked child it is the parent's."""
+    def leave(self) -> None:
+        """Closes the file without its end."""
         self._file.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._file.abandon()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -115,7 +110,7 @@ class TraceWriter:
         if kind is None:
             self.close()
         else:
-            self.abandon()
+            self.leave()
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:

@@ -1,5 +1,6 @@
 """The log of a pool's events, over every driver: what it says is what the pool is."""
 
+import os
 import random
 
 import pytest
@@ -218,26 +219,15 @@ def test_events_that_nobody_takes_are_lost_from_one_moment_on_and_counted():
     lib.dtr_event_log_destroy(log[0])
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_job(record, capsys):
+def test_a_full_disk_ends_the_recording_and_not_the_job(record, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     with NativePool("simulated") as pool:
         recorded = record(pool)
         pool.allocate(64)
         recorded.drain()
-
-        class Full:
-            closed = False
-
-            def write(self, data):
-                raise OSError(28, "No space left on device")
-
-            def truncate(self, size):
-                pass
-
-            def close(self):
-                self.closed = True
-
-        recorded._writer._file.close()
-        recorded._writer._file = Full()
+        monkeypatch.setattr(os, "pwrite", full)
         pool.allocate(64)
         recorded.drain()
         pool.allocate(64)

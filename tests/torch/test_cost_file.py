@@ -4,6 +4,7 @@ Every job is a process of its own, started as a user would start it.
 """
 
 import json
+import os
 
 import pytest
 from test_jobs import BUDGET, JOB, python, read_stats, run_command
@@ -156,6 +157,14 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, text, rea
         error.value
     )
     assert reason in str(error.value)
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    from dtr_alloc.costs import CostFile, CostFileError
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CostFileError, match="it is a pipe"):
+        CostFile.read(tmp_path / "pipe", "cpu")
 
 
 def test_a_damaged_file_ends_the_job_with_one_line_and_stays(job):

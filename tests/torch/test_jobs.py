@@ -193,6 +193,20 @@ def test_stats_and_report_are_written_also_when_the_job_fails(job):
     assert "evictions" in (job / "report.txt").read_text()
 
 
+def test_none_of_a_jobs_files_is_written_where_a_link_leads(job):
+    (job / "elsewhere").mkdir()
+    names = ("stats", "report", "costs", "log", "trace")
+    for name in names:
+        (job / name).symlink_to(f"elsewhere/{name}")
+    settings = {f"DTR_ALLOC_{name.upper()}": name for name in names}
+    result = python("job.py", "1", cwd=job, DTR_ALLOC_BUDGET=BUDGET, **settings)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert os.listdir(job / "elsewhere") == []
+    for name in names:
+        assert not (job / name).is_symlink()
+        assert (job / name).stat().st_size > 0
+
+
 @pytest.mark.parametrize("importing", ["import torch", "import dtr_alloc; dtr_alloc.stats"])
 def test_a_wrong_budget_ends_the_job_with_one_clear_line(tmp_path, importing):
     result = python("-c", f"{importing}; print('trained')", cwd=tmp_path, DTR_ALLOC_BUDGET="much")

@@ -270,11 +270,12 @@ def test_a_job_that_fails_leaves_a_whole_log(tmp_path):
     assert "aten.addmm.default" in names
 
 
-def test_a_job_that_is_killed_leaves_whole_lines(tmp_path):
+@pytest.mark.parametrize("name", ["job.log", "job.log.gz", "job.log.bz2", "job.log.xz"])
+def test_a_job_that_is_killed_leaves_what_it_has_written(tmp_path, name):
     killed = short_job("if step == 2: os.kill(os.getpid(), 9)")
-    result = run_code(killed, tmp_path, DTR_ALLOC_LOG="job.log")
+    result = run_code(killed, tmp_path, DTR_ALLOC_LOG=name)
     assert result.returncode == -9
-    assert sum(isinstance(i, oplog.Mutate) for i in oplog.read(tmp_path / "job.log")) > 0
+    assert oplog.compile_log(tmp_path / name).counts["MUTATE"] > 0
 
 
 def test_a_forked_child_and_a_process_that_the_job_starts_leave_its_log_alone(short, tmp_path):
@@ -321,6 +322,37 @@ def test_a_log_that_cannot_be_opened_ends_the_job_at_once(tmp_path):
     assert (result.returncode, result.stdout) == (1, ""), result.stderr
     assert f"DTR_ALLOC_LOG is '{path}'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("variable", ["DTR_ALLOC_LOG", "DTR_ALLOC_TRACE"])
+@pytest.mark.parametrize("budget", [{}, {"DTR_ALLOC_BUDGET": "1GiB"}])
+def test_a_pipe_that_nobody_reads_ends_the_job_at_once(tmp_path, variable, budget):
+    os.mkfifo(tmp_path / "pipe")
+    result = run_code("import torch\nprint('ran')", tmp_path, **{variable: "pipe"}, **budget)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"dtr_alloc: {variable} is 'pipe'; allowed: a file, a device such as /dev/null, or a pipe "
+        "that somebody reads (nobody reads this pipe)\n"
+    )
+
+
+def test_a_pipe_that_somebody_reads_gets_the_log(short, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    held = os.open(tmp_path / "pipe", os.O_WRONLY)  # until the job has it, else there is an end
+    os.set_blocking(reader, True)
+
+    def copy():
+        with open(reader, "rb") as file:
+            (tmp_path / "copy").write_bytes(file.read())
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    result = run_code(short_job(), tmp_path, DTR_ALLOC_LOG="pipe")
+    os.close(held)
+    thread.join()
+    assert (result.returncode, result.stdout, result.stderr) == (0, short[0], "")
+    assert without_times(tmp_path / "copy") == short[1]
 
 
 class TestASession:
