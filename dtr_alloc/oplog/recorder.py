@@ -67,12 +67,14 @@ class OpLogRecorder:
         self._lock = threading.RLock()
         self._hook: Any = None
         self._numbers = ffi.new("int64_t[]", 1 << 16)
+        self._is_draining = False
         self.is_open = True
 
     def start(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._hook = register_optimizer_step_post_hook(lambda *_: self.step_ended())
+        self._take()  # what a log that was interrupted has left
         self._set_mode()
 
     def _set_mode(self) -> None:
@@ -116,9 +118,14 @@ class OpLogRecorder:
         what was taken out is lost then: it could not be told which part of it was written."""
         if not self.is_open:
             return
+        if self._is_draining:  # the last call was interrupted, and did not come to end the log
+            self._failure = self._failure or "interrupted while it was written"
+            self._end()
+            return
+        self._is_draining = True
         try:
-            for instruction in self._instructions(self._take()):
-                self._writer.write(instruction)
+            for group in self._groups(self._take()):
+                self._writer.write(*group)
             self._writer.flush()
         except OSError as error:
             self._failure = error
@@ -127,13 +134,15 @@ class OpLogRecorder:
             self._failure = f"interrupted by {type(error).__name__} while it was written"
             self._end()
             raise
+        self._is_draining = False
 
     def _take(self) -> list[int]:
         taken, self._numbers = _drain(lib.dtr_op_log_drain, self._engine, self._numbers)
         return taken
 
-    def _instructions(self, numbers: list[int]) -> Iterator[oplog.Instruction]:
-        """The lines that drained numbers mean (layout: native/include/dtr/op_log.h)."""
+    def _groups(self, numbers: list[int]) -> Iterator[list[oplog.Instruction]]:
+        """The lines that drained numbers mean (layout: native/include/dtr/op_log.h), those together
+        that belong together."""
         at = 0
 
         def take(count: int) -> list[int]:
@@ -145,22 +154,29 @@ class OpLogRecorder:
             pairs = iter(take(2 * count))
             return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
 
+        group: list[oplog.Instruction] = []
         while at < len(numbers):
             (kind,) = take(1)
+            if kind == lib.DTR_OP_LOG_MEMORY:  # of the operator that follows
+                (count,) = take(1)
+                pairs = iter(take(2 * count))
+                trace = [
+                    f"{'+-='[what]}{number}" for what, number in zip(pairs, pairs, strict=True)
+                ]
+                group.append(oplog.Annotate(oplog.WORKSPACE, tuple(trace)))
+                continue
             if kind == lib.DTR_OP_LOG_CONSTANT:
                 number, size = take(2)
-                yield oplog.Constant(_name(number))
-                yield oplog.Memory(_name(number), size)
+                group += (oplog.Constant(_name(number)), oplog.Memory(_name(number), size))
             elif kind == lib.DTR_OP_LOG_CALL:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
                 results = [take(4) for _ in range(count)]
                 names = tuple([_name(number, view) for number, view, _, _ in results])
-                yield oplog.Call(self._operator_name(operator), args, names, time)
+                group.append(oplog.Call(self._operator_name(operator), args, names, time))
                 for name, (_, _, size, alias) in zip(names, results, strict=True):
-                    yield oplog.Memory(name, size)
-                    yield oplog.Alias(name, alias)
+                    group += (oplog.Memory(name, size), oplog.Alias(name, alias))
             elif kind == lib.DTR_OP_LOG_MUTATE:
                 operator, time, count = take(3)
                 args = take_names(count)
@@ -168,27 +184,22 @@ class OpLogRecorder:
                 given = take(count)
                 indices = tuple([max(index, ~index) for index in given])
                 unread = tuple([~index for index in given if index < 0])
-                yield oplog.Mutate(self._operator_name(operator), args, indices, time, unread)
+                name = self._operator_name(operator)
+                group.append(oplog.Mutate(name, args, indices, time, unread))
             elif kind == lib.DTR_OP_LOG_EFFECT:
                 operator, time, count = take(3)
                 args = take_names(count)
                 (count,) = take(1)
                 made = [take(3) for _ in range(count)]  # DTR_OP_LOG_CONSTANT, number, size
                 names = tuple([_name(number) for _, number, _ in made])
-                yield oplog.effect(self._operator_name(operator), args, names, time)
+                group.append(oplog.effect(self._operator_name(operator), args, names, time))
                 for name, (_, _, size) in zip(names, made, strict=True):
-                    yield oplog.Constant(name)
-                    yield oplog.Memory(name, size)
-            elif kind == lib.DTR_OP_LOG_RELEASE:
-                yield oplog.Release(*take_names(1))
+                    group += (oplog.Constant(name), oplog.Memory(name, size))
             else:
-                assert kind == lib.DTR_OP_LOG_MEMORY, kind
-                (count,) = take(1)
-                pairs = iter(take(2 * count))
-                trace = [
-                    f"{'+-='[what]}{number}" for what, number in zip(pairs, pairs, strict=True)
-                ]
-                yield oplog.Annotate(oplog.WORKSPACE, tuple(trace))
+                assert kind == lib.DTR_OP_LOG_RELEASE, kind
+                group.append(oplog.Release(*take_names(1)))
+            yield group
+            group = []
 
     def _operator_name(self, number: int) -> str:
         return self._rules[number].name if number >= 0 else _IMPLICIT_VIEW

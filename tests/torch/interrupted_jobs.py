@@ -23,6 +23,7 @@ from interrupting import WAYS, Injector, Place
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc import oplog
 from dtr_alloc.heuristics import Candidate, register
 from dtr_alloc.torch import api, cuda_graphs, recorder
 
@@ -250,10 +251,14 @@ def step(injector: Injector, _: Path, **settings: Any) -> None:
 
 def logged(injector: Injector, folder: Path) -> None:
     """A step with an op log, which is written now and then."""
-    enable(log=folder / "log")
+    enable(log=folder / "log.gz")
+    Job().step()
     with injector.following():
         for _ in range(8):
             Job().step()
+    dtr_alloc.disable()
+    oplog.compile_log(folder / "log.gz")
+    enable()
 
 
 def scored(injector: Injector, folder: Path) -> None:

@@ -5,6 +5,7 @@ what becomes of it when the job ends in another way, in processes as users start
 """
 
 import gc
+import gzip
 import os
 import re
 import subprocess
@@ -278,6 +279,46 @@ def test_a_job_that_is_killed_leaves_what_it_has_written(tmp_path, name):
     assert oplog.compile_log(tmp_path / name).counts["MUTATE"] > 0
 
 
+SIGNALED = """
+import os, random, signal, sys, time
+import torch
+import dtr_alloc
+from bench.models import JOBS
+
+draw = random.Random(0)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for turn in range(10):
+    pid = os.fork()
+    if pid == 0:
+        sys.stderr = open(os.devnull, "w")
+        dtr_alloc.enable(log=f"{turn}.log.gz", device="cpu")
+        job = JOBS["mlp"](scale=0.2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        while True:
+            job.step(0)
+    time.sleep(draw.random() * 0.2)
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        os.kill(pid, signal.SIGINT)
+        time.sleep(draw.random() * 0.003)
+"""
+
+
+def test_jobs_that_are_interrupted_also_while_they_end_leave_logs_that_can_be_read(tmp_path):
+    result = run_code(SIGNALED, tmp_path)
+    assert result.returncode == 0, result.stderr
+    compiled = 0
+    for turn in range(10):
+        path = tmp_path / f"{turn}.log.gz"
+        if not path.exists():  # that came before it began
+            continue
+        with gzip.open(path) as file:
+            if len(file.readlines()) <= 1:  # START
+                continue
+        oplog.compile_log(path)
+        compiled += 1
+    assert compiled > 0
+
+
 def test_a_forked_child_and_a_process_that_the_job_starts_leave_its_log_alone(short, tmp_path):
     others = """
     if step == 1:
@@ -444,6 +485,44 @@ class TestASession:
             if one.kind == "again":
                 name = program.operator_names[program.operators[one.number]]
                 assert name in ("aten.mul.Tensor", "aten.ones.default", "aten.fill_.Scalar")
+
+    @pytest.mark.parametrize("times", [1, 2])
+    @pytest.mark.parametrize("groups", [1, 2, 6, 12])
+    def test_one_that_is_interrupted_while_it_is_written_ends_with_whole_groups_of_lines(
+        self, tmp_path, monkeypatch, times, groups
+    ):
+        """The second time while the first one ends the log. The next log has nothing of it."""
+        path = tmp_path / "job.log"
+        with dtr_alloc.session(log=path, device="cpu"):
+            log = api._runtime.log
+            write = log._writer.write
+            left = groups
+
+            def interrupted(*lines):
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                write(*lines)
+
+            def interrupted_again(on):
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(log._writer, "write", interrupted)
+            if times == 2:
+                monkeypatch.setattr(log._bridge, "log_operators", interrupted_again)
+            x = torch.ones(64, 64)
+            for _ in range(4):
+                x = (x @ x).split(32)[0].repeat(2, 1)
+            with pytest.raises(KeyboardInterrupt):
+                log.drain()
+            monkeypatch.undo()
+            x = (x @ x).relu()
+        assert len(oplog.compile_log(path).operators) >= groups // 2
+        with dtr_alloc.session(log=path, device="cpu"):
+            y = torch.ones(64, 64) + 1
+        assert oplog.compile_log(path).counts["CALL"] == 2
+        del x, y
 
     def test_threads_share_a_log(self, tmp_path):
         def work(seed):
