@@ -111,14 +111,14 @@ def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]
 
 def selftest(source: str) -> ctypes.CDLL:
     """The caller on PyTorch's side: what kernels and operators do with an allocator."""
-    folder = tempfile.mkdtemp()
-    output = Path(folder) / "selftest.so"
     cxx = compiler.find()
     assert cxx, "no C++ compiler"
-    line = bridge.command(cxx, "cuda", [Path(source)], output)
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    library = ctypes.CDLL(str(output))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "selftest.so"
+        line = bridge.command(cxx, "cuda", [Path(source)], output)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        library = ctypes.CDLL(str(output))
     library.selftest.restype = ctypes.c_char_p
     return library
 

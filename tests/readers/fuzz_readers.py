@@ -206,22 +206,17 @@ def use_result(rng: random.Random, path: Path) -> None:
 
 
 def schedule_bytes(rng: random.Random) -> bytes:
-    program = oplog.compile_instructions(
-        "x",
-        oplog.read(_log_file(hostile.log_lines(random.Random(1)))),
-    )
+    lines = hostile.log_lines(random.Random(1))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"\n".join(map(hostile.to_json, lines)))
+        file.flush()
+        program = oplog.compile_instructions("x", oplog.read(file.name))
     head = {
         "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedule.identity(program), "SEMANTICS": "simrd",
         "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",
         "LISTS": 2,
     }  # fmt: skip
     return hostile.text_bytes(rng, [head, [rng.randrange(9), 2], [9, 3, 4]])
-
-
-def _log_file(lines: list[Any]) -> str:
-    path = os.path.join(tempfile.gettempdir(), f"fuzz-{os.getpid()}.log")
-    Path(path).write_bytes(b"\n".join(map(hostile.to_json, lines)))
-    return path
 
 
 class Target(NamedTuple):
@@ -262,8 +257,10 @@ def run_case(name: str, number: int, folder: Path) -> None:
 
 
 class Plan(NamedTuple):
-    """Which cases: of these targets, numbers from a first one up, until a moment or a number."""
+    """Which cases: of these targets, numbers from a first one up, until a moment or a number. Where
+    their files are: a process that dies leaves its own."""
 
+    folder: Path
     names: list[str]
     step: int
     until: float
@@ -276,7 +273,7 @@ def _work(pipe: Any, plan: Plan, first: int) -> None:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=plan.folder) as folder:
         number = first
         while time.monotonic() < plan.until and number < plan.last:
             for name in plan.names:
@@ -307,6 +304,7 @@ class Worker:
 
 
 def fuzz(
+    folder: Path,
     seconds: float = float("inf"),
     cases: float = float("inf"),
     *,
@@ -314,9 +312,9 @@ def fuzz(
     seed: int = 0,
     names: list[str] | None = None,
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Cases of all targets for so long, or so many: how many of each ran, and what was found, by
-    case."""
-    plan = Plan(names or list(TARGETS), jobs, time.monotonic() + seconds, seed + cases)
+    """Cases of all targets for so long, or so many, with their files in a folder: how many of each
+    ran, and what was found, by case."""
+    plan = Plan(folder, names or list(TARGETS), jobs, time.monotonic() + seconds, seed + cases)
     ran: Counter[str] = Counter()
     found: dict[str, str] = {}
     workers = [Worker(plan, seed + job) for job in range(jobs)]
@@ -383,7 +381,14 @@ def main() -> None:
             run_case(name, int(number), Path(folder))
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ran, found = fuzz(options.seconds, jobs=options.jobs, seed=options.seed, names=options.target)
+    with tempfile.TemporaryDirectory() as folder:
+        ran, found = fuzz(
+            Path(folder),
+            options.seconds,
+            jobs=options.jobs,
+            seed=options.seed,
+            names=options.target,
+        )
     print(", ".join(f"{name} {count}" for name, count in ran.items()))
     for path, story in zip(keep(found), found.values(), strict=True):
         print(f"{path}: {story.strip().splitlines()[-1]:.200}")

@@ -10,15 +10,15 @@ import pytest
 from fuzz_readers import TARGETS, Target, fuzz
 
 
-def test_what_is_mutated_is_read_or_refused_by_name():
-    ran, found = fuzz(cases=12)
+def test_what_is_mutated_is_read_or_refused_by_name(tmp_path):
+    ran, found = fuzz(tmp_path, cases=12)
     assert not found
     assert ran == dict.fromkeys(TARGETS, 12)
 
 
 @pytest.mark.long
-def test_what_is_mutated_for_a_minute_is_read_or_refused_by_name():
-    ran, found = fuzz(60, jobs=2, seed=10_000)
+def test_what_is_mutated_for_a_minute_is_read_or_refused_by_name(tmp_path):
+    ran, found = fuzz(tmp_path, 60, jobs=2, seed=10_000)
     assert not found
     assert ran.keys() == TARGETS.keys()
     assert min(ran.values()) > 0
@@ -54,11 +54,11 @@ def refuse(_, path):
         (lambda *_: fuzz_readers.command("simulate", "/dev/null", "--jobs", "0"), None),
     ],
 )
-def test_a_reader_that_does_worse_is_found_with_its_case(monkeypatch, use, story):
+def test_a_reader_that_does_worse_is_found_with_its_case(monkeypatch, tmp_path, use, story):
     if use is hang:
         monkeypatch.setattr(fuzz_readers, "SILENCE_S", 1)
     monkeypatch.setattr(fuzz_readers, "TARGETS", {"bad": Target(lambda _: b"data", use)})
-    ran, found = fuzz(cases=2)
+    ran, found = fuzz(tmp_path, cases=2)
     if story is None:  # a status of 2 is what it should be
         assert not found
         assert ran == {"bad": 2}
