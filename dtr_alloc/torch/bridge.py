@@ -242,6 +242,7 @@ _PYTHON_API = (
     *("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread"),
     *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype", "PyObject_CallObject"),
     *("Py_DecRef", "PyBytes_AsStringAndSize", "PyErr_Fetch", "PyErr_Restore"),
+    *("PyObject_GenericGetDict", "PyDict_SetItem", "PyType_Modified"),
 )
 """What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
 
@@ -300,10 +301,15 @@ class Bridge:
         library.dtr_bridge_meet_python(
             table, ctypes.c_void_p(id(torch.nn.Parameter)), ctypes.c_uint64(type_offset)
         )
-        # With the GIL held, and raising what it sets.
-        self.raise_kept = ctypes.PyDLL(str(self.path)).dtr_bridge_raise
+        # With the GIL held, and raising what they set.
+        holding = ctypes.PyDLL(str(self.path))
+        self.raise_kept = holding.dtr_bridge_raise
         self.raise_kept.argtypes = [ctypes.c_int64]
         self.raise_kept.restype = None
+        # Of a type that is built in, by name: puts a value in an attribute's place.
+        self.set_member = holding.dtr_bridge_set_member
+        self.set_member.argtypes = [ctypes.py_object] * 3
+        self.set_member.restype = None
         self._phases = (ctypes.c_int64 * len(PHASES))()
         self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
         self._dropped_lock = threading.Lock()

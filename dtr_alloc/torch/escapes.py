@@ -11,6 +11,9 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
 - those that only *read* leave it as it was;
 - those that *write* have all that depends on the content computed before.
 
+They are replaced where PyTorch implements them, in the types that are built in, so that a call by
+the class (``torch._C.TensorBase.data_ptr(tensor)``) is guarded, too.
+
 What is not caught here meets a storage whose every access throws (native/bridge/), so it fails
 with a message and never reads garbage; or it has the address from before, and what it writes there
 is noticed on the CPU (native/graph/contents.h).
@@ -19,7 +22,7 @@ is noticed on the CPU (native/graph/contents.h).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -30,14 +33,17 @@ from torch import Tensor, TypedStorage, UntypedStorage
 from dtr_alloc.core import ffi
 from dtr_alloc.torch.recorder import ABOVE_KERNELS
 
-TENSOR_GIVES_AWAY = ("numpy", "data_ptr")
-TENSOR_SHARES = ("__dlpack__",)
-TENSOR_READS = ("tolist", "__repr__", "__format__", "set_")
-STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "share_memory_")
-STORAGE_READS = ("__getitem__", "_write_file", "tolist", "resize_", "clone")
-STORAGE_WRITES = ("__setitem__", "_byteswap", "copy_", "fill_")
+TENSOR_GIVES_AWAY = ("numpy", "data_ptr", "const_data_ptr")
+TENSOR_READS = ("tolist", "set_")
+TENSOR_WRITES = ("apply_", "map_", "map2_")
+STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_")
+STORAGE_READS = (
+    *("__getitem__", "_write_file", "resize_"),
+    *("is_shared", "_get_filename", "_shared_incref", "_shared_decref"),
+)
+STORAGE_WRITES = ("_byteswap", "copy_", "fill_")
 
-# That of the base class: the one of Tensor is guarded, and given a shape it touches no memory.
+# Not guarded: given a shape it touches no memory.
 _over_storage = torch._C.TensorBase.set_
 
 _undo: list[Callable[[], None]] = []
@@ -75,9 +81,15 @@ def install(runtime: Any) -> None:
             empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
             return _over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
 
+    def managed(subject: Any) -> Tensor | None:
+        """The tensor that a subject is, or a tensor over the storage that it is."""
+        if isinstance(subject, TypedStorage):
+            subject = subject._untyped_storage
+        tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
+        return tensor if isinstance(tensor, Tensor) and runtime.handle(tensor) else None
+
     def gives_away(subject: Any) -> None:
-        tensor = subject if isinstance(subject, Tensor) else whole(subject)
-        if tensor is None or not runtime.handle(tensor):
+        if (tensor := managed(subject)) is None:
             return
         pins = _pins.get()
         if pins is None:
@@ -85,22 +97,19 @@ def install(runtime: Any) -> None:
         else:
             pins.append((tensor, runtime.pin_for_a_while(tensor)))
 
-    def shares(tensor: Any) -> None:
-        if isinstance(tensor, Tensor) and runtime.handle(tensor):
+    def shares(subject: Any) -> None:
+        if (tensor := managed(subject)) is not None:
             runtime.share(tensor)
 
-    def reading(subjects: tuple[Any, ...]) -> list[Any]:
+    def reading(subjects: Iterable[Any]) -> list[Any]:
         """Pins what will be read: printing, say, makes room for its own temporaries."""
-        pins = []
-        for subject in subjects:
-            if isinstance(subject, TypedStorage):
-                subject = subject._untyped_storage
-            tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
-            if isinstance(tensor, Tensor) and runtime.handle(tensor):
-                pins.append(runtime.pin_for_a_while(tensor))
-        return pins
+        return [
+            runtime.pin_for_a_while(tensor)
+            for subject in subjects
+            if (tensor := managed(subject)) is not None
+        ]
 
-    def guard_giver(owner: Any, name: str, gives_away: Any = gives_away) -> None:
+    def guard_giver(owner: Any, name: str, gives: Any = gives_away, put: Any = setattr) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -108,12 +117,12 @@ def install(runtime: Any) -> None:
         @functools.wraps(original)
         def guarded(subject: Any, *args: Any, **kwargs: Any) -> Any:
             with _beside_torch_function():
-                gives_away(subject)
+                gives(subject)
             return original(subject, *args, **kwargs)
 
-        replace(owner, name, guarded)
+        replace(owner, name, guarded, put)
 
-    def guard_reader(owner: Any, name: str, writes: bool = False) -> None:
+    def guard_reader(owner: Any, name: str, put: Any = setattr, writes: bool = False) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -121,30 +130,35 @@ def install(runtime: Any) -> None:
         @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with _beside_torch_function():
-                pins = reading(args)
+                pins = reading((*args, *kwargs.values()))
             try:
-                if writes and (written := whole(args[0])) is not None:
+                if writes and (written := managed(args[0])) is not None:
                     runtime.recorder.settle(written)
                 return original(*args, **kwargs)
             finally:
                 pins.clear()
 
-        replace(owner, name, guarded)
+        replace(owner, name, guarded, put)
 
-    for name in TENSOR_GIVES_AWAY:
-        guard_giver(Tensor, name)
-    for name in STORAGE_GIVES_AWAY:
-        guard_giver(UntypedStorage, name)
-    for name in TENSOR_SHARES:
-        guard_giver(Tensor, name, shares)
+    in_base = runtime.bridge.set_member
+    for base, give_away, reads, writes in (
+        (torch._C.TensorBase, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
+        (torch._C.StorageBase, STORAGE_GIVES_AWAY, STORAGE_READS, STORAGE_WRITES),
+    ):
+        for name in give_away:
+            guard_giver(base, name, put=in_base)
+        for name in reads:
+            guard_reader(base, name, in_base)
+        for name in writes:
+            guard_reader(base, name, in_base, writes=True)
+    # ``storage[i] = 0`` does not look the method up, but where a class of Python has it.
+    guard_reader(UntypedStorage, "__setitem__", writes=True)
+    replace(torch._C.StorageBase, "__setitem__", UntypedStorage.__setitem__, in_base)
+    guard_reader(Tensor, "__repr__")
+    guard_reader(Tensor, "__format__")
+    guard_giver(Tensor, "__dlpack__", shares)
     guard_giver(torch.utils.dlpack, "to_dlpack", shares)
     guard_giver(torch, "to_dlpack", shares)
-    for name in TENSOR_READS:
-        guard_reader(Tensor, name)
-    for name in STORAGE_READS:
-        guard_reader(UntypedStorage, name)
-    for name in STORAGE_WRITES:
-        guard_reader(UntypedStorage, name, writes=True)
     guard_giver(torch._C, "_data_address")
 
     # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
@@ -192,18 +206,18 @@ def uninstall() -> None:
         _undo.pop()
 
 
-def replace(owner: Any, name: str, value: Any) -> None:
-    """Puts a value in an attribute's place until uninstall()."""
+def replace(owner: Any, name: str, value: Any, put: Callable[..., None] = setattr) -> None:
+    """Puts a value in an attribute's place until uninstall(); put does so."""
     own = vars(owner).get(name)
 
     def put_back() -> None:
         if own is not None:
-            setattr(owner, name, own)
+            put(owner, name, own)
         elif name in vars(owner):
             delattr(owner, name)  # what came from a base class is found again
 
     _undo.append(put_back)
-    setattr(owner, name, value)
+    put(owner, name, value)
 
 
 def _remove(owner: Any, name: str) -> None:

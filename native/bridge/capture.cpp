@@ -571,6 +571,9 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.read_bytes);
   take(api.fetch_error);
   take(api.restore_error);
+  take(api.dict_of);
+  take(api.set_item);
+  take(api.type_modified);
   api.parameter_type = parameter_type;
   api.type_offset = type_offset;
 }
@@ -578,6 +581,19 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
 // Sets the error of Python that a call (dtr_alloc::run) has just failed with on this thread, if it
 // has. With the GIL held.
 DTR_EXPORT void dtr_bridge_raise(int64_t call) { dtr_bridge::Raised::of_thread().restore(call); }
+
+// Puts a value in the place of an entry of a type that Python lets nobody change. With the GIL held;
+// an error of Python is set where it fails.
+DTR_EXPORT void dtr_bridge_set_member(void* type, void* name, void* value) {
+  using dtr_bridge::python;
+  void* members = python.dict_of(type, nullptr);
+  if (!members) return;
+  // First: Python drops what it remembers of lookups, without references, while the old entry is
+  // there. Nobody looks it up in between.
+  python.type_modified(type);
+  python.set_item(members, name, value);
+  python.let_go(members);
+}
 
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.

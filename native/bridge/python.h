@@ -34,6 +34,9 @@ struct PythonApi {
   int (*read_bytes)(void*, char**, intptr_t*) = nullptr;  // PyBytes_AsStringAndSize
   void (*fetch_error)(void**, void**, void**) = nullptr;  // PyErr_Fetch
   void (*restore_error)(void*, void*, void*) = nullptr;   // PyErr_Restore
+  void* (*dict_of)(void*, void*) = nullptr;               // PyObject_GenericGetDict
+  int (*set_item)(void*, void*, void*) = nullptr;         // PyDict_SetItem
+  void (*type_modified)(void*) = nullptr;                 // PyType_Modified
   void* parameter_type = nullptr;                         // torch.nn.Parameter
   uint64_t type_offset = 0;                               // of ob_type in every object
 };

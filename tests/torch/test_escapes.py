@@ -6,8 +6,13 @@ import copy
 import ctypes
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +29,7 @@ from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.torch import escapes
 
 Evict = Callable[[Tensor], Tensor]
+Base, StorageBase = torch._C.TensorBase, torch._C.StorageBase
 SHAPE = (6, 8)
 
 
@@ -129,8 +135,8 @@ def read_pointer(address: int, like: Tensor) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(flat, like.shape, strides).copy()
 
 
-def through_storage_pointer(t: Tensor) -> np.ndarray:
-    return read_pointer(t.untyped_storage().data_ptr() + 4 * t.storage_offset(), t)
+def through_storage_pointer(t: Tensor, owner: Any = torch.UntypedStorage) -> np.ndarray:
+    return read_pointer(owner.data_ptr(t.untyped_storage()) + 4 * t.storage_offset(), t)
 
 
 def through_share_memory(t: Tensor) -> np.ndarray:
@@ -144,7 +150,12 @@ POINTERS: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy().copy(),
     "asarray": lambda t: np.asarray(t).copy(),
     "data_ptr": lambda t: read_pointer(t.data_ptr(), t),
+    "const_data_ptr": lambda t: read_pointer(t.const_data_ptr(), t),
+    "base data_ptr": lambda t: read_pointer(Base.data_ptr(t), t),
+    "base const_data_ptr": lambda t: read_pointer(Base.const_data_ptr(t), t),
+    "base numpy": lambda t: Base.numpy(t).copy(),
     "storage data_ptr": through_storage_pointer,
+    "storage base data_ptr": lambda t: through_storage_pointer(t, StorageBase),
     "torch.from_dlpack": lambda t: torch.from_dlpack(t).clone().numpy(),
     "np.from_dlpack": lambda t: np.from_dlpack(t).copy(),  # type: ignore[arg-type]
     "to_dlpack": lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t)).clone().numpy(),
@@ -263,6 +274,32 @@ def test_writing_into_an_evicted_storage_is_kept():
         expected = source() * 2
         expected[0, 0] = 0.0
         assert torch.equal(changed, expected)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: t.apply_(lambda x: x + 5),
+        lambda t: t.map_(source(), lambda x, y: x + y),
+        lambda t: t.map2_(source(), source(), lambda x, y, z: x + y * z),
+        lambda t: StorageBase.__setitem__(t.untyped_storage(), 3, 66),
+        lambda t: StorageBase.copy_(t.untyped_storage(), source().untyped_storage()),
+    ],
+    ids=["apply_", "map_", "map2_", "__setitem__", "copy_"],
+)
+def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(
+    write: Callable[[Tensor], Any],
+):
+    expected = source() * 2
+    write(expected)
+    with checked_session():
+        tensor = source() * 2
+        derived = evicted(tensor + 1)
+        evicted(tensor)
+        write(tensor)
+        assert torch.equal(derived, source() * 2 + 1)
+        dtr_alloc.evict(tensor)
+        assert torch.equal(tensor, expected)
 
 
 def test_resizing_an_evicted_storage_keeps_what_it_can():
@@ -457,3 +494,116 @@ def test_a_subclass_hands_its_calls_on():
         assert tensor.data_ptr() == tensor.untyped_storage().data_ptr()
         dtr_alloc.evict(tensor)
         assert dtr_alloc.is_resident(tensor)
+
+
+# ---- the types that are built in ----
+
+
+def members() -> list[dict[str, Any]]:
+    return [dict(vars(base)) for base in (Base, StorageBase)]
+
+
+def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method() -> None:
+    """The interpreter writes what it has found into the code that looks it up."""
+
+    def ask(tensor: Tensor) -> int:
+        return tensor.data_ptr()
+
+    for _ in range(100):
+        ask(source())
+    with checked_session():
+        tensor = evicted(source() * 2)
+        for _ in range(100):
+            ask(tensor)
+        assert not dtr_alloc.evict(tensor)
+    assert ask(tensor) == tensor.untyped_storage().data_ptr()
+    assert type(Base.data_ptr) is type(Base.add)
+
+
+def test_what_is_not_guarded_stays_as_it_was() -> None:
+    before = members()
+    with checked_session():
+        changed = {
+            name
+            for old, new in zip(before, members(), strict=True)
+            for name in old
+            if old[name] is not new[name]
+        }
+        assert changed == {
+            *(*escapes.TENSOR_GIVES_AWAY, *escapes.TENSOR_READS, *escapes.TENSOR_WRITES),
+            *(*escapes.STORAGE_GIVES_AWAY, *escapes.STORAGE_READS, *escapes.STORAGE_WRITES),
+            "__setitem__",
+        }
+    assert members() == before
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_guards_whose_placing_or_removal_is_interrupted_are_all_removed(
+    done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = members()
+    with checked_session():
+        pass
+    bridge = dtr_alloc.torch.api._runtime.bridge
+    set_member, calls, interrupted_at = bridge.set_member, 0, 0
+
+    def interrupted(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if done:
+            set_member(*args)
+        if calls == interrupted_at:
+            raise KeyboardInterrupt
+        if not done:
+            set_member(*args)
+
+    monkeypatch.setattr(bridge, "set_member", interrupted)
+    while calls >= interrupted_at:
+        calls, interrupted_at = 0, interrupted_at + 1
+        with suppress(KeyboardInterrupt), checked_session():
+            pass
+        assert members() == before
+        assert not dtr_alloc.is_enabled()
+    assert calls > 30
+
+
+NOT_COMPARED = {
+    *("data_ptr", "const_data_ptr", "_data_ptr", "_cdata", "_weak_ref", "__hash__"),  # addresses
+    *("__reduce__", "__reduce_ex__", "_share_fd_cpu_", "_share_filename_cpu_"),  # names of files
+    *("new", "new_empty", "__new__"),  # memory that nobody has written to
+    *("__dir__", "__dlpack_c_exchange_api__"),  # which see above
+}
+
+
+@cache
+def walk(state: str) -> dict[str, str]:
+    """What each call of attribute_walk.py gives. A process that one ends is followed by another."""
+    outcomes: dict[str, str] = {}
+    while True:
+        line = [sys.executable, str(Path(__file__).with_name("attribute_walk.py"))]
+        line += [state, str(len(outcomes))]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        told = done.stdout.splitlines()
+        outcomes.update(zip(told[::2], told[1::2], strict=False))
+        if done.returncode == 0:
+            return outcomes
+        assert len(told) % 2, f"ended between two calls:\n{done.stderr[-3000:]}"
+        outcomes[told[-1]] = f"ends the process with status {done.returncode}"
+
+
+def test_no_attribute_of_an_evicted_tensor_ends_the_process() -> None:
+    """Of a tensor, its storage, and the types of C++ that these come from."""
+    outcomes = walk("evicted")
+    assert len(outcomes) > 6000
+    assert {name: text for name, text in outcomes.items() if text.startswith("ends")} == {}
+
+
+def test_every_attribute_of_an_evicted_tensor_gives_what_it_gives_without_us() -> None:
+    expected, outcomes = walk("plain"), walk("evicted")
+    compared = 0
+    for name, text in expected.items():
+        attribute = name.partition(".")[2].partition("(")[0]
+        if attribute not in NOT_COMPARED:
+            assert outcomes[name] == text, name
+            compared += 1
+    assert compared > 6000
