@@ -131,8 +131,10 @@ def disable() -> None:
     On CUDA only the recorder goes. PyTorch cannot change its allocator once it is in use, so
     memory goes on coming from our pools, without a limit, until the process ends.
 
-    Raises StateError if dtr_alloc is not enabled, and whatever a rematerialization raises; then
-    everything is as it was.
+    Raises StateError if dtr_alloc is not enabled; torch.OutOfMemoryError if there is no memory for
+    what is evicted, and then everything is as it was. If a tensor cannot be computed again, the
+    session ends and the others are resident; then one StateError names what is lost, by bytes,
+    operators and shapes, and reading such a tensor raises an error from then on.
     """
     with _state:
         _enabled().stop()
@@ -246,7 +248,7 @@ def trust_contents() -> None:
 def limit_rematerializations(most: int | None) -> None:
     """Lets so many operators run again from now on, on all threads together; the next one raises
     StateError, and so does whatever needs its result. For jobs that would rather fail than thrash.
-    None: any number."""
+    None: any number; that is so again when the session ends."""
     _enabled().bridge.limit_repeats(most)
 
 

@@ -206,6 +206,21 @@ def uninstall() -> None:
         _undo.pop()
 
 
+@functools.cache
+def raise_where_content_is_lost(bridge: Any) -> None:
+    """For good, and while no guard is in place: PyTorch lets no exception out of this method, so
+    that a storage whose access throws would end the process."""
+    base: Any = torch._C.StorageBase
+    is_shared, data_ptr = base.is_shared, base.data_ptr
+
+    @functools.wraps(is_shared)
+    def guarded(storage: UntypedStorage) -> bool:
+        data_ptr(storage)
+        return is_shared(storage)
+
+    bridge.set_member(base, "is_shared", guarded)
+
+
 def replace(owner: Any, name: str, value: Any, put: Callable[..., None] = setattr) -> None:
     """Puts a value in an attribute's place until uninstall(); put does so."""
     own = vars(owner).get(name)

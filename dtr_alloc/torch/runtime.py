@@ -23,6 +23,7 @@ from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
 from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
 from dtr_alloc.torch.recorder import Recorder
 
@@ -248,7 +249,9 @@ class Runtime:
         recording.stop()
 
     def stop(self) -> None:
-        """The reverse of start(). Raises, and changes nothing, if a tensor cannot come back.
+        """The reverse of start(). Raises torch.OutOfMemoryError, and changes nothing, if there is
+        not the memory for what was evicted. What cannot be computed again is lost, and is named in
+        a StateError, which is raised once the session has ended.
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
         """
@@ -258,12 +261,14 @@ class Runtime:
                 "enable() was called on another thread"
             )
         budgets = self.pools.budget_bytes()
+        lost: list[Lost] = []
         try:
             # The promise ends here: what was evicted needs its place again.
             if not self.is_light:
                 self.pools.set_budget(Budget())
-                self.recorder.bring_back_all()
-                check(lib.dtr_engine_reset(self.engine))
+                self.bridge.limit_repeats(None)
+                lost = bring_back_all(self)
+                check(lib.dtr_engine_reset(self.engine, [of.id for of in lost], len(lost)))
             self.is_active = False
             self._unwind()
         except BaseException:
@@ -276,6 +281,11 @@ class Runtime:
             if not self.is_active:
                 self._unwind()
             raise
+        finally:
+            if lost and not self.is_active:
+                escapes.raise_where_content_is_lost(self.bridge)
+        if lost:
+            raise StateError(message(self, lost)) from lost[0].error
 
     def use_costs(self, file: costs.CostFile | None) -> None:
         """A session begins with the costs that its file says, or with none."""
@@ -299,6 +309,7 @@ class Runtime:
         self._undo.clear()
         self.cost_file = None  # the parent writes it
         escapes.uninstall()
+        escapes.raise_where_content_is_lost(self.bridge)
         if self.device_type == "cpu":
             self.bridge.install_cpu(False)
         self.bridge.capture(False)

@@ -258,8 +258,20 @@ int32_t dtr_end_capture(dtr_capture_owner* owner) {
   });
 }
 
-int32_t dtr_engine_reset(dtr_engine* engine) {
-  return guard([&] { of(engine).reset(); });
+uint64_t dtr_engine_get_evicted(dtr_engine* engine, dtr_evicted* evicted, uint64_t capacity) {
+  return answer(uint64_t{0}, [&] {
+    dtr::Engine& in = of(engine);
+    require_array(evicted, capacity, "evicted");
+    return in.get_evicted(evicted, capacity);
+  });
+}
+
+int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t count) {
+  return guard([&] {
+    dtr::Engine& in = of(engine);
+    require_array(lost, count, "lost");
+    in.reset({lost, lost + count});
+  });
 }
 
 int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out) {

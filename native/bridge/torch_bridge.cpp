@@ -107,6 +107,11 @@ const char* const evicted_message =
     "thread, a compiled region or an extension). Call dtr_alloc.materialize(tensor) or "
     "dtr_alloc.pin(tensor) before handing it there.";
 
+const char* const lost_message =
+    "dtr_alloc: this tensor's memory was evicted, and its content is lost: it could not be "
+    "computed "
+    "again when the session ended, and disable() said why.";
+
 void free_evicted(void* context) { core->evicted_died(core->engine, context); }
 
 c10::StorageImpl* storage_of(void* handle) { return static_cast<c10::StorageImpl*>(handle); }
@@ -219,6 +224,11 @@ void attach(void* handle, void* address) {
   storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_block, device));
 }
 
+void lose(void* handle) {
+  storage_of(handle)->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      std::string(lost_message));
+}
+
 void* replace(void* handle, void* address) {
   c10::StorageImpl& storage = *storage_of(handle);
   const c10::Device device = storage._mutable_data_ptr_no_checks().device();
@@ -283,6 +293,7 @@ dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                            &data,
                            &detach,
                            &attach,
+                           &lose,
                            &replace,
                            &take,
                            &make,

@@ -113,7 +113,7 @@ struct alignas(64) Storage {
   bool live = false;
   bool managed = false;          // the memory comes from our pools
   bool external = false;         // others hold the pointer, and may write
-  bool lost = false;             // evicted, and nothing can bring it back
+  bool lost = false;             // evicted, and nothing can bring it back; live: since a reset
   bool counted = false;          // R4
   bool ancestors_known = false;  // N1
   bool descendants_known = false;

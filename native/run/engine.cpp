@@ -340,9 +340,19 @@ void Engine::evicted_died(Storage* storage) {
   lifecycle_.evicted_died(storage, call.deferred);
 }
 
-void Engine::reset() {
+uint64_t Engine::get_evicted(dtr_evicted* evicted, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const std::vector<Storage*> all = lifecycle_.live_evicted();
+  for (size_t i = 0; i < std::min<uint64_t>(all.size(), capacity); ++i)
+    evicted[i] = {all[i]->id, all[i]->handle, all[i]->parent ? all[i]->parent->op_key : 0,
+                  all[i]->size_bytes};
+  return all.size();
+}
+
+void Engine::reset(std::vector<uint64_t> lost) {
   Transaction call(*this);
-  lifecycle_.require_idle();
+  lifecycle_.require_idle(lost);
+  lifecycle_.lose_evicted(call.deferred);
   if (coach_) coach_->forget(call.deferred);
   op_log_.reset(call.deferred);  // that records vanish is nothing that the job does
   lifecycle_.forget_all(call.deferred);

@@ -85,7 +85,8 @@ class Engine final {
   void begin_capture();
   void end_capture();
   // Forgets every record. DTR_STATE if a live storage is evicted.
-  void reset();
+  uint64_t get_evicted(dtr_evicted* evicted, uint64_t capacity);
+  void reset(std::vector<uint64_t> lost = {});
 
   // ---- memory (engine.cpp) ----
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,

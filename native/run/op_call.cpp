@@ -97,7 +97,7 @@ bool Engine::remat_want_any(Frame& frame) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* found = nullptr;
   graph_.by_handle.for_each([&](const void*, Storage* storage) {
-    if (storage->live && storage->state != State::resident) found = storage;
+    if (storage->live && storage->state != State::resident && !storage->lost) found = storage;
   });
   keep(frame, found != nullptr);
   if (found) {

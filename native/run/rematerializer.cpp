@@ -36,10 +36,12 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
     if (!step.inputs.op) {
       if (!target->parent)
         throw StateError("storage " + std::to_string(target->id) + " (" +
-                         std::to_string(target->size_bytes) +
-                         " bytes) is needed, but memory that it was computed from was changed or "
-                         "replaced behind the recorder's back (through numpy, DLPack, a raw "
-                         "pointer or set_data); pin such results before");
+                         std::to_string(target->size_bytes) + " bytes) is needed, but " +
+                         (target->live ? "is lost: when a session ended, it could not be brought "
+                                         "back, and disable() said why"
+                                       : "memory that it was computed from was changed or replaced "
+                                         "behind the recorder's back (through numpy, DLPack, a raw "
+                                         "pointer or set_data); pin such results before"));
       if (target->state == State::recomputing)
         throw StateError("storage " + std::to_string(target->id) + " depends on itself");
       target->state = State::recomputing;

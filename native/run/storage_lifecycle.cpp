@@ -298,15 +298,37 @@ std::vector<Storage*> StorageLifecycle::with_handles() const {
   return all;
 }
 
-void StorageLifecycle::require_idle() const {
-  const std::vector<Storage*> all = with_handles();
-  for (const Storage* storage : all)
-    if (storage->live && storage->state != State::resident)
+std::vector<Storage*> StorageLifecycle::live_evicted() const {
+  std::vector<Storage*> found;
+  for (Storage* storage : with_handles())
+    if (storage->live && storage->state != State::resident && !storage->lost)
+      found.push_back(storage);
+  std::sort(found.begin(), found.end(),
+            [](const Storage* a, const Storage* b) { return a->id < b->id; });
+  return found;
+}
+
+void StorageLifecycle::require_idle(std::vector<uint64_t> lost) const {
+  std::sort(lost.begin(), lost.end());
+  for (const Storage* storage : live_evicted())
+    if (!std::binary_search(lost.begin(), lost.end(), storage->id))
       throw StateError("storage " + std::to_string(storage->id) + " (" +
                        std::to_string(storage->size_bytes) + " bytes) is evicted");
-  for (const Storage* storage : all)
+  for (const Storage* storage : with_handles())
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");
+}
+
+void StorageLifecycle::lose_evicted(Deferred& deferred) {
+  const std::vector<Storage*> all = live_evicted();
+  for (const Storage* storage : all) parts_.environment.framework->lose(storage->handle);
+  for (Storage* storage : all) {
+    drop_output(storage, deferred);
+    storage->lost = true;
+    if (storage->state != State::swapped) continue;
+    parts_.swap_space.drop_copy(storage);
+    become_evicted(storage, EvictionCause::gone);
+  }
 }
 
 // Without parents nothing depends on anything, so all that is dead vanishes, and the living need no
@@ -322,6 +344,8 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
     }
   }
   for (Storage* storage : with_handles()) {
+    storage->pins = 0;
+    if (storage->live && storage->lost) continue;
     if (storage->managed) parts_.graph.by_address.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;

@@ -71,8 +71,14 @@ class StorageLifecycle final : public Lifecycle {
   // The framework gave a block back. False: the engine keeps it (R5).
   bool memory_died(void* address, Deferred& deferred);
   void evicted_died(Storage* storage, Deferred& deferred);
-  // Throws StateError if a live storage is evicted or locked: then not all can be forgotten.
-  void require_idle() const;
+  // Those that something can bring back, in the order in which they were made.
+  std::vector<Storage*> live_evicted() const;
+  // Throws StateError if a storage is locked, or one of live_evicted() is none of these: then not
+  // all can be forgotten.
+  void require_idle(std::vector<uint64_t> lost) const;
+  // Those of live_evicted() are lost.
+  void lose_evicted(Deferred& deferred);
+  // But what is lost, while it lives.
   void forget_all(Deferred& deferred);
 
   // Ops that went, whose closures the recorder keeps by their ids.

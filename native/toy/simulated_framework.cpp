@@ -152,6 +152,8 @@ void* detach(void* handle, void* evicted_context) {
   return address;
 }
 
+void lose(void*) {}
+
 void attach(void* handle, void* address) {
   SimulatedStorage& storage = storage_of(handle);
   storage.memory = Memory::core;
@@ -201,6 +203,7 @@ const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
                              &data,
                              &detach,
                              &attach,
+                             &lose,
                              &replace,
                              &take,
                              &make,

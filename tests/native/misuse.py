@@ -256,7 +256,7 @@ class World:
             for i in range(LENGTH):
                 made[i].signature = i + 1
                 made[i].cost_ns = 1
-        elif kind in ("dtr_block", "dtr_run_block", "dtr_event_log"):
+        elif kind in ("dtr_block", "dtr_run_block", "dtr_event_log", "dtr_evicted"):
             made = self.array(kind)
         elif kind == "dtr_event_columns":
             for name, field in ffi.typeof(kind).fields:
@@ -432,7 +432,7 @@ class World:
         for end, owner in self.owners:
             self.done(end, owner)
         for engine in self.alive["dtr_engine"]:
-            self.done("dtr_engine_reset", engine)
+            self.done("dtr_engine_reset", engine, ffi.NULL, 0)
         for pool, address in self.blocks:
             self.done("dtr_pool_free", pool, address)
         for pool, address in self.hosts:

@@ -5,7 +5,7 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib
-from toy import PAGE, WORDS, release
+from toy import PAGE, WORDS, op_key, release
 
 
 class TestReset:
@@ -20,6 +20,51 @@ class TestReset:
         assert toy.content(y) == y.expected()
         toy.reset()
         assert toy.stats().live_storages == 0
+        assert y.is_right()
+        release(x, y)
+
+    def test_what_is_lost_keeps_its_record_until_it_dies(self, make_toy):
+        toy = make_toy()
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        z = toy.one("g", y)
+        assert toy.evict(y)
+        assert toy.evict(z)
+        of_y, of_z = toy.evicted()
+        assert of_y[1:] == (y.handle, op_key("f"), PAGE)
+        assert of_z[1:] == (z.handle, op_key("g"), PAGE)
+        with pytest.raises(WrongState, match=f"storage {of_z.id} .* is evicted"):
+            toy.reset(lost=[of_y.id])
+        toy.verify()
+        toy.materialize(y)
+        toy.reset(lost=[of_z.id, of_y.id, 12345])
+        toy.verify()
+        assert y.is_right()
+        assert toy.evicted() == []
+        assert not toy.resident(z)
+        assert not toy.evict(z)
+        assert toy.stats().live_storages == 1
+        with pytest.raises(WrongState, match=f"storage {of_z.id} .* is lost"):
+            toy.one("f", z)
+        toy.verify()
+        toy.materialize_all()
+        release(x, y)
+        toy.reset()
+        assert toy.stats().live_storages == 1
+        release(z)
+        assert toy.stats().live_storages == 0
+
+    def test_what_is_in_host_memory_can_be_lost(self, make_toy):
+        toy = make_toy(swap_bytes=1 << 20)
+        x = toy.unseen(WORDS)
+        y = toy.one("f", x)
+        assert toy.evict(x)
+        (of_x,) = toy.evicted()
+        assert of_x[1:] == (x.handle, 0, PAGE)
+        assert toy.stats().host_bytes == PAGE
+        toy.reset(lost=[of_x.id])
+        toy.verify()
+        assert toy.stats().host_bytes == 0
         assert y.is_right()
         release(x, y)
 

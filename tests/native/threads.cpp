@@ -92,7 +92,7 @@ class Machine {
   ~Machine() {
     ok(dtr_engine_check_invariants(engine));
     ok(dtr_pool_check_invariants(pool));
-    ok(dtr_engine_reset(engine));
+    ok(dtr_engine_reset(engine, nullptr, 0));
     ok(dtr_sim_destroy(framework));
     ok(dtr_engine_destroy(engine));
     ok(dtr_pool_destroy(pool));

@@ -104,6 +104,13 @@ class Operator(NamedTuple):
     fails: Callable[[Operator], None]
 
 
+class Evicted(NamedTuple):
+    id: int
+    handle: Any
+    op_key: int
+    size_bytes: int
+
+
 def op_key(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
@@ -526,8 +533,14 @@ class Toy:
         message = ffi.string(lib.dtr_last_error())
         assert message == text
 
-    def reset(self) -> None:
-        check(lib.dtr_engine_reset(self.engine))
+    def evicted(self) -> list[Evicted]:
+        """Those that live and can come back."""
+        found = ffi.new("dtr_evicted[]", 64)
+        count = lib.dtr_engine_get_evicted(self.engine, found, len(found))
+        return [Evicted(*(getattr(of, name) for name in Evicted._fields)) for of in found[0:count]]
+
+    def reset(self, lost: Sequence[int] = ()) -> None:
+        check(lib.dtr_engine_reset(self.engine, list(lost), len(lost)))
 
     def finish(self) -> None:
         """Every tensor was released: the rules hold, no block is left; destroys all."""

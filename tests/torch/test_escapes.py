@@ -591,9 +591,10 @@ def walk(state: str) -> dict[str, str]:
         outcomes[told[-1]] = f"ends the process with status {done.returncode}"
 
 
-def test_no_attribute_of_an_evicted_tensor_ends_the_process() -> None:
+@pytest.mark.parametrize("state", ["evicted", "lost"])
+def test_no_attribute_of_a_tensor_without_content_ends_the_process(state: str) -> None:
     """Of a tensor, its storage, and the types of C++ that these come from."""
-    outcomes = walk("evicted")
+    outcomes = walk(state)
     assert len(outcomes) > 6000
     assert {name: text for name, text in outcomes.items() if text.startswith("ends")} == {}
 

@@ -118,6 +118,54 @@ def test_a_rematerialization_that_fails_can_be_tried_again() -> None:
         assert_unlocked(*links[1:])
 
 
+def test_a_session_ends_whatever_may_run_again() -> None:
+    with checked_session():
+        x = evicted(recomputable())
+        dtr_alloc.limit_rematerializations(0)
+    assert torch.equal(x, recomputable())
+
+
+def test_an_interrupt_while_a_session_brings_all_back_loses_nothing() -> None:
+    """The session goes on, and its second end succeeds."""
+    interrupts = False
+
+    def scaled(x: Tensor) -> Tensor:
+        if interrupts:
+            raise KeyboardInterrupt
+        return x * 2
+
+    dtr_alloc.enable("unlimited", device="cpu")
+    x = recomputable()
+    y = evicted(dtr_alloc.run_as_operator(scaled, x))
+    interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        dtr_alloc.disable()
+    assert dtr_alloc.is_enabled()
+    interrupts = False
+    dtr_alloc.disable()
+    assert torch.equal(y, x * 2)
+
+
+def test_an_operator_that_fails_when_its_session_ends_loses_its_result_alone() -> None:
+    fails = False
+
+    def scaled(x: Tensor) -> Tensor:
+        if fails:
+            raise LookupError("gone")
+        return x * 2
+
+    dtr_alloc.enable("unlimited", device="cpu")
+    x = recomputable()
+    y = evicted(dtr_alloc.run_as_operator(scaled, x, name="scaled"))
+    z = evicted(x * 3)
+    fails = True
+    with pytest.raises(dtr_alloc.StateError, match=r"4096 bytes of scaled, float32 .*gone"):
+        dtr_alloc.disable()
+    assert torch.equal(z, x * 3)
+    with pytest.raises(RuntimeError, match="lost"):
+        y.sum()
+
+
 def test_out_of_memory_names_what_fills_the_budget() -> None:
     """The message breaks the budget down, and names the operators whose results are largest."""
     with checked_session("4MiB"):

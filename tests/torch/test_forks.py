@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from harness import checked_session
+from harness import checked_session, evicted
 from torch.utils.data import DataLoader, TensorDataset
 
 import dtr_alloc
@@ -69,6 +69,21 @@ def fork_and_use_memory(tensor: torch.Tensor) -> int:
     good = not dtr_alloc.is_enabled() and bool((tensor + torch.ones(1000)).sum() == 2000)
     del tensor
     os._exit(0 if good else 7)
+
+
+def test_a_child_reads_what_was_evicted_with_an_error():
+    with checked_session():
+        tensor = evicted(torch.ones(1000) * 2)
+        pid = os.fork()
+        if not pid:
+            told = []
+            for read in (lambda: tensor.sum(), lambda: tensor.is_shared()):
+                try:
+                    read()
+                except RuntimeError as error:
+                    told.append("memory was evicted" in str(error))
+            os._exit(0 if told == [True, True] else 7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def forks_while_threads_train(count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -97,6 +98,92 @@ def test_nothing_is_computed_from_a_constant_that_changed():
         write(constant, 1)
         dtr_alloc.materialize(result)
         assert (result == 2).all()
+
+
+def test_a_session_ends_though_a_tensor_cannot_be_computed_again():
+    dtr_alloc.enable("unlimited", device="cpu")
+    constant = torch.tensor([1.0] * COUNT)
+    good = evicted(torch.ones(COUNT) * 3)
+    first = constant * 2
+    between = first.view(10, 100) + 1
+    second = between.exp()
+    view = second[2:4]
+    for tensor in (first, between, second):
+        evicted(tensor)
+    del between, tensor
+    write(constant, 7)
+    with pytest.raises(StateError) as caught:
+        dtr_alloc.disable()
+    for text in (
+        "content of 2 storages (8000 bytes) is lost",
+        "4000 bytes of aten::mul.Tensor, float32 (1000,)",
+        "4000 bytes of aten::exp.default, float32 (10, 100), float32 (2, 100)",
+        "changed by something other than an operator",
+    ):
+        assert text in str(caught.value)
+    assert not dtr_alloc.is_enabled()
+    assert (good == 3).all()
+    for tensor in (first, second, view):
+        for read in READERS:
+            with pytest.raises(RuntimeError, match="its content is lost"):
+                read(tensor)
+        assert tensor.shape
+
+
+READERS: list[Callable[[Tensor], object]] = [
+    repr,
+    lambda tensor: tensor.clone(),
+    lambda tensor: tensor.zero_(),
+    lambda tensor: tensor.numpy(),
+    lambda tensor: tensor.tolist(),
+    lambda tensor: tensor.is_shared(),
+    lambda tensor: tensor.data_ptr(),
+    lambda tensor: torch._C.TensorBase.const_data_ptr(tensor),
+    lambda tensor: bytes(tensor.untyped_storage()),
+    lambda tensor: tensor.sum().item(),
+]
+
+
+def lost() -> Tensor:
+    """A tensor of a session that has ended."""
+    constant = torch.tensor([1.0] * COUNT)
+    dtr_alloc.enable("unlimited", device="cpu")
+    tensor = evicted(constant * 2)
+    write(constant, 7)
+    with pytest.raises(StateError, match="is lost"):
+        dtr_alloc.disable()
+    return tensor
+
+
+def test_a_session_after_one_that_lost_a_tensor_works_and_ends():
+    tensor = lost()
+    with checked_session():
+        for read in READERS:
+            with pytest.raises(StateError, match="is lost: when a session ended"):
+                read(tensor)
+        assert not dtr_alloc.is_resident(tensor)
+        assert not dtr_alloc.evict(tensor)
+        good = evicted(torch.ones(COUNT) * 3)
+        assert (good == 3).all()
+    assert train_and_count_unseen_writes(torch.nn.LSTM(16, 16), torch.randn(5, 4, 16)) == 0
+
+
+def test_the_record_of_what_was_lost_goes_with_it():
+    first, second = lost(), lost()
+    gc.collect()  # what other tests lost
+    records = dtr_alloc.stats()["live_storages"]
+    with checked_session():
+        del first
+        dtr_alloc.check_invariants()
+    assert dtr_alloc.stats()["live_storages"] == records - 1
+    del second
+    assert dtr_alloc.stats()["live_storages"] == records - 2
+
+
+def test_a_lost_tensor_can_be_given_other_memory():
+    tensor = lost()
+    tensor.data = torch.ones(3)
+    assert tensor.tolist() == [1, 1, 1]
 
 
 def test_of_a_data_set_of_numpys_only_the_batches_that_were_read_count():

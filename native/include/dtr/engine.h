@@ -220,9 +220,24 @@ int32_t dtr_begin_capture(dtr_engine* engine, dtr_capture_owner* owner);
 /* Ends the owner's capture, if it has one. Until then the engine cannot be destroyed. */
 int32_t dtr_end_capture(dtr_capture_owner* owner);
 
-/* Forgets all records and frees the memory that only the engine holds.
- * Fails iff: DTR_STATE if a live storage is evicted: rematerialize it first. */
-int32_t dtr_engine_reset(dtr_engine* engine);
+/* A live storage that is evicted. */
+typedef struct dtr_evicted {
+  uint64_t id; /* unique among the engine's storages of all time */
+  void* handle;
+  uint64_t op_key; /* of the operator that made it; 0: none, it is in host memory */
+  uint64_t size_bytes;
+} dtr_evicted;
+
+/* Writes up to capacity of those that are not lost (dtr_engine_reset), in the order in which they
+ * were made, and returns how many there are. */
+uint64_t dtr_engine_get_evicted(dtr_engine* engine, dtr_evicted* evicted, uint64_t capacity);
+
+/* Forgets all records and frees the memory that only the engine holds. lost: ids of evicted storages
+ * that nothing can bring back. Their records stay until they die: whoever accesses one meets an
+ * exception, and an op that needs one fails with DTR_STATE. Other ids are passed over.
+ * Fails iff: DTR_STATE if a live storage is evicted and not lost: rematerialize it first. Then
+ * nothing has changed. */
+int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t count);
 
 /* Replaces the measured costs by these, which stay as they are, so that a deterministic job is
  * evicted in the same way each time. Other signatures are measured and averaged, as many as there

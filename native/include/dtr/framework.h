@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 7
+#define DTR_BRIDGE_ABI_VERSION 8
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -82,6 +82,9 @@ typedef struct dtr_framework {
   /* (L) Gives memory to an evicted storage; the context of detach is dropped
    * without a call. The storage owns the address from now on. */
   void (*attach)(void* handle, void* address);
+  /* (L) Nothing will give an evicted storage its memory back: from now on every access throws and
+   * says so. */
+  void (*lose)(void* handle);
   /* (L) Gives a storage whose deleter is ours another address, where its content is by now, in
    * one step: nobody who reads the storage meets it without memory. Returns the old one, now owned
    * by the caller; NULL (and nothing changed) if the memory is not ours to take. */
