@@ -243,6 +243,7 @@ _PYTHON_API = (
     *("PyGILState_Ensure", "PyGILState_Release", "PyType_IsSubtype", "PyObject_CallObject"),
     *("Py_DecRef", "PyBytes_AsStringAndSize", "PyErr_Fetch", "PyErr_Restore"),
     *("PyObject_GenericGetDict", "PyDict_SetItem", "PyType_Modified"),
+    "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing",
 )
 """What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
 

@@ -17,6 +17,7 @@ PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import struct
 import threading
@@ -357,19 +358,24 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-_library: torch.library.Library | None = None
+_libraries: list[Any] = []
 
 
 def _define(recorder: Recorder) -> None:
-    """The operators that the capture calls; native/bridge/capture.cpp implements others."""
-    global _library
-    if _library is not None:
-        _library._destroy()  # of a recorder whose making was interrupted
-    library = _library = torch.library.Library("dtr_alloc", "FRAGMENT")
+    """The operators that the capture calls; native/bridge/capture.cpp implements others.
+
+    A torch.library.Library would take them back when the interpreter begins to end, and handlers of
+    atexit, daemon threads and ``__del__`` run operators after that. So they stay for good.
+    """
+    while _libraries:
+        _libraries.pop().reset()  # of a recorder whose making was interrupted
+    library = torch._C._dispatch_library("FRAGMENT", "dtr_alloc", "", __file__)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+    _libraries.append(library)
 
     def implement(schema: str, function: Callable[..., Any]) -> None:
         library.define(schema)
-        library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+        library.impl(schema.partition("(")[0], "CompositeImplicitAutograd", function)
 
     def fail(status: int, message: str) -> None:
         raise error_of(status, message)

@@ -155,7 +155,7 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::St
 constexpr uint32_t kOperatorsBetweenDrains = 512;
 
 void op_log_begins(Thread& thread, const Rule& rule) {
-  if (++thread.since_drain >= kOperatorsBetweenDrains) {
+  if (++thread.since_drain >= kOperatorsBetweenDrains && !python.is_ending()) {
     thread.since_drain = 0;
     c10::Stack stack;
     call_python_unseen("drain_log", &stack);
@@ -258,6 +258,7 @@ void explained(Body&& body) {
   try {
     body();
   } catch (const c10::Error& error) {
+    if (python.is_ending()) throw;
     c10::Stack stack{std::string(error.what_without_backtrace())};
     call_python_unseen("explain", &stack);
     throw;
@@ -574,6 +575,7 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.dict_of);
   take(api.set_item);
   take(api.type_modified);
+  take(api.is_ending);
   api.parameter_type = parameter_type;
   api.type_offset = type_offset;
 }

@@ -37,6 +37,7 @@ struct PythonApi {
   void* (*dict_of)(void*, void*) = nullptr;               // PyObject_GenericGetDict
   int (*set_item)(void*, void*, void*) = nullptr;         // PyDict_SetItem
   void (*type_modified)(void*) = nullptr;                 // PyType_Modified
+  int (*is_ending)() = nullptr;                           // Py_IsFinalizing
   void* parameter_type = nullptr;                         // torch.nn.Parameter
   uint64_t type_offset = 0;                               // of ob_type in every object
 };
@@ -159,7 +160,10 @@ class Unseen {
 };
 
 // Calls dtr_alloc::<name>, which Python implements; the stack has its arguments, then its results.
+// Not while the interpreter ends: its modules may be gone, and other threads do not get the GIL any
+// more.
 inline void call_python(const char* name, c10::Stack* stack) {
+  TORCH_CHECK(!python.is_ending(), "dtr_alloc: ", name, " needs Python, which is ending");
   const std::string qualified = std::string("dtr_alloc::") + name;
   c10::Dispatcher::singleton().findSchemaOrThrow(qualified.c_str(), "").callBoxed(stack);
 }
@@ -172,6 +176,7 @@ inline void call_python_unseen(const char* name, c10::Stack* stack) {
 // Raises in Python the error of a status of the core, or of a failed heuristic
 // (dtr_alloc/torch/recorder.py).
 [[noreturn]] inline void fail(int32_t status, const std::string& message) {
+  TORCH_CHECK(!python.is_ending(), message);
   c10::Stack stack{static_cast<int64_t>(status), message};
   call_python_unseen("fail", &stack);
   TORCH_CHECK(false, message);

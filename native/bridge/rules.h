@@ -128,6 +128,19 @@ class Rules {
     return *(by_identity_[identity] = &rules_.back());
   }
 
+  // Where nobody can be asked any more: the results are constants.
+  static void set_by_schema(Rule* rule) {
+    const c10::FunctionSchema& schema = rule->op.schema();
+    rule->lasts = schema.name().rfind("aten::", 0) != 0;
+    for (uint32_t i = 0; i < rule->arguments; ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      TensorArgument tensor;
+      tensor.position = i;
+      tensor.use = tensor.in_training = alias && alias->isWrite() ? DTR_USE_MUTATE : DTR_USE_READ;
+      rule->tensors.push_back(tensor);
+    }
+  }
+
   // Asks Python; the layout of its answer is Rule.numbers() of dtr_alloc/torch/op_rules.py.
   static Rule decide(const c10::OperatorHandle& op) {
     Rule rule{op};
@@ -135,6 +148,10 @@ class Rules {
     const c10::OperatorName& name = op.operator_name();
     if (name.name.rfind("dtr_alloc::", 0) == 0) {
       rule.passes = true;
+      return rule;
+    }
+    if (python.is_ending()) {
+      set_by_schema(&rule);
       return rule;
     }
     c10::Stack stack{name.name, name.overload_name};
