@@ -507,6 +507,7 @@ def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method() ->
     """The interpreter writes what it has found into the code that looks it up."""
 
     def ask(tensor: Tensor) -> int:
+        assert Base.data_ptr(tensor) == tensor.data_ptr()
         return tensor.data_ptr()
 
     for _ in range(100):
