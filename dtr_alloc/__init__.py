@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
+    from dtr_alloc.torch.api import distrust as distrust
     from dtr_alloc.torch.api import enable as enable
     from dtr_alloc.torch.api import evict as evict
     from dtr_alloc.torch.api import is_enabled as is_enabled
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import set_budget as set_budget
     from dtr_alloc.torch.api import stats as stats
     from dtr_alloc.torch.api import trim as trim
+    from dtr_alloc.torch.api import trust as trust
     from dtr_alloc.torch.api import unpin as unpin
     from dtr_alloc.torch.bridge import BridgeError as BridgeError
 
@@ -41,7 +43,8 @@ _HOMES = {
         (
             *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
             *("is_resident", "limit_rematerializations", "materialize", "pin", "reset_peak_stats"),
-            *("run_as_operator", "session", "set_budget", "stats", "trim", "unpin"),
+            *("distrust", "run_as_operator", "session", "set_budget", "stats", "trim", "trust"),
+            "unpin",
         ),
         "torch.api",
     ),

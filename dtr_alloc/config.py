@@ -17,7 +17,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -68,6 +68,9 @@ SWITCH_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
+
+OPERATOR_FORMS = "a namespace, such as flash_attn, or an operator, such as mylib::gelu"
+_OPERATOR = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 
 SWITCHES = "1, true, yes, on, 0, false, no, off"
 POOL_FORMS = (
@@ -361,6 +364,10 @@ class Config:
     stderr, with the budget that would do, and ends with torch.OutOfMemoryError if it goes on like
     that. 0 (written ``off``): it may take as long as it likes."""
 
+    trust: tuple[str, ...] = ()
+    """Custom operators that give the same if they run again, and namespaces of such:
+    ``flash_attn,mylib::gelu``. Others are tried (dtr_alloc/torch/custom_operators.py)."""
+
     swap: int = 0
     """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
     (written ``off``): none are."""
@@ -411,6 +418,20 @@ def _times(value: object) -> float:
     return times
 
 
+def _operators(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        raise ValueError("no names")
+    return tuple(operator_or_namespace(name) for name in names)
+
+
+def operator_or_namespace(value: object) -> str:
+    """The name of a custom operator, or of a namespace. Raises ValueError for what is none."""
+    if not isinstance(value, str) or not _OPERATOR.fullmatch(value.strip()):
+        raise ValueError("not a name")
+    return value.strip()
+
+
 def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
     """A size, or the word that stands for one."""
 
@@ -457,6 +478,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "stats": (_path, lambda: "a path"),
     "report": (_report, lambda: f"{SWITCHES}, or a path"),
     "thrash": (_times, lambda: "a number above 1, or 'off'"),
+    "trust": (_operators, lambda: f"{OPERATOR_FORMS}; several with commas between"),
     "swap": (_size_or("off", 0), lambda: f"{SIZE_FORMS}, or 'off'"),
     "pool": (PoolOptions.parse, lambda: POOL_FORMS),
     "debug": (Debug.parse, lambda: DEBUG_FORMS),

@@ -16,7 +16,7 @@ from torch import Tensor
 from dtr_alloc import costs, pools, report
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
-from dtr_alloc.torch import escapes
+from dtr_alloc.torch import custom_operators, escapes
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.runtime import Runtime
 
@@ -67,7 +67,7 @@ def enable(budget: object = None, **settings: object) -> None:
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
-            log, log_steps, trace, stats, report, pool, debug.
+            trust, thrash, log, log_steps, trace, stats, report, pool, debug.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
@@ -280,6 +280,36 @@ def run_as_operator(
 
         name = name or f"{function.__module__}.{function.__qualname__}"
         return runtime.recorder.run(of_list, list(arguments), name, mutated)
+
+
+def trust(name: str) -> None:
+    """Has the results of a custom operator evicted and computed again, without a trial.
+
+    Custom operators whose schemas overwrite nothing are tried otherwise: their first calls run
+    twice, and one that gives the same both times is repeated from then on
+    (dtr_alloc/torch/custom_operators.py). One that overwrites arguments, as its schema says, is
+    repeated if it is trusted. It must then give the same bits for the same arguments and the same
+    state of PyTorch's generators, and its schema must say what it overwrites.
+
+    Args:
+        name: of an operator, such as ``mylib::gelu``, or of a namespace, such as ``flash_attn``.
+
+    It counts from the next call on, in this session and later ones; ``DTR_ALLOC_TRUST`` and the
+    setting ``trust`` do the same for one session. Raises ConfigError for what is no such name.
+    """
+    _say(name, True)
+
+
+def distrust(name: str) -> None:
+    """Has an operator, given as in trust(), never run again: what it gives from now on is never
+    evicted. The word on an operator goes before that on its namespace."""
+    _say(name, False)
+
+
+def _say(name: str, trusted: bool) -> None:
+    custom_operators.say(name, trusted)
+    if _runtime is not None:
+        _runtime.bridge.forget_rules()
 
 
 def reset_peak_stats() -> None:

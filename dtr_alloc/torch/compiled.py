@@ -34,13 +34,14 @@ from types import ModuleType
 from typing import Any
 
 from dtr_alloc.config import Budget
+from dtr_alloc.torch.custom_operators import word_on
 from dtr_alloc.torch.escapes import addresses_not_kept
 from dtr_alloc.torch.kernels import Kernels, kernels_of, taken_over
 from dtr_alloc.torch.op_rules import NAMESPACES
 from dtr_alloc.torch.recorder import Recorder
 
 _MODULE = "torch._inductor.output_code"
-_CALLED = re.compile(r"\btorch\.ops\.(\w+)\.")
+_CALLED = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 _KNOWN = NAMESPACES | {"inductor"}
 """Namespaces of operators that give the same again on the same arguments."""
 
@@ -156,12 +157,16 @@ class _Graph:
 def _study(graph: Any) -> _Graph:
     name = f"inductor::{graph.cache_key or 'graph'}"
     source = graph.source_code or ""
-    others = set(_CALLED.findall(source)) - _KNOWN
-    for namespace in sorted(others - _said):
-        _said.add(namespace)
+    others = {
+        f"{namespace}::{operator}"
+        for namespace, operator in _CALLED.findall(source)
+        if namespace not in _KNOWN and word_on(namespace, operator) is not True
+    }
+    for operator in sorted(others - _said):
+        _said.add(operator)
         print(
-            f"dtr_alloc: a compiled region calls torch.ops.{namespace}, which may not be "
-            "repeated: results that need it stay in memory",
+            f"dtr_alloc: a compiled region calls {operator}, which may not be repeated: results "
+            f"that need it stay in memory, unless DTR_ALLOC_TRUST={operator} says otherwise",
             file=sys.stderr,
         )
     return _Graph(

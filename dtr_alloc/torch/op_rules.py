@@ -2,8 +2,8 @@
 
 An operator of a known namespace is pure unless the table says otherwise: its results depend on
 its arguments alone, and it touches nothing but what its schema marks as written. The exceptions
-are listed here, each with its reason. Unknown operators (custom libraries) are never repeated;
-what they return is a constant.
+are listed here, each with its reason. For those of custom libraries see custom_operators.py: what
+is not repeated returns constants.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from dtr_alloc.costs import operator_key, signed
+from dtr_alloc.torch import custom_operators
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of dtr/ops.h (DTR_USE_...)."""
@@ -160,6 +161,7 @@ class Rule:
         looks: reads tensors, and makes and changes none: what it reads must be there.
         lasts: its work may go on, with its tensors' memory, after it ended.
         recomputable: running it again on the same inputs gives the same bits.
+        tried: that is not known, and its first calls are to show it.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
             the seed of the forward as an argument.)
@@ -176,6 +178,7 @@ class Rule:
     looks: bool
     lasts: bool
     recomputable: bool
+    tried: bool
     copies: bool
     random: bool
     generator: int = -1
@@ -190,7 +193,10 @@ class Rule:
         Args:
             number: the place of the rule in a list of its caller's.
         """
-        marks = (self.passes, self.looks, self.lasts, self.recomputable, self.copies, self.random)
+        marks = (
+            *(self.passes, self.looks, self.lasts, self.recomputable, self.tried),
+            *(self.copies, self.random),
+        )
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
             value for of in self.tensors for value in (of.position, of.kind, of.use, of.in_training)
@@ -246,6 +252,9 @@ def rule_for(func: OpOverload) -> Rule:
     def position(*names: str) -> int:
         return next((positions[name] for name in names if name in positions), -1)
 
+    word = custom_operators.word_on(func.namespace, name)
+    custom = not known and not lasts
+    tried = custom and word is None and custom_operators.can_be_tried(schema)
     gives_out = any(argument.is_out for argument in schema.arguments)
     makes = any("Tensor" in str(value.type) for value in schema.returns)
     return Rule(
@@ -258,14 +267,20 @@ def rule_for(func: OpOverload) -> Rule:
         lasts=lasts,
         # What gives no tensor need not be repeated.
         recomputable=(
-            known
-            and name not in IMPURE
-            and name not in UNINITIALIZED
+            (
+                (known and name not in IMPURE and name not in UNINITIALIZED)
+                or tried
+                or (custom and word is True)
+            )
+            and word is not False
             and not anything
             and (bool(uses) or makes)
         ),
+        tried=tried,
         copies=known and name in COPIES,
+        # What a custom operator draws is noted, if it draws.
         random=generator >= 0
+        or custom
         or (torch.Tag.nondeterministic_seeded in func.tags and not name.endswith("_backward")),
         generator=generator,
         device=position("device"),

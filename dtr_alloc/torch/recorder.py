@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_alloc.core import error_of, lib
 from dtr_alloc.costs import operator_key, signed
+from dtr_alloc.torch import custom_operators
 from dtr_alloc.torch.bridge import Bridge, Composite
 from dtr_alloc.torch.op_rules import (
     OFTEN_PASSING,
@@ -170,6 +171,7 @@ class Recorder:
         self._materialize = operators.materialize.default._handle.redispatch_boxed
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
         self._settle = operators.settle.default._handle.redispatch_boxed
+        self._run_trial = operators.run_trial.default._handle.redispatch_boxed
         self._run = operators.run.default._handle.redispatch_boxed
 
     # ---- what is captured ----
@@ -311,6 +313,14 @@ class Recorder:
             number = len(self.rules) - 1
         return rule.numbers(number)
 
+    def try_again(self, trial: int) -> str:
+        """Has an operator that is tried run again; the name of the error that it raises, if one."""
+        try:
+            self._run_trial(_NO_KEYS, trial)
+        except Exception as error:
+            return type(error).__name__
+        return ""
+
     def execute(self, number: int, tensors: list[Tensor | None]) -> list[Tensor | None]:
         """Runs a call again, with these tensors."""
         call = self._calls[number]
@@ -383,6 +393,8 @@ def _define(recorder: Recorder) -> None:
     implement("decide(str name, str overload) -> int[]", recorder.decide)
     implement("execute(int call, Tensor?[] tensors) -> Tensor?[]", recorder.execute)
     implement("fail(int status, str message) -> ()", fail)
+    implement("try_again(int trial) -> str", recorder.try_again)
+    implement("failed_trial(str name, str fault) -> ()", custom_operators.failed_trial)
     implement("explain(str message) -> ()", lambda message: recorder.explain(message))
     implement("drain_log() -> ()", lambda: recorder.drain_log())
 

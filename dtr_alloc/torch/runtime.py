@@ -21,7 +21,7 @@ from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, variable
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
-from dtr_alloc.torch import compiled, cuda_graphs, escapes, unsupported
+from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, unsupported
 from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
@@ -157,6 +157,8 @@ class Runtime:
             self.configure(config)
             self.set_budget(config.budget)
             self.pools.reset_peak()
+            if custom_operators.trust_in_session(config.trust):
+                self.bridge.forget_rules()
             self._undo.append(self.write_costs)
             self.use_costs(costs_file)
             self.is_light = light

@@ -32,7 +32,7 @@
 #include <deque>
 #include <map>
 
-#include "repeat.h"
+#include "trial.h"
 
 namespace dtr_bridge {
 namespace {
@@ -181,12 +181,6 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
 
 // ---- one operator ----
 
-// Whether what a tensor holds lies in its storage.
-bool lies_in_storage(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
-}
-
 // Keeps tensors resident.
 class Pinned {
  public:
@@ -222,17 +216,29 @@ void give_away(const c10::IValue* values, size_t count) {
     });
 }
 
+// Whether what the call has just given, on the stack from base on, can be computed again.
+bool passes(const Rule& rule, uint64_t signature, Trial& trial, const Tape& tape,
+            const c10::Stack& stack, size_t base) {
+  const Trial::Outcome outcome = trial.outcome(tape, stack.data() + base, stack.size() - base);
+  if (outcome.passed()) rule.trials->pass(signature);
+  if (!outcome.fault.empty() && rule.trials->fail()) {
+    c10::Stack told{rule.name(), outcome.fault};
+    call_python_unseen("failed_trial", &told);
+  }
+  return outcome.passed();
+}
+
 void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   const size_t base = stack->size() - rule.arguments;
   const c10::IValue* arguments = stack->data() + base;
   if (C10_UNLIKELY(rule.lasts)) give_away(arguments, rule.arguments);
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
+  const bool recomputable = rule.recomputable && !(rule.trials && rule.trials->has_failed());
   OpenOp op(thread, tensors,
-            (rule.recomputable ? DTR_OP_RECOMPUTABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0),
-            rule.key);
+            (recomputable ? DTR_OP_RECOMPUTABLE : 0) | (rule.copies ? DTR_OP_COPIES : 0), rule.key);
   Closure& closure = thread.empty_closure();
-  const bool keeps = rule.recomputable && !op.needs(DTR_NO_CLOSURE);
+  const bool keeps = recomputable && !op.needs(DTR_NO_CLOSURE);
   if (keeps) {
     closure.keep(rule, *stack);
     closure.surroundings().keep(keys, settings.device);
@@ -240,10 +246,23 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   }
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
   op.runs();
+  std::optional<Trial> trial;
+  uint64_t signature = 0;
+  if (C10_UNLIKELY(rule.trials && op.recomputable())) {
+    signature = signature_of(arguments, rule.arguments);
+    if (!keeps || op.needs(DTR_GRAPH_IS_CAPTURED) || python.is_ending())
+      op.is_constant();
+    else if (rule.trials->wants(signature))
+      trial.emplace(thread, rule, arguments);
+  }
   Tape tape = op.tape(closure);
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
+  if (C10_UNLIKELY(trial.has_value())) {
+    if (!passes(rule, signature, *trial, tape, *stack, base)) op.is_constant();
+    trial.reset();
+  }
   if (C10_UNLIKELY(rule.lasts)) give_away(stack->data() + base, stack->size() - base);
   op.end(put_results(thread, *stack, base));
 }
@@ -269,6 +288,7 @@ void explained(Body&& body) {
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
+  if (rule.lasts) thread.tape->note_lasting();
   run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
@@ -397,6 +417,11 @@ void materialize_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack
   Repeater(Thread::current()).bring_back_all();
 }
 
+// run_trial(int trial) -> ()
+void run_trial(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  reinterpret_cast<Trial*>(torch::jit::pop(*stack).toInt())->run_again();
+}
+
 // settle(int entry) -> (): as before an operator that overwrites the tensor. Inside of an operator
 // it does nothing: that one's schema says what it overwrites.
 void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
@@ -468,6 +493,7 @@ void register_operators() {
       KernelFunction::makeFromBoxedFunction<&materialize>());
   add("dtr_alloc::materialize_all() -> ()",
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
+  add("dtr_alloc::run_trial(int trial) -> ()", KernelFunction::makeFromBoxedFunction<&run_trial>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
   add("dtr_alloc::run(int call, int first, int[] entries, int key, bool recomputable) -> ()",
       KernelFunction::makeFromBoxedFunction<&run>());

@@ -31,6 +31,12 @@ void for_tensors(const c10::IValue& argument, Visit&& visit) {
   }
 }
 
+// Whether what a tensor holds lies in its storage.
+inline bool lies_in_storage(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 // Nothing needs a call of Python's any more (dtr_bridge_dropped_calls).
 void drop_call(int64_t call);
 

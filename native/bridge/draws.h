@@ -154,6 +154,9 @@ class Tape {
   bool is_off() const { return !draws_; }
   bool again() const { return again_; }
   void note(Drawn&& drawn) { draws_->push_back(std::move(drawn)); }
+  // Work of an operator inside goes on after it (Rule::lasts).
+  void note_lasting() { lasts_ = true; }
+  bool lasts() const { return lasts_; }
   const Drawn& next() {
     TORCH_CHECK(next_ < draws_->size(),
                 "dtr_alloc: an operator that runs again draws random numbers more often than it "
@@ -164,6 +167,7 @@ class Tape {
  private:
   std::vector<Drawn>* draws_;
   bool again_;
+  bool lasts_ = false;
   size_t next_ = 0;
 };
 

@@ -64,6 +64,33 @@ class Repeater {
     }
   }
 
+  // Runs a closure on these tensors. In the scope of an Unseen.
+  c10::Stack repeat(Closure& closure, const std::vector<at::Tensor>& tensors) {
+    const Surroundings::Restored surroundings(closure.surroundings());
+    Tape tape(&closure.draws(), true);
+    return closure.rule() ? run_operator(closure, tensors, tape)
+                          : run_python(closure, tensors, tape);
+  }
+
+  static void add_results(const c10::IValue& result, std::vector<at::Tensor>* out) {
+    if (result.isTensor()) {
+      out->push_back(result.toTensor());
+    } else if (result.isList()) {
+      for (const c10::IValue& part : result.toListRef()) add_results(part, out);
+    } else {
+      out->emplace_back();
+    }
+  }
+
+  static at::Tensor over(const c10::Storage& storage, c10::ScalarType type, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides, int64_t offset) {
+    const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, storage.device());
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    return tensor;
+  }
+
  private:
   // What a function of the core answers, if that is not a failure.
   template <typename Call>
@@ -93,13 +120,7 @@ class Repeater {
     }
     const std::vector<at::Tensor> arguments = rebuild();
     std::vector<at::Tensor> results;
-    {
-      const Surroundings::Restored surroundings(closure.surroundings());
-      Tape tape(&closure.draws(), true);
-      c10::Stack stack = closure.rule() ? run_operator(closure, arguments, tape)
-                                        : run_python(closure, arguments, tape);
-      for (const c10::IValue& result : stack) add_results(result, &results);
-    }
+    for (const c10::IValue& result : repeat(closure, arguments)) add_results(result, &results);
     const size_t count = arguments.size() + results.size();
     int64_t* numbers = core->frame_step(frame_, count);
     for (size_t i = 0; i < count; ++i) {
@@ -133,16 +154,6 @@ class Repeater {
     const In in(Phase::again);
     call_python("execute", &stack);
     return stack;
-  }
-
-  static void add_results(const c10::IValue& result, std::vector<at::Tensor>* out) {
-    if (result.isTensor()) {
-      out->push_back(result.toTensor());
-    } else if (result.isList()) {
-      for (const c10::IValue& part : result.toListRef()) add_results(part, out);
-    } else {
-      out->emplace_back();
-    }
   }
 
   [[noreturn]] static void fail_commit(const Closure& closure, int32_t status) {
@@ -200,15 +211,6 @@ class Repeater {
   static c10::Storage hold(void* handle) {
     return c10::Storage(
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(handle)));
-  }
-
-  static at::Tensor over(const c10::Storage& storage, c10::ScalarType type, c10::IntArrayRef sizes,
-                         c10::IntArrayRef strides, int64_t offset) {
-    const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, storage.device());
-    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-    return tensor;
   }
 
   static c10::Storage copy_of(const c10::Storage& storage) {

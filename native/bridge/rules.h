@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,33 @@
 #include "python.h"
 
 namespace dtr_bridge {
+
+// What trials of an operator have shown: whether it repeats (trial.h, T1 to T3).
+class Trials {
+ public:
+  bool has_failed() const { return failed_.load(std::memory_order_relaxed); }
+  // Whether it is the first that fails.
+  bool fail() { return !failed_.exchange(true); }
+
+  // Whether a call is to be tried.
+  bool wants(uint64_t signature) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = passed_.find(signature);
+    return found != passed_.end() ? found->second < kTrials : passed_.size() < kSignatures;
+  }
+  void pass(uint64_t signature) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++passed_[signature];
+  }
+
+ private:
+  static constexpr uint32_t kTrials = 3;
+  static constexpr size_t kSignatures = 64;  // what passed with so many passes with any other
+
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, uint32_t> passed_;  // trials, by signature
+};
 
 enum class ListOf : uint8_t { none, tensors, optional_tensors };
 
@@ -30,6 +58,8 @@ struct Rule {
   bool looks = false;   // reads tensors, and makes and changes none
   bool lasts = false;   // its work may go on, with its tensors' memory, after it ended
   bool recomputable = false;
+  // Set: it is recomputable only as far as they show (trial.h).
+  std::unique_ptr<Trials> trials;
   bool copies = false;                  // copies its second tensor to its first
   bool random = false;                  // draws from a generator
   int32_t generator = -1;               // position of the generator it can be given; -1: none such
@@ -165,6 +195,7 @@ class Rules {
     rule.looks = next();
     rule.lasts = next();
     rule.recomputable = next();
+    if (next()) rule.trials = std::make_unique<Trials>();
     rule.copies = next();
     rule.random = next();
     for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})

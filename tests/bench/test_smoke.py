@@ -57,6 +57,18 @@ def test_learning() -> None:
     assert {row["outcome"] for row in rows.values()} == {"trains"}
 
 
+def test_custom_operators() -> None:
+    """A GPT whose attention is a custom operator, at half its activation memory, bits compared."""
+    document = run("bench.custom_operators")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    outcomes = {row["way"]: row["outcome"] for row in document["results"]}
+    assert outcomes == {
+        "not trusted": "out of memory",
+        "tried": "same bits",
+        "trusted": "same bits",
+    }
+
+
 def test_changing() -> None:
     """A job whose steps all differ, at one budget: plain bits by the rule and with learning."""
     document = run("bench.changing")

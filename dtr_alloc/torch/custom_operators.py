@@ -1,0 +1,71 @@
+"""Operators that PyTorch does not come with: which of them are repeated, and on whose word.
+
+An operator of a custom library is *trusted* if the user says so, is never repeated if he says that,
+and is *tried* otherwise: some of its first calls run twice, and if both runs give the same bits it
+is repeated from then on (native/bridge/trial.h). Tried is what gives tensors, is given some, and
+neither overwrites nor returns any of them by its schema: what depends on more than its arguments
+would often pass, such as the reading of a file.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from dtr_alloc.config import OPERATOR_FORMS, ConfigError, operator_or_namespace
+
+_words: dict[str, bool] = {}
+"""What the user said last of a namespace or an operator: whether it is trusted."""
+_of_session: tuple[str, ...] = ()
+"""Trusted as the setting ``trust`` says."""
+
+
+def say(name: str, trusted: bool) -> None:
+    """Notes the user's word on an operator or a namespace. Raises ConfigError for what is none."""
+    try:
+        _words[operator_or_namespace(name)] = trusted
+    except ValueError:
+        raise ConfigError("the argument name", name, OPERATOR_FORMS) from None
+
+
+def trust_in_session(names: tuple[str, ...]) -> bool:
+    """Trusts these until the next session; whether they are others than before."""
+    global _of_session
+    before, _of_session = _of_session, names
+    return before != names
+
+
+def word_on(namespace: str, name: str) -> bool | None:
+    """The user's word on an operator, given by its name without a namespace. That on an operator
+    goes before that on a namespace, and that of the program before the setting. None: there is
+    none."""
+    for key in (f"{namespace}::{name}", namespace):
+        if key in _words:
+            return _words[key]
+        if key in _of_session:
+            return True
+    return None
+
+
+def can_be_tried(schema: torch._C.FunctionSchema) -> bool:
+    """Whether an operator may be tried, by what it is given and gives."""
+    kinds = [str(argument.type) for argument in schema.arguments]
+    return (
+        any("Tensor" in kind for kind in kinds)
+        and not any(kind.startswith("__torch__") for kind in kinds)  # objects have a state
+        and all(argument.alias_info is None for argument in schema.arguments)
+        and bool(schema.returns)
+        and all(value.alias_info is None for value in schema.returns)
+    )
+
+
+def failed_trial(name: str, fault: str) -> None:
+    """Says that an operator is not repeated, and why: what it does, or did."""
+    bare = name.rpartition(".")[0]
+    print(
+        f"dtr_alloc: {bare} {fault}, so its results are never evicted from now on. "
+        f'dtr_alloc.trust("{bare}") has them evicted all the same; dtr_alloc.distrust("{bare}") '
+        "spares it the trial and you this line.",
+        file=sys.stderr,
+    )

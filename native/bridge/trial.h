@@ -1,0 +1,176 @@
+// trial.h: operators that nobody vouches for, such as those of custom libraries: whether one repeats
+// is found out by running it twice (dtr_alloc/torch/custom_operators.py says which are tried).
+//
+// Rules
+//  T1  A trial is a call of the job that runs a second time at once, with what its closure kept: as
+//      it would run after an eviction. It passes if both runs gave the same bits, in memory of
+//      their own. What overwrites its arguments, or speaks to other processes, fails without that.
+//  T2  Of each signature (shapes, types, and the values of what is no tensor) the first three calls
+//      are tried. What passes can be evicted, the results of the trials among it.
+//  T3  One trial that fails is enough: all later results of the operator are constants. What was
+//      evicted before has passed.
+//  T4  A trial takes memory for other results. Where that is not to be had, the call's results are
+//      constants, and the next call is tried.
+#pragma once
+
+#include <ATen/ops/clone.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/sum.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "repeat.h"
+
+namespace dtr_bridge {
+
+// Of a call: its arguments but for what is in its tensors.
+inline uint64_t signature_of(const c10::IValue* arguments, size_t count) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, a number at a time
+  const auto add = [&](auto number) {
+    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
+    hash ^= hash >> 29;
+  };
+  const std::function<void(const c10::IValue&)> add_value = [&](const c10::IValue& value) {
+    add(value.isTensor() ? 1 : value.isList() ? 2 : value.isNone() ? 3 : 4);
+    if (value.isTensor() && value.toTensor().defined()) {
+      add(value.toTensor().scalar_type());
+      for (const int64_t size : value.toTensor().sizes()) add(size);
+      for (const int64_t stride : value.toTensor().strides()) add(stride);
+    } else if (value.isList()) {
+      for (const c10::IValue& part : value.toListRef()) add_value(part);
+    } else if (value.isInt()) {
+      add(value.toInt());
+    } else if (value.isDouble()) {
+      add(std::hash<double>()(value.toDouble()));
+    } else if (value.isBool()) {
+      add(value.toBool());
+    } else if (value.isString()) {
+      add(std::hash<std::string>()(value.toStringRef()));
+    }
+  };
+  for (size_t i = 0; i < count; ++i) add_value(arguments[i]);
+  return hash;
+}
+
+// Construct, run the operator, ask outcome().
+class Trial {
+ public:
+  // Why it failed; empty: it did not. unknown: there was no memory for it.
+  struct Outcome {
+    bool unknown = false;
+    std::string fault;
+    bool passed() const { return !unknown && fault.empty(); }
+  };
+
+  // The arguments are resident.
+  Trial(Thread& thread, const Rule& rule, const c10::IValue* arguments) : thread_(thread) {
+    const Unseen unseen;
+    for (const TensorArgument& of : rule.tensors)
+      for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
+        plain_ = plain_ && is_plain(tensor);
+        if (!plain_) return;
+        tensors_.push_back(alone(tensor));
+        before_.push_back(sum_of(tensor));
+      });
+  }
+
+  // tape, results: of the first run.
+  Outcome outcome(const Tape& tape, const c10::IValue* results, size_t count) {
+    const Unseen unseen;
+    if (!plain_) return {false, "is given what is no plain tensor"};
+    // Before it runs once more than the job wanted.
+    if (tape.lasts()) return {false, "calls torch.distributed"};
+    for (size_t i = 0; i < tensors_.size(); ++i)
+      if (sum_of(tensors_[i]) != before_[i])
+        return {false, "overwrites an argument, of which its schema says nothing"};
+    for (size_t i = 0; i < count; ++i) Repeater::add_results(results[i], &first_);
+    c10::Stack stack{reinterpret_cast<int64_t>(this)};
+    call_python("try_again", &stack);
+    const std::string error = stack.back().toStringRef();
+    if (error == "OutOfMemoryError") return {true, ""};
+    if (!error.empty()) return {false, "failed with " + error + " when it ran again"};
+    return {false, alike_ ? "" : "gave other results when it ran again on the same arguments"};
+  }
+
+  // By way of Python, which knows its errors.
+  void run_again() {
+    std::vector<at::Tensor> again;
+    for (const c10::IValue& result : Repeater(thread_).repeat(*thread_.spare(), tensors_))
+      Repeater::add_results(result, &again);
+    alike_ = first_.size() == again.size();
+    for (size_t i = 0; alike_ && i < first_.size(); ++i) alike_ = are_alike(first_[i], again[i]);
+  }
+
+ private:
+  static bool is_plain(const at::Tensor& tensor) {
+    return lies_in_storage(tensor) && !tensor.is_quantized();
+  }
+
+  // Without what autograd and Python know of it.
+  static at::Tensor alone(const at::Tensor& tensor) {
+    at::Tensor made = Repeater::over(tensor.storage(), tensor.scalar_type(), tensor.sizes(),
+                                     tensor.strides(), tensor.storage_offset());
+    made.unsafeGetTensorImpl()->_set_conj(tensor.is_conj());
+    made.unsafeGetTensorImpl()->_set_neg(tensor.is_neg());
+    return made;
+  }
+
+  // The bytes from the first element to the last.
+  static at::Tensor span(const at::Tensor& tensor) {
+    const auto size = static_cast<int64_t>(tensor.element_size());
+    int64_t elements = tensor.numel() > 0;
+    for (int64_t d = 0; elements && d < tensor.dim(); ++d)
+      elements += (tensor.size(d) - 1) * tensor.stride(d);
+    return Repeater::over(tensor.storage(), c10::kByte, {elements * size}, {1},
+                          tensor.storage_offset() * size);
+  }
+
+  // Of the bytes; it takes no memory to speak of. On other devices than the CPU it says nothing of
+  // their order.
+  static uint64_t sum_of(const at::Tensor& tensor) {
+    const at::Tensor bytes = span(tensor);
+    if (!bytes.is_cpu()) return static_cast<uint64_t>(bytes.sum(c10::kLong).item().toLong());
+    const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
+    const auto size = static_cast<size_t>(bytes.numel());
+    uint64_t sum = 14695981039346656037u;  // FNV-1a, a word at a time
+    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, data + i, std::min(size - i, sizeof word));
+      sum = (sum ^ word) * 1099511628211u;
+      sum ^= sum >> 29;
+    }
+    return sum;
+  }
+
+  static bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+    if (a.is_non_overlapping_and_dense()) return span(a).equal(span(b));
+    // What lies between elements is nobody's.
+    const at::MemoryFormat dense = at::MemoryFormat::Contiguous;
+    return span(alone(a).clone(dense)).equal(span(alone(b).clone(dense)));
+  }
+
+  bool are_alike(const at::Tensor& a, const at::Tensor& b) const {
+    if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+    if (!is_plain(a) || !is_plain(b) || a.scalar_type() != b.scalar_type() ||
+        a.device() != b.device() || a.sizes() != b.sizes() || a.strides() != b.strides() ||
+        a.storage_offset() != b.storage_offset() || a.storage().nbytes() != b.storage().nbytes())
+      return false;
+    for (const at::Tensor& argument : tensors_)
+      if (a.storage().is_alias_of(argument.storage())) return false;
+    // The same memory twice is the operator's own.
+    return !a.storage().is_alias_of(b.storage()) && same_bytes(a, b);
+  }
+
+  Thread& thread_;
+  bool plain_ = true;                // so are all arguments
+  std::vector<at::Tensor> tensors_;  // the arguments
+  std::vector<uint64_t> before_;     // sum_of() each
+  std::vector<at::Tensor> first_;    // results
+  bool alike_ = false;               // so are those of the second run
+};
+
+}  // namespace dtr_bridge

@@ -1,0 +1,308 @@
+"""Operators of custom libraries: tried, trusted or neither, and the bits of plain PyTorch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
+from torch import Tensor
+
+import dtr_alloc
+from dtr_alloc.torch import custom_operators
+
+TRIALS = 3
+
+
+class Library:
+    """A library of its own for each test, as what trials show of an operator stays for good."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.calls = 0
+
+    def define(
+        self, function: Callable[..., Tensor], mutates_args: tuple[str, ...] = ()
+    ) -> Callable[..., Tensor]:
+        name = f"{self.namespace}::{function.__name__}"
+        return torch.library.custom_op(name, mutates_args=mutates_args)(function)
+
+
+_made = 0
+
+
+@pytest.fixture
+def library() -> Iterator[Library]:
+    global _made
+    _made += 1
+    yield Library(f"dtr_custom{_made}")
+    custom_operators._words.clear()
+
+
+def gelu_of(library: Library) -> Callable[..., Tensor]:
+    def gelu(x: Tensor, scale: float) -> Tensor:
+        library.calls += 1
+        return torch.nn.functional.gelu(x) * scale
+
+    return library.define(gelu)
+
+
+def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library: Library) -> None:
+    gelu = gelu_of(library)
+    x = torch.linspace(-3, 3, 1000)
+    expected = torch.nn.functional.gelu(x) * 2
+    with checked_session():
+        got = [gelu(x + 0, 2.0) for _ in range(TRIALS + 2)]
+        assert library.calls == 2 * TRIALS + 2
+        for result in got:
+            assert torch.equal(evicted(result), expected)
+        assert library.calls == 3 * TRIALS + 4
+
+
+def test_other_values_of_other_arguments_are_tried_anew(library: Library) -> None:
+    gelu = gelu_of(library)
+    x = torch.linspace(-3, 3, 1000)
+    with checked_session():
+        for scale in (1.0, 2.0):
+            for _ in range(TRIALS + 1):
+                gelu(x, scale)
+    assert library.calls == 2 * (2 * TRIALS + 1)
+
+
+def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library: Library) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) + torch.randn(x.shape)
+
+    noise = library.define(noisy)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [noise(torch.ones(1000)) for _ in range(TRIALS + 2)]
+
+    expected, after = run(), torch.get_rng_state()
+    with checked_session():
+        got = run()
+        assert torch.equal(torch.get_rng_state(), after)
+        for result, right in zip(got, expected, strict=True):
+            assert torch.equal(evicted(result), right)
+
+
+def counting(x: Tensor, state: list[int]) -> Tensor:
+    state[0] += 1
+    return x + state[0]
+
+
+def test_what_has_a_state_of_its_own_is_found_out_at_once(
+    library: Library, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = [0]
+
+    def count(x: Tensor) -> Tensor:
+        return counting(x, state)
+
+    operator = library.define(count)
+    with checked_session():
+        results = [operator(torch.zeros(1000)) for _ in range(3)]
+        assert not any(dtr_alloc.evict(result) for result in results)
+        # It ran once more than it was called, in its life.
+        assert [result[0].item() for result in results] == [1, 3, 4]
+    said = capfd.readouterr().err
+    assert said.count("gave other results when it ran again") == 1
+    assert f'dtr_alloc.trust("{library.namespace}::count")' in said
+
+
+def test_what_overwrites_an_argument_without_a_word_does_not_run_twice(
+    library: Library, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def sneak(x: Tensor) -> Tensor:
+        library.calls += 1
+        x.data += 1
+        return x * 2
+
+    operator = library.define(sneak)
+    x = torch.zeros(1000)
+    with checked_session():
+        result = operator(x)
+        assert not dtr_alloc.evict(result)
+        assert library.calls == 1
+        assert torch.equal(x, torch.ones(1000))
+    assert "overwrites an argument, of which its schema says nothing" in capfd.readouterr().err
+
+
+def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: Library) -> None:
+    buffer = torch.zeros(1000)
+
+    def reuse(x: Tensor) -> Tensor:
+        return torch.add(x, 1, out=buffer)
+
+    lower = torch.library.Library(library.namespace, "DEF")  # custom_op would look for aliases
+    lower.define("reuse(Tensor x) -> Tensor")
+    lower.impl("reuse", reuse, "CPU")
+    operator = getattr(torch.ops, library.namespace).reuse
+    with checked_session():
+        result = operator(torch.zeros(1000))
+        assert not dtr_alloc.evict(result)
+        assert torch.equal(result, torch.ones(1000))
+
+
+def test_what_fails_when_it_runs_again_fails_no_job(library: Library) -> None:
+    def once(x: Tensor) -> Tensor:
+        library.calls += 1
+        if library.calls == 2:
+            raise RuntimeError("only once")
+        return x + 1
+
+    operator = library.define(once)
+    with checked_session():
+        assert torch.equal(operator(torch.zeros(1000)), torch.ones(1000))
+        assert library.calls == 2
+        assert torch.equal(operator(torch.zeros(1000)), torch.ones(1000))
+
+
+def test_what_speaks_to_other_processes_does_not_run_twice(
+    library: Library, tmp_path: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def reduced(x: Tensor) -> Tensor:
+        library.calls += 1
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    operator = library.define(reduced)
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    try:
+        with checked_session():
+            assert not dtr_alloc.evict(operator(torch.ones(1000)))
+    finally:
+        dist.destroy_process_group()
+    assert library.calls == 1
+    assert "calls torch.distributed" in capfd.readouterr().err
+
+
+def test_an_interrupt_in_a_trial_is_the_jobs(library: Library) -> None:
+    def double(x: Tensor) -> Tensor:
+        library.calls += 1
+        if library.calls == 2:
+            raise KeyboardInterrupt
+        return x * 2
+
+    operator = library.define(double)
+    with checked_session():
+        with pytest.raises(KeyboardInterrupt):
+            operator(torch.ones(1000))
+        result = operator(torch.ones(1000))
+        assert torch.equal(evicted(result), torch.full((1000,), 2.0))
+
+
+def test_a_trial_without_memory_for_it_shows_nothing(library: Library) -> None:
+    def double(x: Tensor) -> Tensor:
+        library.calls += 1
+        return x * 2
+
+    operator = library.define(double)
+    elements = 2 * MIB // 4
+    with checked_session(6 * MIB):  # for the argument and a result
+        x = torch.ones(elements)
+        dtr_alloc.pin(x)
+        result = operator(x)
+        assert library.calls == 2, "the second run is tried, and does not end"
+        assert not dtr_alloc.evict(result)
+        del result
+        dtr_alloc.set_budget(8 * MIB)
+        result = operator(x)
+        assert torch.equal(evicted(result), torch.full((elements,), 2.0))
+
+
+def test_what_is_trusted_is_not_tried(library: Library) -> None:
+    gelu = gelu_of(library)
+    dtr_alloc.trust(f"{library.namespace}::gelu")
+    x = torch.linspace(-3, 3, 1000)
+    with checked_session():
+        result = gelu(x, 2.0)
+        assert library.calls == 1
+        assert torch.equal(evicted(result), torch.nn.functional.gelu(x) * 2)
+        dtr_alloc.distrust(library.namespace)
+        assert dtr_alloc.evict(gelu(x, 2.0)), "the word on an operator goes before"
+        dtr_alloc.distrust(f"{library.namespace}::gelu")
+        assert not dtr_alloc.evict(gelu(x, 2.0))
+
+
+def test_the_setting_holds_for_its_session(library: Library) -> None:
+    gelu = gelu_of(library)
+    x = torch.linspace(-3, 3, 1000)
+    with dtr_alloc.session(budget="unlimited", device="cpu", trust=library.namespace):
+        gelu(x, 2.0)
+    assert library.calls == 1
+    with checked_session():
+        gelu(x, 2.0)
+    assert library.calls == 3
+
+
+def test_what_overwrites_as_its_schema_says_is_repeated_if_it_is_trusted(library: Library) -> None:
+    def add_one(x: Tensor) -> None:
+        x.add_(1)
+
+    operator = library.define(add_one, ("x",))  # type: ignore[arg-type]
+
+    def run() -> Tensor:
+        y = torch.zeros(1000) + 1
+        operator(y)
+        return y
+
+    with checked_session():
+        assert not dtr_alloc.evict(run())
+        dtr_alloc.trust(library.namespace)
+        assert torch.equal(evicted(run()), torch.full((1000,), 2.0))
+
+
+def test_an_operator_of_pytorch_can_be_distrusted() -> None:
+    x = torch.linspace(-3, 3, 1000)
+    try:
+        with checked_session():
+            dtr_alloc.distrust("aten::erf")
+            assert not dtr_alloc.evict(torch.erf(x))
+            assert dtr_alloc.evict(torch.sin(x))
+    finally:
+        custom_operators._words.clear()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a::", "a::b::c", "a.b", 3])
+def test_a_wrong_name_is_an_error(name: object) -> None:
+    for say in (dtr_alloc.trust, dtr_alloc.distrust):
+        with pytest.raises(dtr_alloc.ConfigError, match="a namespace, such as flash_attn"):
+            say(name)  # type: ignore[arg-type]
+    with pytest.raises(dtr_alloc.ConfigError, match="the argument trust"):
+        dtr_alloc.enable("unlimited", device="cpu", trust=[name])
+    assert not dtr_alloc.is_enabled()
+
+
+def test_a_job_is_told_by_its_environment_whom_to_trust() -> None:
+    job = """
+        import torch
+        calls = 0
+
+        @torch.library.custom_op("mylib::twice", mutates_args=())
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            global calls
+            calls += 1
+            return x * 2
+
+        twice(torch.ones(1000))
+        print(calls)
+    """
+    environment = {"DTR_ALLOC_BUDGET": "1GiB", "DTR_ALLOC_DEVICE": "cpu"}
+    for trust, calls in (({}, "2"), ({"DTR_ALLOC_TRUST": "other, mylib::twice"}, "1")):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(job)],
+            env={**os.environ, **environment, **trust},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == calls
