@@ -3,9 +3,10 @@
     python -m bench.custom_operators [--json PATH] [--smoke]
 
 The operator keeps its probabilities for its backward pass, as attention that is not fused does:
-most of what the steps need. Not trusted (``dtr_alloc.distrust``), its results are never evicted. Tried,
-its first calls run twice. Times are of the thread, the median of all steps but the first three,
-in terms of those with nothing evicted; each run's parameters are compared with plain PyTorch's.
+most of what the steps need. Not trusted (``dtr_alloc.distrust``), its results are never evicted.
+Tried, its first calls run twice. Times are of the thread, the median of all steps but the first
+three, in terms of those with nothing evicted; each run's parameters are compared with plain
+PyTorch's.
 """
 
 from __future__ import annotations
