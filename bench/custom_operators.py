@@ -80,7 +80,7 @@ class CustomGpt(TransformerJob):
 
     def build(self) -> None:
         super().build()
-        for block in self.model.blocks:
+        for block in self.model.get_submodule("blocks").children():
             block.__class__ = Block
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import evict as evict
     from dtr_alloc.torch.api import is_enabled as is_enabled
     from dtr_alloc.torch.api import is_resident as is_resident
+    from dtr_alloc.torch.api import kept as kept
     from dtr_alloc.torch.api import limit_rematerializations as limit_rematerializations
     from dtr_alloc.torch.api import materialize as materialize
     from dtr_alloc.torch.api import pin as pin
@@ -41,10 +42,10 @@ _HOMES = {
     "register_heuristic": "heuristics",
     **dict.fromkeys(
         (
-            *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
-            *("is_resident", "limit_rematerializations", "materialize", "pin", "reset_peak_stats"),
-            *("distrust", "run_as_operator", "session", "set_budget", "stats", "trim", "trust"),
-            "unpin",
+            *("check_invariants", "compact", "disable", "distrust", "enable", "evict"),
+            *("is_enabled", "is_resident", "kept", "limit_rematerializations", "materialize"),
+            *("pin", "reset_peak_stats", "run_as_operator", "session", "set_budget", "stats"),
+            *("trim", "trust", "unpin"),
         ),
         "torch.api",
     ),

@@ -17,6 +17,8 @@ from dtr_alloc import costs, pools, report
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
 from dtr_alloc.torch import custom_operators, escapes
+from dtr_alloc.torch.kept import Kept
+from dtr_alloc.torch.kept import kept as _kept
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.runtime import Runtime
 
@@ -310,6 +312,17 @@ def _say(name: str, trusted: bool) -> None:
     custom_operators.say(name, trusted)
     if _runtime is not None:
         _runtime.bridge.forget_rules()
+
+
+def kept() -> list[Kept]:
+    """What is in memory now and never evicted, and why, the largest first.
+
+    These are parameters, pinned tensors, those whose address the job asked for (and on which line),
+    results of operators that are not repeated, and data. Sizes are in bytes. What an operator uses
+    just now is not listed, and neither is what was made without an operator and met none yet.
+    Raises StateError without a session.
+    """
+    return _kept(_enabled())
 
 
 def reset_peak_stats() -> None:

@@ -23,6 +23,7 @@ from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, unsupported
 from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.kept import Places
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
 from dtr_alloc.torch.recorder import Recorder
@@ -54,6 +55,7 @@ class Runtime:
         self.cost_file: costs.CostFile | None = None
         self.recorder = Recorder(self.bridge, device_type)
         self.pins = Pins(self)
+        self.places = Places()
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)
@@ -359,6 +361,7 @@ class Runtime:
         """The address of the tensor's memory is given to others, who may keep it."""
         owner = self.pin_for_a_while(tensor)
         check(lib.dtr_pin(self.engine, self.address(tensor), 1))
+        self.places.note(int(ffi.cast("intptr_t", self.handle(tensor))))
         del owner
 
     def share(self, tensor: Tensor) -> None:

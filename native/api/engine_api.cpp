@@ -302,13 +302,11 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
 }
 
-uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
-                            uint64_t capacity) {
+uint64_t dtr_engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& in = of(engine);
-    require_array(op_keys, capacity, "op_keys");
-    require_array(size_bytes, capacity, "size_bytes");
-    return in.holders(op_keys, size_bytes, capacity);
+    require_array(holders, capacity, "holders");
+    return in.holders(holders, capacity);
   });
 }
 

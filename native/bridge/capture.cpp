@@ -32,6 +32,7 @@
 #include <deque>
 #include <map>
 
+#include "dtr/engine.h"
 #include "trial.h"
 
 namespace dtr_bridge {
@@ -550,25 +551,36 @@ void meet_thread() {
 
 void drop_closure(void* pointer) { delete static_cast<Closure*>(pointer); }
 
-std::string largest_holders() {
-  constexpr uint64_t kMost = 65536;
+namespace {
+
+// The operators whose results of these kinds take the most.
+std::string largest(const std::vector<dtr_holder>& holders, const char* title,
+                    std::initializer_list<int32_t> kinds) {
   constexpr size_t kShown = 5;
-  std::vector<uint64_t> keys(kMost), sizes(kMost);
-  const uint64_t found =
-      std::min(core->engine_holders(Thread::engine(), keys.data(), sizes.data(), kMost), kMost);
   std::map<uint64_t, uint64_t> held;
-  for (uint64_t i = 0; i < found; ++i)
-    if (keys[i]) held[keys[i]] += sizes[i];
+  for (const dtr_holder& holder : holders)
+    if (holder.op_key && std::find(kinds.begin(), kinds.end(), holder.kind) != kinds.end())
+      held[holder.op_key] += holder.size_bytes;
   std::vector<std::pair<uint64_t, uint64_t>> largest;
   for (const auto& [key, bytes] : held) largest.emplace_back(bytes, key);
   std::sort(largest.rbegin(), largest.rend());
   std::string text;
-  for (size_t i = 0; i < std::min(largest.size(), kShown); ++i) {
-    text += (i ? ", " : " Results that can be recomputed: ") +
+  for (size_t i = 0; i < std::min(largest.size(), kShown); ++i)
+    text += (i ? std::string(", ") : std::string(" ") + title + ": ") +
             Rules::instance().name_of(largest[i].second) + " " + std::to_string(largest[i].first) +
             " bytes";
-  }
   return text.empty() ? text : text + ".";
+}
+
+}  // namespace
+
+std::string largest_holders() {
+  constexpr uint64_t kMost = 65536;
+  std::vector<dtr_holder> holders(kMost);
+  holders.resize(std::min(core->engine_holders(Thread::engine(), holders.data(), kMost), kMost));
+  return largest(holders, "Results that can be recomputed", {DTR_HELD_EVICTABLE}) +
+         largest(holders, "Results that are kept (dtr_alloc.kept() says why)",
+                 {DTR_HELD_CONSTANT, DTR_HELD_ADDRESS, DTR_HELD_PINNED});
 }
 
 }  // namespace dtr_bridge

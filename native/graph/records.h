@@ -144,6 +144,7 @@ struct alignas(64) Storage {
   bool prefetched = false;          // came back from host memory, and was not used since
   uint32_t record = 0;              // index in the graph's list
   uint32_t log_version = 0;         // how often what log_number stands for was overwritten
+  uint64_t made_by = 0;             // without a parent: the op_key of what made the content
   uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
   uint64_t last_use = 0;            // the number of its last use (policy/foresight.h)
   int64_t due_ns = kNoForesight;    // when the next one is, in the job's own compute

@@ -137,9 +137,8 @@ int32_t unpin(dtr_engine* engine, void* handle) {
       result_or_status([&] { return engine_of(engine)->user_unpin(handle); }));
 }
 
-uint64_t engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
-                        uint64_t capacity) {
-  return engine_of(engine)->holders(op_keys, size_bytes, capacity);
+uint64_t engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity) {
+  return engine_of(engine)->holders(holders, capacity);
 }
 
 void op_log_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }

@@ -423,9 +423,9 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   return lifecycle_.drain_dropped(op_ids, capacity);
 }
 
-uint64_t Engine::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) {
+uint64_t Engine::holders(dtr_holder* holders, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  return memory_use_.holders(op_keys, size_bytes, capacity);
+  return memory_use_.holders(holders, capacity);
 }
 
 HeldBytes Engine::held_bytes() {

@@ -129,7 +129,7 @@ class Engine final {
   // ---- reports (engine.cpp) ----
   void get_stats(dtr_engine_stats* out);
   HeldBytes held_bytes();
-  uint64_t holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity);
+  uint64_t holders(dtr_holder* holders, uint64_t capacity);
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);

@@ -33,19 +33,24 @@ HeldBytes MemoryUse::held() const {
   return held;
 }
 
-uint64_t MemoryUse::holders(uint64_t* op_keys, uint64_t* size_bytes, uint64_t capacity) const {
+int32_t MemoryUse::kind_of(const Storage* storage) const {
+  if (storage->locks > 0) return DTR_HELD_RUNNING;
+  if (storage->external) return DTR_HELD_ADDRESS;
+  if (storage->constant_for_good) return DTR_HELD_PARAMETER;
+  if (!storage->parent || storage->unwritten) return DTR_HELD_CONSTANT;
+  if (storage->pins > 0 || capture_.is_frozen(storage)) return DTR_HELD_PINNED;
+  return DTR_HELD_EVICTABLE;
+}
+
+uint64_t MemoryUse::holders(dtr_holder* holders, uint64_t capacity) const {
   uint64_t count = 0;
-  const auto add = [&](const Storage* storage) {
-    if (count < capacity) {
-      op_keys[count] = storage->parent ? storage->parent->op_key : 0;
-      size_bytes[count] = storage->size_bytes;
-    }
+  graph_.by_address.for_each([&](const void*, const Storage* storage) {
+    if (count < capacity)
+      holders[count] = {storage->handle,
+                        storage->parent ? storage->parent->op_key : storage->made_by,
+                        storage->size_bytes, kind_of(storage)};
     ++count;
-  };
-  for (const auto& device : devices_) {
-    for (size_t i = 0; i < device->candidates.size(); ++i) add(device->candidates.at(i));
-    for (const Storage* storage : device->young) add(storage);
-  }
+  });
   return count;
 }
 

@@ -383,6 +383,7 @@ Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Defer
   }
   Storage* storage = parts_.lifecycle.new_live(desc);
   storage->used_on = parts_.streams.current(desc.device_type, desc.device_index);
+  storage->made_by = frame.op_key;
   parts_.op_log.made(frame.log, storage, desc);
   return storage;
 }

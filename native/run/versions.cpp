@@ -165,10 +165,14 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
                         old->size_bytes <= DTR_TINY_BYTES ||
                         (in_parts && !parts_.unwritten.write(call, input, &unwritten));
   // It was settled before the op ran: the record may serve the new content.
-  if (constant && !old->parent && !input.copy) return;
+  if (constant && !old->parent && !input.copy) {
+    if (!op) old->made_by = call.op_key;
+    return;
+  }
   dtr_tensor_desc desc;
   parts_.environment.framework->describe(input.tensor, &desc);
   Storage* fresh = parts_.lifecycle.hand_over(old, desc);
+  if (!op) fresh->made_by = call.op_key;
   if (!constant) {
     Graph::add_output(op, fresh, position, true);
     parts_.contents.note(fresh);

@@ -331,7 +331,7 @@ void meddle(Machine& machine, const std::atomic<bool>& over, bool moves) {
     ok(dtr_pool_get_stats(machine.pool, &stats));
     require(stats.reserved_bytes <= machine.budget, "more memory than the budget");
     dtr_engine_get_costs(machine.engine, nullptr, 0);
-    dtr_engine_holders(machine.engine, nullptr, nullptr, 0);
+    dtr_engine_holders(machine.engine, nullptr, 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

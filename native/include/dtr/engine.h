@@ -256,11 +256,26 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
  * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
-/* Says which operators' results fill the memory: for each resident storage that can be evicted, the
- * op_key of the operator that computes it (0: none does) and the storage's bytes. Writes up to
- * capacity of them, and returns how many there are. */
-uint64_t dtr_engine_holders(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
-                            uint64_t capacity);
+/* What a resident storage is kept for. */
+enum {
+  DTR_HELD_EVICTABLE = 0,
+  DTR_HELD_RUNNING = 1,   /* an op in flight uses it */
+  DTR_HELD_PARAMETER = 2, /* DTR_USE_CONSTANT */
+  DTR_HELD_ADDRESS = 3,   /* others may have its address */
+  DTR_HELD_CONSTANT = 4,  /* no op can compute it again */
+  DTR_HELD_PINNED = 5
+};
+
+typedef struct dtr_holder {
+  const void* handle;
+  uint64_t op_key; /* of the op that made the content; 0: none that was seen */
+  uint64_t size_bytes;
+  int32_t kind; /* DTR_HELD_... */
+} dtr_holder;
+
+/* Says what fills the memory: writes up to capacity of the resident storages, and returns how many
+ * there are. */
+uint64_t dtr_engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity);
 
 /* Writes up to capacity ids of ops that ended by dtr_op_end and whose records are gone, so that
  * their closures may go too, and returns how many: call it until it returns 0. (A bridge gives

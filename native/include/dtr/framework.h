@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 8
+#define DTR_BRIDGE_ABI_VERSION 9
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -158,8 +158,7 @@ typedef struct dtr_core {
   int32_t (*remat_want_any)(dtr_frame* frame);
   int32_t (*pin)(dtr_engine* engine, const void* tensor, int32_t escaped);
   int32_t (*unpin)(dtr_engine* engine, void* handle);
-  uint64_t (*engine_holders)(dtr_engine* engine, uint64_t* op_keys, uint64_t* size_bytes,
-                             uint64_t capacity);
+  uint64_t (*engine_holders)(dtr_engine* engine, struct dtr_holder* holders, uint64_t capacity);
   void (*op_log_name)(dtr_frame* frame, int32_t name);
   void (*op_log_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                       int64_t cost_ns);
