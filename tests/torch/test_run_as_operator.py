@@ -56,6 +56,53 @@ def test_what_it_overwrites_is_computed_again_from_what_was_there() -> None:
         assert torch.equal(evicted(x), expected)
 
 
+def test_a_decorated_function_runs_as_an_operator_at_each_call() -> None:
+    calls = 0
+
+    @dtr_alloc.run_as_operator
+    def scaled_sine(x: Tensor, *, factor: float = 1.0) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return sine(x) * factor
+
+    @dtr_alloc.run_as_operator(mutated=["out"], name="doubling")
+    def doubling(factor: int, out: Tensor) -> None:
+        for _ in range(factor // 2):
+            double(out)
+
+    assert scaled_sine.__name__ == "scaled_sine"
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) * 3
+        y = scaled_sine(x, factor=2.0)
+        assert torch.allclose(evicted(y), 2 * torch.sin(x))
+        assert calls == 2
+        expected = (x * 4).clone()
+        doubling(out=x, factor=4)
+        assert torch.equal(evicted(x), expected)
+
+
+def test_what_is_wrong_is_named() -> None:
+    x = torch.ones(16)
+    with pytest.raises(TypeError, match="mutated has 3, which is no tensor of its arguments"):
+        dtr_alloc.run_as_operator(sine, x, mutated=[3])
+    with pytest.raises(TypeError, match="mutated has 'y', which is no tensor of its arguments"):
+        dtr_alloc.run_as_operator(sine, mutated=["y"])(x)
+    with pytest.raises(TypeError, match="takes any arguments"):
+        dtr_alloc.run_as_operator(lambda *tensors: tensors[0])
+    with pytest.raises(RuntimeError, match="the argument x wants a gradient"):
+        dtr_alloc.run_as_operator(sine)(torch.ones(16, requires_grad=True))
+
+
+def test_inside_of_another_it_is_just_called() -> None:
+    @dtr_alloc.run_as_operator
+    def outer(x: Tensor) -> Tensor:
+        return dtr_alloc.run_as_operator(sine, x) + 1
+
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) * 3
+        assert torch.allclose(evicted(outer(x)), torch.sin(x) + 1, atol=1e-6)
+
+
 def test_without_a_budget_it_is_just_called() -> None:
     x = torch.linspace(-1, 1, 4096)
     assert torch.equal(dtr_alloc.run_as_operator(sine, x), sine(x))
