@@ -12,6 +12,7 @@ from typing import IO, Any, TypeVar
 
 import click
 
+from dtr_alloc.lab.executors import FORMS, RunsFailed, Workers
 from dtr_alloc.oplog import LogError, Program, compile_log
 
 _T = TypeVar("_T")
@@ -83,6 +84,44 @@ def compiled(logs: Sequence[str]) -> list[Program]:
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers_options(jobs: str) -> Callable[[Any], Any]:
+    """--executor and --jobs; ``jobs`` says what the latter is by default."""
+
+    def add(command: Any) -> Any:
+        count = click.option(
+            "--jobs",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help=f"Processes of --executor local (default: {jobs}).",
+        )
+        executor = click.option(
+            "--executor",
+            default="local",
+            show_default=True,
+            metavar="WHERE",
+            help=f"What makes the runs: {FORMS}.",
+        )
+        return executor(count(command))
+
+    return add
+
+
+def workers_of(executor: str, jobs: int | None, default: int) -> Workers:
+    """What --executor and --jobs say. Raises click.UsageError."""
+    if jobs is not None and executor != "local":
+        raise click.UsageError(f"--jobs is for --executor local: {executor} has its own workers")
+    return given("--executor", lambda: Workers(executor, jobs or default))
+
+
+def failed(error: RunsFailed) -> click.ClickException:
+    """How a command ends after runs failed: as for a wrong file, if each failed for what it was
+    given."""
+    given_wrong = all(
+        isinstance(each, ValueError | MemoryError) for each in error.failures.values()
+    )
+    return (InputError if given_wrong else click.ClickException)(str(error))
 
 
 @contextlib.contextmanager

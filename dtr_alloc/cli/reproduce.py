@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from dtr_alloc import bounded
-from dtr_alloc.cli.common import InputError, cores
+from dtr_alloc.cli.common import InputError, cores, workers_of, workers_options
+from dtr_alloc.lab.executors import ExecutorError, RunsFailed
 from dtr_alloc.lab.studies import study as studies
 from dtr_alloc.lab.studies.study import Document, Options, Unavailable
 from dtr_alloc.oplog import LogError
@@ -38,15 +39,14 @@ from dtr_alloc.oplog import LogError
 )
 @click.option("--smoke", is_flag=True, help="A small part of each, in seconds; no result.")
 @click.option("--redraw", is_flag=True, help="Draw again what the JSON in FOLDER says.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
-)
+@workers_options("one a core")
 def command(
     names: tuple[str, ...],
     out: Path,
     logs: Path | None,
     smoke: bool,
     redraw: bool,
+    executor: str,
     jobs: int | None,
 ) -> None:
     """Runs the studies NAME..., each to a JSON file and pictures; without a name, lists them."""
@@ -59,14 +59,17 @@ def command(
             studies.load(name)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-    options = Options(smoke=smoke, logs=logs, jobs=jobs or cores())
+    workers = workers_of(executor, jobs, cores())
+    options = Options(smoke=smoke, logs=logs, workers=workers)
     run(names, folder=out, redraw=redraw, options=options)
 
 
 def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -> None:
     """Runs studies one after the other and writes ``NAME.json`` and ``NAME[-PART].svg`` into the
     folder; with ``redraw`` the pictures only, from the JSON that is there. Raises
-    click.ClickException for what is lacking: then nothing of that study was written."""
+    click.ClickException for what is lacking: then nothing of that study was written. Nothing is
+    written of one that lacks runs, either: it is raised after the other studies."""
+    failures = []
     for name in names:
         study = studies.load(name)
         path = folder / f"{name}.json"
@@ -91,11 +94,16 @@ def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -
                 ) from None
         except (LogError, bounded.TooMuch) as error:
             raise InputError(f"{name}: {error}") from None
-        except Unavailable as error:
+        except RunsFailed as error:
+            failures.append(f"{name}: {error}")
+            continue
+        except (Unavailable, ExecutorError) as error:
             raise click.ClickException(f"{name}: {error}") from None
         except OSError as error:
             raise click.ClickException(f"{name}: {error}") from None
         click.echo(f"{name}: {study.title}: {path}", err=True)
+    if failures:
+        raise click.ClickException("\n".join(failures))
 
 
 MOST_BYTES = 1 << 26

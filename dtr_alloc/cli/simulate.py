@@ -16,16 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dtr_alloc import heuristics
 from dtr_alloc.cli import schedule
 from dtr_alloc.cli.common import (
-    InputError,
     compiled,
     cores,
     each_once,
+    failed,
     given,
     list_option,
     results_file,
+    workers_of,
+    workers_options,
 )
 from dtr_alloc.config import parse_size
 from dtr_alloc.lab import simulate, simulate_report
+from dtr_alloc.lab.executors import RunsFailed
 
 
 @click.command("simulate", short_help="Run op logs under budgets, without their job.")
@@ -120,9 +123,7 @@ from dtr_alloc.lab import simulate, simulate_report
 @click.option(
     "--plot", "plot_path", metavar="FILE", help="Slowdown against budget (png, svg, pdf)."
 )
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core)."
-)
+@workers_options("one a core")
 @click.option(
     "--schedule",
     "schedules",
@@ -186,10 +187,12 @@ def _run(
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
+    executor: str,
     jobs: int | None,
 ) -> None:
     """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
-    InputError for logs that are: then nothing was written."""
+    InputError for logs that are: then nothing was written; and what failed() says of runs that
+    failed, with all others written and shown."""
     if space != "bytes" and semantics != "runtime":
         raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
     if chunk is not None and space == "bytes":
@@ -227,9 +230,11 @@ def _run(
     given("the combination", plan.check)
     if plot_path is not None:
         _check_plot(plot_path)
-    study = simulate.Study(plan, compiled(logs), jobs or cores())
+    workers = workers_of(executor, jobs, cores())
+    study = simulate.Study(plan, compiled(logs), workers)
 
     rows = []
+    failure = None
     errors = Console(stderr=True)
     with results_file(json_path) as file, _progress(errors, len(study.setups)) as advance:
         try:
@@ -239,8 +244,8 @@ def _run(
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                 advance()
-        except ValueError as error:
-            raise InputError(f"{', '.join(logs)}: {error}") from None
+        except RunsFailed as error:
+            failure = failed(error)
         except (RuntimeError, OSError) as error:
             raise click.ClickException(str(error)) from None
     shown = Console(stderr=json_path == "-")
@@ -254,6 +259,8 @@ def _run(
             simulate_report.picture(rows, Path(plot_path))
         except OSError as error:
             raise click.ClickException(f"--plot: {error}") from None
+    if failure is not None:
+        raise failure
 
 
 def _deallocs(text: str) -> list[str]:

@@ -11,8 +11,7 @@ semantics:
   chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
 
 A *study* is what ``dtr-alloc simulate`` makes: every log with every heuristic, deallocation
-policy, seed and budget. The runs are independent, so they are spread over processes; those are
-forked, and so share the compiled logs without a copy.
+policy, seed and budget. The runs are independent, so they are spread over workers (executors.py).
 
 A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a
 limit (in simrd's semantics with the banishing policy, which is how the published ratios are
@@ -25,20 +24,17 @@ import hashlib
 import itertools
 import math
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from multiprocessing import get_context
 from typing import Any
 
 from dtr_alloc import config, heuristics
 from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import DEALLOCS, Heuristic
 from dtr_alloc.lab import presets
+from dtr_alloc.lab.executors import HERE, Failure, RunsFailed, Workers
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.oplog import MOST_SUM, Program
 from dtr_alloc.scorer import Scorer
@@ -500,6 +496,10 @@ class Setup:
     seed: int | None
     limit: Limit
 
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.rule.name}, {self.dealloc}{seed}, budget {self.limit}"
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -595,85 +595,55 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
 
 
 class Study:
-    """Makes the runs of a plan over logs, in processes of their own.
+    """Makes the runs of a plan over logs.
 
     Iterating gives the rows in the plan's order, each as soon as it and those before it are there.
+    A run that fails has no row, nor has any of a log whose run without a limit fails; after the
+    last row RunsFailed names them. Raises ExecutorError before any row.
     """
 
-    def __init__(self, plan: Plan, programs: Sequence[Program], jobs: int = 1) -> None:
+    def __init__(self, plan: Plan, programs: Sequence[Program], workers: Workers = HERE) -> None:
         self.plan = plan
         self.programs = programs
-        self.jobs = jobs
+        self.workers = workers
         self.setups = list(plan.setups(len(programs)))
-        self.baselines: list[Baseline] = []
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        with _workers(self, self.jobs) as submit:
-            waiting = [submit(_baseline_task, log) for log in range(len(self.programs))]
-            self.baselines = [future.result() for future in waiting]
-            tasks = [
-                (submit(_run_task, setup, self.baselines[setup.log]), setup)
-                for setup in self.setups
-            ]
-            tasks.reverse()
-            while tasks:  # the rows are not kept
-                future, setup = tasks.pop()
-                label = self.programs[setup.log].path
-                yield row(self.plan, setup, label, self.baselines[setup.log], future.result())
+        failures: dict[str, Exception] = {}
+        labels = [program.path for program in self.programs]
+        with self.workers.opened((self.plan, self.programs), len(self.setups)) as pool:
+            bases = list(pool.outcomes(_baseline_task, [(log,) for log in range(len(labels))]))
+            for label, base in zip(labels, bases, strict=True):
+                if isinstance(base, Failure):
+                    failures[f"{label}, without a limit"] = base.error
+            setups = [each for each in self.setups if not isinstance(bases[each.log], Failure)]
+            runs = pool.outcomes(_run_task, [(setup, bases[setup.log]) for setup in setups])
+            for setup, run in zip(setups, runs, strict=True):
+                label = labels[setup.log]
+                if isinstance(run, Failure):
+                    failures[f"{label}, {setup}"] = run.error
+                else:
+                    yield row(self.plan, setup, label, bases[setup.log], run)
+        if failures:
+            raise RunsFailed(failures)
 
 
-_study: Study | None = None  # in a worker: the study that it was forked for
+_Shared = tuple[Plan, Sequence[Program]]
 
 
-def _baseline_task(log: int) -> Baseline:
-    assert _study is not None
-    plan = _study.plan
-    return baseline(_study.programs[log], plan.semantics, plan.space)
+def _baseline_task(shared: _Shared, log: int) -> Baseline:
+    plan, programs = shared
+    return baseline(programs[log], plan.semantics, plan.space)
 
 
-def _run_task(setup: Setup, base: Baseline) -> Run:
-    assert _study is not None
-    plan = _study.plan
+def _run_task(shared: _Shared, setup: Setup, base: Baseline) -> Run:
+    plan, programs = shared
     return _run_of(
         plan,
-        _study.programs[setup.log],
+        programs[setup.log],
         setup.rule,
         setup.dealloc,
         setup.seed,
         setup.limit.resolve(base.peak_bytes),
         thrash_limit(base.compute, plan.thrash),
     )
-
-
-class _Now:
-    """As a Future, of a task that runs when its result is asked for."""
-
-    def __init__(self, task: Callable[..., Any], *arguments: Any) -> None:
-        self._task, self._arguments = task, arguments
-
-    def result(self) -> Any:
-        return self._task(*self._arguments)
-
-
-@contextmanager
-def _workers(study: Study, jobs: int) -> Iterator[Callable[..., Future[Any] | _Now]]:
-    """Gives what submits a task: to forked processes, or to this one."""
-    global _study
-    before, _study = _study, study
-    try:
-        if jobs == 1:
-            yield _Now
-            return
-        # An interrupt ends the workers at once: none is waited for that is deep in a run.
-        executor = ProcessPoolExecutor(
-            min(jobs, len(study.setups)),
-            get_context("fork"),
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_DFL),
-        )
-        try:
-            yield executor.submit
-        finally:
-            executor.shutdown(cancel_futures=True)
-    finally:
-        _study = before

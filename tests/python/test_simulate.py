@@ -13,6 +13,7 @@ pytest.importorskip(
 
 from dtr_alloc import heuristics, oplog
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.executors import Workers
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, Study, parse_limits
 
@@ -181,7 +182,7 @@ def without_time(rows):
 def test_processes_give_the_rows_that_one_gives_in_the_same_order(program, semantics):
     asked = plan(seeds=[0, 1], deallocs=["eager", "ignore"], semantics=semantics)
     rows = without_time(Study(asked, [program, program]))
-    assert rows == without_time(Study(asked, [program, program], jobs=3))
+    assert rows == without_time(Study(asked, [program, program], Workers(jobs=3)))
     assert len(rows) == 2 * 2 * (1 + 2) * 3
     assert [row["ratio"] for row in rows[:4]] == [0.6, 0.8, 1.0, 0.6]
     assert {row["seed"] for row in rows if row["heuristic"] == "random"} == {0, 1}

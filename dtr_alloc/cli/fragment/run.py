@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError
+from dtr_alloc.cli.common import InputError, failed, workers_of, workers_options
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -21,6 +21,7 @@ from dtr_alloc.cli.fragment.options import (
     write_json,
 )
 from dtr_alloc.config import format_size, parse_size
+from dtr_alloc.lab.executors import ExecutorError, Failure, RunsFailed
 from dtr_alloc.lab.fragment import formats
 from dtr_alloc.lab.fragment.fidelity import compare as compared
 from dtr_alloc.lab.fragment.models import (
@@ -54,6 +55,7 @@ VERSION = 1
     help="Compare the models of PyTorch's allocator, event by event, with what the trace recorded.",
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
+@workers_options("1, so that a run is timed alone")
 @click.option(
     "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
 )
@@ -72,10 +74,13 @@ def _run(
     smallest: bool,
     compare: bool,
     json_path: str | None,
+    executor: str,
+    jobs: int | None,
     allow_truncated: bool,
 ) -> None:
     """Prints a table, and writes JSON where it is asked for. Raises click.UsageError and
-    InputError before it writes anything."""
+    InputError before it writes anything, and what failed() says of runs that failed, with all
+    others written and shown."""
     chosen = models_of(models)
     if compare:
         chosen = [name for name in chosen if MODELS[name][0] == MODELS["pytorch"][0]]
@@ -83,25 +88,35 @@ def _run(
             raise click.UsageError("--compare is for pytorch and pytorch-expandable")
     limits = budgets_of(budgets)
     settings = _options(options, chosen)
+    told = {
+        model: {name: settings[name] for name in sorted(_allowed(model) & set(settings))}
+        for model in chosen
+    }
+    workers = workers_of(executor, jobs, 1)
+    failures: dict[str, Exception] = {}
     try:
-        trace = formats.read(source, allow_truncated=allow_truncated)
-        prepared = Prepared(trace, device)
-        rows = []
-        for model in chosen:
-            told = {name: settings[name] for name in sorted(_allowed(model) & set(settings))}
-            least = smallest_budget(prepared, model, **told) if smallest else None
-            for limit in limits:
-                size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
-                row = _document(prepared.run(model, size, **told), least)
-                if compare:
-                    told_all = {**_presets(model), **told}
-                    row["compared"] = asdict(
-                        compared(trace, "pytorch", size, device=device, **told_all)
-                    )
-                rows.append(row)
+        prepared = Prepared(formats.read(source, allow_truncated=allow_truncated), device)
+        with workers.opened(prepared, len(chosen) * len(limits)) as pool:
+            least: dict[str, int | None] = dict.fromkeys(chosen)
+            if smallest:
+                searches = [(model, told[model]) for model in chosen]
+                names = [f"{model}, smallest budget" for model in chosen]
+                found = _succeeded(names, pool.outcomes(_smallest, searches), failures)
+                least = {searches[at][0]: budget for at, budget in found}
+            sizes = [
+                None if each is None else each.resolve(prepared.peak_live_bytes) for each in limits
+            ]
+            runs = [(model, size, told[model], compare) for model in least for size in sizes]
+            names = [f"{model}, {_limit(size)}" for model, size, *_ in runs]
+            rows = [
+                {**row, "smallest_budget_bytes": least[runs[at][0]]}
+                for at, row in _succeeded(names, pool.outcomes(_row, runs), failures)
+            ]
     except (ValueError, OSError) as error:
         text = str(error)
         raise InputError(text if str(source) in text else f"{source}: {text}") from None
+    except ExecutorError as error:
+        raise click.ClickException(str(error)) from None
     console = Console(stderr=json_path == "-", markup=False)
     console.print(_compared_table(rows) if compare else _table(rows, smallest))
     if json_path is not None:
@@ -110,6 +125,37 @@ def _run(
             write_json(document, json_path)
         except OSError as error:
             raise click.ClickException(str(error)) from None
+    if failures:
+        raise failed(RunsFailed(failures))
+
+
+def _succeeded(
+    names: Sequence[str], outcomes: Iterable[Any], failures: dict[str, Exception]
+) -> Iterator[tuple[int, Any]]:
+    """The outcomes that are results, each with its index; the others go to ``failures``. Raises
+    ValueError where a model refuses its options: it does so in every run."""
+    for at, outcome in enumerate(outcomes):
+        if not isinstance(outcome, Failure):
+            yield at, outcome
+        elif isinstance(outcome.error, ValueError):
+            raise outcome.error
+        else:
+            failures[names[at]] = outcome.error
+
+
+def _smallest(prepared: Prepared, model: str, told: dict[str, Any]) -> int | None:
+    return smallest_budget(prepared, model, **told)
+
+
+def _row(
+    prepared: Prepared, model: str, size: int | None, told: dict[str, Any], compare: bool
+) -> dict[str, Any]:
+    row = _document(prepared.run(model, size, **told))
+    if compare:
+        options = {**_presets(model), **told}
+        found = compared(prepared.trace, "pytorch", size, device=prepared.device, **options)
+        row["compared"] = asdict(found)
+    return row
 
 
 def _presets(model: str) -> dict[str, Any]:
@@ -142,7 +188,7 @@ def _options(given: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _document(result: ModelRun, smallest: int | None) -> dict[str, Any]:
+def _document(result: ModelRun) -> dict[str, Any]:
     names = (
         *("model", "options", "budget_bytes", "device", "completed", "failed_event"),
         *("failed_bytes", "events", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
@@ -151,7 +197,7 @@ def _document(result: ModelRun, smallest: int | None) -> dict[str, Any]:
     series = result.series
     return {
         **{name: getattr(result, name) for name in names},
-        "smallest_budget_bytes": smallest,
+        "smallest_budget_bytes": None,
         "segments_taken": sum(segment.taken for segment in result.segments),
         "segments_given_back": sum(not segment.taken for segment in result.segments),
         "holes_at_worst": len(result.holes),
@@ -165,8 +211,8 @@ def _size(bytes_: int | float | None) -> str:
     return "" if bytes_ is None else format_size(round(bytes_))
 
 
-def _limit(row: dict[str, Any]) -> str:
-    return "unlimited" if row["budget_bytes"] is None else format_size(row["budget_bytes"])
+def _limit(budget_bytes: int | None) -> str:
+    return "unlimited" if budget_bytes is None else format_size(budget_bytes)
 
 
 def _table(rows: Sequence[dict[str, Any]], smallest: bool) -> Table:
@@ -178,7 +224,7 @@ def _table(rows: Sequence[dict[str, Any]], smallest: bool) -> Table:
     for row in rows:
         failed = f"out of memory at event {row['failed_event']}"
         cells = [
-            *(row["model"], _limit(row), _size(row["peak_used_bytes"])),
+            *(row["model"], _limit(row["budget_bytes"]), _size(row["peak_used_bytes"])),
             _size(row["peak_reserved_bytes"]) if row["completed"] else failed,
             *(_size(row["mean_lost_bytes"]), _size(row["max_lost_bytes"])),
             *([_size(row["smallest_budget_bytes"])] if smallest else []),
@@ -201,7 +247,7 @@ def _compared_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{found['peak_reserved_error']:+.2%} at the peak"
         )
         table.add_row(
-            *(row["model"], _limit(row), str(found["allocations"])),
+            *(row["model"], _limit(row["budget_bytes"]), str(found["allocations"])),
             str(found["misplaced"] + found["unplaced"]),
             *(str(found["segment_events"]), str(found["segment_errors"])),
             other if found["reserved_errors"] else same,

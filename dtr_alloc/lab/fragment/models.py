@@ -197,6 +197,9 @@ class Prepared:
         lib.dtr_fragment_counts(self._events, *counts)
         self.operations, self.allocations, self.peak_live_bytes = (int(c[0]) for c in counts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prepared, (self.trace, self.device)
+
     def run(
         self,
         model: str,

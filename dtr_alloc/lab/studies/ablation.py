@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.executors import Workers
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, parse_heuristic
 from dtr_alloc.lab.studies.palette import COLORS
@@ -36,11 +37,11 @@ def compute(options: Options) -> Document:
     logs = list(published_logs(options).values())
     return {
         "part_columns": ["log", "c", "m", "s", "ratio", "status", "slowdown"],
-        "parts": list(_parts(logs, options.jobs)),
+        "parts": list(_parts(logs, options.workers)),
         "dealloc_columns": ["log", "dealloc", "heuristic", "ratio", "status", "slowdown"],
         "deallocs": list(_deallocs(logs, options)),
         "access_columns": ["log", "heuristic", "ratio", "status", "model_ops", "accesses"],
-        "accesses": list(_accesses(logs, options.jobs)),
+        "accesses": list(_accesses(logs, options.workers)),
     }
 
 
@@ -48,11 +49,11 @@ def _outcome(row: Mapping[str, Any]) -> list[Any]:
     return [row["status"], round(row["total_compute"] / row["base_compute"], 5)]
 
 
-def _parts(logs: Sequence[Program], jobs: int) -> Iterator[list[Any]]:
+def _parts(logs: Sequence[Program], workers: Workers) -> Iterator[list[Any]]:
     of = {f"c={c},m={m},s={s}": (c, m, s) for c, m, s in itertools.product(COSTS, SIZES, EXPONENTS)}
     rules = [parse_heuristic(text, "simrd") for text in of]
     plan = Plan([Limit(ratio=ratio) for ratio in RATIOS], rules, thrash=THRASHING)
-    for row in simulate.Study(plan, logs, jobs):
+    for row in simulate.Study(plan, logs, workers):
         yield [row["log"], *of[row["heuristic"]], row["ratio"], *_outcome(row)]
 
 
@@ -61,14 +62,14 @@ def _deallocs(logs: Sequence[Program], options: Options) -> Iterator[list[Any]]:
     ratios = [percent / 100 for percent in range(20, 101, 20 if options.smoke else 5)]
     limits = [Limit(ratio=ratio) for ratio in ratios]
     plan = Plan(limits, rules, deallocs=DEALLOCS, thrash=THRASHING)
-    for row in simulate.Study(plan, logs, options.jobs):
+    for row in simulate.Study(plan, logs, options.workers):
         yield [row["log"], row["dealloc"], row["heuristic"], row["ratio"], *_outcome(row)]
 
 
-def _accesses(logs: Sequence[Program], jobs: int) -> Iterator[list[Any]]:
+def _accesses(logs: Sequence[Program], workers: Workers) -> Iterator[list[Any]]:
     rules = [parse_heuristic(preset, "simrd") for preset in PRESETS.values()]
     plan = Plan([Limit(ratio=0.5)], rules, thrash=THRASHING)
-    for row in simulate.Study(plan, logs, jobs):
+    for row in simulate.Study(plan, logs, workers):
         counts = [row["status"], row["model_ops"], row["accesses"]]
         yield [row["log"], row["heuristic"], row["ratio"], *counts]
 

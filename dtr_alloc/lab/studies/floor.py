@@ -11,13 +11,11 @@ that is out of memory ("oom").
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import oplog
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.executors import results
 from dtr_alloc.lab.studies.published import published_logs
 from dtr_alloc.lab.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
@@ -144,9 +142,8 @@ def least_bytes(program: Program) -> int:
     return most
 
 
-def _study(log: tuple[str, Program], smoke: bool) -> dict[str, list[Row]]:
+def _study(smoke: bool, name: str, program: Program) -> dict[str, list[Row]]:
     """The rows of one log."""
-    name, program = log
     base = simulate.baseline(program, semantics="runtime")
     peak, compute = base.peak_bytes, base.compute
     least = least_bytes(program)
@@ -193,13 +190,8 @@ def compute(options: Options) -> Document:
     logs = published_logs(options)
     document: Document = {"most": MOST, "columns": COLUMNS}
     tables: dict[str, list[Row]] = {"logs": [], "sweeps": [], "failures": []}
-    one = partial(_study, smoke=options.smoke)
-    if options.jobs > 1:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-            parts = list(pool.map(one, logs.items()))
-    else:
-        parts = [one(log) for log in logs.items()]
-    for part in parts:
+    calls = {name: (name, program) for name, program in logs.items()}
+    for part in results(options.workers, options.smoke, _study, calls):
         for table, rows in part.items():
             tables[table] += rows
     tables["floors"] = list(_floors(tables["sweeps"]))

@@ -22,14 +22,13 @@ import ctypes
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import heuristics
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.executors import results
 from dtr_alloc.lab.studies.job_logs import job_logs
 from dtr_alloc.lab.studies.panels import panel_grid
 from dtr_alloc.lab.studies.published import THRASHING, published_logs
@@ -128,9 +127,8 @@ def chunk_of(logs: str, peak_bytes: int) -> int:
 # ---- one log ----
 
 
-def _study(log: tuple[str, Program, float], smoke: bool) -> dict[str, list[Row]]:
-    """The rows of one log, given with what moving does in a second, in bytes."""
-    logs, program, speed = log
+def _study(smoke: bool, logs: str, program: Program, speed: float) -> dict[str, list[Row]]:
+    """The rows of one log. speed: what moving does in a second, in bytes."""
     name = program.path
     base = simulate.run_log(program, "lru", semantics="runtime", space="fixed", outputs=False)
     chunk_bytes = chunk_of(logs, base.peak_bytes)
@@ -213,14 +211,9 @@ def compute(options: Options) -> Document:
     cpu = cpu_copy_bytes_per_s()
     jobs = job_logs(("mlp",) if options.smoke else OUR_JOBS)
     logs += [("jobs", program, cpu) for program in jobs.values()]
-    one = partial(_study, smoke=options.smoke)
-    if options.jobs > 1:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-            parts = list(pool.map(one, logs))
-    else:
-        parts = [one(log) for log in logs]
+    calls = {f"{kind}, {program.path}": (kind, program, speed) for kind, program, speed in logs}
     tables: dict[str, list[Row]] = {"logs": [], "rows": [], "floors": []}
-    for part in parts:
+    for part in results(options.workers, options.smoke, _study, calls):
         for table, rows in part.items():
             tables[table] += rows
     tables["summary"] = list(summary(tables["rows"], tables["floors"]))

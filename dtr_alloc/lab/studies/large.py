@@ -19,7 +19,7 @@ MIB = 2**20
 
 def compute(options: Options) -> Document:
     """One row per job: the largest inputs with and without dtr_alloc, memory and times."""
-    given = ["--smoke"] if options.smoke else ["--at-once", str(options.jobs)]
+    given = ["--smoke"] if options.smoke else ["--at-once", str(options.workers.jobs)]
     found = checkout.bench("bench.large_inputs", *given)
     kept = ("torch", "processor", "commit", "heuristic", "wall_bytes", "slack", "resolution")
     head = {key: found[key] for key in (*kept, "repeats_per_operator")}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.lab import schedule, simulate
+from dtr_alloc.lab.executors import results
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Rule
 from dtr_alloc.lab.studies.job_logs import job_logs
@@ -34,19 +33,10 @@ def compute(options: Options) -> Document:
     if not options.smoke:
         programs |= {("jobs", name): log for name, log in job_logs(JOBS).items()}
     ratios = (0.3, 0.5) if options.smoke else RATIOS
-    cells = [
-        (*key, log, ratio) for (key, log), ratio in itertools.product(programs.items(), ratios)
-    ]
-    arguments = [(log, ratio, options.smoke) for *_, log, ratio in cells]
-    if options.jobs == 1:
-        found = list(itertools.starmap(_cell, arguments))
-    else:
-        with ProcessPoolExecutor(options.jobs, get_context("fork")) as executor:
-            found = list(executor.map(_cell, *zip(*arguments, strict=True)))
-    rows = [
-        [logs, name, ratio, *outcome]
-        for (logs, name, _, ratio), outcome in zip(cells, found, strict=True)
-    ]
+    cells = list(itertools.product(programs, ratios))
+    calls = {f"{', '.join(log)}, {ratio}": (log, ratio, options.smoke) for log, ratio in cells}
+    found = results(options.workers, programs, _cell, calls)
+    rows = [[*log, ratio, *outcome] for (log, ratio), outcome in zip(cells, found, strict=True)]
     columns = ["logs", "log", "ratio", "ops", "best_known", "made_by", "dealloc"]
     columns += ["best_preset", "preset", "best_preset_lazy", "preset_lazy"]
     return {
@@ -56,7 +46,10 @@ def compute(options: Options) -> Document:
     }
 
 
-def _cell(program: Program, ratio: float, smoke: bool) -> list[Any]:
+def _cell(
+    programs: Mapping[tuple[str, str], Program], log: tuple[str, str], ratio: float, smoke: bool
+) -> list[Any]:
+    program = programs[log]
     base = simulate.baseline(program)
     budget_bytes = int(base.peak_bytes * ratio)
     most = int(base.compute * (THRASHING - 1))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtr_alloc.lab.executors import HERE, Workers
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,12 +25,13 @@ class Options:
         smoke: a small part of it, in seconds, that shows that it works; its figures are not the
             study's.
         logs: the folder with the op logs that the DTR paper published (``*.log.xz``), or None.
-        jobs: processes to spread independent runs over.
+        workers: what independent runs are spread over. Studies that measure a job run it on this
+            machine in any case.
     """
 
     smoke: bool = False
     logs: Path | None = None
-    jobs: int = 1
+    workers: Workers = HERE
 
 
 class Unavailable(RuntimeError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc import heuristics
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.executors import Workers
 from dtr_alloc.lab.presets import PRESETS
 from dtr_alloc.lab.simulate import Limit, Plan, Rule
 from dtr_alloc.lab.studies.job_logs import JOBS, job_logs
@@ -43,10 +44,10 @@ def compute(options: Options) -> Document:
     jobs = job_logs(("mlp",) if options.smoke else JOBS)
     rows: list[list[Any]] = []
     for each in (plan, lazy):
-        runs = simulate.Study(each, list(published.values()), options.jobs)
+        runs = simulate.Study(each, list(published.values()), options.workers)
         rows += [["published", *_found(row), row["ratio"]] for row in runs]
         for program in jobs.values():
-            rows += _job(program, each, ratios, options.jobs)
+            rows += _job(program, each, ratios, options.workers)
     return {
         "columns": ["logs", "log", "heuristic", "status", "slowdown", "ratio"],
         "rows": rows,
@@ -55,13 +56,15 @@ def compute(options: Options) -> Document:
     }
 
 
-def _job(program: Program, plan: Plan, ratios: Sequence[float], jobs: int) -> Iterator[list[Any]]:
+def _job(
+    program: Program, plan: Plan, ratios: Sequence[float], workers: Workers
+) -> Iterator[list[Any]]:
     run = simulate.run_log(program, "lru", semantics="runtime", outputs=False)
     idle, peak = run.end_bytes, run.peak_bytes
     budgets = {idle + int(ratio * (peak - idle)): ratio for ratio in ratios}
     limits = [Limit(size_bytes=budget) for budget in budgets]
     own = replace(plan, limits=limits, semantics="runtime")
-    for row in simulate.Study(own, [program], jobs):
+    for row in simulate.Study(own, [program], workers):
         yield ["jobs", *_found(row), budgets[row["budget_bytes"]]]
 
 
