@@ -352,6 +352,7 @@ def test_what_runs_share_travels_once_to_each_worker(tmp_path, cluster):
     assert sorted(int(path.name.split("-")[0]) for path in tmp_path.iterdir()) == sorted(workers)
 
 
+@pytest.mark.long
 def test_a_run_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(cluster):
     """Dask gives a run up that was on four workers that died: also one that was beside it."""
     with Workers(cluster).opened(0, 12) as pool:
