@@ -86,6 +86,7 @@ class SimulatedJob:
         parsed = presets.parse(heuristic)
         engine_options.heuristic = ffi.new("dtr_heuristic *", parsed.numbers())[0]
         engine_options.history_ops = 1 << 40
+        engine_options.tiny_bytes = lib.DTR_TINY_BYTES
         for name, value in options.items():
             setattr(engine_options, name, value)
         self.engine = self._created(lib.dtr_engine_create, "dtr_engine **", engine_options)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import trim as trim
     from dtr_alloc.torch.api import trust as trust
     from dtr_alloc.torch.api import unpin as unpin
+    from dtr_alloc.torch.api import why_kept as why_kept
     from dtr_alloc.torch.bridge import BridgeError as BridgeError
 
 _HOMES = {
@@ -45,7 +46,7 @@ _HOMES = {
             *("check_invariants", "compact", "disable", "distrust", "enable", "evict"),
             *("is_enabled", "is_resident", "kept", "limit_rematerializations", "materialize"),
             *("pin", "reset_peak_stats", "run_as_operator", "session", "set_budget", "stats"),
-            *("trim", "trust", "unpin"),
+            *("trim", "trust", "unpin", "why_kept"),
         ),
         "torch.api",
     ),

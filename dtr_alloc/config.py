@@ -31,6 +31,8 @@ UNLIMITED_BYTES = 2**64 - 1
 """What the C header calls "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
+TINY_BYTES = 64
+"""DTR_TINY_BYTES of the C header."""
 HISTORY_OPS = 262144
 """The most operator records that are kept before the oldest settle: their results become resident
 and forget how they were computed."""
@@ -77,7 +79,8 @@ POOL_FORMS = (
     "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
 )
 DEBUG_FORMS = (
-    "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard"
+    "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard, "
+    "tiny:SIZE (0)"
 )
 
 
@@ -314,21 +317,27 @@ class Debug:
     evicted or gone: code that kept a pointer ends with a line that says so and SIGSEGV. There is no
     heap then, so no setting of the pool. Fixed when the process gets its memory."""
 
+    tiny: int = TINY_BYTES
+    """Storages up to this size, in bytes, are never evicted. ``tiny:0``: the smallest are, too, so
+    that small tests meet everything that eviction can do."""
+
     @classmethod
     def parse(cls, value: object) -> Debug:
-        """From ``poison,verify:100,contents,no-moves,guard`` or ``off``. Raises ValueError."""
+        """From ``poison,verify:100,contents,no-moves,guard,tiny:0`` or ``off``. Raises
+        ValueError."""
         if isinstance(value, Debug):
             return value
         if isinstance(value, str) and value.strip() == "off":
             return cls()
         names = ("poison", "contents", "no-moves", "guard")
-        return cls(**_parts(value, {**dict.fromkeys(names), "verify": _count}))
+        return cls(**_parts(value, {**dict.fromkeys(names), "verify": _count, "tiny": parse_size}))
 
     def __str__(self) -> str:
         parts = [name for name in ("poison", "contents") if getattr(self, name)]
         parts += [f"verify:{self.verify}"] if self.verify else []
         parts += ["no-moves"] if self.no_moves else []
         parts += ["guard"] if self.guard else []
+        parts += [f"tiny:{self.tiny}"] if self.tiny != TINY_BYTES else []
         return ",".join(parts) or "off"
 
 

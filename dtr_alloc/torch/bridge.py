@@ -356,6 +356,10 @@ class Bridge:
         """Whether a Python callable chooses what is evicted, whose errors are to be explained."""
         self._library.dtr_bridge_score(on)
 
+    def set_tiny(self, size_bytes: int) -> None:
+        """Up to which size no storage is evicted: dtr_engine_options.tiny_bytes."""
+        self._library.dtr_bridge_tiny(ctypes.c_uint64(size_bytes))
+
     def limit_repeats(self, most: int | None) -> None:
         """How many operators may run again from now on; None: any number."""
         self._library.dtr_bridge_limit_repeats(-1 if most is None else most)

@@ -53,7 +53,7 @@ IMPURE = {
     "_resize_output_": "gives the buffer another size in place",
     "set_data": "exchanges the storage",
     "record_stream": "is a message to the allocator",
-    "_pin_memory": "its result is not ours",
+    "_pin_memory": "gives memory that is not ours",
     "_cudnn_rnn": "draws dropout from a state of its own",
     "_cudnn_init_dropout_state": "draws from the generator on the device",
     "_fused_moving_avg_obs_fq_helper": "updates observers",
@@ -160,7 +160,8 @@ class Rule:
         passes: needs no data and changes none: nobody records it.
         looks: reads tensors, and makes and changes none: what it reads must be there.
         lasts: its work may go on, with its tensors' memory, after it ended.
-        recomputable: running it again on the same inputs gives the same bits.
+        because: why running it again on the same inputs might give other bits, as what it does;
+            ``""``: it gives the same.
         tried: that is not known, and its first calls are to show it.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
@@ -177,7 +178,7 @@ class Rule:
     passes: bool
     looks: bool
     lasts: bool
-    recomputable: bool
+    because: str
     tried: bool
     copies: bool
     random: bool
@@ -186,6 +187,11 @@ class Rule:
     dropout: int = -1
     training: int = -1
     tensors: tuple[TensorArgument, ...] = ()
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether it is run again."""
+        return not self.because
 
     def numbers(self, number: int) -> list[int]:
         """The rule for native/bridge/rules.h.
@@ -207,6 +213,26 @@ class Rule:
 def operator_name(func: OpOverload) -> str:
     """The qualified name of an operator, such as ``aten::convolution_backward.default``."""
     return f"{func._schema.name}.{func._schema.overload_name or 'default'}"
+
+
+def _why_not_repeated(name: str, known: bool, may_repeat: bool, anything: bool, gives: bool) -> str:
+    """Rule.because of an operator.
+
+    Args:
+        known: of a known namespace.
+        may_repeat: a custom one that is trusted or can be tried.
+        anything: with arguments of any type.
+        gives: or overwrites tensors.
+    """
+    if not (known or may_repeat):
+        return "is of a library that is not known, and is neither trusted nor can be tried"
+    if known and name in UNINITIALIZED:
+        return "gives whatever was in memory"
+    if known and name in IMPURE:
+        return IMPURE[name]
+    if anything:
+        return "takes arguments of any type"
+    return "" if gives else "gives no tensor"
 
 
 def rule_for(func: OpOverload) -> Rule:
@@ -265,16 +291,12 @@ def rule_for(func: OpOverload) -> Rule:
         and (name in VIEWS or ((aliases or name in UNINITIALIZED) and not uses)),
         looks=known and not uses and not in_training and not makes and not anything,
         lasts=lasts,
-        # What gives no tensor need not be repeated.
-        recomputable=(
-            (
-                (known and name not in IMPURE and name not in UNINITIALIZED)
-                or tried
-                or (custom and word is True)
+        because=(
+            "is not trusted (dtr_alloc.distrust)"
+            if word is False
+            else _why_not_repeated(
+                name, known, tried or (custom and word is True), anything, bool(uses) or makes
             )
-            and word is not False
-            and not anything
-            and (bool(uses) or makes)
         ),
         tried=tried,
         copies=known and name in COPIES,

@@ -120,6 +120,7 @@ class Runtime:
         del self._scorers[:-1]
         self.config = config
         self.bridge.score(scorer is not None)
+        self.bridge.set_tiny(config.debug.tiny)
 
     @property
     def scorer(self) -> Scorer | None:
@@ -392,6 +393,7 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.moving = not config.debug.no_moves
     options.learn = _learning(config)
     options.thrash = config.thrash
+    options.tiny_bytes = config.debug.tiny
     options.contents = lib.DTR_CONTENTS_WHOLE if config.debug.contents else lib.DTR_CONTENTS_SAMPLED
     if scorer is not None:
         options.score = scorer.pointer

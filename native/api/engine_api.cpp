@@ -544,6 +544,17 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
   }));
 }
 
+int32_t dtr_why_kept(dtr_engine* engine, void* handle, uint64_t* op_key) {
+  return static_cast<int32_t>(result_or_status([&] {
+    dtr::Engine& in = of(engine);
+    require(handle, "handle");
+    uint64_t key = 0;
+    const int32_t why = in.user_why_kept(handle, &key);
+    if (op_key) *op_key = key;
+    return why;
+  }));
+}
+
 int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
   return guard([&] { pin(engine, tensor, escaped, false); });
 }

@@ -298,7 +298,7 @@ bool reads_tiny(const Rule& rule, const c10::Stack& stack) {
   const auto is_tiny = [](const at::Tensor& tensor) {
     if (!lies_in_storage(tensor)) return false;
     c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    return storage->nbytes() <= DTR_TINY_BYTES &&
+    return storage->nbytes() <= settings.tiny_bytes.load(std::memory_order_relaxed) &&
            storage->_mutable_data_ptr_no_checks().get_deleter() == &free_block;
   };
   bool all = true;
@@ -696,6 +696,7 @@ DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char
 
 // Whether operators that come by are recorded, on every thread.
 DTR_EXPORT void dtr_bridge_capture(int32_t on) { settings.capturing = on != 0; }
+DTR_EXPORT void dtr_bridge_tiny(uint64_t size_bytes) { settings.tiny_bytes = size_bytes; }
 
 // Whether this thread's operators come by. (For a dispatch mode they do while it is entered.)
 DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {

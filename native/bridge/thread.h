@@ -16,6 +16,7 @@ namespace dtr_bridge {
 // What Python sets for the whole process (dtr_alloc/torch/bridge.py).
 struct Settings {
   std::atomic<bool> capturing{false};
+  std::atomic<uint64_t> tiny_bytes{0};     // as the engine's option
   std::atomic<bool> by_mode{false};        // a dispatch mode feeds the capture (kSecondKey)
   std::atomic<bool> writes_op_log{false};  // an op log is written
   std::atomic<bool> scoring{false};        // a Python callable chooses what is evicted

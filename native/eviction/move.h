@@ -10,7 +10,7 @@
 //      Constants may: escapes are where addresses are given away, and all of them pin
 //      (dtr_alloc/escapes.py). What runs knows addresses too, so what is locked stays, but for
 //      holds: they are of what does not run yet and looks again (R11). What is tiny stays, because
-//      operators may look at it without a lock (DTR_TINY_BYTES).
+//      operators may look at it without a lock (tiny_bytes).
 //  M2  A move happens wholly under the engine's mutex: nobody meets a storage half moved, and what
 //      an operator is given after it begins is the new address. No deleter runs there.
 //  M3  The handle is held for that time. One that is dying on another thread, or that only a Python

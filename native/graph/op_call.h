@@ -41,12 +41,19 @@ struct OpCall {
   Scratch<int64_t> geometry;
   bool open = false;
   bool recomputable = false;
+  uint8_t constant_as = 0;    // DTR_KEPT_...: why it is not
   bool keeps_old = false;     // DTR_OP_KEEPS_OLD
   bool copies = false;        // DTR_OP_COPIES
   bool overwrites = false;    // some of its inputs
   bool reads_others = false;  // memory whose address others hold (contents.h)
   bool loses = false;         // some that it also reads, and that cannot be computed again
   bool inputs_wait = false;   // the locks of the inputs are waiting locks (R11)
+
+  // Its results become constants.
+  void cannot_be_repeated(uint8_t because) {
+    if (recomputable) constant_as = because;
+    recomputable = false;
+  }
 };
 
 }  // namespace dtr

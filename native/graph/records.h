@@ -46,6 +46,7 @@
 #include <vector>
 
 #include "base/scratch.h"
+#include "dtr/storage.h"
 
 namespace dtr {
 
@@ -135,22 +136,23 @@ struct alignas(64) Storage {
   uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
   uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
   uint32_t output = 0;  // index in its parent's outputs
-  bool unwritten = false;           // R16
-  bool to_banish = false;           // dead, and to go for good as soon as possible (R9)
-  bool queued = false;              // to be tried when the call is done
-  bool constant_for_good = false;   // parameters, escapes: overwriting keeps it a constant
-  bool is_source = false;           // a rematerialization under way has used it (dead_storages.h)
-  bool in_unneeded = false;         // stands among the candidates' unneeded ones
-  bool prefetched = false;          // came back from host memory, and was not used since
-  uint32_t record = 0;              // index in the graph's list
-  uint32_t log_version = 0;         // how often what log_number stands for was overwritten
-  uint64_t made_by = 0;             // without a parent: the op_key of what made the content
-  uint64_t log_number = 0;          // op_log_recorder.h, J2; 0: it has not met it
-  uint64_t last_use = 0;            // the number of its last use (policy/foresight.h)
-  int64_t due_ns = kNoForesight;    // when the next one is, in the job's own compute
-  uint64_t used_on = kNoStream;     // the pool knows that this stream uses the block (O1)
-  uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
-  uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
+  bool unwritten = false;          // R16
+  bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
+  bool queued = false;             // to be tried when the call is done
+  bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
+  bool is_source = false;          // a rematerialization under way has used it (dead_storages.h)
+  bool in_unneeded = false;        // stands among the candidates' unneeded ones
+  bool prefetched = false;         // came back from host memory, and was not used since
+  uint8_t constant_as = DTR_KEPT_FOUND;  // why it has no parent, if it has none
+  uint32_t record = 0;                   // index in the graph's list
+  uint32_t log_version = 0;              // how often what log_number stands for was overwritten
+  uint64_t made_by = 0;                  // the op_key of what made the content, if an op did
+  uint64_t log_number = 0;               // op_log_recorder.h, J2; 0: it has not met it
+  uint64_t last_use = 0;                 // the number of its last use (policy/foresight.h)
+  int64_t due_ns = kNoForesight;         // when the next one is, in the job's own compute
+  uint64_t used_on = kNoStream;          // the pool knows that this stream uses the block (O1)
+  uint64_t remade_on = kNoStream;        // where the content was rematerialized (O2)
+  uint64_t ordered_on = kNoStream;       // this stream is ordered behind that
 };
 
 static_assert(offsetof(Storage, component) == 64 && offsetof(Storage, handle) == 128,

@@ -116,6 +116,7 @@ class Engine final {
   // ---- what users ask for (user_requests.cpp) ----
   bool user_evict(void* handle);
   bool user_is_resident(void* handle);
+  int32_t user_why_kept(void* handle, uint64_t* op_key);
   // The handle, if a pin was added. owned: it stays an address of this storage, also if that dies,
   // until user_end_pin().
   void* user_pin(const void* tensor, int32_t escaped, bool owned);

@@ -48,7 +48,9 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
                           Deferred& deferred) try {
   frame.op_key = op_key;
   const bool captures = parts_.capture.is_under_way();
-  frame.recomputable = (flags & DTR_OP_RECOMPUTABLE) && !captures;
+  frame.recomputable = true;
+  if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_RULE);
+  if (captures) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);
   frame.open = true;
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
@@ -68,7 +70,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
       throw;
     }
     if (input.use == Use::by_value) {
-      if (overwrites(declared)) frame.recomputable = false;
+      if (overwrites(declared)) frame.cannot_be_repeated(DTR_KEPT_ELSEWHERE);
       need |= DTR_HAS_FOREIGN;
     }
     if (!input.storage) continue;
@@ -132,7 +134,7 @@ void OpRecorder::describe_inputs(Frame& frame) {
 void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
   const auto is_opaque = [&] {
     input.opaque = true;
-    frame.recomputable = false;
+    frame.cannot_be_repeated(DTR_KEPT_OPAQUE);
   };
   const dtr_tensor_desc& desc = input.desc;
   if (desc.flags & DTR_TENSOR_OPAQUE) is_opaque();
@@ -155,7 +157,7 @@ void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
       parts_.contents.has_changed(storage))
     storage = parts_.contents.changed(storage, deferred);
   frame.reads_others |= storage->external;
-  if (storage->captured) frame.recomputable = false;  // F2
+  if (storage->captured) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);  // F2
   if (storage->prefetched) parts_.swap_space.note_return(storage, &frame.returned);
   if (storage->unwritten && parts_.unwritten.reads(frame, input, storage))
     parts_.lifecycle.forget_parent(storage, deferred);
@@ -248,8 +250,9 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   if (parts_.cost_model.foresight().is_on()) foresee(frame, cost_ns);
   parts_.environment.stats.total_cost_ns += static_cast<uint64_t>(cost_ns);
   if (frame.reads_others && parts_.contents.reads_too_much(frame, cost_ns))
-    frame.recomputable = false;
-  const bool pure = frame.recomputable &= (flags & DTR_OP_RECOMPUTABLE) != 0;
+    frame.cannot_be_repeated(DTR_KEPT_WATCHED);
+  if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_CALL);
+  const bool pure = frame.recomputable;
   if (frame.log.open) {
     OpLogRecorder::stops();
     frame.log.signature = frame.signature.value();
@@ -268,7 +271,10 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     Storage* storage = new_result(frame, desc, deferred);
     if (storage && parts_.cost_model.foresight().is_on())
       parts_.cost_model.foresight().uses(storage);
-    if (!storage || !frame.recomputable || desc.storage_bytes <= DTR_TINY_BYTES) continue;
+    if (!storage) continue;
+    storage->constant_as = frame.recomputable ? uint8_t{DTR_KEPT_TINY} : frame.constant_as;
+    if (!frame.recomputable || desc.storage_bytes <= parts_.environment.options.tiny_bytes)
+      continue;
     Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
     parts_.contents.note(storage);
     parts_.lifecycle.update_candidate(storage);

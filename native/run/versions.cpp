@@ -27,7 +27,7 @@ bool Versions::begin(OpCall& call, Deferred& deferred) {
       input.begins = input.part && !input.shared && may_begin(storage, input.desc);
       if (!input.begins) input.use = Use::mutate;
     }
-    if (input.use == Use::scratch && input.shared) call.recomputable = false;
+    if (input.use == Use::scratch && input.shared) call.cannot_be_repeated(DTR_KEPT_STATE);
     if (input.use == Use::mutate && !storage->parent) {
       if (call.keeps_old) input.copy = copy_of(storage);
       if (input.copy) continue;
@@ -67,7 +67,8 @@ bool Versions::ran(OpCall& call) {
       input.begins = input.part = false;
     }
     // What it reads and overwrites must exist again at a replay.
-    if (input.use == Use::mutate && !input.storage->parent) call.recomputable = false;
+    if (input.use == Use::mutate && !input.storage->parent)
+      call.cannot_be_repeated(DTR_KEPT_OVERWRITTEN);
   }
   return overwritten;
 }
@@ -118,7 +119,7 @@ bool Versions::still_covers(const Input& input) const {
 // Whether the buffer of a constant, of which the op will overwrite a part, may be filled so (R16).
 bool Versions::may_begin(const Storage* storage, const dtr_tensor_desc& part) const {
   return !storage->parent && storage->managed && !storage->constant_for_good &&
-         storage->size_bytes > DTR_TINY_BYTES && Unwritten().begin(part);
+         storage->size_bytes > parts_.environment.options.tiny_bytes && Unwritten().begin(part);
 }
 
 // The content of a small storage at another address; null if there is no room for it.
@@ -161,18 +162,28 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   }
   Unwritten unwritten;
   const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
-  const bool constant = !op || old->constant_for_good || input.copy || input.use == Use::scratch ||
-                        old->size_bytes <= DTR_TINY_BYTES ||
-                        (in_parts && !parts_.unwritten.write(call, input, &unwritten));
+  const uint8_t constant_as = [&]() -> uint8_t {
+    if (old->constant_for_good) return DTR_KEPT_PARAMETER;
+    if (!call.recomputable) return call.constant_as;
+    if (input.copy) return DTR_KEPT_OVERWRITTEN;
+    if (input.use == Use::scratch) return DTR_KEPT_STATE;
+    if (!op) return DTR_KEPT_FAILED;
+    if (old->size_bytes <= parts_.environment.options.tiny_bytes) return DTR_KEPT_TINY;
+    if (in_parts && !parts_.unwritten.write(call, input, &unwritten)) return DTR_KEPT_IN_PARTS;
+    return DTR_KEPT_NOT;
+  }();
+  const bool constant = constant_as != DTR_KEPT_NOT;
   // It was settled before the op ran: the record may serve the new content.
   if (constant && !old->parent && !input.copy) {
-    if (!op) old->made_by = call.op_key;
+    old->made_by = call.op_key;
+    old->constant_as = constant_as;
     return;
   }
   dtr_tensor_desc desc;
   parts_.environment.framework->describe(input.tensor, &desc);
   Storage* fresh = parts_.lifecycle.hand_over(old, desc);
-  if (!op) fresh->made_by = call.op_key;
+  fresh->made_by = call.op_key;
+  fresh->constant_as = constant_as;
   if (!constant) {
     Graph::add_output(op, fresh, position, true);
     parts_.contents.note(fresh);

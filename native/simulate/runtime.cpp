@@ -184,6 +184,7 @@ struct World {
       settings.moving = options.move_bytes_per_s > 0;
       settings.move_bytes_per_s = options.move_bytes_per_s;
       settings.dealloc = kDeallocNames[options.common.dealloc];
+      settings.tiny_bytes = DTR_TINY_BYTES;
       raise(dtr_engine_create(&settings, &engine));
       // Its tensors are ours alone.
       sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));

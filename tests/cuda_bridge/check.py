@@ -85,6 +85,9 @@ class EngineOptions(ctypes.Structure):
         ("moving", ctypes.c_int32),
         ("move_bytes_per_s", ctypes.c_double),
         ("contents", ctypes.c_int32),
+        ("learn", ctypes.c_int32),
+        ("thrash", ctypes.c_double),
+        ("tiny_bytes", ctypes.c_uint64),
     ]
 
 

@@ -98,6 +98,7 @@ OPTIONAL = {
     ("dtr_pool_try_at", "address"),
     ("dtr_pool_try_outside", "begin"),
     ("dtr_pool_try_outside", "end"),
+    ("dtr_why_kept", "op_key"),
     ("dtr_simulate_runtime", "options.score"),
     ("dtr_simulate_runtime", "options.score_context"),
     ("dtr_sim_make_tensor", "strides"),
@@ -110,7 +111,14 @@ ADDRESSES = {
 # A storage of the framework's, which the engine looks up and nobody looks at: one that it has
 # never seen counts as a resident constant.
 LOOKED_UP = {
-    *("dtr_evict", "dtr_is_resident", "dtr_unpin", "dtr_remat_want", "dtr_engine_relocate"),
+    *(
+        "dtr_evict",
+        "dtr_is_resident",
+        "dtr_why_kept",
+        "dtr_unpin",
+        "dtr_remat_want",
+        "dtr_engine_relocate",
+    ),
 }
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]

@@ -85,6 +85,7 @@ class Machine {
     options.time_bookkeeping = 1;
     options.contents = DTR_CONTENTS_SAMPLED;
     options.learn = settings.learn;
+    options.tiny_bytes = DTR_TINY_BYTES;
     ok(dtr_engine_create(&options, &engine));
     ok(dtr_sim_create(engine, &framework));
     ok(dtr_engine_add_pool(engine, 0, -1, pool));

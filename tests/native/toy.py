@@ -37,6 +37,7 @@ def engine_options(heuristic: str | heuristics.Heuristic, **options: Any) -> Any
     made = ffi.new("dtr_engine_options *")
     made.heuristic = ffi.new("dtr_heuristic *", presets.parse(heuristic).numbers())[0]
     made.history_ops = 1 << 30
+    made.tiny_bytes = lib.DTR_TINY_BYTES
     for name, value in options.items():
         setattr(made, name, value)
     return made

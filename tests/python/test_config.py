@@ -170,6 +170,8 @@ def test_other_peoples_variables_are_not_read():
                 "verify:ten",
                 "no_moves",
                 "guard:1",
+                "tiny",
+                "tiny:-1",
                 "on",
                 "off,poison",
             )
@@ -277,7 +279,7 @@ def test_every_field_can_be_given_in_each_way():
         "trust": "flash_attn,mylib::gelu",
         "swap": "4GiB",
         "pool": "chunk:4MiB,keep:1GiB,fixed",
-        "debug": "poison,verify:100,contents,no-moves,guard",
+        "debug": "poison,verify:100,contents,no-moves,guard,tiny:0",
         "log": "job.log.xz",
         "log_steps": "3..5",
         "trace": "job.trace",
@@ -309,6 +311,7 @@ def test_there_are_no_more_variables_than_people_can_read():
         ("debug", " poison , verify:10", Debug(poison=True, verify=10)),
         ("debug", "no-moves,contents", Debug(contents=True, no_moves=True)),
         ("debug", "guard", Debug(guard=True)),
+        ("debug", "tiny:1KiB,guard", Debug(guard=True, tiny=1024)),
     ],
 )
 def test_a_setting_may_be_a_number_or_the_word_for_one(field, text, value):

@@ -27,9 +27,9 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def checked_session(budget: int | str = "unlimited") -> Iterator[None]:
+def checked_session(budget: int | str = "unlimited", debug: str = "off") -> Iterator[None]:
     """A session on CPU tensors whose structures are verified before it ends."""
-    with dtr_alloc.session(budget=budget, device="cpu"):
+    with dtr_alloc.session(budget=budget, device="cpu", debug=debug):
         yield
         dtr_alloc.check_invariants()
 

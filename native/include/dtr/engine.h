@@ -92,6 +92,9 @@ enum {
                             whose costs are given decide alike */
 };
 
+/* What dtr_engine_options.tiny_bytes is for jobs. */
+enum { DTR_TINY_BYTES = 64 };
+
 typedef struct dtr_engine_options {
   dtr_heuristic heuristic;
   uint64_t history_ops; /* with more op records than this the oldest settle; >= 1 */
@@ -119,6 +122,11 @@ typedef struct dtr_engine_options {
   double thrash; /* more than 1: how many times a step may compute its own operators. At half of
                     what is beyond, one line on stderr says so, and which budget would do; above,
                     allocations that need room fail with DTR_OUT_OF_MEMORY and the same. 0: no limit */
+  /* Storages up to this size are neither evicted nor moved: it would free next to nothing, and
+   * chains of scalars (running averages, counters) would be remembered for it. So an operator that
+   * only looks at such storages need not be announced by dtr_op_begin. Changed while there are no
+   * records. */
+  uint64_t tiny_bytes;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {

@@ -48,11 +48,6 @@ enum {
                            or memory of an arena, whose content may change unseen */
 };
 
-/* Storages up to this size are neither evicted nor moved: it would free next to nothing, and chains
- * of scalars (running averages, counters) would be remembered for it. So an operator that only
- * looks at such storages need not be announced by op_begin. */
-enum { DTR_TINY_BYTES = 64 };
-
 /* What the framework does for the engine. Functions marked (L) are called with
  * the engine lock held: they must not run code of others (no deleter, no GIL). */
 typedef struct dtr_framework {

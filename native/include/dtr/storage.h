@@ -21,6 +21,35 @@ int32_t dtr_evict(dtr_engine* engine, void* handle);
 /* Returns 1 if the storage has its content, 0 if it is evicted, or -status. */
 int32_t dtr_is_resident(dtr_engine* engine, void* handle);
 
+/* Why a storage cannot be evicted. From DTR_KEPT_TINY on it is a constant. */
+enum {
+  DTR_KEPT_NOT = 0,          /* it can be evicted, or is */
+  DTR_KEPT_NOT_MET = 1,      /* the engine has never seen it */
+  DTR_KEPT_OF_OTHERS = 2,    /* its memory is not from the engine's pools */
+  DTR_KEPT_ESCAPED = 3,      /* its address was given away */
+  DTR_KEPT_PINNED = 4,       /* by dtr_pin */
+  DTR_KEPT_IN_USE = 5,       /* by an op that runs, or a graph that is captured */
+  DTR_KEPT_UNWRITTEN = 6,    /* no op has written a part of it (graph/unwritten.h) */
+  DTR_KEPT_TINY = 7,         /* dtr_engine_options.tiny_bytes */
+  DTR_KEPT_FOUND = 8,        /* its content was there when the first op used it */
+  DTR_KEPT_BY_RULE = 9,      /* its op was not said to be DTR_OP_RECOMPUTABLE when it began */
+  DTR_KEPT_BY_CALL = 10,     /* nor when it ended */
+  DTR_KEPT_OPAQUE = 11,      /* an argument of its op is not rebuilt from a storage */
+  DTR_KEPT_ELSEWHERE = 12,   /* its op overwrites memory on a device that has no pool */
+  DTR_KEPT_OVERWRITTEN = 13, /* its op read a constant and overwrote it */
+  DTR_KEPT_PARAMETER = 14,   /* DTR_USE_CONSTANT */
+  DTR_KEPT_STATE = 15,       /* DTR_USE_SCRATCH */
+  DTR_KEPT_IN_PARTS = 16,    /* what its op left of it as it was cannot be told */
+  DTR_KEPT_WATCHED = 17,     /* its op reads memory of others, which takes too long to compare */
+  DTR_KEPT_CAPTURED = 18,    /* its op was captured in a graph, or reads what one writes */
+  DTR_KEPT_SETTLED = 19,     /* it could be computed, until what that needs went, or outgrew it */
+  DTR_KEPT_FAILED = 20       /* its op overwrote it and failed */
+};
+
+/* Returns one of these, or -status. *op_key (may be NULL): of the op that made the content; 0 if
+ * that is not known. */
+int32_t dtr_why_kept(dtr_engine* engine, void* handle, uint64_t* op_key);
+
 /* Moves a storage's content to another address of its pool, outside of [avoid_begin, avoid_end)
  * (both NULL: to any other), whatever the option moving says. Returns 1 if it did, 0 if the storage
  * may not be moved or there is no place, or -status; then it is where it was. Pinned storages stay,
