@@ -14,7 +14,7 @@ CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -186,6 +186,10 @@ MINUTES ?= 60
 soak: $(VENV)/core
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
 	$(PY) -m bench.long_run
+
+# Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: two minutes.
+conformance: $(VENV)/core
+	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
 
 clean:
 	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
-``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->`` (of results) or
-``<!-- picture NAME.svg -->``."""
+``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->`` and
+``<!-- conformance -->`` (of results) or ``<!-- picture NAME.svg -->``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
-_MARK = re.compile(r"^<!-- (settings|headers|rules|peers|picture) ?([\w.-]*) -->$", re.MULTILINE)
+_MARK = re.compile(
+    r"^<!-- (settings|headers|rules|peers|conformance|picture) ?([\w.-]*) -->$", re.MULTILINE
+)
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
 _MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
 
@@ -132,10 +134,26 @@ def peers(root: Path = ROOT) -> str:
     return markdown(json.loads((root / "bench/results/peers_cpu.json").read_text()))
 
 
+def conformance(root: Path = ROOT) -> str:
+    """What can be evicted, by the committed results of bench.conformance."""
+    from bench.conformance.report import markdown
+
+    return markdown(json.loads((root / "bench/results/conformance_cpu.json").read_text()))
+
+
 def _picture(name: str) -> str:
     """A picture if `make pictures` has drawn it; in any case the command."""
     command = f"*Picture: `{name}`, drawn by `make pictures`.*"
     return f"![{name}](drawn/{name})" if (PICTURES / name).is_file() else command
+
+
+PARTS = {
+    "settings": settings,
+    "headers": headers,
+    "rules": rules_index,
+    "peers": peers,
+    "conformance": conformance,
+}
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -145,8 +163,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
         what, name = mark.groups()
         if what == "picture":
             return _picture(name)
-        parts = {"settings": settings, "headers": headers, "rules": rules_index, "peers": peers}
-        return parts[what]()
+        return PARTS[what]()
 
     return _MARK.sub(written, markdown)
 

@@ -239,3 +239,12 @@ def test_peers() -> None:
             assert row["ours"]["differs"] == []
             assert row["ours_over_peer"] > 0
         assert f"{row['job']}, {row['method']}: takes" in text or f"| {row['method']} |" in text
+
+
+def test_conformance() -> None:
+    """A handful of operators, modules and optimizers, in a child."""
+    document = run("bench.conformance")
+    assert document.keys() >= ENVIRONMENT | {"counts", "kept"}
+    assert document["errors"] == document["other bits"] == []
+    cases = [sum(limits["0"].values()) for limits in document["counts"].values()]
+    assert cases == [4, 1, 1]

@@ -3,10 +3,8 @@ results were evicted and computed again, under autocast, in backward, and with `
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -17,16 +15,25 @@ from torch.utils._pytree import tree_leaves
 
 import dtr_alloc
 
-np = pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
+pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
 pytest.importorskip("expecttest", reason="PyTorch's samples need expecttest")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_methods_invocations import op_db
 
+    from bench.conformance.samples import (
+        DTYPES,
+        difference,
+        dtypes_of,
+        fresh,
+        name_of,
+        outcome,
+        samples_of,
+    )
+
 SAMPLES = 2
 TINY = 1024
 """Elements, more than a result may have that is not recorded."""
-DTYPES = (torch.float32, torch.complex64)
 NO_CONTENT = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
 }
@@ -35,10 +42,6 @@ NEVER_THE_SAME = {"linalg.lstsq"}
 """Operators that give other bits from run to run, without us as well."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def name_of(op: Any) -> str:
-    return f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 COMPARED = [op for op in op_db if op.name not in NO_CONTENT | NEVER_THE_SAME]
@@ -53,65 +56,6 @@ def each(operators: list[Any]) -> Any:
         for op, mark in zip(operators, marks, strict=True)
     ]
     return pytest.mark.parametrize("op", found)
-
-
-def dtypes_of(op: Any) -> tuple[torch.dtype, ...]:
-    supported = op.supported_dtypes("cpu")
-    usual = tuple(dtype for dtype in DTYPES if dtype in supported)
-    return usual or tuple(sorted(supported, key=str)[:1])
-
-
-def samples_of(op: Any, dtype: torch.dtype, requires_grad: bool) -> list[Any]:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    differentiable = dtype.is_floating_point or dtype.is_complex
-    grad = requires_grad and op.supports_autograd and differentiable
-    return list(islice(op.sample_inputs("cpu", dtype, requires_grad=grad), SAMPLES))
-
-
-def fresh(sample: Any) -> Any:
-    """The same sample in other memory: ours, within a session."""
-
-    def copy(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return part
-        return part.detach().clone().requires_grad_(part.requires_grad)
-
-    return sample.transform(copy)
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor.to_dense()
-    plain = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return plain.reshape(-1).view(torch.uint8)
-
-
-def difference(expected: Any, got: Any) -> str | None:
-    """What differs, in words."""
-    if isinstance(expected, Exception) or isinstance(got, Exception):
-        same = type(expected) is type(got)
-        return None if same else f"{expected!r} in plain PyTorch, {got!r} here"
-    if not isinstance(expected, Tensor):
-        return None if expected == got or expected != expected else f"{expected} is {got}"
-    if (expected.shape, expected.dtype, expected.layout) != (got.shape, got.dtype, got.layout):
-        return f"{expected.shape} {expected.dtype} is {got.shape} {got.dtype}"
-    if expected.layout not in (torch.strided, torch.sparse_coo) or expected.is_quantized:
-        return None
-    if expected.layout == torch.strided and expected.stride() != got.stride():
-        return f"strides {expected.stride()} are {got.stride()}"
-    wrong = int((bytes_of(expected) != bytes_of(got)).sum()) if expected.numel() else 0
-    return f"{wrong} bytes differ" if wrong else None
-
-
-def outcome(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a call gives, or its exception."""
-    try:
-        return run(*args, **kwargs)
-    except Exception as error:
-        return error
 
 
 def forward_and_backward(op: Any, sample: Any, autocast: bool) -> list[Any]:
@@ -153,7 +97,7 @@ def evict_all(parts: Any) -> int:
 def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) -> None:
     for dtype in dtypes_of(op):
         for autocast in (False, True):
-            samples = samples_of(op, dtype, requires_grad=True)
+            samples = samples_of(op, dtype, True, SAMPLES)
             plain = [outcome(forward_and_backward, op, fresh(of), autocast) for of in samples]
             with checked_session():
                 for index, (sample, expected) in enumerate(zip(samples, plain, strict=True)):
@@ -190,7 +134,7 @@ def test_arguments_that_were_evicted_are_brought_back(op: Any) -> None:
 
     with torch.no_grad():
         for dtype in dtypes_of(op):
-            for index, sample in enumerate(samples_of(op, dtype, requires_grad=False)):
+            for index, sample in enumerate(samples_of(op, dtype, False, SAMPLES)):
                 expected = outcome(run, fresh(sample))
                 with checked_session():
                     got = outcome(run, in_evicted_memory(sample))
@@ -230,7 +174,7 @@ def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
     """None, fewer and more elements, another rank, a part of a buffer: resized as it must be."""
     with torch.no_grad():
         for dtype in (dtype for dtype in dtypes_of(op) if dtype in DTYPES):
-            sample = samples_of(op, dtype, requires_grad=False)[0]
+            sample = samples_of(op, dtype, False, SAMPLES)[0]
             given = outcome(op, sample.input, *sample.args, **sample.kwargs)
             like = [given] if isinstance(given, Tensor) else given
             if not (isinstance(like, list | tuple) and all(isinstance(x, Tensor) for x in like)):

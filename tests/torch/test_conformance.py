@@ -1,0 +1,88 @@
+"""The conformance run: what it says of a case, and that a crash takes no other case along."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from harness import one_thread  # noqa: F401
+
+pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
+pytest.importorskip("expecttest", reason="PyTorch's samples need expecttest")
+
+from bench.conformance.__main__ import reports
+from bench.conformance.cases import Case, all_cases, report_of
+from bench.conformance.report import markdown, summary
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CASES = {(case.kind, case.name): case for case in all_cases()}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(("operators", name) for name in ("add", "sum", "svd", "nn.functional.dropout", "view")),
+        *(("modules", name) for name in ("nn.Linear", "nn.LSTM")),
+    ],
+)
+def test_all_results_of_most_cases_are_evicted_and_come_back(case: tuple[str, str]) -> None:
+    report = report_of(CASES[case])
+    assert report["wrong"] == report["kept"] == []
+    assert report["evicted"][0] == report["evicted"][64] + report["resident"][64] > 0
+
+
+def test_without_a_limit_small_results_are_evicted_too() -> None:
+    report = report_of(CASES["operators", "sum"])
+    assert report["resident"][64] > report["resident"][0] == 0
+
+
+def test_what_is_kept_has_the_reason_that_the_recorder_knows() -> None:
+    report = report_of(CASES["operators", "linalg.lstsq"])
+    reasons = {(reason, operator) for reason, operator, _ in report["kept"]}
+    assert (
+        "its operator gives other last bits from run to run, without us as well",
+        "aten.linalg_lstsq.default",
+    ) in reasons
+    report = report_of(CASES["optimizers", "SGD"])
+    assert {reason for reason, _, _ in report["kept"]} >= {"it is a parameter"}
+
+
+def test_other_bits_are_found() -> None:
+    """A function that draws anew each time it runs, and says that it does not."""
+    from dtr_alloc import run_as_operator
+
+    count = iter(range(100))
+
+    def run() -> Any:
+        return run_as_operator(lambda x: x + next(count), torch.arange(100.0))
+
+    report = report_of(Case("operators", "of nobody", lambda: iter([run])))
+    assert len(report["wrong"]) == 2
+    assert "came back with other bits" in report["wrong"][0]
+
+
+def test_a_case_that_ends_its_process_is_named_and_the_others_go_on() -> None:
+    child = """
+import json, os, sys
+first = int(sys.argv[1])
+print(json.dumps([["operators", str(i)] for i in range(4)]), flush=True)
+for i in range(first, 4):
+    if i in (1, 2):
+        os.abort()
+    print(json.dumps({"evicted": {"64": 0, "0": 2}, "resident": {"64": 2, "0": 0}, "kept": [],
+                      "wrong": []}), flush=True)
+"""
+    found = [
+        {"kind": kind, "name": name, **report}
+        for _, kind, name, report in reports([sys.executable, "-c", child])
+    ]
+    document = summary(found)
+    assert document["errors"] == [
+        ["operators", name, "its process ended: status -6"] for name in ("1", "2")
+    ]
+    counts = document["counts"]["operators"]
+    assert (counts["64"]["none"], counts["0"]["all"]) == (2, 2)
+    document |= {"torch": "2", "dtr_alloc": "1", "commit": "c", "date": "today"}
+    assert "| operators | 1 | its process ended: status -6 |" in markdown(document)
