@@ -9,6 +9,8 @@
 //                              "simple", and raw_deleter() must then free it
 //   c10/core/StorageImpl.h     data() and data_ptr() throw while
 //                              throw_on_immutable_data_ptr_ is set
+//   torch/csrc/utils/tensor_numpy.cpp
+//                              numpy() makes a storage not resizable, for good
 //   c10/util/intrusive_ptr.h   a dead object stays in memory while weak references
 //                              remain; release_resources() runs the DataPtr's deleter
 
@@ -102,6 +104,9 @@ struct Counts {
 std::atomic<uint64_t>& counts(c10::intrusive_ptr_target& target);
 template struct Counts<&c10::intrusive_ptr_target::combined_refcount_>;
 
+c10::Allocator* base_cpu_allocator = nullptr;  // PyTorch's, or another that was there before ours
+c10::DeleterFnPtr base_cpu_deleter = nullptr;  // null: it has none of its own
+
 const char* const evicted_message =
     "dtr_alloc: this tensor's memory was evicted and was read past the recorder (by another "
     "thread, a compiled region or an extension). Call dtr_alloc.materialize(tensor) or "
@@ -134,7 +139,9 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
   out->handle = storage;
   const c10::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
   out->data = pointer.get();
-  out->owned = pointer.get_deleter() == &free_block;
+  const c10::DeleterFnPtr deleter = pointer.get_deleter();
+  out->owned = deleter == &free_block;
+  out->exclusive = deleter && deleter == base_cpu_deleter && storage->resizable();
   out->storage_bytes = storage->nbytes();
   out->scalar_type = static_cast<int32_t>(c10::typeMetaToScalarType(impl->dtype()));
   out->item_bytes = static_cast<uint8_t>(impl->dtype().itemsize());
@@ -152,7 +159,7 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
               static_cast<uint64_t>(impl->numel()) * out->item_bytes == out->storage_bytes;
   if (impl->is_conj()) out->flags |= DTR_TENSOR_CONJ;
   if (impl->is_neg()) out->flags |= DTR_TENSOR_NEG;
-  if (pointer.get_deleter() == &free_of_arena) out->flags |= DTR_TENSOR_OPAQUE;
+  if (deleter == &free_of_arena) out->flags |= DTR_TENSOR_OPAQUE;
   if (impl->is_wrapped_number() || keys.has(c10::DispatchKey::Quantized) ||
       keys.has_any(c10::DispatchKeySet(
           {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper})))
@@ -244,7 +251,6 @@ void* take(void* handle) {
   return address;
 }
 
-c10::Allocator* base_cpu_allocator = nullptr;  // PyTorch's, or another that was there before ours
 std::atomic<bool> gives_cpu_memory{false};
 
 // Memory that was taken without a deleter (oneDNN's) comes back to the allocator that is registered
@@ -317,6 +323,7 @@ DTR_EXPORT void dtr_bridge_install_cpu(int32_t on) {
   constexpr uint8_t priority = 255;  // above every allocator that a library may register
   if (on && c10::GetCPUAllocator() != &host_allocator) {
     base_cpu_allocator = c10::GetCPUAllocator();
+    base_cpu_deleter = base_cpu_allocator->raw_deleter();
     c10::SetCPUAllocator(&host_allocator, priority);
   }
   gives_cpu_memory = on != 0;

@@ -16,6 +16,10 @@
 // The checksum is of the whole content with DTR_CONTENTS_WHOLE. Else it is of a few words, evenly
 // spread: a write to all of a content is noticed, a write to a small part of it may not be.
 //
+// Memory that the framework's own allocator gave before the engine met it is looked at like ours, as
+// long as its address was not given away (dtr_tensor_desc.exclusive): a model that is older than the
+// engine.
+//
 // Where others hold the address, every byte counts that an op has read whose record depends on it:
 // a data set may be larger than all that the job computes from it, and an op reads one batch. The
 // checksum is of the span of these bytes, and taken when the op has ended. Where that would take

@@ -41,7 +41,7 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
   if (!parts_.environment.framework->retain_strong(desc.handle)) return nullptr;
   storage = new_storage(desc, false);
   parts_.graph.by_handle.insert(desc.handle, storage);
-  storage->external = true;
+  storage->external = !desc.exclusive || given_away_.of(desc.handle) > 0;
   storage->constant_for_good = true;
   if (desc.device_type != 0) storage->captured = true;  // F2
   return storage;
@@ -103,6 +103,7 @@ void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, Defer
   if (!storage->external) {
     forget_parent(storage, deferred);
     storage->external = true;
+    if (!storage->managed) given_away_.add(storage->handle, deferred);
     storage->constant_for_good = true;
     update_candidate(storage);
     parts_.contents.note(storage);
@@ -344,6 +345,7 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
       if (!storage->live) maybe_remove(storage, deferred);
     }
   }
+  given_away_.clear(deferred);
   for (Storage* storage : with_handles()) {
     storage->pins = 0;
     if (storage->live && storage->lost) continue;

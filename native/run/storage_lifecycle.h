@@ -37,7 +37,7 @@ class StorageLifecycle final : public Lifecycle {
     SwapSpace& swap_space;
     CostModel& costs;
   };
-  explicit StorageLifecycle(const Parts& parts) : parts_(parts) {}
+  explicit StorageLifecycle(const Parts& parts) : parts_(parts), given_away_(parts.environment) {}
 
   // ---- records that begin ----
   // A live storage whose memory is ours.
@@ -99,6 +99,7 @@ class StorageLifecycle final : public Lifecycle {
   std::vector<Storage*> with_handles() const;
 
   Parts parts_;
+  Pins given_away_;  // of memory that is exclusive, whose record does not last: the escaped ones
   std::vector<int64_t> dropped_ops_;
   std::vector<Storage*> removal_;  // worklist of remove()
   std::vector<Storage*> graveyard_;

@@ -203,6 +203,80 @@ def test_of_a_data_set_of_numpys_only_the_batches_that_were_read_count():
         assert (results[2][0] == 14).all()
 
 
+def given_to_numpy(tensor: Tensor) -> object:
+    return tensor.detach().numpy()
+
+
+def given_as_pointer(tensor: Tensor) -> object:
+    return tensor.data_ptr()
+
+
+def given_by_dlpack(tensor: Tensor) -> object:
+    return np.from_dlpack(tensor.detach())
+
+
+GIVERS = [given_to_numpy, given_as_pointer, given_by_dlpack]
+
+
+def finds_a_small_write(tensor: Tensor) -> bool:
+    """Whether a write to one number that the eight words miss is noticed."""
+    result = evicted(tensor.detach() * 2)
+    write(tensor, 7, first=17, count=1)
+    try:
+        dtr_alloc.materialize(result)
+    except StateError:
+        return True
+    finally:
+        write(tensor, 1)
+        dtr_alloc.materialize(result)
+    return False
+
+
+def test_memory_that_pytorch_made_before_the_session_is_looked_at_like_ours():
+    older = [torch.ones(COUNT), torch.nn.Parameter(torch.ones(COUNT))]
+    with checked_session():
+        for tensor in (*older, torch.tensor([1.0] * COUNT)):
+            assert not finds_a_small_write(tensor)
+
+
+def test_of_older_memory_that_pytorch_made_a_few_rows_can_be_picked_again():
+    table = torch.ones(1024, 4096)
+    rows = torch.tensor([3, 500])
+    with checked_session():
+        picked = evicted(table[rows])
+        table[3] = 7
+        assert (picked == 1).all()
+        assert (evicted(table[rows])[0] == 7).all()
+
+
+@pytest.mark.parametrize("giver", GIVERS)
+def test_where_others_hold_the_address_of_older_memory_every_byte_counts(
+    giver: Callable[[Tensor], object],
+):
+    older = [torch.ones(COUNT), torch.nn.Parameter(torch.ones(COUNT))]
+    with checked_session():
+        for tensor in older:
+            held = giver(tensor)
+            assert finds_a_small_write(tensor)
+            assert finds_a_small_write(tensor)  # and also once nothing depends on it any more
+            del held
+
+
+def test_where_numpy_got_older_memory_before_the_session_every_byte_counts():
+    older = [torch.ones(COUNT), torch.nn.Parameter(torch.ones(COUNT))]
+    held = [given_to_numpy(tensor) for tensor in older]
+    with checked_session():
+        assert all(finds_a_small_write(tensor) for tensor in older)
+    assert len(held) == 2
+
+
+def test_every_byte_of_older_memory_is_compared_where_that_is_asked_for():
+    older = torch.ones(COUNT)
+    with dtr_alloc.session(budget="64MiB", device="cpu", debug="contents"):
+        assert finds_a_small_write(older)
+        dtr_alloc.check_invariants()
+
+
 def test_a_kernel_that_fills_what_was_allocated_for_it():
     """Nothing was computed from it before, so nothing is lost."""
     with checked_session():

@@ -37,8 +37,10 @@ typedef struct dtr_tensor_desc {
   uint8_t device_type; /* c10::DeviceType */
   int8_t device_index; /* -1 on CPU */
   uint8_t item_bytes;
-  uint8_t full;  /* 1: the tensor is dense and covers its whole storage */
-  uint8_t owned; /* 1: the storage's memory is from dtr_core.allocate */
+  uint8_t full;      /* 1: the tensor is dense and covers its whole storage */
+  uint8_t owned;     /* 1: the storage's memory is from dtr_core.allocate */
+  uint8_t exclusive; /* 1: not owned, but of the framework's own allocator, and the address was not
+                        given away as far as the storage tells: only operators write to it */
 } dtr_tensor_desc;
 
 enum {
