@@ -12,6 +12,10 @@ struct Range {
   uint64_t begin, end;
 };
 
+inline bool operator==(const Range& a, const Range& b) {
+  return a.begin == b.begin && a.end == b.end;
+}
+
 // How many bytes lie in a range of both lists, each of which ascends.
 inline uint64_t common_bytes(const std::vector<Range>& a, const std::vector<Range>& b) {
   uint64_t bytes = 0;

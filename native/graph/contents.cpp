@@ -1,7 +1,6 @@
 // contents.cpp: see contents.h.
 #include "contents.h"
 
-#include <algorithm>
 #include <string>
 
 #include "base/checksum.h"
@@ -17,105 +16,88 @@ constexpr double kCheckNsPerByte = 0.1;
 constexpr double kMostChecksOfCost = 4;
 constexpr uint64_t kFewBytes = 64 * 1024;
 
-// The op may have dropped the last reference to it.
-bool reads_what_others_hold(const Input& input) {
-  const Storage* storage = input.storage;
-  return storage && storage->external && storage->state == State::resident && reads(input.use);
-}
-
-bool is_only_reader(const Op* op, const Storage* storage) {
-  return storage->children && storage->children->op == op && !storage->children->next;
-}
-
-Range both(const Range& a, const Range& b) {
-  if (a.begin == a.end) return b;
-  if (b.begin == b.end) return a;
-  return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
-}
-
-// From the start of its storage.
-Range span_of(const dtr_tensor_desc& desc) {
-  const Range all{0, desc.storage_bytes};
-  if (desc.item_bytes == 0) return all;
-  auto first = static_cast<uint64_t>(desc.offset), last = first;
-  for (int32_t d = 0; d < desc.ndim; ++d) {
-    if (desc.sizes[d] == 0) return {};
-    last += static_cast<uint64_t>((desc.sizes[d] - 1) * desc.strides[d]);
-  }
-  const Range span{first * desc.item_bytes, (last + 1) * desc.item_bytes};
-  return span.begin < span.end && span.end <= all.end ? span : all;
-}
-
 }  // namespace
 
-Range Contents::watched(const Storage* storage) const {
-  const auto found = spans_.find(storage->id);
-  if (found == spans_.end() || environment_.options.contents == DTR_CONTENTS_WHOLE)
-    return {0, storage->size_bytes};
-  return found->second;
+uint64_t Contents::checksum_of(const Storage* storage) const {
+  return environment_.options.contents == DTR_CONTENTS_WHOLE
+             ? checksum(storage->address, storage->size_bytes)
+             : sampled_checksum(storage->address, storage->size_bytes);
 }
 
-uint64_t Contents::checksum_of(const Storage* storage) const {
-  const auto* bytes = static_cast<const unsigned char*>(storage->address);
-  if (storage->external) {
-    const Range span = watched(storage);
-    return checksum(bytes + span.begin, span.end - span.begin);
-  }
-  return environment_.options.contents == DTR_CONTENTS_WHOLE
-             ? checksum(bytes, storage->size_bytes)
-             : sampled_checksum(bytes, storage->size_bytes);
+uint64_t Contents::checksum_of(const Edge& edge) {
+  const Range span = span_of(edge);
+  return checksum(static_cast<const unsigned char*>(edge.input->address) + span.begin,
+                  span.end - span.begin);
 }
 
 void Contents::note_inputs(const OpCall& call) const {
   for (const Input& input : call.inputs)
     if (input.storage && reads(input.use) && !input.storage->external && !is_known(input.storage))
-      renew(input.storage);
+      note(input.storage);
 }
 
-bool Contents::reads_too_much(const OpCall& call, int64_t cost_ns) const {
+bool Contents::reads_too_much(const OpCall& call, int64_t cost_ns) {
   uint64_t bytes = 0;
   for (const Input& input : call.inputs) {
-    if (!reads_what_others_hold(input) || input.constant || !is_watched(input.storage)) continue;
-    Range span = span_of(input.desc);
-    if (is_known(input.storage)) span = both(span, watched(input.storage));
+    if (!input.storage || !reads(input.use) || input.constant || !others_hold(input.storage))
+      continue;
+    const Range span = span_of(input.desc);
     bytes += span.end - span.begin;
   }
   return bytes > kFewBytes && kCheckNsPerByte * static_cast<double>(bytes) >
                                   kMostChecksOfCost * static_cast<double>(cost_ns);
 }
 
-void Contents::note_what_others_hold(const OpCall& call, const Op* op) {
-  const auto each = [&](auto&& visit) {
-    for (const Input& input : call.inputs)
-      if (reads_what_others_hold(input)) visit(input.storage, input.desc);
-  };
-  each([&](Storage* storage, const dtr_tensor_desc&) {
-    if (!is_only_reader(op, storage)) return;
-    spans_[storage->id] = {};
-    renew(storage);
-  });
-  each([&](Storage* storage, const dtr_tensor_desc& desc) {
-    const auto found = spans_.find(storage->id);
-    if (found == spans_.end()) return;
-    const Range wider = both(found->second, span_of(desc));
-    if (wider.begin == found->second.begin && wider.end == found->second.end) return;
-    // What was written meanwhile to what others have read stays to be noticed.
-    if (has_changed(storage)) return;
-    found->second = wider;
-    renew(storage);
-  });
+void Contents::note_what_others_hold(Op* op) {
+  for (Edge& edge : op->edges) {
+    if (!others_hold(edge.input)) continue;
+    // Who has read the same before was compared when the op began, and no write since then may be
+    // missed.
+    const Edge* before = edge.next;
+    const bool is_known = before && !before->lost && span_of(*before) == span_of(edge);
+    edge.checksum = is_known ? before->checksum : checksum_of(edge);
+  }
+}
+
+void Contents::note_dependents(const Storage* storage) {
+  if (!others_hold(storage)) return;
+  for (Edge* edge = storage->children; edge; edge = edge->next) edge->checksum = checksum_of(*edge);
 }
 
 void Contents::note_all() {
-  graph_.by_address.for_each([&](const void*, Storage* storage) {
+  for (Storage* storage : graph_.storages())
     if (storage->state == State::resident && is_known(storage)) note(storage);
-  });
+}
+
+bool Contents::has_changed(const Storage* storage, const dtr_tensor_desc& part) const {
+  if (!others_hold(storage)) return has_changed(storage);
+  const Range about = span_of(part);
+  for (const Edge* edge = storage->children; edge; edge = edge->next) {
+    const Range span = span_of(*edge);
+    if (edge->lost || !meet(span, about)) continue;
+    if (checksum_of(*edge) != edge->checksum) return true;
+    // The older ones were compared when the edge's op began.
+    if (span.begin <= about.begin && about.end <= span.end) return false;
+  }
+  return false;
+}
+
+Storage* Contents::changed(Storage* storage, const dtr_tensor_desc& part, Deferred& deferred) {
+  if (!others_hold(storage)) return changed(storage, deferred);
+  ++environment_.stats.unseen_writes;
+  const Range about = span_of(part);
+  ++storage->locks;
+  const bool settled = settling_.settle(storage, nullptr, Settling::kAnyBytes, deferred, about);
+  --storage->locks;
+  for (Edge* edge = storage->children; edge && !settled; edge = edge->next)
+    edge->lost |= meet(span_of(*edge), about) && checksum_of(*edge) != edge->checksum;
+  return storage;
 }
 
 Storage* Contents::changed(Storage* old, Deferred& deferred) {
   ++environment_.stats.unseen_writes;
   if (!old->parent) {
-    ++old->locks;  // memory of others has a record only while something depends on it
+    ++old->locks;  // memory that is not ours has a record only while something depends on it
     const bool settled = settling_.settle(old, nullptr, Settling::kAnyBytes, deferred);
     --old->locks;
     if (settled) return old;
@@ -127,7 +109,6 @@ Storage* Contents::changed(Storage* old, Deferred& deferred) {
   desc.device_type = old->device_type;
   desc.device_index = old->device_index;
   Storage* fresh = lifecycle_.hand_over(old, desc);
-  fresh->external = old->external;
   fresh->constant_for_good = old->constant_for_good;
   old->lost = !old->parent;
   lifecycle_.become_evicted(old, EvictionCause::gone);
@@ -139,7 +120,10 @@ Storage* Contents::changed(Storage* old, Deferred& deferred) {
 void Contents::compare_inputs(const Op* op, Deferred& deferred) {
   for (const Edge& edge : op->edges) {
     Storage* input = edge.input;
-    if (input->state != State::resident || input->overwriters > 0 || !has_changed(input)) continue;
+    if (!edge.lost &&
+        (input->state != State::resident || input->overwriters > 0 ||
+         !(others_hold(input) ? checksum_of(edge) != edge.checksum : has_changed(input))))
+      continue;
     if (!input->live || !input->parent)
       throw StateError("storage " + std::to_string(input->id) + " (" +
                        std::to_string(input->size_bytes) +

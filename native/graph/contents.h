@@ -21,17 +21,16 @@
 // engine.
 //
 // Where others hold the address, every byte counts that an op has read whose record depends on it:
-// a data set may be larger than all that the job computes from it, and an op reads one batch. The
-// checksum is of the span of these bytes, and taken when the op has ended. Where that would take
-// some times longer than the op itself, as where it picks a few rows of a large table, the op's
-// results are constants, and nothing depends on what it read. Parameters are exempt: all that a
-// model computes depends on them.
+// a data set may be larger than all that the job computes from it, and an op reads one batch. Each
+// edge has the checksum of the span of these bytes (spans.h), taken when its op has ended. So a
+// write, by an op or unseen, concerns the ops that have read where it went, and no others. Where the
+// checksum would take some times longer than the op itself, as where it picks a few rows of a large
+// table, the op's results are constants, and nothing depends on what it read. Parameters are exempt:
+// all that a model computes depends on them.
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 
-#include "base/ranges.h"
 #include "deferred.h"
 #include "environment.h"
 #include "graph.h"
@@ -46,52 +45,50 @@ class Contents {
   Contents(Environment& environment, const Graph& graph, Lifecycle& lifecycle, Settling& settling)
       : environment_(environment), graph_(graph), lifecycle_(lifecycle), settling_(settling) {}
 
+  // Whether every byte counts that an op with a record has read: others may write to it unseen.
+  static bool others_hold(const Storage* storage) {
+    return storage->external && storage->device_type == 0 && storage->state == State::resident;
+  }
+
   // A resident storage's content is as it should be.
-  void note(Storage* storage) {
-    forget(storage);
-    renew(storage);
+  void note(Storage* storage) const {
+    if (is_watched(storage)) storage->checksum = checksum_of(storage);
   }
   // The same for what an op is about to use that may be recorded, unless others hold its address.
   void note_inputs(const OpCall& call) const;
   // Whether an op that has ended read more that others hold than its record is worth.
-  bool reads_too_much(const OpCall& call, int64_t cost_ns) const;
+  static bool reads_too_much(const OpCall& call, int64_t cost_ns);
   // What others hold is as the op read it that has just been recorded.
-  void note_what_others_hold(const OpCall& call, const Op* op);
-  // The record goes.
-  void forget(const Storage* storage) {
-    if (storage->external) spans_.erase(storage->id);
-  }
+  static void note_what_others_hold(Op* op);
+  // What others hold from now on is as the ops have read it that have records.
+  static void note_dependents(const Storage* storage);
   // After the settings have changed.
   void note_all();
 
   bool has_changed(const Storage* storage) const {
     return is_watched(storage) && is_known(storage) && checksum_of(storage) != storage->checksum;
   }
-  // The content of a live resident storage has; returns the record of what its memory holds now.
+  // The same of what an op is about to use; of what others hold, only the part matters.
+  bool has_changed(const Storage* storage, const dtr_tensor_desc& part) const;
+  // It has; returns the record of what the memory of a live resident storage holds now.
   Storage* changed(Storage* old, Deferred& deferred);
+  Storage* changed(Storage* storage, const dtr_tensor_desc& part, Deferred& deferred);
   // What an op is about to read again is as it was, or evicted, if its own op can give it again.
   void compare_inputs(const Op* op, Deferred& deferred);
 
  private:
   bool is_watched(const Storage* storage) const {
-    return storage->device_type == 0 && (storage->external || environment_.options.contents != 0);
+    return !storage->external && storage->device_type == 0 && environment_.options.contents != 0;
   }
   // Whether the checksum is kept: it was computed, or something was computed from it.
   static bool is_known(const Storage* storage) { return storage->parent || storage->children; }
-  // The bytes that the checksum is of, from the start, where others hold the address; none of them
-  // if begin == end.
-  Range watched(const Storage* storage) const;
   uint64_t checksum_of(const Storage* storage) const;
-  void renew(Storage* storage) const {
-    if (is_watched(storage)) storage->checksum = checksum_of(storage);
-  }
+  static uint64_t checksum_of(const Edge& edge);
 
   Environment& environment_;
   const Graph& graph_;
   Lifecycle& lifecycle_;
   Settling& settling_;
-  // By Storage::id, of what others hold: what ops with records have read. None: all of it counts.
-  std::unordered_map<uint64_t, Range> spans_;
 };
 
 }  // namespace dtr

@@ -20,7 +20,8 @@
 //      pinned ones stay in the list and are passed over, because locks come and go with every op.
 //  R7  locks > 0 keeps a record until unlocked; locks > holds its memory, too, while resident.
 //  R8  While an op runs, what it overwrites has a parent or no children: its content is
-//      about to go for good. So whoever makes a constant of it settles it first.
+//      about to go for good. So whoever makes a constant of it settles it first. (Of what others
+//      hold, a part may be overwritten; children that read other parts stay.)
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
 //      locked, or one is evicted: else it would be gone (dead_storages.h).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
@@ -87,6 +88,8 @@ struct Edge {
   Storage* input = nullptr;
   Edge* previous = nullptr;
   Edge* next = nullptr;
+  uint64_t checksum = 0;  // of what the op has read, if others hold the input (contents.h)
+  bool lost = false;      // others wrote there since, and have been noticed
 };
 
 // What searches for what to evict read stands in the first two cache lines.
@@ -179,6 +182,7 @@ enum class Use : uint8_t {
 struct TensorSpec {
   int32_t edge = -1;  // index in Op::edges; -1: no content needed
   Use use = Use::read;
+  uint8_t item_bytes = 0;
   int32_t scalar_type = 0;
   uint32_t flags = 0;  // DTR_TENSOR_CONJ, DTR_TENSOR_NEG
   int32_t ndim = 0;

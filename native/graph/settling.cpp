@@ -4,17 +4,19 @@
 namespace dtr {
 
 bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
-                      Deferred& deferred) {
+                      Deferred& deferred, const Range& part) {
   if (!lost->children) return true;
   const uint64_t walk = graph_.next_walk();
   pending_.assign(1, lost);
   resident_.clear();
   uint64_t bytes = 0;
   bool possible = true;
+  const bool is_part = part.end < lost->size_bytes || part.begin > 0;
   while (!pending_.empty()) {
     const Storage* storage = pending_.back();
     pending_.pop_back();
-    for (const Edge* edge = storage->children; edge; edge = edge->next)
+    for (const Edge* edge = storage->children; edge; edge = edge->next) {
+      if (edge->lost || (is_part && storage == lost && !meet(span_of(*edge), part))) continue;
       for (const Output& output : edge->op->outputs) {
         Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;
@@ -34,6 +36,7 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
           pending_.push_back(dependent);
         }
       }
+    }
     if ((!possible && !targets) || bytes > most_bytes) return false;
   }
   if (!possible || bytes > most_bytes) return false;

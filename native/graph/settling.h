@@ -15,6 +15,7 @@
 #include "environment.h"
 #include "graph.h"
 #include "lifecycle.h"
+#include "spans.h"
 
 namespace dtr {
 
@@ -25,11 +26,11 @@ class Settling {
   Settling(const Environment& environment, Graph& graph, Lifecycle& lifecycle)
       : environment_(environment), graph_(graph), lifecycle_(lifecycle) {}
 
-  // True: nothing depends on `lost` any more. False: nothing was changed, and *targets
+  // True: nothing depends on `lost` any more that could be computed again. False: nothing was changed, and *targets
   // (if given) got the live evicted dependents, or more than most_bytes would have
-  // become constant.
+  // become constant. part: only these bytes will be lost, and ops that read others stay.
   bool settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
-              Deferred& deferred);
+              Deferred& deferred, const Range& part = kWholeStorage);
 
   // Whether the dead records that the storage's history consists of take more memory than
   // the storage itself. Then it had better be a constant: a running average would keep

@@ -154,8 +154,8 @@ void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
     storage = parts_.lifecycle.find_or_adopt(desc, deferred);
   if (!storage) return is_opaque();
   if (storage->state == State::resident && storage->overwriters == 0 &&
-      parts_.contents.has_changed(storage))
-    storage = parts_.contents.changed(storage, deferred);
+      parts_.contents.has_changed(storage, desc))
+    storage = parts_.contents.changed(storage, desc, deferred);
   frame.reads_others |= storage->external;
   if (storage->captured) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);  // F2
   if (storage->prefetched) parts_.swap_space.note_return(storage, &frame.returned);
@@ -292,7 +292,8 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     id = static_cast<int64_t>(op->id);
     op->closure = closure;
     op->log_index = log_index;
-    if (frame.reads_others) parts_.contents.note_what_others_hold(frame, op);
+    // Whatever it was when the op began: its address may have been given away since.
+    Contents::note_what_others_hold(op);
   }
   close(frame, deferred);
   return id;
@@ -359,6 +360,7 @@ Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
   for (const Input& input : frame.inputs) {
     TensorSpec spec;
     spec.use = input.use;
+    spec.item_bytes = input.desc.item_bytes;
     spec.scalar_type = input.desc.scalar_type;
     spec.flags = input.desc.flags;
     spec.offset = input.desc.offset;

@@ -106,7 +106,7 @@ void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, Defer
     if (!storage->managed) given_away_.add(storage->handle, deferred);
     storage->constant_for_good = true;
     update_candidate(storage);
-    parts_.contents.note(storage);
+    parts_.contents.note_dependents(storage);
   }
   if (is_shared && storage->device_type != 0) {
     storage->captured = true;
@@ -249,7 +249,6 @@ void StorageLifecycle::remove(Storage* first, Deferred& deferred) {
     storage->state = State::freed;
     storage->address = nullptr;
     parts_.dead.forget(storage);
-    parts_.contents.forget(storage);
     update_candidate(storage);
     if (storage->handle)
       lose_handle(storage, deferred);  // the strong reference's deleter frees the block
@@ -352,7 +351,6 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
     if (storage->managed) parts_.graph.by_address.erase(storage->address);
     lose_handle(storage, deferred);
     storage->state = State::freed;
-    parts_.contents.forget(storage);
     update_candidate(storage);
     parts_.graph.recycle(storage);
   }

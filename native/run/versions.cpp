@@ -11,6 +11,13 @@ namespace {
 // Contents up to this size are copied before an op overwrites them, where that is asked for.
 constexpr uint64_t kMostCopied = 64 * 1024;
 
+// The bytes that an op is about to overwrite, as far as what depends on others may stay. Where it
+// writes more, having resized the tensor (out=), the checksums of what others hold tell.
+Range written(const Input& input) {
+  return overwrites(input.use) && Contents::others_hold(input.storage) ? span_of(input.desc)
+                                                                       : kWholeStorage;
+}
+
 }  // namespace
 
 bool Versions::begin(OpCall& call, Deferred& deferred) {
@@ -39,7 +46,8 @@ bool Versions::begin(OpCall& call, Deferred& deferred) {
   for (const Input& input : call.inputs)
     if (input.storage && !input.copy && (overwrites(input.use) || parts_.capture.is_under_way()) &&
         !input.storage->parent && input.storage->children)
-      settled &= parts_.settling.settle(input.storage, nullptr, Settling::kAnyBytes, deferred);
+      settled &= parts_.settling.settle(input.storage, nullptr, Settling::kAnyBytes, deferred,
+                                        written(input));
   return settled;
 }
 
@@ -47,7 +55,7 @@ void Versions::settle(const OpCall& call, std::vector<Storage*>* targets, Deferr
   for (const Input& input : call.inputs)
     if (input.storage && (overwrites(input.use) || parts_.capture.is_under_way()) &&
         !input.storage->parent)
-      parts_.settling.settle(input.storage, targets, Settling::kAnyBytes, deferred);
+      parts_.settling.settle(input.storage, targets, Settling::kAnyBytes, deferred, written(input));
 }
 
 bool Versions::ran(OpCall& call) {

@@ -5,7 +5,7 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
-from toy import INT64, WORDS, release
+from toy import INT64, MUTATE, WORDS, WRITE_ONLY, release
 
 
 class TestBehindTheEnginesBack:
@@ -52,7 +52,9 @@ class TestBehindTheEnginesBack:
         assert resident.is_right()
         assert toy.evict(after)
         assert toy.content(after) == after.expected()
-        with pytest.raises(WrongState, match="behind the recorder's back"):
+        toy.run("add_", (x, MUTATE), parameter=1)
+        assert not toy.evict(after), "it was settled, unlike what cannot be any more"
+        with pytest.raises(WrongState, match="changed by something other than an operator"):
             toy.materialize(evicted)
         release(x, resident, evicted, after)
 
@@ -106,6 +108,9 @@ class TestBehindTheEnginesBack:
         memory[word] = 1
         with pytest.raises(WrongState, match="changed by something other than an operator"):
             toy.materialize(results[word // WORDS])
+        other = results[1 - word // WORDS]
+        assert toy.content(other) == other.expected()
+        assert toy.evict(other)
         memory[word] = 0
         assert all(toy.content(result) == result.expected() for result in results)
         release(x, *batches, *results)
@@ -143,20 +148,36 @@ class TestBehindTheEnginesBack:
         assert all(tensor.is_right() for tensor in (picked, again))
         release(x, picked, computed, again)
 
-    def test_what_is_watched_grows_no_larger_than_an_operator_is_worth(self, make_toy):
+    def test_what_lies_between_two_batches_is_not_looked_at(self, make_toy):
+        """It would be more than the operators are worth."""
         toy = make_toy()
         memory = ffi.new("uint64_t[]", 64 * WORDS)
         x = self.foreign(toy, memory)
-        first, last = toy.view(x, 0, WORDS), toy.view(x, 63 * WORDS, WORDS)
-        y, z = toy.one("f", first), toy.one("f", last)
-        assert toy.evict(y)
-        assert not toy.evict(z)
-        assert toy.content(y) == y.expected()
-        y.release()
-        w = toy.one("f", last)  # nothing else depends on it any more
-        assert toy.evict(w)
-        assert toy.content(w) == w.expected()
-        release(x, first, last, z, w)
+        batches = [toy.view(x, i * WORDS, WORDS) for i in (0, 63)]
+        results = [toy.one("f", batch) for batch in batches]
+        memory[32 * WORDS] = 1
+        for result in results:
+            assert toy.evict(result)
+            assert toy.content(result) == result.expected()
+        assert toy.stats().unseen_writes == 0
+        release(x, *batches, *results)
+
+    @pytest.mark.parametrize("use", [MUTATE, WRITE_ONLY])
+    def test_an_operator_that_overwrites_a_part_settles_what_has_read_it(self, make_toy, use):
+        toy = make_toy()
+        x = self.foreign(toy, ffi.new("uint64_t[]", 8 * WORDS))
+        batches = [toy.view(x, i * WORDS, WORDS) for i in range(3)]
+        results = [toy.one("f", batch) for batch in batches]
+        both = toy.one("g", batches[0], batches[1])
+        assert all(toy.evict(result) for result in (*results, both))
+        toy.run("add_", (batches[1], use), parameter=1)
+        toy.verify()
+        assert [result.evicted for result in (*results, both)] == [True, False, True, False]
+        assert not toy.evict(results[1])
+        assert not toy.evict(both)
+        for result in (*results, both):
+            assert toy.content(result) == result.expected()
+        release(x, *batches, *results, both)
 
     def foreign(self, toy, memory):
         words = len(memory)
