@@ -19,12 +19,11 @@ from dtr_alloc import costs, pools, report
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
 from dtr_alloc.torch import custom_operators, escapes
-from dtr_alloc.torch import why_kept as _why_kept
 from dtr_alloc.torch.kept import Kept
 from dtr_alloc.torch.kept import kept as _kept
+from dtr_alloc.torch.kept import why_kept as _why_kept
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.runtime import Runtime
-from dtr_alloc.torch.why_kept import Reason
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -461,11 +460,11 @@ def evict(tensor: Tensor) -> bool:
     return evicted
 
 
-def why_kept(tensor: Tensor) -> Reason | None:
+def why_kept(tensor: Tensor) -> Kept | None:
     """Why the tensor's storage cannot be evicted now: a clause (``why``), and the operator that
     made its content (``operator``: such as ``aten.add.Tensor``, or ``""``). None if it can be, or
     is evicted. Of a sparse tensor, the first reason among what it is made of."""
-    return _why_kept.why_kept(_enabled(), tensor)
+    return _why_kept(_enabled(), tensor)
 
 
 def materialize(tensor: Tensor) -> None:

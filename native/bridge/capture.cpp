@@ -33,6 +33,7 @@
 #include <map>
 
 #include "dtr/engine.h"
+#include "dtr/storage.h"
 #include "trial.h"
 
 namespace dtr_bridge {
@@ -553,14 +554,13 @@ void drop_closure(void* pointer) { delete static_cast<Closure*>(pointer); }
 
 namespace {
 
-// The operators whose results of these kinds take the most.
-std::string largest(const std::vector<dtr_holder>& holders, const char* title,
-                    std::initializer_list<int32_t> kinds) {
+// The operators whose results take the most, of those that are meant.
+template <typename IsMeant>
+std::string largest(const std::vector<dtr_holder>& holders, const char* title, IsMeant&& is_meant) {
   constexpr size_t kShown = 5;
   std::map<uint64_t, uint64_t> held;
   for (const dtr_holder& holder : holders)
-    if (holder.op_key && std::find(kinds.begin(), kinds.end(), holder.kind) != kinds.end())
-      held[holder.op_key] += holder.size_bytes;
+    if (holder.op_key && is_meant(holder.why_kept)) held[holder.op_key] += holder.size_bytes;
   std::vector<std::pair<uint64_t, uint64_t>> largest;
   for (const auto& [key, bytes] : held) largest.emplace_back(bytes, key);
   std::sort(largest.rbegin(), largest.rend());
@@ -578,9 +578,11 @@ std::string largest_holders() {
   constexpr uint64_t kMost = 65536;
   std::vector<dtr_holder> holders(kMost);
   holders.resize(std::min(core->engine_holders(Thread::engine(), holders.data(), kMost), kMost));
-  return largest(holders, "Results that can be recomputed", {DTR_HELD_EVICTABLE}) +
-         largest(holders, "Results that are kept (dtr_alloc.kept() says why)",
-                 {DTR_HELD_CONSTANT, DTR_HELD_ADDRESS, DTR_HELD_PINNED});
+  return largest(holders, "Results that can be recomputed",
+                 [](int32_t why) { return why == DTR_KEPT_NOT; }) +
+         largest(holders, "Results that are kept (dtr_alloc.kept() says why)", [](int32_t why) {
+           return why != DTR_KEPT_NOT && why != DTR_KEPT_IN_USE && why != DTR_KEPT_PARAMETER;
+         });
 }
 
 }  // namespace dtr_bridge

@@ -33,22 +33,22 @@ HeldBytes MemoryUse::held() const {
   return held;
 }
 
-int32_t MemoryUse::kind_of(const Storage* storage) const {
-  if (storage->locks > 0) return DTR_HELD_RUNNING;
-  if (storage->external) return DTR_HELD_ADDRESS;
-  if (storage->constant_for_good) return DTR_HELD_PARAMETER;
-  if (!storage->parent || storage->unwritten) return DTR_HELD_CONSTANT;
-  if (storage->pins > 0 || capture_.is_frozen(storage)) return DTR_HELD_PINNED;
-  return DTR_HELD_EVICTABLE;
+int32_t MemoryUse::why_kept(const Storage* storage) const {
+  if (storage->state != State::resident) return DTR_KEPT_NOT;
+  if (!storage->managed) return DTR_KEPT_OF_OTHERS;
+  if (storage->pins > 0) return DTR_KEPT_PINNED;
+  if (storage->locks > 0 || capture_.is_frozen(storage)) return DTR_KEPT_IN_USE;
+  if (storage->unwritten) return DTR_KEPT_UNWRITTEN;
+  if (is_candidate(storage)) return DTR_KEPT_NOT;
+  if (storage->external) return DTR_KEPT_ESCAPED;
+  return storage->captured ? int32_t{DTR_KEPT_CAPTURED} : storage->constant_as;
 }
 
 uint64_t MemoryUse::holders(dtr_holder* holders, uint64_t capacity) const {
   uint64_t count = 0;
   graph_.by_address.for_each([&](const void*, const Storage* storage) {
     if (count < capacity)
-      holders[count] = {storage->handle,
-                        storage->parent ? storage->parent->op_key : storage->made_by,
-                        storage->size_bytes, kind_of(storage)};
+      holders[count] = {storage->handle, storage->made_by, storage->size_bytes, why_kept(storage)};
     ++count;
   });
   return count;

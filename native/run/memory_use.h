@@ -41,14 +41,14 @@ class MemoryUse {
         swap_space_(swap_space) {}
 
   HeldBytes held() const;
+  // Why a storage cannot be evicted now, DTR_KEPT_...
+  int32_t why_kept(const Storage* storage) const;
   // What is resident, `capacity` storages at most; how many there are.
   uint64_t holders(dtr_holder* holders, uint64_t capacity) const;
   // Why a pool had no memory for a request. refusal: what the pool said.
   std::string why_none(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) const;
 
  private:
-  int32_t kind_of(const Storage* storage) const;  // DTR_HELD_...
-
   const Environment& environment_;
   const Graph& graph_;
   const Devices& devices_;

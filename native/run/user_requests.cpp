@@ -43,14 +43,7 @@ int32_t Engine::user_why_kept(void* handle, uint64_t* op_key) {
   const Storage* storage = graph_.by_handle.find(handle);
   if (!storage) return DTR_KEPT_NOT_MET;
   *op_key = storage->made_by;
-  if (storage->state != State::resident) return DTR_KEPT_NOT;
-  if (!storage->managed) return DTR_KEPT_OF_OTHERS;
-  if (storage->pins > 0) return DTR_KEPT_PINNED;
-  if (storage->locks > 0 || capture_.is_frozen(storage)) return DTR_KEPT_IN_USE;
-  if (storage->unwritten) return DTR_KEPT_UNWRITTEN;
-  if (is_candidate(storage)) return DTR_KEPT_NOT;
-  if (storage->external) return DTR_KEPT_ESCAPED;
-  return storage->captured ? int32_t{DTR_KEPT_CAPTURED} : storage->constant_as;
+  return memory_use_.why_kept(storage);
 }
 
 void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {

@@ -1,4 +1,5 @@
-"""What is kept, and why: by operator and by line of the job."""
+"""What is kept says why, by operator and by line of the job. With the limit at nothing, nothing is
+too small to be evicted."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import MIB, checked_session, one_thread  # noqa: F401
+from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc.config import TINY_BYTES
+from dtr_alloc.core import lib
 from dtr_alloc.torch import custom_operators
 
 ELEMENTS = MIB // 4
@@ -44,15 +47,12 @@ def test_everything_that_is_kept_says_why() -> None:
             (entry.size_bytes for entry in found), reverse=True
         )
         reasons = {entry.why: entry for entry in found if entry.size_bytes >= MIB}
-        assert reasons.keys() == {
-            "a parameter",
-            "its address was asked for",
-            "not trusted (dtr_alloc.trust)",
-            "pinned",
-        }
-        assert reasons["not trusted (dtr_alloc.trust)"].operator == "dtr_kept::twice.default"
-        assert reasons["pinned"].operator == "aten::tan.default"
-        line = reasons["its address was asked for"].line
+        untrusted = "its operator is not trusted (dtr_alloc.distrust)"
+        escaped = "its address was given away"
+        assert reasons.keys() == {"it is a parameter", escaped, untrusted, "it is pinned"}
+        assert reasons[untrusted].operator == "dtr_kept.twice.default"
+        assert reasons["it is pinned"].operator == "aten.tan.default"
+        line = reasons[escaped].line
         assert re.fullmatch(r"test_kept\.py:\d+", line)
         text = Path(__file__).read_text().splitlines()[int(line.partition(":")[2]) - 1]
         assert "addressed.numpy()" in text
@@ -67,7 +67,7 @@ def test_data_is_what_nobody_was_seen_to_make() -> None:
         (entry,) = dtr_alloc.kept()
         assert entry.size_bytes == MIB
         assert entry.operator == ""
-        assert entry.why.startswith("no operator that was seen made it")
+        assert entry.why == "its content was there when an operator first used it"
 
 
 def test_an_out_of_memory_error_names_what_is_kept() -> None:
@@ -80,3 +80,87 @@ def test_an_out_of_memory_error_names_what_is_kept() -> None:
 def test_without_a_session_it_is_an_error() -> None:
     with pytest.raises(dtr_alloc.StateError):
         dtr_alloc.kept()
+
+
+def reason(tensor: Tensor) -> str:
+    kept = dtr_alloc.why_kept(tensor)
+    assert not dtr_alloc.evict(tensor)
+    assert kept is not None, "it was not evicted, and nothing says why"
+    return kept.why
+
+
+def test_what_can_be_evicted_or_is_has_no_reason_to_be_kept() -> None:
+    with checked_session():
+        x = torch.arange(1000.0)
+        assert dtr_alloc.why_kept(x) is None
+        assert dtr_alloc.why_kept(evicted(x)) is None
+
+
+def test_each_kind_of_constant_has_a_reason_of_its_own() -> None:
+    outside = torch.arange(1000.0)
+    with checked_session():
+        assert reason(torch.arange(2.0)) == "it is tiny"
+        assert reason(torch.empty(1000)) == "no operator that is recorded has made or used it"
+        found = torch.empty(1000)
+        found + 1
+        assert reason(found) == "its content was there when an operator first used it"
+        dependent = outside + 1  # its record lives while something depends on it
+        assert reason(outside) == "its memory was not allocated under the budget"
+        del dependent
+        x = torch.arange(1000.0)
+        dtr_alloc.pin(x)
+        assert reason(x) == "it is pinned"
+        dtr_alloc.unpin(x)
+        x.data_ptr()
+        assert reason(x) == "its address was given away"
+        weight = torch.nn.Parameter(torch.ones(1000))
+        weight + 1
+        assert reason(weight) == "it is a parameter"
+        buffer = torch.zeros(1000)
+        buffer[:500] = 1
+        overwritten = torch.empty(1000)
+        overwritten += 1
+        kept = dtr_alloc.why_kept(overwritten)
+        assert reason(overwritten).startswith("its operator read and overwrote")
+        assert kept is not None
+        assert kept.operator == "aten.add_.Tensor"
+
+
+def test_running_statistics_are_state_of_their_operator() -> None:
+    with checked_session():
+        mean, variance = torch.zeros(100), torch.ones(100)
+        torch.nn.functional.batch_norm(torch.rand(4, 100), mean, variance, training=True)
+        assert reason(mean) == reason(variance) == "it is state that its operator updates"
+
+
+def test_the_rule_of_an_operator_says_why_it_is_not_run_again() -> None:
+    with checked_session():
+        solution = torch.linalg.lstsq(torch.rand(30, 30), torch.rand(30, 30)).solution
+        kept = dtr_alloc.why_kept(solution)
+        assert kept == (
+            30 * 30 * 4,
+            "aten.linalg_lstsq.default",
+            "its operator gives other last bits from run to run, without us as well",
+            "",
+        )
+
+
+def test_without_a_limit_scalars_are_evicted_and_come_back_by_whatever_looks_at_them() -> None:
+    with checked_session(debug="tiny:0"):
+        x = torch.arange(5.0).sum()
+        assert evicted(x).item() == 10
+        assert bool(evicted(x) == 10)
+        y = evicted(x.clone()).add_(1)
+        assert torch.equal(evicted(y), torch.tensor(11.0))
+    with checked_session():
+        assert reason(torch.arange(5.0).sum()) == "it is tiny"
+
+
+def test_the_usual_limit_is_that_of_the_header() -> None:
+    assert TINY_BYTES == lib.DTR_TINY_BYTES
+
+
+def test_a_larger_limit_keeps_larger_storages() -> None:
+    with checked_session(debug="tiny:4KiB"):
+        assert reason(torch.arange(1024.0)) == "it is tiny"
+        assert dtr_alloc.evict(torch.arange(1025.0))

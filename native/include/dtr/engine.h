@@ -264,21 +264,11 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
  * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
-/* What a resident storage is kept for. */
-enum {
-  DTR_HELD_EVICTABLE = 0,
-  DTR_HELD_RUNNING = 1,   /* an op in flight uses it */
-  DTR_HELD_PARAMETER = 2, /* DTR_USE_CONSTANT */
-  DTR_HELD_ADDRESS = 3,   /* others may have its address */
-  DTR_HELD_CONSTANT = 4,  /* no op can compute it again */
-  DTR_HELD_PINNED = 5
-};
-
 typedef struct dtr_holder {
   const void* handle;
   uint64_t op_key; /* of the op that made the content; 0: none that was seen */
   uint64_t size_bytes;
-  int32_t kind; /* DTR_HELD_... */
+  int32_t why_kept; /* DTR_KEPT_... (dtr/storage.h) */
 } dtr_holder;
 
 /* Says what fills the memory: writes up to capacity of the resident storages, and returns how many
