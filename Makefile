@@ -187,7 +187,7 @@ soak: $(VENV)/core
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
 	$(PY) -m bench.long_run
 
-# Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: two minutes.
+# Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: a few minutes.
 conformance: $(VENV)/core
 	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
 
