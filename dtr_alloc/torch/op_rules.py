@@ -52,6 +52,7 @@ IMPURE = {
     "resize_as_": "gives the buffer another size in place",
     "_resize_output_": "gives the buffer another size in place",
     "set_data": "exchanges the storage",
+    "as_strided_copy": "may read outside of its argument",
     "record_stream": "is a message to the allocator",
     "_pin_memory": "gives memory that is not ours",
     "_cudnn_rnn": "draws dropout from a state of its own",
