@@ -46,7 +46,7 @@ class Runtime:
         self.bridge = Bridge(device_type)
         self.pools = pools.of_process(device_type, config)
         self._scorers = [scorer_of(config)]
-        self.engine = _create_engine(config, self.scorer)
+        self.engine = _create_engine(config, self.scorer, device_type)
         for index, pool in enumerate(self.pools.handles):
             place = (_C10_CUDA, index) if device_type == "cuda" else (_C10_CPU, -1)
             check(lib.dtr_engine_add_pool(self.engine, *place, pool))
@@ -112,7 +112,7 @@ class Runtime:
         """Takes other settings, and fields of dtr_engine_options that no setting has; the budget is
         set apart."""
         scorer = scorer_of(config)
-        ours, _kept = _engine_options(config, scorer)
+        ours, _kept = _engine_options(config, scorer, self.device_type)
         for name, value in options.items():
             setattr(ours, name, value)
         self._scorers.append(scorer)  # the engine calls the one before until it has this one
@@ -379,7 +379,11 @@ def scorer_of(config: Config) -> Scorer | None:
     return None if config.heuristic.score is None else Scorer(config.heuristic)
 
 
-def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
+_STATED_MOVES_PER_S = {"cpu": 4e9, "cuda": 200e9}
+"""How fast a copy within a device is taken to be, in bytes, where costs are stated."""
+
+
+def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> tuple[Any, Any]:
     """The options, and what must be kept as long as they are used."""
     heuristic = config.heuristic
     dealloc = ffi.new("char[]", heuristic.dealloc.encode())
@@ -391,6 +395,8 @@ def _engine_options(config: Config, scorer: Scorer | None) -> tuple[Any, Any]:
     options.verify = config.debug.verify
     options.room = heuristic.room_number()
     options.moving = not config.debug.no_moves
+    if config.costs is not None:  # two runs decide alike
+        options.move_bytes_per_s = _STATED_MOVES_PER_S[device_type]
     options.learn = _learning(config)
     options.thrash = config.thrash
     options.tiny_bytes = config.debug.tiny
@@ -436,13 +442,13 @@ def _wrong_kind(field: str, path: Path, error: WrongKind) -> ConfigError:
 _engines: list[Any] = []
 
 
-def _create_engine(config: Config, scorer: Scorer | None) -> Any:
+def _create_engine(config: Config, scorer: Scorer | None, device_type: str) -> Any:
     """The engine of the process's one runtime. If there is one already, an interrupt came before
     anybody had its runtime: it goes, and lets go of the pools."""
     while _engines:
         lib.dtr_engine_destroy(_engines[-1][0])  # or it was, when the next interrupt came
         _engines.pop()
     _engines.append(ffi.new("dtr_engine **"))
-    options, _kept = _engine_options(config, scorer)
+    options, _kept = _engine_options(config, scorer, device_type)
     check(lib.dtr_engine_create(options, _engines[-1]))
     return _engines[-1][0]
