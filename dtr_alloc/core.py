@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dtr_alloc._core import ffi, lib
@@ -52,6 +53,20 @@ def check(status: int) -> None:
     """Raises what a status code means (error_of); does nothing for DTR_OK."""
     if status != lib.DTR_OK:
         raise error_of(status, message())
+
+
+def listed(kind: str, ask: Callable[[Any, int], int]) -> Iterator[Any]:
+    """The structs that a function of the core lists, each to be read before the next.
+
+    Args:
+        kind: the name of the struct.
+        ask: writes as many as a capacity says to an array, and returns how many there are.
+    """
+    found, capacity = ffi.NULL, 0
+    while (count := ask(found, capacity)) > capacity:
+        found, capacity = ffi.new(f"{kind}[]", count), count
+    for i in range(count):
+        yield found[i]
 
 
 def record(struct: Any, names: tuple[str, ...]) -> dict[str, int]:

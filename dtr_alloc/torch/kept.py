@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
 
@@ -97,12 +98,9 @@ def _line() -> str:
 
 def kept(runtime: Any) -> list[Kept]:
     """See dtr_alloc.kept()."""
-    found, capacity = ffi.NULL, 0
-    while (count := lib.dtr_engine_holders(runtime.engine, found, capacity)) > capacity:
-        found, capacity = ffi.new("dtr_holder[]", count), count
     rules = {rule.key: rule for rule in runtime.recorder.rules}
     sizes: Counter[tuple[str, str, str]] = Counter()
-    for holder in (found[i] for i in range(count)):
+    for holder in listed("dtr_holder", partial(lib.dtr_engine_holders, runtime.engine)):
         if holder.why_kept not in (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY):
             handle = int(ffi.cast("intptr_t", holder.handle))
             sizes[_reason(runtime, handle, holder.why_kept, rules.get(holder.op_key))] += (

@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dtr_alloc import costs
-from dtr_alloc.core import ffi, lib
+from dtr_alloc.core import ffi, lib, listed
 
 _SHOWN = 8
 
@@ -64,12 +65,9 @@ def bring_back_all(runtime: Any) -> list[Lost]:
 
 def _evicted(runtime: Any) -> list[tuple[int, int, int, int]]:
     """Id, handle, key of the operator and bytes of live storages that are evicted."""
-    found, capacity = ffi.NULL, 0
-    while (count := lib.dtr_engine_get_evicted(runtime.engine, found, capacity)) > capacity:
-        found, capacity = ffi.new("dtr_evicted[]", count), count
     return [
         (of.id, int(ffi.cast("intptr_t", of.handle)), of.op_key, of.size_bytes)
-        for of in (found[i] for i in range(count))
+        for of in listed("dtr_evicted", partial(lib.dtr_engine_get_evicted, runtime.engine))
     ]
 
 

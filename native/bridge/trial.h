@@ -16,43 +16,39 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/sum.h>
+#include <c10/util/hash.h>
 
-#include <algorithm>
-#include <cstring>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "repeat.h"
 
 namespace dtr_bridge {
 
-// Of a call: its arguments but for what is in its tensors.
+// Of a value: of a tensor all but what is in it.
+inline uint64_t hash_of(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? c10::get_hash(tensor.scalar_type(), tensor.sizes(), tensor.strides())
+                            : 0;
+  }
+  if (value.isList()) {
+    uint64_t hash = value.toListRef().size();
+    for (const c10::IValue& part : value.toListRef()) hash = c10::hash_combine(hash, hash_of(part));
+    return hash;
+  }
+  if (value.isInt()) return c10::get_hash(value.toInt());
+  if (value.isDouble()) return c10::get_hash(value.toDouble());
+  if (value.isBool()) return c10::get_hash(value.toBool());
+  return value.isString() ? c10::get_hash(value.toStringRef()) : 0;
+}
+
+// Of a call, by its arguments.
 inline uint64_t signature_of(const c10::IValue* arguments, size_t count) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, a number at a time
-  const auto add = [&](auto number) {
-    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
-    hash ^= hash >> 29;
-  };
-  const std::function<void(const c10::IValue&)> add_value = [&](const c10::IValue& value) {
-    add(value.isTensor() ? 1 : value.isList() ? 2 : value.isNone() ? 3 : 4);
-    if (value.isTensor() && value.toTensor().defined()) {
-      add(value.toTensor().scalar_type());
-      for (const int64_t size : value.toTensor().sizes()) add(size);
-      for (const int64_t stride : value.toTensor().strides()) add(stride);
-    } else if (value.isList()) {
-      for (const c10::IValue& part : value.toListRef()) add_value(part);
-    } else if (value.isInt()) {
-      add(value.toInt());
-    } else if (value.isDouble()) {
-      add(std::hash<double>()(value.toDouble()));
-    } else if (value.isBool()) {
-      add(value.toBool());
-    } else if (value.isString()) {
-      add(std::hash<std::string>()(value.toStringRef()));
-    }
-  };
-  for (size_t i = 0; i < count; ++i) add_value(arguments[i]);
+  uint64_t hash = count;
+  for (size_t i = 0; i < count; ++i) hash = c10::hash_combine(hash, hash_of(arguments[i]));
   return hash;
 }
 
@@ -134,16 +130,8 @@ class Trial {
   static uint64_t sum_of(const at::Tensor& tensor) {
     const at::Tensor bytes = span(tensor);
     if (!bytes.is_cpu()) return static_cast<uint64_t>(bytes.sum(c10::kLong).item().toLong());
-    const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
-    const auto size = static_cast<size_t>(bytes.numel());
-    uint64_t sum = 14695981039346656037u;  // FNV-1a, a word at a time
-    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      std::memcpy(&word, data + i, std::min(size - i, sizeof word));
-      sum = (sum ^ word) * 1099511628211u;
-      sum ^= sum >> 29;
-    }
-    return sum;
+    return std::hash<std::string_view>()(
+        {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())});
   }
 
   static bool same_bytes(const at::Tensor& a, const at::Tensor& b) {

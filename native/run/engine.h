@@ -211,7 +211,7 @@ class Engine final {
                     swap_space_, cost_model_, search_}};
   RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, cost_model_, search_, windows_,
                    evictor_, compactor_}};
-  MemoryUse memory_use_{environment_, graph_, devices_, capture_, swap_space_};
+  MemoryUse memory_use_{environment_, graph_, capture_, swap_space_};
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   PlanFollower plan_;

@@ -9,7 +9,6 @@
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
-#include "policy/devices.h"
 
 namespace dtr {
 
@@ -32,13 +31,9 @@ std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool);
 // All of it under the engine's mutex.
 class MemoryUse {
  public:
-  MemoryUse(const Environment& environment, const Graph& graph, const Devices& devices,
-            const GraphCapture& capture, const SwapSpace& swap_space)
-      : environment_(environment),
-        graph_(graph),
-        devices_(devices),
-        capture_(capture),
-        swap_space_(swap_space) {}
+  MemoryUse(const Environment& environment, const Graph& graph, const GraphCapture& capture,
+            const SwapSpace& swap_space)
+      : environment_(environment), graph_(graph), capture_(capture), swap_space_(swap_space) {}
 
   HeldBytes held() const;
   // Why a storage cannot be evicted now, DTR_KEPT_...
@@ -51,7 +46,6 @@ class MemoryUse {
  private:
   const Environment& environment_;
   const Graph& graph_;
-  const Devices& devices_;
   const GraphCapture& capture_;
   const SwapSpace& swap_space_;
 };
