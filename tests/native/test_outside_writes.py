@@ -165,7 +165,8 @@ class TestBehindTheEnginesBack:
     @pytest.mark.parametrize("use", [MUTATE, WRITE_ONLY])
     def test_an_operator_that_overwrites_a_part_settles_what_has_read_it(self, make_toy, use):
         toy = make_toy()
-        x = self.foreign(toy, ffi.new("uint64_t[]", 8 * WORDS))
+        memory = ffi.new("uint64_t[]", 8 * WORDS)
+        x = self.foreign(toy, memory)
         batches = [toy.view(x, i * WORDS, WORDS) for i in range(3)]
         results = [toy.one("f", batch) for batch in batches]
         both = toy.one("g", batches[0], batches[1])
