@@ -237,11 +237,11 @@ def run_log(
     options.max_recompute = min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM)
     options.sampling = SAMPLINGS.index(sampling)
     options.least_size_share = least_size_share
-    code = ffi.from_buffer("int64_t[]", program.code)
+    arguments = _in_c(program)
     out = ffi.new("dtr_simulation **")
     begin = time.perf_counter()
     if semantics == "simrd":
-        status = lib.dtr_simulate_simrd(options, code, len(program.code), out)
+        status = lib.dtr_simulate_simrd(options, *arguments[:2], out)
     else:
         runtime = ffi.new("dtr_runtime_options *")
         runtime.common = options[0]
@@ -256,14 +256,7 @@ def run_log(
         scorer = None if parts.score is None else Scorer(parts)
         if scorer is not None:
             runtime.score = scorer.pointer
-        workspace, at = ffi.NULL, ffi.NULL
-        if program.workspace:
-            workspace = ffi.from_buffer("int64_t[]", program.workspace)
-            at = ffi.from_buffer("int64_t[]", program.workspace_at)
-        operators = program.operator_count
-        status = lib.dtr_simulate_runtime(
-            runtime, code, len(program.code), workspace, at, operators, out
-        )
+        status = lib.dtr_simulate_runtime(runtime, *arguments, out)
     seconds = time.perf_counter() - begin
     check(status)
     return run_of(out[0], decisions, seconds)
@@ -296,6 +289,94 @@ def _outcome(handle: Any, seconds: float, with_decisions: bool) -> Run:
 def _choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+# ---- what is learned ----
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a job whose steps are those of a log pays, before and after it has learned them.
+
+    Shares are in terms of what the operators of a step cost first; None: it does not work.
+    """
+
+    operators: int
+    """Of the step; 0: the log repeats none, and its end stands for it."""
+    step_cost: int
+    usual_repeated: float | None
+    """What the heuristic that the job begins with computes again."""
+    usual_cost: float | None
+    """The same with what is moved and mapped."""
+    learned_repeated: float | None
+    """As rehearsed, by a plan or by the best policy found; as usual, if none is better."""
+    learned_cost: float | None
+    is_planned: bool
+
+
+def rehearse(
+    program: Program,
+    budget_bytes: int,
+    heuristic: Heuristic | str = heuristics.ONLINE,
+    *,
+    learn: bool = True,
+    chunk_bytes: int = 0,
+    map_ns: float = 0,
+    remap_ns: float = 0,
+    move_bytes_per_s: float = 0,
+    history_ops: int = config.HISTORY_OPS,
+) -> Rehearsal:
+    """Plays the step that a log repeats at its end as a job does that learns (native/learn), on the
+    heap over simulated addresses.
+
+    Args:
+        budget_bytes: of all memory.
+        heuristic: what the job begins with.
+        learn: whether to look for what is better; it takes seconds.
+        chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
+        map_ns, remap_ns: what mapping a chunk takes, and each time that chunks come from elsewhere.
+        move_bytes_per_s: as for ``run_log``.
+        history_ops: as the setting ``history``.
+
+    Raises ValueError for arguments that make no sense.
+    """
+    heuristic = presets.parse(heuristic)
+    options = ffi.new("dtr_rehearsal_options *")
+    runtime = options.runtime
+    runtime.common.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
+    runtime.common.dealloc = DEALLOCS.index(heuristic.dealloc)
+    runtime.common.budget_bytes = budget_bytes
+    runtime.space = SPACES.index("heap")
+    runtime.chunk_bytes = chunk_bytes
+    runtime.move_bytes_per_s = move_bytes_per_s
+    runtime.history_ops = history_ops
+    runtime.room = heuristic.room_number("heuristic")
+    options.map_ns, options.remap_ns, options.learn = map_ns, remap_ns, learn
+    out = ffi.new("dtr_rehearsal_result *")
+    check(lib.dtr_rehearse(options, *_in_c(program), out))
+
+    def share(value: float) -> float | None:
+        return None if value < 0 else value
+
+    return Rehearsal(
+        out.operators,
+        out.step_cost,
+        share(out.usual_repeated),
+        share(out.usual_cost),
+        share(out.learned_repeated),
+        share(out.learned_cost),
+        bool(out.is_planned),
+    )
+
+
+def _in_c(program: Program) -> tuple[Any, ...]:
+    """The arguments of the core's functions on the engine."""
+    code = ffi.from_buffer("int64_t[]", program.code)
+    workspace, at = ffi.NULL, ffi.NULL
+    if program.workspace:
+        workspace = ffi.from_buffer("int64_t[]", program.workspace)
+        at = ffi.from_buffer("int64_t[]", program.workspace_at)
+    return code, len(program.code), workspace, at, program.operator_count
 
 
 # ---- what a study is asked for ----

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -49,6 +50,10 @@ class Rehearsal {
     double repeats;      // computed again, in terms of the job's own compute
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
   };
+  // By a policy as it is; none if it does not play the program to its end.
+  std::optional<Found> usual(const EvictionPolicy& policy) const {
+    return play(policy, stage_.budget_bytes, std::numeric_limits<double>::infinity());
+  }
   // A plan, or else the best policy found. None if no policy plays the program to its end, or what
   // `usual` costs more is no gain.
   std::optional<Found> best(const EvictionPolicy& usual) const;

@@ -151,6 +151,36 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
                              uint64_t numbers, const int64_t* workspace,
                              const int64_t* workspace_at, uint64_t operators, dtr_simulation** out);
 
+/* What a job whose steps are those of a program would learn (native/learn/rehearsal.h). */
+typedef struct dtr_rehearsal_options {
+  dtr_runtime_options runtime; /* the budget, and what the job begins with. Of a heap or a fixed
+                                  pool; max_recompute, outputs, measure, score and placement do not
+                                  count */
+  double map_ns;               /* what mapping a chunk takes, in the program's time, */
+  double remap_ns;             /* and each time that chunks are taken from elsewhere */
+  int32_t learn; /* 0: only what the job begins with is played, which takes a step or four; 1: and
+                      what it learns, which takes seconds */
+} dtr_rehearsal_options;
+
+/* Shares are in terms of what the step's operators cost first. -1: it does not work. */
+typedef struct dtr_rehearsal_result {
+  uint64_t operators;    /* of the step that is repeated at the program's end; 0: there is none, and
+                             the end of the program stands for it */
+  int64_t step_cost;     /* of these operators */
+  double usual_repeated; /* what a step computes again by the policy that it begins with, */
+  double usual_cost;     /* and with what is moved and mapped */
+  double learned_repeated; /* likewise by what is learned; if that is no better, the same */
+  double learned_cost;
+  int32_t is_planned; /* 1: what is learned is a plan with addresses, not a policy */
+} dtr_rehearsal_result;
+
+/* Finds the step that a program repeats, plays it, and writes what it costs. The program's arguments
+ * are those of dtr_simulate_runtime.
+ * Fails iff: as dtr_simulate_runtime; and DTR_INVALID if space is another one. */
+int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int64_t* program, uint64_t numbers,
+                     const int64_t* workspace, const int64_t* workspace_at, uint64_t operators,
+                     dtr_rehearsal_result* out);
+
 /* Frees the outcome. */
 int32_t dtr_simulation_destroy(dtr_simulation* simulation);
 

@@ -1,0 +1,86 @@
+"""Logs of many steps, made of a log of one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+
+from dtr_alloc.oplog.program import (
+    CALL,
+    CONSTANT,
+    COPY,
+    COPY_FROM,
+    EFFECT,
+    RELEASE,
+    Program,
+)
+
+
+def repeated(program: Program, times: int) -> Program:
+    """The program of a job that does so often what a log of one step says.
+
+    What the step takes as a constant and does not release is there once, as parameters are. What
+    else has a name at the end of the step is released there.
+
+    Raises ValueError for less than one time.
+    """
+    if times < 1:
+        raise ValueError(f"times is {times}; allowed: 1 and more")
+    code = program.code
+    starts = [*_starts(code), len(code)]
+    released = {code[at + 1] for at in starts[:-1] if code[at] == RELEASE}
+    once = {code[at + 1] for at in starts[:-1] if code[at] == CONSTANT} - released
+    many = Program(f"{program.path}, {times} times", operator_names=program.operator_names)
+    of_once: dict[int, int] = {}
+    for step in range(times):
+        of_step: dict[int, int] = {}
+        alive: set[int] = set()
+        for at, end in pairwise(starts):
+            if step and code[at] == CONSTANT and code[at + 1] in once:
+                continue
+            instruction = code[at:end]
+            for i in _names(instruction):
+                name = instruction[i]
+                known = of_once if name in once else of_step
+                if name not in known:
+                    known[name] = len(many.names)
+                    many.names.append(f"{program.names[name]}/{step}")
+                instruction[i] = known[name]
+                (alive.discard if instruction[0] == RELEASE else alive.add)(known[name])
+            many.code.extend(instruction)
+        for name in sorted(alive - set(of_once.values())):
+            many.code.extend((RELEASE, name))
+        many.operators.extend(program.operators)
+        filled = len(many.workspace)
+        many.workspace.extend(program.workspace)
+        many.workspace_at.extend(filled + at for at in program.workspace_at[1:])
+    return many
+
+
+def _starts(code: array[int]) -> Iterator[int]:
+    at = 0
+    while at < len(code):
+        yield at
+        if code[at] == RELEASE:
+            at += 2
+        elif code[at] in (CONSTANT, COPY, COPY_FROM):
+            at += 3
+        else:
+            arguments = code[at + 2]
+            each = 3 if code[at] in (CALL, EFFECT) else 1
+            at += 4 + arguments + each * code[at + 3 + arguments]
+
+
+def _names(instruction: array[int]) -> Iterator[int]:
+    """Where names stand in it, in the order of their definition."""
+    kind = instruction[0]
+    if kind in (CONSTANT, RELEASE):
+        yield 1
+    elif kind in (COPY, COPY_FROM):
+        yield from (1, 2)
+    else:
+        arguments = instruction[2]
+        yield from range(3, 3 + arguments)
+        if kind in (CALL, EFFECT):
+            yield from range(4 + arguments, len(instruction), 3)

@@ -1,0 +1,94 @@
+"""What a job would learn, from its op log (native/learn). Needs the native build, no PyTorch."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from dtr_alloc import oplog
+from dtr_alloc.heuristics import Heuristic
+from dtr_alloc.lab import simulate
+from dtr_alloc.lab.studies.log import Log
+
+LOGS = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Of a U-Net."""
+    return oplog.repeated(oplog.compile_log(LOGS / "unet_skip.log.xz"), STEPS)
+
+
+def peak_of(program):
+    return simulate.run_log(program, semantics="runtime", outputs=False).peak_bytes
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log.xz")), ids=lambda path: path.name)
+def test_a_repeated_log_does_as_much_each_time_and_holds_no_more(path):
+    once = oplog.compile_log(path)
+    one, many = (
+        simulate.run_log(program, semantics="runtime", outputs=False)
+        for program in (once, oplog.repeated(once, STEPS))
+    )
+    assert many.model_cost == STEPS * one.model_cost
+    assert many.model_ops == STEPS * one.model_ops
+    assert many.peak_bytes == one.peak_bytes
+
+
+def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
+    log = Log()
+    log.constant("parameter", 1000)
+    log.constant("batch", 10)
+    log.call("parameter batch", {"y": 100})
+    log.release("batch")
+    program = oplog.repeated(log.program, 3)
+    run = simulate.run_log(program, semantics="runtime", outputs=False)
+    assert run.model_ops == 3
+    assert run.peak_bytes == 1110
+    assert run.end_bytes == 1000
+
+
+def test_a_log_is_repeated_once_at_least():
+    with pytest.raises(ValueError, match="times is 0; allowed: 1 and more"):
+        oplog.repeated(Log().program, 0)
+
+
+def test_the_step_is_found_and_what_is_learned_costs_less(steps):
+    budget = peak_of(steps) // 2
+    found = simulate.rehearse(steps, budget)
+    one = simulate.run_log(steps, semantics="runtime", outputs=False)
+    assert found.operators * STEPS == one.model_ops
+    assert found.step_cost * STEPS == one.model_cost
+    assert found.is_planned
+    assert 0 < found.learned_cost < found.usual_cost < 1
+    assert found == simulate.rehearse(steps, budget)
+
+
+def test_without_learning_it_is_the_usual_policy_alone(steps):
+    budget = peak_of(steps) // 2
+    learned, usual = (simulate.rehearse(steps, budget, learn=learn) for learn in (True, False))
+    assert usual.learned_cost == usual.usual_cost == learned.usual_cost
+    assert not usual.is_planned
+
+
+def test_with_memory_enough_nothing_costs_anything_and_with_too_little_nothing_works(steps):
+    enough = simulate.rehearse(steps, 2 * peak_of(steps))
+    assert enough.usual_cost == enough.learned_cost == 0
+    short = simulate.rehearse(steps, peak_of(steps) // 20)
+    assert (short.usual_cost, short.learned_cost) == (None, None)
+
+
+def test_the_end_of_a_log_without_steps_stands_for_one():
+    log = oplog.compile_log(LOGS / "plain_chain.log.xz")
+    found = simulate.rehearse(log, peak_of(log))
+    assert found.operators == 0
+    assert found.step_cost > 0
+
+
+def test_what_cannot_be_rehearsed_is_named(steps):
+    mine = Heuristic("mine", select="callback", score=lambda candidate: math.inf)
+    with pytest.raises(ValueError, match="the heuristic is a callable; allowed in a rehearsal"):
+        simulate.rehearse(steps, 1 << 30, mine)
+    with pytest.raises(ValueError, match="chunk_bytes is 5; allowed"):
+        simulate.rehearse(steps, 1 << 30, chunk_bytes=5)
