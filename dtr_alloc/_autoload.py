@@ -16,12 +16,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
 
 settings: dict[str, object] = {}
 """What the command line gave and no variable says."""
+
+when_on: Callable[[], None] | None = None
+"""Called in the job once it is switched on; the command line sets it."""
 
 _stands_aside = False
 
@@ -53,6 +57,8 @@ def switch_on() -> None:
         from dtr_alloc.torch import api
 
         api.enable_from_environment(**settings)
+        if when_on is not None:
+            when_on()
     except ConfigError as error:
         _give_up(str(error), status=2)
     except Exception as error:

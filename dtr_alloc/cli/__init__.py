@@ -20,6 +20,7 @@ from dtr_alloc.cli.common import InputError, LazyGroup
         "run": "dtr_alloc.cli.run:command",
         "schedule": "dtr_alloc.cli.schedule:command",
         "simulate": "dtr_alloc.cli.simulate:command",
+        "suggest": "dtr_alloc.cli.suggest:command",
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )

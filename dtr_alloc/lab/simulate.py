@@ -321,8 +321,7 @@ def rehearse(
     *,
     learn: bool = True,
     chunk_bytes: int = 0,
-    map_ns: float = 0,
-    remap_ns: float = 0,
+    maps_on: str | None = None,
     move_bytes_per_s: float = 0,
     history_ops: int = config.HISTORY_OPS,
 ) -> Rehearsal:
@@ -334,7 +333,7 @@ def rehearse(
         heuristic: what the job begins with.
         learn: whether to look for what is better; it takes seconds.
         chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
-        map_ns, remap_ns: what mapping a chunk takes, and each time that chunks come from elsewhere.
+        maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
         move_bytes_per_s: as for ``run_log``.
         history_ops: as the setting ``history``.
 
@@ -351,7 +350,8 @@ def rehearse(
     runtime.move_bytes_per_s = move_bytes_per_s
     runtime.history_ops = history_ops
     runtime.room = heuristic.room_number("heuristic")
-    options.map_ns, options.remap_ns, options.learn = map_ns, remap_ns, learn
+    options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)
+    options.learn = learn
     out = ffi.new("dtr_rehearsal_result *")
     check(lib.dtr_rehearse(options, *_in_c(program), out))
 

@@ -1,4 +1,4 @@
-"""Logs of many steps, made of a log of one."""
+"""What the instructions of a program mean for its steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dtr_alloc.oplog.program import (
     COPY,
     COPY_FROM,
     EFFECT,
+    FRESH,
+    MUTATE,
     RELEASE,
     Program,
 )
@@ -56,6 +58,20 @@ def repeated(program: Program, times: int) -> Program:
         many.workspace.extend(program.workspace)
         many.workspace_at.extend(filled + at for at in program.workspace_at[1:])
     return many
+
+
+def computed(program: Program) -> list[int]:
+    """The operators, by their indices, that compute something: a CALL of nothing but views does
+    not, and the engine runs none."""
+    code = program.code
+    operators = [at for at in _starts(code) if code[at] in (CALL, MUTATE, EFFECT)]
+
+    def makes_views_alone(at: int) -> bool:
+        first = at + 4 + code[at + 2]
+        aliases = code[first + 2 : first + 3 * code[first - 1] : 3]
+        return code[at] == CALL and FRESH not in aliases
+
+    return [index for index, at in enumerate(operators) if not makes_views_alone(at)]
 
 
 def _starts(code: array[int]) -> Iterator[int]:

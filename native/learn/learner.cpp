@@ -18,7 +18,6 @@ namespace dtr {
 
 namespace {
 
-constexpr uint8_t kCpu = 0;           // c10::DeviceType::CPU
 constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
@@ -43,20 +42,7 @@ constexpr double kGrinds = 2;
 constexpr double kGrindsLittle = 0.25;
 // A job needs so much more than its program, as it is not played to the last detail.
 constexpr double kMargin = 1.05;
-// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
-// a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
-constexpr double kMapPageNs = 2000;
-constexpr double kRemapNs =
-    50e3;  // about what a step of U-Net takes longer for each (bench.learning)
 constexpr double kNsPerSecond = 1e9;
-constexpr double kDeviceCopies = 30;
-constexpr double kDeviceBytesPerNs = 200;
-
-// Of a chunk.
-double map_ns(uint8_t device_type, uint64_t chunk_bytes) {
-  return device_type == kCpu ? kMapPageNs
-                             : kDeviceCopies * static_cast<double>(chunk_bytes) / kDeviceBytesPerNs;
-}
 
 // Of what was heard, where no step is known.
 constexpr uint64_t kRecently = 3;
@@ -96,9 +82,10 @@ Learner::Mark Learner::now_with_memory() const {
   const double moved_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
                               ? 0
                               : static_cast<double>(parts_.environment.stats.move_ns);
-  mark.memory_ns = static_cast<int64_t>(moved_ns + kRemapNs * static_cast<double>(stats.remaps) +
-                                        map_ns(of.device_type, stats.chunk_bytes) *
-                                            static_cast<double>(stats.mapped_chunks));
+  const MapPrice price = MapPrice::of(of.device_type, stats.chunk_bytes);
+  mark.memory_ns =
+      static_cast<int64_t>(moved_ns + price.remap_ns * static_cast<double>(stats.remaps) +
+                           price.map_ns * static_cast<double>(stats.mapped_chunks));
   return mark;
 }
 
@@ -224,13 +211,12 @@ Stage Learner::stage() const {
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
-  stage.map_ns = map_ns(of.device_type, stats.chunk_bytes);
+  stage.map_price = MapPrice::of(of.device_type, stats.chunk_bytes);
   const Device* device = nullptr;
   for (const auto& each : parts_.devices)
     if (each->pool == of.pool) device = each.get();
   if (parts_.environment.options.moving && device)
     stage.move_bytes_per_s = kNsPerSecond * device->move_price.bytes_per_ns();
-  stage.remap_ns = kRemapNs;
   stage.history_ops = parts_.environment.options.history_ops;
   return stage;
 }

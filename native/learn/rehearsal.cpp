@@ -38,6 +38,15 @@ constexpr size_t kMostPlans = 12;
 constexpr double kSlabSlack = 1.1;
 constexpr uint64_t kSlabSpare = 32768;
 
+// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
+// a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
+constexpr double kMapPageNs = 2000;
+// About what a step of U-Net takes longer for each (bench.learning).
+constexpr double kRemapNs = 50e3;
+constexpr double kDeviceCopies = 30;
+constexpr double kDeviceBytesPerNs = 200;
+constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
+
 struct Choice {
   int32_t cost;
   double staleness;
@@ -59,6 +68,11 @@ void choose(const Choice& choice, EvictionPolicy& policy) {
 }
 
 }  // namespace
+
+MapPrice MapPrice::of(uint8_t device_type, uint64_t chunk_bytes) {
+  const double of_device = kDeviceCopies * static_cast<double>(chunk_bytes) / kDeviceBytesPerNs;
+  return {device_type == kCpu ? kMapPageNs : of_device, kRemapNs};
+}
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                           double most_ns) const {
@@ -88,8 +102,8 @@ double Rehearsal::cost_ns(const Simulation& run) const {
                               : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   return static_cast<double>(run.result.remat_cost + run.result.move_cost) +
-         stage_.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
-         stage_.remap_ns * static_cast<double>(run.result.remaps);
+         stage_.map_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
+         stage_.map_price.remap_ns * static_cast<double>(run.result.remaps);
 }
 
 std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,

@@ -19,13 +19,20 @@
 
 namespace dtr {
 
+// What the kernel, or the driver, takes.
+struct MapPrice {
+  double map_ns = 0;    // for each chunk that is mapped
+  double remap_ns = 0;  // and each time that chunks are taken from elsewhere
+
+  static MapPrice of(uint8_t device_type, uint64_t chunk_bytes);
+};
+
 // The memory of a job, as it is played.
 struct Stage {
   uint64_t budget_bytes = 0;
   uint64_t chunk_bytes = 0;
   bool fixed = false;
-  double map_ns = 0;            // what mapping a chunk takes,
-  double remap_ns = 0;          // and each time that chunks are taken from elsewhere
+  MapPrice map_price;
   double move_bytes_per_s = 0;  // 0: nothing is moved
   uint64_t history_ops = 0;
   // For plans: all of the pool's budget, the bytes of its slabs, and what is in its heap all the

@@ -131,8 +131,8 @@ Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
   stage.budget_bytes = stage.pool_bytes = runtime.common.budget_bytes;
   stage.chunk_bytes = runtime.chunk_bytes;
   stage.fixed = runtime.space == DTR_SPACE_FIXED;
-  stage.map_ns = options.map_ns;
-  stage.remap_ns = options.remap_ns;
+  if (options.maps_on >= 0)
+    stage.map_price = MapPrice::of(static_cast<uint8_t>(options.maps_on), runtime.chunk_bytes);
   stage.move_bytes_per_s = runtime.move_bytes_per_s;
   stage.history_ops = runtime.history_ops;
   stage.held.push_back({0, constant_bytes, nullptr});
@@ -185,6 +185,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
     *out = {0, 0, -1, -1, -1, -1, 0};
     dtr::require(options, "options");
     dtr::require_between("space", options->runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
+    dtr::require_between("maps_on", options->maps_on, -1, 1);
     dtr::require_between("learn", options->learn, 0, 1);
     if (options->runtime.common.heuristic.select == DTR_SELECT_CALLBACK)
       throw dtr::InvalidArgument("the heuristic is a callable; allowed in a rehearsal: scores");

@@ -156,10 +156,10 @@ typedef struct dtr_rehearsal_options {
   dtr_runtime_options runtime; /* the budget, and what the job begins with. Of a heap or a fixed
                                   pool; max_recompute, outputs, measure, score and placement do not
                                   count */
-  double map_ns;               /* what mapping a chunk takes, in the program's time, */
-  double remap_ns;             /* and each time that chunks are taken from elsewhere */
-  int32_t learn; /* 0: only what the job begins with is played, which takes a step or four; 1: and
-                      what it learns, which takes seconds */
+  int32_t maps_on;             /* on which device memory is mapped, by c10::DeviceType (0: the CPU,
+                                  1: CUDA), for what that takes; -1: nothing */
+  int32_t learn;               /* 0: only what the job begins with is played, which takes a step or
+                                  four; 1: and what it learns, which takes seconds */
 } dtr_rehearsal_options;
 
 /* Shares are in terms of what the step's operators cost first. -1: it does not work. */

@@ -1,0 +1,174 @@
+"""Advice for a job from what was seen of its first steps: which budget would do, and what it costs.
+
+The step that the op log repeats is played as the engine would run it (``simulate.rehearse``), by
+the rule with which a job begins and by what it would learn, at smaller and smaller budgets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from dtr_alloc.lab import simulate
+from dtr_alloc.oplog import Program, computed
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+"""Of the activation memory."""
+MOVE_BYTES_PER_S = {"cpu": 4e9, "cuda": 200e9}
+"""As the engine has it where costs are given (native/policy/move_price.h)."""
+SMALL = 0.02
+"""The smallest budget is found up to this share of the activation memory."""
+SLOWEST = 4.0
+"""A step that takes longer, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
+WORTH = 1.15
+"""A step that takes no longer is what most jobs accept: so the smallest such budget is advised."""
+MARGIN = 1.03
+"""More than the smallest budget found: a job is not played to the last detail."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A step under one budget.
+
+    Attributes:
+        budget_bytes: of the job.
+        share: of the activation memory.
+        first: the compute of a step before anything is learned, in terms of one without a budget;
+            None: it fails, or takes more than SLOWEST.
+        later: the same once the step is learned.
+        is_planned: whether by a plan with addresses.
+    """
+
+    budget_bytes: int
+    share: float
+    first: float | None
+    later: float | None
+    is_planned: bool
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What is known, and what is advised.
+
+    Attributes:
+        peak_bytes: without a budget.
+        held_bytes: what stays allocated between two steps, by kind.
+        operators: of the step; 0: no step was repeated, and all that was seen stands for it.
+        outlooks: from the largest budget to the smallest that works.
+        advised: the one that is advised; None: no budget below the peak works.
+        limit: the operator that the smallest budget is for.
+    """
+
+    peak_bytes: int
+    held_bytes: Mapping[str, int]
+    operators: int
+    outlooks: Sequence[Outlook]
+    advised: Outlook | None
+    limit: str | None
+
+    @property
+    def activation_bytes(self) -> int:
+        return self.peak_bytes - sum(self.held_bytes.values())
+
+
+def suggest(
+    program: Program,
+    peak_bytes: int,
+    held_bytes: Mapping[str, int],
+    device: str = "cpu",
+    chunk_bytes: int = 0,
+    threads: int = 1,
+) -> Suggestion:
+    """Plays the step of a job's log.
+
+    Args:
+        program: the log of some of its steps.
+        peak_bytes: the most that the job had allocated at once, without a budget.
+        held_bytes: what it has allocated between two steps, by kind.
+        device: "cpu" or "cuda".
+        chunk_bytes: the unit in which memory is mapped there; 0: a page.
+        threads: that play at the same time.
+    """
+    base = _run(program, None, chunk_bytes)
+    # What the job has besides what the log knows of.
+    unseen_bytes = max(0, peak_bytes - base.peak_bytes)
+    idle_bytes = sum(held_bytes.values())
+    activation_bytes = max(1, peak_bytes - idle_bytes)
+
+    def rehearse(budget_bytes: int, learn: bool) -> simulate.Rehearsal:
+        return simulate.rehearse(
+            program,
+            max(0, budget_bytes - unseen_bytes),
+            learn=learn,
+            chunk_bytes=chunk_bytes,
+            maps_on=device,
+            move_bytes_per_s=MOVE_BYTES_PER_S[device],
+        )
+
+    def works(budget_bytes: int) -> bool:
+        found = rehearse(budget_bytes, learn=False)
+        return found.usual_cost is not None and 1 + found.usual_cost <= SLOWEST
+
+    def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook:
+        return Outlook(
+            budget_bytes,
+            (budget_bytes - idle_bytes) / activation_bytes,
+            _slowness(played.usual_cost),
+            _slowness(played.learned_cost),
+            played.is_planned,
+        )
+
+    low, high = idle_bytes, peak_bytes
+    while high - low > max(1, SMALL * activation_bytes):
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    smallest = min(peak_bytes, math.ceil(high * MARGIN))
+    budgets = [idle_bytes + int(share * activation_bytes) for share in SHARES]
+    budgets = [*(budget for budget in budgets if budget > smallest), smallest]
+    with ThreadPoolExecutor(threads) as pool:  # the core plays without python's lock
+        found = list(pool.map(partial(rehearse, learn=True), budgets))
+    outlooks = [
+        outlook
+        for outlook in map(outlook_of, budgets, found)
+        if outlook.first is not None or outlook.later is not None
+    ]
+    cheap = [each for each in outlooks if each.later is not None and each.later <= WORTH]
+    return Suggestion(
+        peak_bytes,
+        held_bytes,
+        found[-1].operators,
+        outlooks,
+        cheap[-1] if cheap else outlooks[0] if outlooks else None,
+        _limit(program, low - unseen_bytes, chunk_bytes, int(SLOWEST * base.model_cost)),
+    )
+
+
+def _slowness(cost: float | None) -> float | None:
+    return None if cost is None or 1 + cost > SLOWEST else 1 + cost
+
+
+def _limit(program: Program, budget_bytes: int, chunk_bytes: int, most: int) -> str | None:
+    """The operator at which a run with this budget fails; None: it thrashes, or does not fail."""
+    run = _run(program, max(0, budget_bytes), chunk_bytes, most)
+    operators = computed(program)
+    if run.status != "oom" or run.model_ops >= len(operators):
+        return None
+    return program.operator_names[program.operators[operators[run.model_ops]]]
+
+
+def _run(
+    program: Program, budget_bytes: int | None, chunk_bytes: int, most: int | None = None
+) -> simulate.Run:
+    return simulate.run_log(
+        program,
+        budget_bytes=budget_bytes,
+        semantics="runtime",
+        space="heap",
+        chunk_bytes=chunk_bytes,
+        outputs=False,
+        dealloc="lazy",
+        max_recompute=most,
+    )

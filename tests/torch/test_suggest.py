@@ -1,0 +1,105 @@
+"""``dtr-alloc suggest`` on jobs of their own, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+MIB = 2**20
+JOB = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.GELU())])
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(2048, 64)
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    print("step", step, flush=True)
+print("the end")
+"""
+PARAMETERS = 12 * (64 * 64 + 64) * 4
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+
+    def run(*arguments, **environ):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "DTR_ALLOC_DEVICE": "cpu", **environ},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def suggested(process):
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout[process.stdout.index("{") :])
+
+
+COMMAND = ("-m", "dtr_alloc.cli", "suggest", "--json", "-")
+
+
+def test_the_budget_that_is_advised_does(job):
+    process = job(*COMMAND, "job.py", "1000")
+    found = suggested(process)
+    assert "step 3" in process.stdout and "step 4" not in process.stdout  # ended within it
+    held = found["observed"]["held_bytes"]
+    assert held["parameters"] == held["gradients"] == PARAMETERS
+    assert 2 * PARAMETERS <= held["optimizer states"] < 2.1 * PARAMETERS
+    suggestion = found["suggestion"]
+    assert suggestion["operators"] > 50
+    budgets = [each["budget_bytes"] for each in suggestion["outlooks"]]
+    assert budgets == sorted(budgets, reverse=True)
+    advised = suggestion["advised"]
+    assert advised["later"] <= 1.15
+    assert advised["budget_bytes"] < 0.8 * suggestion["peak_bytes"]
+    trained = job("job.py", "4", DTR_ALLOC_BUDGET=str(advised["budget_bytes"]))
+    assert trained.returncode == 0, trained.stderr
+    # The least that was found is not far from what fails.
+    least = min(budgets)
+    assert job("job.py", "4", DTR_ALLOC_BUDGET=str(int(0.5 * least))).returncode != 0
+
+
+def test_a_job_without_an_optimizer_is_seen_to_its_end(job, tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import torch\nx = torch.randn(1000)\nfor _ in range(50): x = x.sin()\n"
+    )
+    found = suggested(job(*COMMAND, "job.py"))
+    assert found["observed"]["steps"] == 0
+    assert found["suggestion"]["peak_bytes"] > 0
+
+
+def test_a_job_that_fails_gets_no_advice_and_fails(job):
+    process = job(*COMMAND, "job.py", "many")
+    assert process.returncode == 1
+    assert "ValueError" in process.stderr
+    assert "dtr_alloc: no suggestion, as the job failed" in process.stderr
+    assert "{" not in process.stdout
+
+
+def test_nothing_is_left_in_the_temporary_folder(job, tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    process = job(*COMMAND[:3], "job.py", "1000", TMPDIR=str(folder))
+    assert process.returncode == 0, process.stderr
+    assert "Advised: DTR_ALLOC_BUDGET=" in process.stdout
+    assert list(folder.glob("dtr-alloc-*")) == []
+
+
+def test_a_script_that_is_not_there_is_named(job):
+    process = job(*COMMAND, "absent.py")
+    assert process.returncode == 2
+    assert "there is no script 'absent.py'" in process.stderr
