@@ -46,11 +46,13 @@ class Job:
         target: the script's path, or the module's name.
         is_module: which of the two.
         arguments: sys.argv[1:] of the job.
+        at_end: called when the job has ended and did not fail.
     """
 
     target: str
     is_module: bool
     arguments: tuple[str, ...]
+    at_end: Callable[[], None] | None = None
 
     def run_under_budget(self) -> None:
         """Runs the job; its ``import torch`` switches the budget on, or we do where it cannot."""
@@ -75,12 +77,18 @@ class Job:
         """Runs the job to its end in this process; what it raises passes through."""
         sys.excepthook = _job_excepthook(sys.excepthook)
         sys.argv = [self.target, *self.arguments]
-        if self.is_module:
-            _set_first_path(os.getcwd())
-            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
-        else:
-            _set_first_path(os.path.dirname(os.path.realpath(self.target)))
-            runpy.run_path(self.target, run_name="__main__")
+        try:
+            if self.is_module:
+                _set_first_path(os.getcwd())
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            else:
+                _set_first_path(os.path.dirname(os.path.realpath(self.target)))
+                runpy.run_path(self.target, run_name="__main__")
+        except SystemExit as end:
+            if self.at_end is None or end.code not in (None, 0):
+                raise
+        if self.at_end is not None:
+            self.at_end()
 
 
 def _set_first_path(folder: str) -> None:

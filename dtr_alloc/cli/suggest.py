@@ -24,7 +24,7 @@ from dtr_alloc.lab.suggest import WORTH, Suggestion, suggest
 from dtr_alloc.oplog import compile_log
 
 if TYPE_CHECKING:
-    from dtr_alloc.torch.observe import Observed
+    from dtr_alloc.torch.observe import Observed, Observer
 
 
 @click.command(
@@ -66,6 +66,8 @@ def command(
     if device is not None:
         os.environ["DTR_ALLOC_DEVICE"] = device
 
+    observers: list[Observer] = []
+
     def discard() -> None:
         if os.getpid() == pid:  # else the job forked this process
             shutil.rmtree(folder, ignore_errors=True)
@@ -75,11 +77,8 @@ def command(
             return
         status = 1
         try:
-            if getattr(sys, "last_value", None) is None:
-                _tell(observed, folder / "steps.log", path)
-                status = 0
-            else:
-                print("dtr_alloc: no suggestion, as the job failed", file=sys.stderr)
+            _tell(observed, folder / "steps.log", path)
+            status = 0
         except Exception as error:
             print(f"dtr_alloc: no suggestion: {error}", file=sys.stderr)
         finally:
@@ -88,15 +87,18 @@ def command(
             sys.stderr.flush()
             os._exit(status)
 
-    atexit.register(discard)
-
     def observe() -> None:
         from dtr_alloc.torch.observe import Observer
 
-        Observer(steps, seconds, then)
+        observers.append(Observer(steps, seconds, then))
 
+    def end() -> None:
+        for observer in observers:
+            observer.finish()
+
+    atexit.register(discard)
     _autoload.when_on = observe
-    return Job(script, is_module, arguments)
+    return Job(script, is_module, arguments, at_end=end)
 
 
 def _tell(observed: Observed, log: Path, path: str | None) -> None:

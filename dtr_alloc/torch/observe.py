@@ -6,7 +6,6 @@ held for, and how long a step takes.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import threading
 import time
@@ -46,7 +45,7 @@ class Observed:
 
 class Observer:
     """Ends the op log and calls ``then``, once: after so many steps of optimizers, so many seconds,
-    or at the job's end, whichever comes first, on the thread where that is. A session must be on.
+    or by finish(), whichever comes first, on the thread where that is. A session must be on.
     """
 
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
@@ -56,18 +55,17 @@ class Observer:
         self._times: list[float] = []
         self._once = threading.Lock()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
-        self._timer = threading.Timer(seconds, self._finish)
+        self._timer = threading.Timer(seconds, self.finish)
         self._timer.daemon = True
         self._timer.start()
-        atexit.register(self._finish)
 
     def _step_ended(self) -> None:
         self._seen += 1
         self._times.append(time.perf_counter())
         if self._seen >= self._steps:
-            self._finish()
+            self.finish()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         if self._once.acquire(blocking=False):
             self._timer.cancel()
             observed = self._observed()

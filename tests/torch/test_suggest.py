@@ -55,7 +55,8 @@ COMMAND = ("-m", "dtr_alloc.cli", "suggest", "--json", "-")
 def test_the_budget_that_is_advised_does(job):
     process = job(*COMMAND, "job.py", "1000")
     found = suggested(process)
-    assert "step 3" in process.stdout and "step 4" not in process.stdout  # ended within it
+    assert "step 3" in process.stdout
+    assert "step 4" not in process.stdout  # ended within it
     held = found["observed"]["held_bytes"]
     assert held["parameters"] == held["gradients"] == PARAMETERS
     assert 2 * PARAMETERS <= held["optimizer states"] < 2.1 * PARAMETERS
@@ -86,7 +87,6 @@ def test_a_job_that_fails_gets_no_advice_and_fails(job):
     process = job(*COMMAND, "job.py", "many")
     assert process.returncode == 1
     assert "ValueError" in process.stderr
-    assert "dtr_alloc: no suggestion, as the job failed" in process.stderr
     assert "{" not in process.stdout
 
 
