@@ -13,7 +13,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TITLE = "dtr_alloc"
+_MOST_KEPT = 5
+"""Rows of a table that say what was kept."""
 
 
 def package_version(name: str) -> str | None:
@@ -170,6 +172,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return place
 
 
+def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for entry in entries[:_MOST_KEPT]:
+        made = f"{entry['operator']}, as " if entry["operator"] else ""
+        where = f" at {entry['line']}" if entry["line"] else ""
+        yield f"kept: {made}{entry['why']}{where}", format_size(entry["size_bytes"])
+    if others := entries[_MOST_KEPT:]:
+        yield "kept: others", format_size(sum(entry["size_bytes"] for entry in others))
+
+
 def _budget_text(budget: Budget) -> str:
     return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
@@ -179,6 +190,8 @@ def _rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         name = prefix + str(key)
         if isinstance(value, Mapping):
             yield from _rows(value, f"{name}.")
+        elif name == "kept":
+            yield from _kept_rows(value)
         elif isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes"):
             yield name.removesuffix("_bytes").replace("_", " "), format_size(value)
         elif isinstance(value, int | float) and name.endswith("_seconds"):

@@ -125,7 +125,7 @@ def _enable(config: Config, light: bool) -> None:
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)
-        report.write_at_exit(config, stats)
+        report.write_at_exit(config, _stats_at_exit)
 
 
 def _write_costs_at_exit() -> None:
@@ -394,20 +394,32 @@ def _say(name: str, trusted: bool) -> None:
         _runtime.bridge.forget_rules()
 
 
-def kept() -> list[Kept]:
-    """What is in memory now and never evicted, and why, the largest first.
+def kept(*, at_peak: bool = False) -> list[Kept]:
+    """What is in memory and never evicted, and why, the largest first.
 
     These are parameters, pinned tensors, those whose address the job asked for (and on which line),
-    results of operators that are not repeated, and data. Sizes are in bytes. What an operator uses
-    just now is not listed, and neither is what was made without an operator and met none yet.
+    results of operators that are not repeated, and data. Sizes are in bytes. What is tiny is not
+    listed, and neither is what was made without an operator and met none yet.
+
+    Args:
+        at_peak: not now, but when most was kept since the session began or reset_peak_stats().
+            That is looked at when operators end, and again only once a sixteenth more is kept than
+            at the look before: it may miss as much.
+
     Raises StateError without a session.
     """
-    return _kept(_enabled())
+    return _kept(_enabled(), at_peak)
+
+
+def _stats_at_exit() -> dict[str, Any]:
+    """stats(), and what was kept when most was."""
+    entries = [] if _runtime is None else _kept(_runtime, at_peak=True)
+    return {**stats(), "kept": [entry._asdict() for entry in entries]}
 
 
 def reset_peak_stats() -> None:
     """Starts the peaks anew from the present values."""
-    _enabled().pools.reset_peak()
+    _enabled().reset_peak()
 
 
 def check_invariants() -> None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dtr_alloc.core import check, ffi, lib, listed
+from dtr_alloc.costs import operator_name
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
 
-_MOST_PLACES = 65536
 _LIBRARIES = tuple(
     os.path.dirname(os.path.dirname(path)) + os.sep for path in (torch.__file__ or "", __file__)
 )
@@ -60,7 +60,7 @@ class Kept(NamedTuple):
         operator: what made the content, such as ``aten.add.Tensor``; ``""`` if it is not known.
         why: a clause.
         line: of the job, where their address was asked for, such as ``model.py:81``; "" where that
-            is not the reason.
+            is not the reason, or not known.
     """
 
     size_bytes: int
@@ -70,19 +70,17 @@ class Kept(NamedTuple):
 
 
 class Places:
-    """The lines of the job that asked for addresses, by the storage's own address."""
+    """The lines of the job that asked for addresses, by numbers from 1 on; 0 is none."""
 
     def __init__(self) -> None:
-        self._by_handle: dict[int, str] = {}
+        self._numbers = {"": 0}
 
-    def note(self, handle: int) -> None:
-        """The job asks for the address of a storage, given by its own, just now."""
-        if len(self._by_handle) >= _MOST_PLACES:
-            self._by_handle.pop(next(iter(self._by_handle)), None)
-        self._by_handle[handle] = _line()
+    def number_of_line(self) -> int:
+        """Of the line that asks just now."""
+        return self._numbers.setdefault(_line(), len(self._numbers))
 
-    def of(self, handle: int) -> str:
-        return self._by_handle.get(handle, "")
+    def line(self, number: int) -> str:
+        return list(self._numbers)[number]
 
 
 def _line() -> str:
@@ -96,42 +94,37 @@ def _line() -> str:
     return ""
 
 
-def kept(runtime: Any) -> list[Kept]:
+def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:
     """See dtr_alloc.kept()."""
+    ask = partial(lib.dtr_engine_holders, runtime.engine, at_peak)
     rules = {rule.key: rule for rule in runtime.recorder.rules}
     sizes: Counter[tuple[str, str, str]] = Counter()
-    for holder in listed("dtr_holder", partial(lib.dtr_engine_holders, runtime.engine)):
+    for holder in listed("dtr_holder", ask):
         if holder.why_kept not in (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY):
-            handle = int(ffi.cast("intptr_t", holder.handle))
-            sizes[_reason(runtime, handle, holder.why_kept, rules.get(holder.op_key))] += (
-                holder.size_bytes
-            )
-    return [Kept(size_bytes, *reason) for reason, size_bytes in sizes.most_common()]
+            sizes[_said(runtime, rules, holder)] += holder.size_bytes
+    return [Kept(size_bytes, *said) for said, size_bytes in sizes.most_common()]
 
 
 def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
     """See dtr_alloc.why_kept()."""
-    key = ffi.new("uint64_t *")
+    rules = {rule.key: rule for rule in runtime.recorder.rules}
     found = list(parts(tensor))
     for part in found:
-        handle = runtime.handle(part)
-        why = lib.dtr_why_kept(runtime.engine, handle, key) if handle else lib.DTR_KEPT_NOT_MET
-        if why < 0:
-            check(-why)
-        if why == lib.DTR_KEPT_NOT:
-            continue
-        rule = next((rule for rule in runtime.recorder.rules if rule.key == key[0]), None)
-        address = int(ffi.cast("intptr_t", handle)) if handle else 0
-        return Kept(part.untyped_storage().nbytes(), *_reason(runtime, address, why, rule))
+        holder = ffi.new("dtr_holder *", {"why_kept": lib.DTR_KEPT_NOT_MET})
+        if handle := runtime.handle(part):
+            check(lib.dtr_why_kept(runtime.engine, handle, holder))
+        if holder.why_kept != lib.DTR_KEPT_NOT:
+            return Kept(part.untyped_storage().nbytes(), *_said(runtime, rules, holder))
     return None if found else Kept(0, "", "what it holds does not lie in storages")
 
 
-def _reason(runtime: Any, handle: int, why: int, rule: Rule | None) -> tuple[str, str, str]:
+def _said(runtime: Any, rules: dict[int, Rule], holder: Any) -> tuple[str, str, str]:
     """The last three attributes of a Kept."""
+    why, rule = holder.why_kept, rules.get(holder.op_key)
     if why == lib.DTR_KEPT_PARAMETER:
         return "", _REASONS[why], ""
-    line = runtime.places.of(handle) if why == lib.DTR_KEPT_ESCAPED else ""
-    return rule.name if rule else "", _in_words(why, rule), line
+    line = runtime.places.line(holder.place) if why == lib.DTR_KEPT_ESCAPED else ""
+    return rule.name if rule else operator_name(holder.op_key), _in_words(why, rule), line
 
 
 def _in_words(why: int, rule: Rule | None) -> str:

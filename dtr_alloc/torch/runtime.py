@@ -108,6 +108,11 @@ class Runtime:
         records = engine["live_storages"] + engine["live_ops"]
         return {**self.pools.total_stats(), **engine, **seconds, "live_records": records}
 
+    def reset_peak(self) -> None:
+        """Starts the peaks anew from the present values."""
+        self.pools.reset_peak()
+        check(lib.dtr_engine_reset_peak(self.engine))
+
     def configure(self, config: Config, **options: object) -> None:
         """Takes other settings, and fields of dtr_engine_options that no setting has; the budget is
         set apart."""
@@ -159,7 +164,7 @@ class Runtime:
         try:
             self.configure(config)
             self.set_budget(config.budget)
-            self.pools.reset_peak()
+            self.reset_peak()
             if custom_operators.trust_in_session(config.trust):
                 self.bridge.forget_rules()
             self._undo.append(self.write_costs)
@@ -337,7 +342,7 @@ class Runtime:
     def pin(self, tensor: Tensor) -> UntypedStorage:
         """Makes a tensor resident until unpin() of its storage, which it returns."""
         storage = tensor.untyped_storage()
-        check(lib.dtr_pin(self.engine, self.address(tensor), 0))
+        check(lib.dtr_pin(self.engine, self.address(tensor), 0, 0))
         try:
             # Only now: from here on nobody evicts it.
             self.bring_back(ffi.cast("void *", storage._cdata))
@@ -361,8 +366,7 @@ class Runtime:
     def give_away(self, tensor: Tensor) -> None:
         """The address of the tensor's memory is given to others, who may keep it."""
         owner = self.pin_for_a_while(tensor)
-        check(lib.dtr_pin(self.engine, self.address(tensor), 1))
-        self.places.note(int(ffi.cast("intptr_t", self.handle(tensor))))
+        check(lib.dtr_pin(self.engine, self.address(tensor), 1, self.places.number_of_line()))
         del owner
 
     def share(self, tensor: Tensor) -> None:
@@ -371,7 +375,7 @@ class Runtime:
         self.give_away(tensor)
         if not self.notices_writes:
             self.recorder.settle(tensor)
-            check(lib.dtr_pin(self.engine, self.address(tensor), 2))
+            check(lib.dtr_pin(self.engine, self.address(tensor), 2, 0))
 
 
 def scorer_of(config: Config) -> Scorer | None:

@@ -167,11 +167,11 @@ int64_t* numbers_of(std::vector<int64_t>& numbers, uint64_t capacity) {
   return numbers.data();
 }
 
-void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, bool owned) {
+void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_t place, bool owned) {
   dtr::Engine& in = of(engine);
   require_between("escaped", escaped, 0, 2);
   check_tensor(in, tensor);
-  return in.user_pin(tensor, escaped, owned);
+  return in.user_pin(tensor, escaped, place, owned);
 }
 
 dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
@@ -302,12 +302,17 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
 }
 
-uint64_t dtr_engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity) {
+uint64_t dtr_engine_holders(dtr_engine* engine, int32_t at_peak, dtr_holder* holders,
+                            uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& in = of(engine);
     require_array(holders, capacity, "holders");
-    return in.holders(holders, capacity);
+    return in.holders(at_peak != 0, holders, capacity);
   });
+}
+
+int32_t dtr_engine_reset_peak(dtr_engine* engine) {
+  return guard([&] { of(engine).reset_peak(); });
 }
 
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity) {
@@ -544,19 +549,17 @@ int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
   }));
 }
 
-int32_t dtr_why_kept(dtr_engine* engine, void* handle, uint64_t* op_key) {
-  return static_cast<int32_t>(result_or_status([&] {
+int32_t dtr_why_kept(dtr_engine* engine, void* handle, dtr_holder* out) {
+  return guard([&] {
     dtr::Engine& in = of(engine);
     require(handle, "handle");
-    uint64_t key = 0;
-    const int32_t why = in.user_why_kept(handle, &key);
-    if (op_key) *op_key = key;
-    return why;
-  }));
+    require(out, "out");
+    *out = in.user_why_kept(handle);
+  });
 }
 
-int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return guard([&] { pin(engine, tensor, escaped, false); });
+int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_t place) {
+  return guard([&] { pin(engine, tensor, escaped, place, false); });
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {
@@ -571,7 +574,7 @@ int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner
   return guard([&] {
     require(owner, "owner");
     if (owner->handle) throw dtr::StateError("dtr_pin_for: the owner has a pin already");
-    owner->handle = pin(engine, tensor, 0, true);
+    owner->handle = pin(engine, tensor, 0, 0, true);
     owner->engine = engine;
   });
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace dtr {
@@ -23,21 +24,24 @@ class PointerMap {
   // Has the slot of the key brought near, for a find() soon.
   void fetch(const void* key) const { __builtin_prefetch(&slots_[home(key)]); }
 
-  // Adds or replaces. key is not null.
-  void insert(const void* key, T* value) {
+  // Adds or replaces; returns what it replaced, or null. key is not null.
+  T* insert(const void* key, T* value) {
     if ((size_ + 1) * 2 > slots_.size()) grow();
     size_t i = home(key);
     while (slots_[i].key && slots_[i].key != key) i = next(i);
     if (!slots_[i].key) ++size_;
-    slots_[i] = {key, value};
+    slots_[i].key = key;
+    return std::exchange(slots_[i].value, value);
   }
 
-  bool erase(const void* key) {
+  // Returns what was there, or null.
+  T* erase(const void* key) {
     size_t hole = home(key);
     while (slots_[hole].key != key) {
-      if (!slots_[hole].key) return false;
+      if (!slots_[hole].key) return nullptr;
       hole = next(hole);
     }
+    T* value = slots_[hole].value;
     --size_;
     // Every later entry of the run whose home does not lie between the hole and
     // itself moves into the hole, so that find() never meets a gap too early.
@@ -51,7 +55,7 @@ class PointerMap {
       }
     }
     slots_[hole] = {};
-    return true;
+    return value;
   }
 
   size_t size() const { return size_; }

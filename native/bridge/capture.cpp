@@ -575,7 +575,7 @@ std::string largest(const std::vector<dtr_holder>& holders, const char* title, I
 }  // namespace
 
 std::string largest_holders() {
-  constexpr uint64_t kMost = 65536;
+  constexpr uint64_t kMost = 1024;
   std::vector<dtr_holder> holders(kMost);
   holders.resize(std::min(core->engine_holders(Thread::engine(), holders.data(), kMost), kMost));
   return largest(holders, "Results that can be recomputed",

@@ -85,7 +85,17 @@ void Graph::check(uint64_t live_ops) const {
   };
   for (const Storage* storage : storages_) require_listed(storage);
   by_handle.for_each([&](const void*, const Storage* storage) { require_listed(storage); });
-  by_address.for_each([&](const void*, const Storage* storage) { require_listed(storage); });
+  uint64_t bytes = 0, of_candidates = 0;
+  by_address.for_each([&](const void*, const Storage* storage) {
+    require_listed(storage);
+    bytes += storage->size_bytes;
+    if (is_candidate(storage)) of_candidates += storage->size_bytes;
+  });
+  if (bytes != by_address.size_bytes() || of_candidates != candidate_bytes)
+    throw StateError("R6: " + std::to_string(bytes) + " bytes are resident, " +
+                     std::to_string(of_candidates) + " of candidates; counted are " +
+                     std::to_string(by_address.size_bytes()) + " and " +
+                     std::to_string(candidate_bytes));
   uint64_t ops = 0;
   const Op* previous = nullptr;
   for (const Op* op = oldest_op_; op; previous = op, op = op->newer) {

@@ -40,6 +40,21 @@ class Recycler {
   std::vector<T*> spare_;
 };
 
+// Resident storages whose memory is ours, by their addresses.
+class ResidentStorages : public PointerMap<Storage> {
+ public:
+  void insert(const void* address, Storage* storage) {
+    size_bytes_ += storage->size_bytes - bytes_of(PointerMap::insert(address, storage));
+  }
+  void erase(const void* address) { size_bytes_ -= bytes_of(PointerMap::erase(address)); }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  static uint64_t bytes_of(const Storage* storage) { return storage ? storage->size_bytes : 0; }
+
+  uint64_t size_bytes_ = 0;
+};
+
 class Graph {
  public:
   // A record that nothing refers to yet.
@@ -78,7 +93,8 @@ class Graph {
   void check(uint64_t live_ops) const;
 
   PointerMap<Storage> by_handle;
-  PointerMap<Storage> by_address;  // of resident storages whose memory is ours
+  ResidentStorages by_address;
+  uint64_t candidate_bytes = 0;  // of those that may be evicted (R6)
 
  private:
   std::vector<Storage*> storages_;

@@ -129,7 +129,7 @@ int32_t remat_want_any(dtr_frame* frame) {
 }
 
 int32_t pin(dtr_engine* engine, const void* tensor, int32_t escaped) {
-  return guard([&] { engine_of(engine)->user_pin(tensor, escaped, false); });
+  return guard([&] { engine_of(engine)->user_pin(tensor, escaped, 0, false); });
 }
 
 int32_t unpin(dtr_engine* engine, void* handle) {
@@ -138,7 +138,7 @@ int32_t unpin(dtr_engine* engine, void* handle) {
 }
 
 uint64_t engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity) {
-  return engine_of(engine)->holders(holders, capacity);
+  return engine_of(engine)->holders(false, holders, capacity);
 }
 
 void op_log_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }

@@ -378,6 +378,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
   out->live_storages = graph_.storages().size();
   out->storage_accesses += cost_model_.visited_components();
+  out->peak_kept_bytes = memory_use_.peak_bytes();
   out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
@@ -423,9 +424,16 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   return lifecycle_.drain_dropped(op_ids, capacity);
 }
 
-uint64_t Engine::holders(dtr_holder* holders, uint64_t capacity) {
+uint64_t Engine::holders(bool at_peak, dtr_holder* holders, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  return memory_use_.holders(holders, capacity);
+  const std::vector<dtr_holder> found = at_peak ? memory_use_.at_peak() : memory_use_.holders();
+  std::copy_n(found.begin(), std::min<uint64_t>(capacity, found.size()), holders);
+  return found.size();
+}
+
+void Engine::reset_peak() {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  memory_use_.reset_peak();
 }
 
 HeldBytes Engine::held_bytes() {

@@ -116,10 +116,10 @@ class Engine final {
   // ---- what users ask for (user_requests.cpp) ----
   bool user_evict(void* handle);
   bool user_is_resident(void* handle);
-  int32_t user_why_kept(void* handle, uint64_t* op_key);
+  dtr_holder user_why_kept(void* handle);
   // The handle, if a pin was added. owned: it stays an address of this storage, also if that dies,
   // until user_end_pin().
-  void* user_pin(const void* tensor, int32_t escaped, bool owned);
+  void* user_pin(const void* tensor, int32_t escaped, uint32_t place, bool owned);
   void user_end_pin(void* handle);
   bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
@@ -130,7 +130,8 @@ class Engine final {
   // ---- reports (engine.cpp) ----
   void get_stats(dtr_engine_stats* out);
   HeldBytes held_bytes();
-  uint64_t holders(dtr_holder* holders, uint64_t capacity);
+  uint64_t holders(bool at_peak, dtr_holder* holders, uint64_t capacity);
+  void reset_peak();
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);

@@ -1,6 +1,11 @@
 // memory_use.cpp: see memory_use.h.
 #include "memory_use.h"
 
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
 #include "errors.h"
 
 namespace dtr {
@@ -37,21 +42,52 @@ int32_t MemoryUse::why_kept(const Storage* storage) const {
   if (storage->state != State::resident) return DTR_KEPT_NOT;
   if (!storage->managed) return DTR_KEPT_OF_OTHERS;
   if (storage->pins > 0) return DTR_KEPT_PINNED;
-  if (storage->locks > 0 || capture_.is_frozen(storage)) return DTR_KEPT_IN_USE;
   if (storage->unwritten) return DTR_KEPT_UNWRITTEN;
-  if (is_candidate(storage)) return DTR_KEPT_NOT;
+  if (is_candidate(storage)) {
+    const bool in_use = storage->locks > 0 || capture_.is_frozen(storage);
+    return in_use ? DTR_KEPT_IN_USE : DTR_KEPT_NOT;
+  }
   if (storage->external) return DTR_KEPT_ESCAPED;
   return storage->captured ? int32_t{DTR_KEPT_CAPTURED} : storage->constant_as;
 }
 
-uint64_t MemoryUse::holders(dtr_holder* holders, uint64_t capacity) const {
-  uint64_t count = 0;
+dtr_holder MemoryUse::holder(const Storage* storage) const {
+  return {storage->made_by, storage->size_bytes, storage->place, why_kept(storage)};
+}
+
+std::vector<dtr_holder> MemoryUse::holders() const {
+  std::map<std::tuple<int32_t, uint64_t, uint32_t>, uint64_t> bytes;
   graph_.by_address.for_each([&](const void*, const Storage* storage) {
-    if (count < capacity)
-      holders[count] = {storage->handle, storage->made_by, storage->size_bytes, why_kept(storage)};
-    ++count;
+    const dtr_holder one = holder(storage);
+    bytes[{one.why_kept, one.op_key, one.place}] += one.size_bytes;
   });
-  return count;
+  std::vector<dtr_holder> all;
+  for (const auto& [of, size_bytes] : bytes)
+    all.push_back({std::get<1>(of), size_bytes, std::get<2>(of), std::get<0>(of)});
+  std::stable_sort(all.begin(), all.end(), [](const dtr_holder& a, const dtr_holder& b) {
+    return a.size_bytes > b.size_bytes;
+  });
+  return all;
+}
+
+void MemoryUse::look() {
+  constexpr uint64_t kLeastMore = 4096;
+  const uint64_t now = no_candidates_bytes();
+  next_look_bytes_ = now + now / 16 + kLeastMore;
+  std::vector<dtr_holder> found = holders();
+  uint64_t kept = 0;
+  for (const dtr_holder& one : found)
+    if (one.why_kept != DTR_KEPT_NOT && one.why_kept != DTR_KEPT_IN_USE &&
+        one.why_kept != DTR_KEPT_TINY)
+      kept += one.size_bytes;
+  if (kept <= peak_bytes_) return;
+  peak_bytes_ = kept;
+  at_peak_ = std::move(found);
+}
+
+void MemoryUse::reset_peak() {
+  at_peak_.clear();
+  peak_bytes_ = next_look_bytes_ = 0;
 }
 
 std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,

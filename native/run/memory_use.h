@@ -36,18 +36,35 @@ class MemoryUse {
       : environment_(environment), graph_(graph), capture_(capture), swap_space_(swap_space) {}
 
   HeldBytes held() const;
-  // Why a storage cannot be evicted now, DTR_KEPT_...
-  int32_t why_kept(const Storage* storage) const;
-  // What is resident, `capacity` storages at most; how many there are.
-  uint64_t holders(dtr_holder* holders, uint64_t capacity) const;
+  // Of one storage, and of all that are resident: the largest first.
+  dtr_holder holder(const Storage* storage) const;
+  std::vector<dtr_holder> holders() const;
+  // After an op. What is kept is looked at again whenever there is a sixteenth more of it than at
+  // any look before: so few looks are needed.
+  void look_for_peak() {
+    if (no_candidates_bytes() >= next_look_bytes_) look();
+  }
+  // What was kept when most was; and how much that is.
+  const std::vector<dtr_holder>& at_peak() const { return at_peak_; }
+  uint64_t peak_bytes() const { return peak_bytes_; }
+  void reset_peak();
   // Why a pool had no memory for a request. refusal: what the pool said.
   std::string why_none(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) const;
 
  private:
+  int32_t why_kept(const Storage* storage) const;
+  uint64_t no_candidates_bytes() const {
+    return graph_.by_address.size_bytes() - graph_.candidate_bytes;
+  }
+  void look();
+
   const Environment& environment_;
   const Graph& graph_;
   const GraphCapture& capture_;
   const SwapSpace& swap_space_;
+  std::vector<dtr_holder> at_peak_;
+  uint64_t peak_bytes_ = 0;
+  uint64_t next_look_bytes_ = 0;
 };
 
 }  // namespace dtr

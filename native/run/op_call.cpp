@@ -61,6 +61,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
+  memory_use_.look_for_peak();
   look_for_thrashing(call);
   return id;
 }

@@ -97,9 +97,11 @@ void StorageLifecycle::become_resident(Storage* storage, void* address) {
   update_candidate(storage);
 }
 
-void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred) {
+void StorageLifecycle::escape(const dtr_tensor_desc& desc, bool is_shared, uint32_t place,
+                              Deferred& deferred) {
   Storage* storage = find_or_adopt(desc, deferred);
   if (!storage) return;
+  if (place) storage->place = place;
   if (!storage->external) {
     forget_parent(storage, deferred);
     storage->external = true;
@@ -136,6 +138,7 @@ void StorageLifecycle::update_candidate(Storage* storage) {
   const bool wanted = may_be_evicted(storage);
   if (wanted == is_candidate(storage)) return;
   Device& device = parts_.devices.of(storage);
+  parts_.graph.candidate_bytes += wanted ? storage->size_bytes : -storage->size_bytes;
   if (wanted) {
     storage->candidate = -2 - static_cast<int64_t>(device.young.size());
     device.young.push_back(storage);

@@ -55,7 +55,7 @@ class StorageLifecycle final : public Lifecycle {
   void become_resident(Storage* storage, void* address) override;
   // A tensor's address was given away: others may write there. is_shared: and nothing tells of it
   // (F2).
-  void escape(const dtr_tensor_desc& desc, bool is_shared, Deferred& deferred);
+  void escape(const dtr_tensor_desc& desc, bool is_shared, uint32_t place, Deferred& deferred);
   void change_address(Storage* storage, void* address) override;
   void update_candidate(Storage* storage) override;
 

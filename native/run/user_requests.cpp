@@ -38,22 +38,20 @@ bool Engine::user_is_resident(void* handle) {
   return !storage || storage->state == State::resident;
 }
 
-int32_t Engine::user_why_kept(void* handle, uint64_t* op_key) {
+dtr_holder Engine::user_why_kept(void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const Storage* storage = graph_.by_handle.find(handle);
-  if (!storage) return DTR_KEPT_NOT_MET;
-  *op_key = storage->made_by;
-  return memory_use_.why_kept(storage);
+  return storage ? memory_use_.holder(storage) : dtr_holder{0, 0, 0, DTR_KEPT_NOT_MET};
 }
 
-void* Engine::user_pin(const void* tensor, int32_t escaped, bool owned) {
+void* Engine::user_pin(const void* tensor, int32_t escaped, uint32_t place, bool owned) {
   Transaction call(*this);
   dtr_tensor_desc desc;
   describe(tensor, &desc);  // not before: another thread might evict or move it in between
   if (!desc.handle) return nullptr;
   if (escaped != 0) {
     if (desc.data && pool_of(desc.device_type, desc.device_index))
-      lifecycle_.escape(desc, escaped == 2, call.deferred);
+      lifecycle_.escape(desc, escaped == 2, place, call.deferred);
     return nullptr;
   }
   // Whoever made it, and whatever its content will be: an op that runs may have made it, or memory

@@ -488,7 +488,7 @@ class RuntimeSimulation final : private Observer {
     for (Buffer* buffer : names_) {
       if (!buffer) continue;
       if (engine_.remat_want(frame_, buffer->tensor->storage)) rematerialize();
-      engine_.user_pin(buffer->tensor, false, false);
+      engine_.user_pin(buffer->tensor, 0, 0, false);
     }
   }
 

@@ -98,7 +98,6 @@ OPTIONAL = {
     ("dtr_pool_try_at", "address"),
     ("dtr_pool_try_outside", "begin"),
     ("dtr_pool_try_outside", "end"),
-    ("dtr_why_kept", "op_key"),
     ("dtr_simulate_runtime", "options.score"),
     ("dtr_simulate_runtime", "options.score_context"),
     ("dtr_sim_make_tensor", "strides"),

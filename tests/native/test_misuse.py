@@ -134,7 +134,7 @@ class TestOrder:
     def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(self, make_toy):
         toy = make_toy()
         x, y = evicted_result(toy)
-        check(lib.dtr_pin(toy.engine, y.pointer, 0))
+        check(lib.dtr_pin(toy.engine, y.pointer, 0, 0))
         assert not toy.resident(y)
         toy.materialize(y)
         assert not toy.evict(y)

@@ -26,7 +26,7 @@ class TestBehindTheEnginesBack:
         toy = make_toy(device=(1, 0))
         x = toy.unseen(WORDS)
         before = toy.one("f", x)
-        check(lib.dtr_pin(toy.engine, x.pointer, 2))
+        check(lib.dtr_pin(toy.engine, x.pointer, 2, 0))
         after = toy.one("g", x)
         later = toy.one("h", after)
         toy.write(x, b"12345678")

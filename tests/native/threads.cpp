@@ -303,7 +303,7 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
     }
     worker.call(100, {&layers[4], &layers[5]}, 0);
     answer(dtr_evict(machine.engine, layers[9].handle()));
-    ok(dtr_pin(machine.engine, layers[9].pointer(), 0));
+    ok(dtr_pin(machine.engine, layers[9].pointer(), 0, 0));
     worker.materialize(layers[9]);
     for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) worker.look(*layer);
     answer(dtr_unpin(machine.engine, layers[9].handle()));
@@ -332,7 +332,7 @@ void meddle(Machine& machine, const std::atomic<bool>& over, bool moves) {
     ok(dtr_pool_get_stats(machine.pool, &stats));
     require(stats.reserved_bytes <= machine.budget, "more memory than the budget");
     dtr_engine_get_costs(machine.engine, nullptr, 0);
-    dtr_engine_holders(machine.engine, nullptr, 0);
+    dtr_engine_holders(machine.engine, 0, nullptr, 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

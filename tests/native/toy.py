@@ -504,7 +504,7 @@ class Toy:
         return lib.dtr_is_resident(self.engine, tensor.handle) == 1
 
     def pin(self, tensor: Tensor, escaped: bool = False) -> None:
-        check(lib.dtr_pin(self.engine, tensor.pointer, int(escaped)))
+        check(lib.dtr_pin(self.engine, tensor.pointer, int(escaped), 0))
 
     def unpin(self, tensor: Tensor) -> bool:
         return lib.dtr_unpin(self.engine, tensor.handle) == 1

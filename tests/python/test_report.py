@@ -54,6 +54,17 @@ def test_the_table_speaks_in_units():
     assert "[bold]" in text
 
 
+def test_the_table_says_what_was_kept_the_largest_first():
+    entries = [
+        {"size_bytes": 2**30 // n, "operator": "lib.op", "why": "it is so", "line": f"model.py:{n}"}
+        for n in range(1, 8)
+    ]
+    text = report.render({**STATS, "kept": entries}, width=200)
+    assert "kept: lib.op, as it is so at model.py:1" in text
+    assert "model.py:6" not in text
+    assert f"{(2**30 // 6 + 2**30 // 7) / 2**20:.2f} MiB" in text.split("kept: others")[1]
+
+
 def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
     report.write_report(False, STATS)
     assert capsys.readouterr().err == ""

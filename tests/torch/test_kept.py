@@ -3,7 +3,11 @@ too small to be evicted."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +72,50 @@ def test_data_is_what_nobody_was_seen_to_make() -> None:
         assert entry.size_bytes == MIB
         assert entry.operator == ""
         assert entry.why == "its content was there when an operator first used it"
+
+
+def test_the_peak_is_of_the_moment_when_most_was_kept() -> None:
+    with checked_session():
+        x = torch.ones(ELEMENTS)
+        for count in (1, 4, 2):
+            _ = [twice(x) for _ in range(count)]
+            del _
+        assert not [entry for entry in dtr_alloc.kept() if entry.size_bytes >= MIB]
+        (entry,) = dtr_alloc.kept(at_peak=True)
+        assert (entry.size_bytes, entry.operator) == (4 * MIB, "dtr_kept.twice.default")
+        assert dtr_alloc.stats()["peak_kept_bytes"] == 4 * MIB
+        dtr_alloc.reset_peak_stats()
+        x + 1
+        assert dtr_alloc.kept(at_peak=True) == []
+
+
+JOB = """
+import numpy, torch
+x = torch.ones(2**18).exp()
+numpy.asarray(x)
+y = x + 1
+del x
+y.sum().item()
+"""
+
+
+def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    settings = {"BUDGET": "unlimited", "DEVICE": "cpu", "STATS": "stats.json", "REPORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    (entry,) = stats["kept"]
+    assert entry.pop("size_bytes") == stats["peak_kept_bytes"] == MIB
+    why = "its address was given away"
+    assert entry == {"operator": "aten.exp.default", "why": why, "line": "job.py:4"}
+    assert "kept: aten.exp.default, as its address was given away" in done.stderr
 
 
 def test_an_out_of_memory_error_names_what_is_kept() -> None:

@@ -170,6 +170,7 @@ typedef struct dtr_engine_stats {
   uint64_t planned;          /* blocks that were allocated where a plan of the step has them */
   uint64_t plan_misses;      /* and that could not be */
   uint64_t learned;          /* policies that were learned and followed (DTR_LEARN_POLICY) */
+  uint64_t peak_kept_bytes;  /* that could not be evicted, at most (dtr_engine_holders) */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
@@ -264,16 +265,22 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
  * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
+/* What fills the memory: resident storages that are alike in all but their sizes. */
 typedef struct dtr_holder {
-  const void* handle;
-  uint64_t op_key; /* of the op that made the content; 0: none that was seen */
-  uint64_t size_bytes;
-  int32_t why_kept; /* DTR_KEPT_... (dtr/storage.h) */
+  uint64_t op_key;     /* of the op that made the content; 0: none that was seen */
+  uint64_t size_bytes; /* all of them */
+  uint32_t place;      /* where their address was asked for (dtr_pin); 0: nowhere that is known */
+  int32_t why_kept;    /* DTR_KEPT_... (dtr/storage.h) */
 } dtr_holder;
 
-/* Says what fills the memory: writes up to capacity of the resident storages, and returns how many
- * there are. */
-uint64_t dtr_engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity);
+/* Writes up to capacity of what fills the memory, the largest first, and returns how many there are.
+ * at_peak 0: now. 1: when most was kept, as seen at the ends of ops, to a sixteenth, since
+ * dtr_engine_reset_peak. */
+uint64_t dtr_engine_holders(dtr_engine* engine, int32_t at_peak, dtr_holder* holders,
+                            uint64_t capacity);
+
+/* Forgets the peak of what is kept. */
+int32_t dtr_engine_reset_peak(dtr_engine* engine);
 
 /* Writes up to capacity ids of ops that ended by dtr_op_end and whose records are gone, so that
  * their closures may go too, and returns how many: call it until it returns 0. (A bridge gives

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 9
+#define DTR_BRIDGE_ABI_VERSION 10
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */

@@ -46,9 +46,9 @@ enum {
   DTR_KEPT_FAILED = 20       /* its op overwrote it and failed */
 };
 
-/* Returns one of these, or -status. *op_key (may be NULL): of the op that made the content; 0 if
- * that is not known. */
-int32_t dtr_why_kept(dtr_engine* engine, void* handle, uint64_t* op_key);
+/* Writes what the storage holds, and why. Of one that the engine has not met it knows the reason
+ * alone. */
+int32_t dtr_why_kept(dtr_engine* engine, void* handle, dtr_holder* out);
 
 /* Moves a storage's content to another address of its pool, outside of [avoid_begin, avoid_end)
  * (both NULL: to any other), whatever the option moving says. Returns 1 if it did, 0 if the storage
@@ -74,8 +74,10 @@ int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, 
  *   1: no pin. The storage becomes a constant for good, and is watched for changes if it is on the
  *      CPU.
  *   2: as 1, to others that may write to it (DLPack): where changes cannot be watched, what is
- *      computed from it from now on is not computed again. */
-int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped);
+ *      computed from it from now on is not computed again.
+ * place: where in the job its address was asked for, a number of the caller's that dtr_holder gives
+ * back; 0 if that is not known. */
+int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_t place);
 
 /* Takes a pin back. Returns 1, 0 if the storage was not pinned, or -status. A handle that is
  * gone has no pins. */
