@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
-    from dtr_alloc.torch.api import distrust as distrust
     from dtr_alloc.torch.api import enable as enable
     from dtr_alloc.torch.api import evict as evict
     from dtr_alloc.torch.api import is_enabled as is_enabled
@@ -25,28 +24,32 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import materialize as materialize
     from dtr_alloc.torch.api import pin as pin
     from dtr_alloc.torch.api import reset_peak_stats as reset_peak_stats
-    from dtr_alloc.torch.api import run_as_operator as run_as_operator
     from dtr_alloc.torch.api import session as session
     from dtr_alloc.torch.api import set_budget as set_budget
     from dtr_alloc.torch.api import stats as stats
     from dtr_alloc.torch.api import trim as trim
-    from dtr_alloc.torch.api import trust as trust
     from dtr_alloc.torch.api import unpin as unpin
     from dtr_alloc.torch.api import why_kept as why_kept
     from dtr_alloc.torch.bridge import BridgeError as BridgeError
+    from dtr_alloc.torch.custom_operators import distrust as distrust
+    from dtr_alloc.torch.custom_operators import trust as trust
+    from dtr_alloc.torch.run_as_operator import run_as_operator as run_as_operator
 
 _HOMES = {
     "BridgeError": "torch.bridge",
     "ConfigError": "config",
     "DriverError": "core",
     "StateError": "core",
+    "distrust": "torch.custom_operators",
     "register_heuristic": "heuristics",
+    "run_as_operator": "torch.run_as_operator",
+    "trust": "torch.custom_operators",
     **dict.fromkeys(
         (
-            *("check_invariants", "compact", "disable", "distrust", "enable", "evict"),
-            *("is_enabled", "is_resident", "kept", "limit_rematerializations", "materialize"),
-            *("pin", "reset_peak_stats", "run_as_operator", "session", "set_budget", "stats"),
-            *("trim", "trust", "unpin", "why_kept"),
+            *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
+            *("is_resident", "kept", "limit_rematerializations", "materialize", "pin"),
+            *("reset_peak_stats", "session", "set_budget", "stats", "trim", "unpin"),
+            "why_kept",
         ),
         "torch.api",
     ),

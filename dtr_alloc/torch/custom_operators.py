@@ -10,6 +10,7 @@ would often pass, such as the reading of a file.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -19,21 +20,55 @@ _words: dict[str, bool] = {}
 """What the user said last of a namespace or an operator: whether it is trusted."""
 _of_session: tuple[str, ...] = ()
 """Trusted as the setting ``trust`` says."""
+_forget_rules: Callable[[], None] | None = None
+"""Has each operator looked at again when it is called next."""
 
 
-def say(name: str, trusted: bool) -> None:
-    """Notes the user's word on an operator or a namespace. Raises ConfigError for what is none."""
+def trust(name: str) -> None:
+    """Has the results of a custom operator evicted and computed again, without a trial.
+
+    Custom operators whose schemas overwrite nothing are tried otherwise: their first calls run
+    twice, and one that gives the same both times is repeated from then on
+    (dtr_alloc/torch/custom_operators.py). One that overwrites arguments, as its schema says, is
+    repeated if it is trusted. It must then give the same bits for the same arguments and the same
+    state of PyTorch's generators, and its schema must say what it overwrites.
+
+    Args:
+        name: of an operator, such as ``mylib::gelu``, or of a namespace, such as ``flash_attn``.
+
+    It counts from the next call on, in this session and later ones; ``DTR_ALLOC_TRUST`` and the
+    setting ``trust`` do the same for one session. Raises ConfigError for what is no such name.
+    """
+    _say(name, True)
+
+
+def distrust(name: str) -> None:
+    """Has an operator, given as in trust(), never run again: what it gives from now on is never
+    evicted. The word on an operator goes before that on its namespace."""
+    _say(name, False)
+
+
+def _say(name: str, trusted: bool) -> None:
     try:
         _words[operator_or_namespace(name)] = trusted
     except ValueError:
         raise ConfigError("the argument name", name, OPERATOR_FORMS) from None
+    if _forget_rules is not None:
+        _forget_rules()
 
 
-def trust_in_session(names: tuple[str, ...]) -> bool:
-    """Trusts these until the next session; whether they are others than before."""
+def trust_in_session(names: tuple[str, ...]) -> None:
+    """Trusts these until the next session."""
     global _of_session
     before, _of_session = _of_session, names
-    return before != names
+    if names != before and _forget_rules is not None:
+        _forget_rules()
+
+
+def after_each_word(forget_rules: Callable[[], None]) -> None:
+    """Has rules forgotten whenever somebody says something of an operator."""
+    global _forget_rules
+    _forget_rules = forget_rules
 
 
 def word_on(namespace: str, name: str) -> bool | None:

@@ -54,6 +54,7 @@ class Runtime:
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.cost_file: costs.CostFile | None = None
         self.recorder = Recorder(self.bridge, device_type)
+        custom_operators.after_each_word(self.bridge.forget_rules)
         self.pins = Pins(self)
         self.places = Places()
         self.recorder.explain = self._explain
@@ -165,8 +166,7 @@ class Runtime:
             self.configure(config)
             self.set_budget(config.budget)
             self.reset_peak()
-            if custom_operators.trust_in_session(config.trust):
-                self.bridge.forget_rules()
+            custom_operators.trust_in_session(config.trust)
             self._undo.append(self.write_costs)
             self.use_costs(costs_file)
             self.is_light = light

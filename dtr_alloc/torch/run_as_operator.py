@@ -1,0 +1,122 @@
+"""Python functions that count as one operator, such as kernels that PyTorch does not know."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from dtr_alloc.torch import api, escapes
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@overload
+def run_as_operator(
+    *, mutated: Iterable[int | str] = (), name: str = ""
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+@overload
+def run_as_operator(
+    function: Callable[_P, _R], *, mutated: Iterable[int | str] = (), name: str = ""
+) -> Callable[_P, _R]: ...
+@overload
+def run_as_operator(
+    function: Callable[..., _R],
+    *arguments: Any,
+    mutated: Iterable[int | str] = (),
+    name: str = "",
+) -> _R: ...
+def run_as_operator(
+    function: Callable[..., Any] | None = None,
+    *arguments: Any,
+    mutated: Iterable[int | str] = (),
+    name: str = "",
+) -> Any:
+    """Runs a function of tensors as one operator, such as a kernel that PyTorch does not know; or,
+    given no arguments, decorates it so that each of its calls does::
+
+        @dtr_alloc.run_as_operator(mutated=["out"])
+        def scale(x, out, factor):
+            kernel[grid](x, out, factor)
+
+    Its results can be evicted, and are computed by calling it again with the same values; it must
+    give the same then. It may ask tensors for their addresses, and use them until it returns.
+    Autograd does not look inside: call this in forward() and backward() of a
+    torch.autograd.Function. Without a budget, and inside of another such function, it is just
+    called.
+
+    Args:
+        function: returns a tensor, or a list or tuple of tensors, in memory that PyTorch allocated.
+            It uses no tensors but its arguments, and others that stay as they are.
+        arguments: tensors, and values of any other type, which are kept. Those of a decorated
+            function may be given by name.
+        mutated: positions or names of the tensors that it overwrites.
+        name: for messages, logs and costs; by default that of the function.
+
+    Raises TypeError where mutated says what is no tensor among the arguments, and RuntimeError
+    where an argument wants a gradient, which the result would not have.
+    """
+    mutated = tuple(mutated)
+    if function is None:
+        return partial(run_as_operator, mutated=mutated, name=name)
+    name = name or f"{function.__module__}.{function.__qualname__}"
+    if arguments:
+        return _run_as_operator(function, dict(enumerate(arguments)), mutated, name)
+    signature = inspect.signature(function)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise TypeError(f"{name} takes any arguments (*args, **kwargs); give each one a name")
+
+    def by_position(*values: Any) -> Any:
+        named = dict(zip(signature.parameters, values, strict=True))
+        bound = inspect.BoundArguments(signature, named)
+        return function(*bound.args, **bound.kwargs)
+
+    @functools.wraps(function)
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _run_as_operator(by_position, bound.arguments, mutated, name)
+
+    return decorated
+
+
+def _run_as_operator(
+    function: Callable[..., Any],
+    arguments: Mapping[Any, Any],
+    mutated: tuple[int | str, ...],
+    name: str,
+) -> Any:
+    """run_as_operator() for arguments by their names, or by their positions."""
+    values, names = list(arguments.values()), list(arguments)
+    positions: list[int] = []
+    for which in mutated:
+        position = names.index(which) if which in arguments else which
+        if (
+            not isinstance(position, int)
+            or not 0 <= position < len(values)
+            or not isinstance(values[position], Tensor)
+        ):
+            raise TypeError(f"{name}: mutated has {which!r}, which is no tensor of its arguments")
+        positions.append(position)
+    for which, value in arguments.items():
+        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: the argument {which} wants a gradient, which run_as_operator does not "
+                "give: call it in a torch.autograd.Function, or under torch.no_grad()"
+            )
+    with torch.no_grad():
+        runtime = api._runtime
+        if runtime is None or not runtime.is_active or not runtime.recorder.sees(values):
+            return function(*values)
+
+        def of_list(values: list[Any]) -> Any:
+            return escapes.addresses_not_kept(function, *values)
+
+        return runtime.recorder.run(of_list, values, name, positions)
