@@ -36,7 +36,7 @@ _REASONS = {
     lib.DTR_KEPT_BY_RULE: "its operator was said not to give the same again",
     lib.DTR_KEPT_BY_CALL: "an argument of its operator, on another device, is too large to be kept",
     lib.DTR_KEPT_OPAQUE: (
-        "an argument of its operator is not rebuilt from a storage: sparse, quantized or nested"
+        "an argument of its operator is not rebuilt from storages, as a quantized or nested one"
     ),
     lib.DTR_KEPT_ELSEWHERE: "its operator overwrites memory on another device",
     lib.DTR_KEPT_OVERWRITTEN: "its operator read and overwrote what cannot be computed again",

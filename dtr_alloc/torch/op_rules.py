@@ -28,6 +28,7 @@ VIEWS = {
     # Change a tensor's shape or storage, never memory.
     *("as_strided_", "detach_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_"),
     *("transpose_", "unsqueeze_", "requires_grad_", "rename_"),
+    "_coalesced_",  # a mark of a sparse tensor
 }
 """Operators that need no data and change none, beyond those whose schema says so."""
 

@@ -20,8 +20,6 @@
 //   c10/core/DispatchKeySet.h         a key set made with FULL_AFTER holds the keys below a key
 #define AT_PER_OPERATOR_HEADERS
 
-#include <ATen/SparseCsrTensorImpl.h>
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <pthread.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
@@ -59,30 +57,20 @@ int64_t entry_of(Thread& thread, const c10::TensorImpl* tensor, uint8_t use) {
 // the core reads them once more when it has ended.
 using Overwritten = c10::SmallVector<c10::IValue, 4>;
 
-// Puts what a sparse tensor is made of, too: the core knows nothing else of it.
-void put_components(Thread& thread, const at::Tensor& tensor, uint8_t use, uint32_t* count,
-                    Overwritten* overwritten) {
-  const auto put = [&](const at::Tensor& part) {
-    // A kernel may as well give it other tensors as write to these.
-    if (use != DTR_USE_READ) overwritten->push_back(part);
-    thread.put((*count)++, entry_of(thread, part.unsafeGetTensorImpl(),
-                                    use == DTR_USE_READ ? DTR_USE_READ : DTR_USE_MUTATE));
-  };
-  if (auto* coo = dynamic_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())) {
-    put(coo->indices());
-    put(coo->values());
-  } else if (auto* of = dynamic_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl())) {
-    put(of->compressed_indices());
-    put(of->plain_indices());
-    put(of->values());
-  }
-}
-
+// A sparse tensor is what it is made of: the core knows nothing else of it. One that is overwritten
+// comes itself, too: a kernel may as well give it other tensors as write to these, and the core is
+// to see that it cannot be made again.
 void put_tensor(Thread& thread, const at::Tensor& tensor, uint8_t use, uint32_t* count,
                 Overwritten* overwritten) {
-  thread.put((*count)++, entry_of(thread, tensor.unsafeGetTensorImpl(), use));
-  if (C10_UNLIKELY(tensor.layout() != c10::kStrided))
-    put_components(thread, tensor, use, count, overwritten);
+  const auto put = [&](const at::Tensor& part, uint8_t part_use) {
+    thread.put((*count)++, entry_of(thread, part.unsafeGetTensorImpl(), part_use));
+  };
+  const bool is_read = use == DTR_USE_READ;
+  const auto put_component = [&](const at::Tensor& part) {
+    if (!is_read) overwritten->push_back(part);
+    put(part, is_read ? DTR_USE_READ : DTR_USE_MUTATE);
+  };
+  if (!for_components(tensor, put_component) || !is_read) put(tensor, use);
 }
 
 uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* arguments,
@@ -101,10 +89,13 @@ uint32_t put_arguments(Thread& thread, const Rule& rule, const c10::IValue* argu
 }
 
 void put_result(Thread& thread, const c10::IValue& result, uint32_t* count) {
-  if (result.isTensor()) {
-    const at::Tensor& tensor = result.toTensor();
+  const auto put = [&](const at::Tensor& tensor) {
     thread.put((*count)++,
                tensor.defined() ? reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()) : 0);
+  };
+  if (result.isTensor()) {
+    const at::Tensor& tensor = result.toTensor();
+    if (!(tensor.defined() && for_components(tensor, put))) put(tensor);
   } else if (result.isList()) {
     for (const c10::IValue& part : result.toListRef()) put_result(thread, part, count);
   } else {
@@ -128,14 +119,16 @@ bool keep_foreign(const Rule& rule, const c10::IValue* arguments, Closure* closu
   size_t index = 0;
   for (const TensorArgument& of : rule.tensors)
     for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-      if (tensor.device().type() != settings.device) {
-        if (tensor.is_meta() || tensor.layout() != c10::kStrided ||
-            tensor.nbytes() > kMostKeptBytes)
-          kept = false;
-        else if (kept)
-          closure->keep_by_value(index, tensor.detach().clone());
-      }
-      ++index;
+      const auto keep = [&](const at::Tensor& part) {
+        if (part.device().type() != settings.device) {
+          if (part.is_meta() || part.layout() != c10::kStrided || part.nbytes() > kMostKeptBytes)
+            kept = false;
+          else if (kept)
+            closure->keep_by_value(index, part.detach().clone());
+        }
+        ++index;
+      };
+      if (!for_components(tensor, keep)) keep(tensor);
     });
   return kept;
 }
@@ -211,10 +204,13 @@ void give_away(const c10::IValue* values, size_t count) {
   Pinned pinned;
   for (size_t i = 0; i < count; ++i)
     for_tensors(values[i], [&](const at::Tensor& tensor) {
-      if (tensor.device().type() != settings.device || !lies_in_storage(tensor)) return;
-      pinned.add(tensor);
-      const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 1);
-      if (status != DTR_OK) fail_with_last_error(status);
+      const auto give = [&](const at::Tensor& part) {
+        if (part.device().type() != settings.device || !lies_in_storage(part)) return;
+        pinned.add(part);
+        const int32_t status = core->pin(Thread::engine(), part.unsafeGetTensorImpl(), 1);
+        if (status != DTR_OK) fail_with_last_error(status);
+      };
+      if (!for_components(tensor, give)) give(tensor);
     });
 }
 
@@ -309,6 +305,14 @@ bool reads_tiny(const Rule& rule, const c10::Stack& stack) {
   return all;
 }
 
+bool is_given_sparse(const Rule& rule, const c10::Stack& stack) {
+  bool any = false;
+  for (const TensorArgument& of : rule.tensors)
+    for_tensors(stack[stack.size() - rule.arguments + of.position],
+                [&](const at::Tensor& tensor) { any = any || is_sparse(tensor); });
+  return any;
+}
+
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   if (!settings.capturing.load(std::memory_order_relaxed)) {
     const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
@@ -319,6 +323,11 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
   Thread& thread = Thread::current();
   if (thread.tape) {
     run_inside(thread, rule, keys, stack);
+    return;
+  }
+  if (C10_UNLIKELY(rule.passes && is_given_sparse(rule, *stack))) {
+    // The kernel may be no view of what it is made of, but computes that by operators, which come by.
+    op.redispatchBoxed(keys, stack);
     return;
   }
   const In in(Phase::capture);
@@ -455,7 +464,10 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
         reinterpret_cast<c10::TensorImpl*>(entry & ~int64_t{7})));
     const auto use = static_cast<uint8_t>(entry & 3);
     put_tensor(thread, tensor, use, &count, &overwritten);
-    if (use != DTR_USE_READ) overwritten.emplace_back(tensor);
+    if (use != DTR_USE_READ)
+      overwritten.emplace_back(tensor);
+    else if (is_sparse(tensor))  // what Python keeps makes none again
+      thread.put(count++, entry & ~int64_t{7});
   }
   const In in(Phase::capture);
   explained([&] {

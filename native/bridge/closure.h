@@ -11,6 +11,7 @@
 
 #include "draws.h"
 #include "rules.h"
+#include "sparse.h"
 #include "surroundings.h"
 
 namespace dtr_bridge {
@@ -91,8 +92,10 @@ class Closure {
   c10::Stack arguments(std::vector<at::Tensor> tensors) const {
     for (const auto& [index, tensor] : by_value_) tensors[index] = tensor;
     c10::Stack filled(arguments_.begin(), arguments_.end());
-    auto next = tensors.begin();
+    auto next = tensors.cbegin();
     const auto one = [&](const c10::IValue& kept) -> at::Tensor {
+      if (kept.isCapsule())
+        return static_cast<const SparseShape*>(kept.toCapsule().get())->over(next);
       if (kept.isTensor()) return kept.toTensor();
       if (kept.isDouble()) return at::native::wrapped_scalar_tensor(kept.toDouble());
       if (kept.isInt()) return at::native::wrapped_scalar_tensor(kept.toInt());
@@ -123,9 +126,11 @@ class Closure {
 
  private:
   // A tensor that the engine hears of becomes the mark IValue::uninitialized(), a number the
-  // number, and a list of such tensors alone their count.
+  // number, and a list of such tensors alone their count. Of a sparse tensor its shape is kept.
   static c10::IValue forgotten(const at::Tensor& tensor) {
-    if (is_for_engine(tensor)) return c10::IValue::uninitialized();
+    if (is_for_engine(tensor))
+      return is_sparse(tensor) ? c10::IValue::make_capsule(c10::make_intrusive<SparseShape>(tensor))
+                               : c10::IValue::uninitialized();
     if (!tensor.defined()) return tensor;
     switch (tensor.scalar_type()) {
       case c10::kDouble:
@@ -144,7 +149,7 @@ class Closure {
     if (!argument.isList()) return argument;
     const c10::ArrayRef<c10::IValue> parts = argument.toListRef();
     for (const c10::IValue& part : parts)
-      counts &= part.isTensor() && is_for_engine(part.toTensor());
+      counts &= part.isTensor() && is_for_engine(part.toTensor()) && !is_sparse(part.toTensor());
     if (counts) return static_cast<int64_t>(parts.size());
     c10::impl::GenericList kept(c10::AnyType::get());
     kept.reserve(parts.size());

@@ -72,11 +72,14 @@ class Repeater {
                           : run_python(closure, tensors, tape);
   }
 
-  static void add_results(const c10::IValue& result, std::vector<at::Tensor>* out) {
+  // What an operator has given. in_parts: as those that a sparse tensor is made of.
+  static void add_results(const c10::IValue& result, std::vector<at::Tensor>* out, bool in_parts) {
+    const auto add = [&](const at::Tensor& tensor) { out->push_back(tensor); };
     if (result.isTensor()) {
-      out->push_back(result.toTensor());
+      const at::Tensor& tensor = result.toTensor();
+      if (!(in_parts && tensor.defined() && for_components(tensor, add))) add(tensor);
     } else if (result.isList()) {
-      for (const c10::IValue& part : result.toListRef()) add_results(part, out);
+      for (const c10::IValue& part : result.toListRef()) add_results(part, out, in_parts);
     } else {
       out->emplace_back();
     }
@@ -120,7 +123,8 @@ class Repeater {
     }
     const std::vector<at::Tensor> arguments = rebuild();
     std::vector<at::Tensor> results;
-    for (const c10::IValue& result : repeat(closure, arguments)) add_results(result, &results);
+    for (const c10::IValue& result : repeat(closure, arguments))
+      add_results(result, &results, closure.rule() != nullptr);
     const size_t count = arguments.size() + results.size();
     int64_t* numbers = core->frame_step(frame_, count);
     for (size_t i = 0; i < count; ++i) {

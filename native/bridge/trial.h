@@ -31,8 +31,13 @@ namespace dtr_bridge {
 inline uint64_t hash_of(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() ? c10::get_hash(tensor.scalar_type(), tensor.sizes(), tensor.strides())
-                            : 0;
+    if (!tensor.defined()) return 0;
+    uint64_t hash = c10::get_hash(tensor.scalar_type(), tensor.sizes());
+    const auto add = [&](const at::Tensor& part) {
+      hash = c10::get_hash(hash, part.scalar_type(), part.sizes(), part.strides());
+    };
+    if (!for_components(tensor, add)) add(tensor);
+    return hash;
   }
   if (value.isList()) {
     uint64_t hash = value.toListRef().size();
@@ -67,10 +72,13 @@ class Trial {
     const Unseen unseen;
     for (const TensorArgument& of : rule.tensors)
       for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-        plain_ = plain_ && is_plain(tensor);
-        if (!plain_) return;
-        tensors_.push_back(alone(tensor));
-        before_.push_back(sum_of(tensor));
+        const auto add = [&](const at::Tensor& part) {
+          plain_ = plain_ && is_plain(part);
+          if (!plain_) return;
+          tensors_.push_back(alone(part));
+          before_.push_back(sum_of(part));
+        };
+        if (!for_components(tensor, add)) add(tensor);
       });
   }
 
@@ -83,7 +91,7 @@ class Trial {
     for (size_t i = 0; i < tensors_.size(); ++i)
       if (sum_of(tensors_[i]) != before_[i])
         return {false, "overwrites an argument, of which its schema says nothing"};
-    for (size_t i = 0; i < count; ++i) Repeater::add_results(results[i], &first_);
+    for (size_t i = 0; i < count; ++i) Repeater::add_results(results[i], &first_, true);
     c10::Stack stack{reinterpret_cast<int64_t>(this)};
     call_python("try_again", &stack);
     const std::string error = stack.back().toStringRef();
@@ -96,7 +104,7 @@ class Trial {
   void run_again() {
     std::vector<at::Tensor> again;
     for (const c10::IValue& result : Repeater(thread_).repeat(*thread_.spare(), tensors_))
-      Repeater::add_results(result, &again);
+      Repeater::add_results(result, &again, true);
     alike_ = first_.size() == again.size();
     for (size_t i = 0; alike_ && i < first_.size(); ++i) alike_ = are_alike(first_[i], again[i]);
   }

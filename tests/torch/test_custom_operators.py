@@ -53,6 +53,24 @@ def gelu_of(library: Library) -> Callable[..., Tensor]:
     return library.define(gelu)
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(
+    library: Library, layout: torch.layout
+) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        library.calls += 1
+        return (x.to_dense() * 2).to_sparse(layout=layout)
+
+    double = library.define(doubled)
+    dense = torch.eye(30) * 3
+    with checked_session():
+        given = (dense * 1).to_sparse(layout=layout)
+        result = double(given)
+        assert library.calls == 2
+        assert torch.equal(evicted(result).to_dense(), dense * 2)
+        assert library.calls == 3
+
+
 def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library: Library) -> None:
     gelu = gelu_of(library)
     x = torch.linspace(-3, 3, 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
 from torch import Tensor, nn
 
 import dtr_alloc
+from dtr_alloc.torch.pins import parts
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,73 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def squared(sparse: Tensor) -> Tensor:
+    return sparse @ sparse.t() if sparse.dim() == 2 else sparse.mul(sparse)
+
+
+def times_dense(sparse: Tensor) -> Tensor:
+    dense = torch.linspace(0, 1, sparse.shape[-1] * 40).view(sparse.shape[-1], 40)
+    return (sparse if sparse.dim() == 2 else sparse[None]) @ dense
+
+
+def twice(of: Tensor) -> Tensor:
+    """Not coalesced: each place is filled twice."""
+    places = torch.arange(64) // 2
+    return torch.sparse_coo_tensor(torch.stack([places, places % 7]), of, (32, 7))
+
+
+GIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse": squared,
+    "dense": times_dense,
+    "of a list": lambda sparse: torch.cat([sparse, sparse]) if sparse.is_sparse else sparse * 2,
+    "coalesced": lambda sparse: sparse.coalesce() if sparse.is_sparse else sparse.to_sparse(),
+    "of a dense one": lambda sparse: sparse.to_dense().to_sparse(),
+    "a gradient": lambda sparse: torch.autograd.grad(
+        torch.sparse.mm(
+            (sparse if sparse.dim() == 2 else sparse[None]).clone().requires_grad_(),
+            leaf := torch.linspace(0, 1, sparse.shape[-1] * 40)
+            .view(sparse.shape[-1], 40)
+            .requires_grad_(),
+        ).sum(),
+        leaf,
+    )[0],
+}
+
+
+@pytest.mark.parametrize("make", [coo, csr, csc, twice])
+@pytest.mark.parametrize("gives", GIVES)
+def test_results_of_sparse_operators_are_computed_again(
+    make: Callable[[Tensor], Tensor], gives: str
+) -> None:
+    """From what the sparse arguments were made of, which comes back first."""
+    expected = GIVES[gives](make(values()))
+    with checked_session(debug="tiny:0"):
+        held = values()
+        sparse = make(held)
+        result = GIVES[gives](sparse)
+        evicted(result)
+        dtr_alloc.evict(held)  # it may be a part of the result
+        assert not dtr_alloc.is_resident(held)
+        assert result.layout == expected.layout
+        assert not result.is_sparse or result.is_coalesced() == expected.is_coalesced()
+        for got, wanted in zip(parts(result), parts(expected), strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("log", [None, "log"])
+def test_a_view_that_computes_sparse_indices_anew_reads_what_is_there(
+    log: str | None, tmp_path: Path
+) -> None:
+    """In an op log views are recorded, and were not looked into."""
+    of = None if log is None else tmp_path / log
+    with dtr_alloc.session("unlimited", device="cpu", log=of):
+        held = values()
+        sparse = twice(held)
+        evicted(held)
+        assert torch.equal(sparse.t().to_dense(), twice(values()).to_dense().t())
+        assert torch.equal(sparse.select(0, 3).to_dense(), twice(values()).to_dense()[3])
+
+
 @pytest.mark.parametrize("make", [coo, csr, csc])
 @pytest.mark.parametrize("use", USES)
 def test_evicted_values_of_a_sparse_tensor_come_back(
@@ -66,8 +135,11 @@ def test_a_sparse_tensor_that_is_overwritten_is_a_new_version() -> None:
         held = values()
         sparse = coo(held)
         before = held * 3
+        product = times_dense(sparse)
+        evicted(product)
         sparse.mul_(2)
         assert torch.equal(evicted(before), values() * 3)
+        assert torch.equal(product, times_dense(coo(values())))
         assert torch.equal(sparse.to_dense(), 2 * coo(values()).to_dense())
 
 
@@ -140,4 +212,36 @@ def test_embeddings_with_sparse_gradients_train_under_swap(bag: bool, optimizer:
         got = train(bag, optimizer)
         dtr_alloc.check_invariants()
     assert dtr_alloc.stats()["swaps"] > swapped
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def convolve() -> list[Tensor]:
+    """Trains a graph network, whose graph is sparse and weighted by what is learned."""
+    torch.manual_seed(0)
+    nodes = torch.randn(400, 64)
+    edges = torch.randint(0, 400, (2, 4000))
+    score = nn.Parameter(torch.rand(4000))
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+    optimizer = torch.optim.AdamW([score, *layers.parameters()])
+    for _ in range(3):
+        graph = torch.sparse_coo_tensor(edges, score.sigmoid(), (400, 400)).coalesce()
+        hidden = nodes
+        for layer in layers:
+            hidden = torch.sparse.mm(graph, layer(hidden)).relu()
+        optimizer.zero_grad()
+        hidden.square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in (score, *layers.parameters())]
+
+
+def test_a_network_over_a_sparse_graph_trains_under_a_budget() -> None:
+    expected = convolve()
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        convolve()
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    evictions = dtr_alloc.stats()["evictions"]
+    with checked_session(int(0.7 * peak)):
+        got = convolve()
+    assert dtr_alloc.stats()["evictions"] > evictions
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
