@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import trim as trim
     from dtr_alloc.torch.api import unpin as unpin
     from dtr_alloc.torch.api import why_kept as why_kept
-    from dtr_alloc.torch.bridge import BridgeError as BridgeError
     from dtr_alloc.torch.custom_operators import distrust as distrust
     from dtr_alloc.torch.custom_operators import trust as trust
     from dtr_alloc.torch.run_as_operator import run_as_operator as run_as_operator
+    from dtr_alloc.torch_versions import BridgeError as BridgeError
 
 _HOMES = {
-    "BridgeError": "torch.bridge",
+    "BridgeError": "torch_versions",
     "ConfigError": "config",
     "DriverError": "core",
     "StateError": "core",
@@ -61,11 +61,22 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dtr_alloc' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"dtr_alloc.{_HOMES[name]}"), name)
+    value = getattr(_load(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def _load(home: str) -> Any:
+    from importlib import import_module
+
+    if not home.startswith("torch."):
+        return import_module(f"dtr_alloc.{home}")
+    import torch
+
+    from dtr_alloc.torch_versions import newer_is_named
+
+    with newer_is_named(torch.__version__):
+        return import_module(f"dtr_alloc.{home}")
 
 
 def __dir__() -> list[str]:

@@ -50,13 +50,12 @@ def asked_by() -> str | None:
 
 def switch_on() -> None:
     """Enables the environment's configuration; ends the process if that cannot be done."""
+    from dtr_alloc import _load
     from dtr_alloc.config import ConfigError, load_config
 
     try:
         load_config(**settings)  # a wrong setting is said before torch is imported
-        from dtr_alloc.torch import api
-
-        api.enable_from_environment(**settings)
+        _load("torch.api").enable_from_environment(**settings)
         if when_on is not None:
             when_on()
     except ConfigError as error:

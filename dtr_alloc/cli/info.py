@@ -12,7 +12,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc import _autoload, config, report
+from dtr_alloc import _autoload, config, report, torch_versions
 from dtr_alloc.cli.run import autoload_is_on, entry_point_is_registered
 
 
@@ -67,8 +67,14 @@ def _torch_info() -> dict[str, Any]:
     try:
         import torch
     except Exception as error:  # a broken torch is a finding, whatever it raises
-        return {"version": None, "reason": _failure(error)}
-    return {"version": str(torch.__version__), "cuda": torch.version.cuda}
+        return {"version": None, "tried": torch_versions.TRIED, "reason": _failure(error)}
+    version = str(torch.__version__)
+    return {
+        "version": version,
+        "cuda": torch.version.cuda,
+        "tried": torch_versions.TRIED,
+        "reason": torch_versions.older(version) or torch_versions.newer(version),
+    }
 
 
 def _bridge_info() -> dict[str, Any]:

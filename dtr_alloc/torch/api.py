@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtr_alloc import costs, pools, report
+from dtr_alloc import costs, pools, report, torch_versions
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
 from dtr_alloc.torch.kept import Kept
@@ -112,10 +112,14 @@ def _enable(config: Config, light: bool) -> None:
         pools.check_fits(device_type, config)
         # Read before anything is changed: it may be damaged.
         file = None if config.costs is None else costs.CostFile.read(config.costs, device_type)
-        if _runtime is None:
-            _runtime = Runtime(config, device_type)
-            atexit.register(_write_costs_at_exit)
-        _runtime.start(config, file, light)
+        with torch_versions.newer_is_named(
+            torch.__version__,
+            *(ConfigError, DriverError, StateError, torch.OutOfMemoryError, OSError),
+        ):
+            if _runtime is None:
+                _runtime = Runtime(config, device_type)
+                atexit.register(_write_costs_at_exit)
+            _runtime.start(config, file, light)
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)

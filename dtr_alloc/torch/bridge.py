@@ -20,8 +20,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dtr_alloc import compiler
-from dtr_alloc.torch.bridge_cache import BridgeError, Cache, candidates
+from dtr_alloc import compiler, torch_versions
+from dtr_alloc.torch.bridge_cache import Cache, candidates
+from dtr_alloc.torch_versions import BridgeError
 
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 # A symbol that this torch does not have is an error now, not when it is first called.
@@ -158,13 +159,19 @@ def _no_compiler() -> str:
 
 def build(device: str) -> Path:
     """Compiles the bridge if no cache has it; returns its path. Raises BridgeError."""
+    import torch
+
     name = library_name(device)
-    with _cache_with(name, device) as cache:
+    with torch_versions.newer_is_named(torch.__version__), _cache_with(name, device) as cache:
         return cache.path / name
 
 
 def _cache_with(name: str, device: str) -> Cache:
     """A cache that has the bridge, which is compiled now if none has."""
+    import torch
+
+    if (reason := torch_versions.newer(torch.__version__)) is not None:
+        print(f"dtr_alloc: {reason}", file=sys.stderr)
     for folder in candidates():
         try:
             cache = Cache(folder, create=False)

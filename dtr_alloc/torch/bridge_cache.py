@@ -27,14 +27,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dtr_alloc.torch_versions import BridgeError
+
 _MARK = b"\ndtr_alloc sha256 "
 _LOCK = ".dtr_alloc-lock"
 _BUILDING = ".dtr_alloc-building-"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-class BridgeError(RuntimeError):
-    """The bridge cannot be compiled or loaded; the message says what is missing."""
 
 
 def candidates() -> list[Path]:

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from dtr_alloc.config import known_variables
+from dtr_alloc.torch_versions import TRIED
 
 pytest.importorskip("click", reason="the command line is written with click")
 
@@ -168,6 +169,7 @@ def test_info_says_what_is_active_and_why_not():
     found = json.loads(result.stdout)
     assert set(found) >= {"core", "torch", "bridge", "cuda", "entry_point", "variables"}
     assert found["physical_memory_bytes"] > 0
+    assert found["torch"]["tried"] == TRIED
     for subject, works in [("core", "built"), ("cuda", "usable"), ("entry_point", "enables")]:
         assert found[subject][works] or found[subject]["reason"], subject
 
