@@ -348,12 +348,28 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
   explained([&] { record(thread, rule, keys, stack); });
 }
 
+// A mode or a subclass handles an operator first, and what it does comes by again. Up to torch 2.12
+// our key is above Python's, and PyTorch excludes all that are while one does. So here it is handed
+// over as PyTorch does (pythonFallback in ATen/core/PythonFallbackKernel.cpp), but for our key.
+void hand_to_python(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  using c10::DispatchKeySet;
+  constexpr c10::DispatchKey kPython = c10::DispatchKey::Python;
+  if (op.hasKernelForDispatchKey(kPython)) {  // that operator has a handler of its own
+    op.redispatchBoxed(keys, stack);
+    return;
+  }
+  constexpr DispatchKeySet above =
+      DispatchKeySet(DispatchKeySet::FULL) ^
+      (DispatchKeySet(DispatchKeySet::FULL_AFTER, kPython) | DispatchKeySet(kPython));
+  const c10::impl::ExcludeDispatchKeyGuard excluded(above.remove(kKey));
+  (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (below.has(c10::DispatchKey::Python))
-    // A mode or a subclass handles it first (up to torch 2.11), and what that does comes by again.
-    op.redispatchBoxed(below, stack);
+    hand_to_python(op, below, stack);
   else
     capture(op, below, stack);
 }

@@ -173,6 +173,7 @@ class TestTheFolder:
         assert f"{tmp_path / 'home/dtr_alloc'} cannot keep the bridge" in said
         assert f"kept in {path.parent}" in said
         assert bridge.build("cpu") == path
+        monkeypatch.setattr(bridge, "kinds", lambda: ["cpu"])
         assert bridge.status()["path"] == str(path)
         assert capsys.readouterr().err == ""
 
