@@ -14,7 +14,7 @@ CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance versions clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -112,6 +112,32 @@ $(TSAN)/%.o: %.cpp
 
 -include $(TSAN_OBJECTS:.o=.d)
 
+# A tree of links to the package, for pythons that have dtr_alloc not installed.
+define package_in
+@rm -rf $(1) && mkdir -p $(1)/dtr_alloc
+@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(1)/dtr_alloc/
+@ln -s "$(CURDIR)/native" $(1)/dtr_alloc/native
+endef
+
+# What stands for the tests of PyTorch's side, under other pythons and builds of torch:
+#   make versions TORCH_PYTHONS="/a/bin/python /b/bin/python"
+# Those need pytest, pytest-timeout, hypothesis, expecttest, numpy and what dtr_alloc depends on; the
+# core is that of the virtual environment.
+VERSIONS := build/versions
+VERSIONS_TESTS ?= $(patsubst %,tests/torch/test_%.py,versions doors same_bits escapes unseen_writes \
+  custom_operators random sparse nested settings building compile op_db jobs)
+versions: $(VENV)/core
+	@test -n "$(TORCH_PYTHONS)" || { echo "set TORCH_PYTHONS to pythons that have torch"; exit 2; }
+	$(call package_in,$(VERSIONS)/tree)
+	@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(VERSIONS)/tree/dtr_alloc/
+	@ln -s $(addprefix "$(CURDIR)"/,tests bench pyproject.toml) $(VERSIONS)/tree/
+	@$(PY) setup.py -q egg_info --egg-base $(VERSIONS)/tree  # the entry point
+	@cd $(VERSIONS)/tree; status=0; for python in $(TORCH_PYTHONS); do \
+	  "$$python" -W ignore -c 'import sys, torch; print("torch", torch.__version__, "python", sys.version)'; \
+	  DTR_ALLOC_CACHE=$(abspath $(VERSIONS))/cache "$$python" -m pytest -p no:cacheprovider \
+	    $(PYTEST_ARGS) $(VERSIONS_TESTS) || status=1; \
+	done; exit $$status
+
 # The bridge for CUDA against CUDA builds of torch, given by their pythons; no GPU, no nvcc:
 #   make cuda-bridge-check CUDA_TORCH_PYTHONS="/a/bin/python /b/bin/python"
 # It is compiled, linked, loaded and installed in a process of each, on the core with a
@@ -120,9 +146,7 @@ CUDA_CHECK := build/cuda-check
 cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
-	@rm -rf $(CUDA_CHECK)/tree && mkdir -p $(CUDA_CHECK)/tree/dtr_alloc
-	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(CUDA_CHECK)/tree/dtr_alloc/
-	@ln -s "$(CURDIR)/native" $(CUDA_CHECK)/tree/dtr_alloc/native
+	$(call package_in,$(CUDA_CHECK)/tree)
 	@printf '  %-16s%-8s%-10s%s\n' torch cuda python result; status=0; \
 	for python in $(CUDA_TORCH_PYTHONS); do \
 	  PYTHONPATH=$(CUDA_CHECK)/tree DTR_ALLOC_CACHE=$(CUDA_CHECK)/cache "$$python" -W ignore \
@@ -136,10 +160,8 @@ EMULATED := build/cuda-emulated
 cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
-	@rm -rf $(EMULATED)/tree && mkdir -p $(EMULATED)/tree/dtr_alloc
-	@ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) "$(CURDIR)"/dtr_alloc/_core.*.so \
-	  $(EMULATED)/tree/dtr_alloc/
-	@ln -s "$(CURDIR)/native" $(EMULATED)/tree/dtr_alloc/native
+	$(call package_in,$(EMULATED)/tree)
+	@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
 	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
 	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
 	    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) tests/cuda_emulator \

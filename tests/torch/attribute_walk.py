@@ -109,7 +109,7 @@ def evicted() -> Tensor:
 def lost(count: int) -> list[Tensor]:
     """Of a session that has ended."""
     constant = torch.tensor([1.0] * 48)
-    address = constant.const_data_ptr()
+    address = constant.data_ptr()
     dtr_alloc.enable("unlimited", device="cpu")
     tensors = [(constant * 2).reshape(6, 8) for _ in range(count)]
     for tensor in tensors:

@@ -161,6 +161,8 @@ POINTERS: dict[str, Callable[[Tensor], Any]] = {
     "to_dlpack": lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t)).clone().numpy(),
     "share_memory_": through_share_memory,
 }
+if not hasattr(Base, "const_data_ptr"):  # before torch 2.13
+    del POINTERS["const_data_ptr"], POINTERS["base const_data_ptr"]
 
 
 def through_file(value: Any) -> Any:
@@ -534,7 +536,7 @@ def test_what_is_not_guarded_stays_as_it_was() -> None:
             *(*escapes.TENSOR_GIVES_AWAY, *escapes.TENSOR_READS, *escapes.TENSOR_WRITES),
             *(*escapes.STORAGE_GIVES_AWAY, *escapes.STORAGE_READS, *escapes.STORAGE_WRITES),
             "__setitem__",
-        }
+        } & (before[0].keys() | before[1].keys())
     assert members() == before
 
 

@@ -138,7 +138,7 @@ READERS: list[Callable[[Tensor], object]] = [
     lambda tensor: tensor.tolist(),
     lambda tensor: tensor.is_shared(),
     lambda tensor: tensor.data_ptr(),
-    lambda tensor: torch._C.TensorBase.const_data_ptr(tensor),
+    lambda tensor: torch._C.TensorBase.data_ptr(tensor),
     lambda tensor: bytes(tensor.untyped_storage()),
     lambda tensor: tensor.sum().item(),
 ]
