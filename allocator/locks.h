@@ -20,24 +20,17 @@
 
 #include <atomic>
 #include <cassert>
-#include <chrono>
 #include <cstdint>
 
 namespace dtr {
 
 enum class LockRank : int { kNone = 0, kEngine = 1, kPool = 2, kDriverTable = 3 };
 
-// Nanoseconds that this thread has waited for locks that others held.
-inline int64_t& waited_ns_of_thread() {
-  thread_local int64_t waited = 0;
-  return waited;
-}
-
-// A mutex that asserts the order above in builds with assertions, and counts what is waited. Taking
-// it free is one atomic instruction, and who waits does so in the kernel (U. Drepper, "Futexes are
-// tricky", 2011, section 6). Leaving it is a plain store where nobody waits, as an atomic one would
-// first wait for every store before it. So a thread that starts to wait at that very moment is not
-// woken: no wait in the kernel lasts longer than a millisecond.
+// A mutex that asserts the order above in builds with assertions. Taking it free is one atomic
+// instruction, and who waits does so in the kernel (U. Drepper, "Futexes are tricky", 2011, section
+// 6). Leaving it is a plain store where nobody waits, as an atomic one would first wait for every
+// store before it. So a thread that starts to wait at that very moment is not woken: no wait in the
+// kernel lasts longer than a millisecond.
 template <LockRank rank>
 class RankedMutex {
  public:
@@ -66,13 +59,10 @@ class RankedMutex {
   static constexpr int kFree = 0, kTaken = 1, kAwaited = 2;
 
   void wait() {
-    const auto begin = std::chrono::steady_clock::now();
     while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree) {
       const timespec longest{0, 1'000'000};
       futex(FUTEX_WAIT_PRIVATE, kAwaited, &longest);
     }
-    waited_ns_of_thread() +=
-        std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
   }
   void futex(int what, int value, const timespec* longest) {
     static_assert(sizeof(state_) == sizeof(int), "the kernel reads an int");

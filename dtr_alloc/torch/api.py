@@ -143,7 +143,7 @@ def disable() -> None:
     operators and shapes, and reading such a tensor raises an error from then on.
     """
     with _state:
-        _enabled().stop()
+        active().stop()
 
 
 class _Leaver(partial[None]):
@@ -207,7 +207,7 @@ def is_enabled() -> bool:
     return _runtime is not None and _runtime.is_active
 
 
-def _enabled() -> Runtime:
+def active() -> Runtime:
     if _runtime is None or not _runtime.is_active:
         raise StateError("dtr_alloc is not enabled")
     return _runtime
@@ -222,16 +222,15 @@ def set_budget(budget: object) -> None:
         parsed = Budget.parse(budget)
     except ValueError:
         raise ConfigError("the argument budget", budget, BUDGET_FORMS) from None
-    if _enabled().is_light:
+    if active().is_light:
         raise StateError("only a trace is being recorded: nothing could be evicted for a budget")
-    _enabled().set_budget(parsed)
+    active().set_budget(parsed)
 
 
 def stats() -> dict[str, Any]:
     """Counters since the runtime was created (peaks: since reset_peak_stats), in bytes and seconds.
 
-    ``budget_bytes`` is 2**64 - 1 if unlimited; ``bookkeeping_seconds`` count between calls of
-    time_bookkeeping(True) and (False). Works after disable() too; raises StateError if
+    ``budget_bytes`` is 2**64 - 1 if unlimited. Works after disable() too; raises StateError if
     dtr_alloc was never enabled.
     """
     if _runtime is None:
@@ -239,15 +238,9 @@ def stats() -> dict[str, Any]:
     return _runtime.stats()
 
 
-def time_bookkeeping(on: bool) -> None:
-    """Whether the engine times itself: it reads the clock twice in each of its calls."""
-    runtime = _enabled()
-    runtime.configure(runtime.config, time_bookkeeping=on)
-
-
 def trust_contents() -> None:
     """Compares no contents (graph/contents.h) until the session ends: to measure the cost."""
-    runtime = _enabled()
+    runtime = active()
     runtime.configure(runtime.config, contents=lib.DTR_CONTENTS_TRUSTED)
 
 
@@ -255,7 +248,7 @@ def limit_rematerializations(most: int | None) -> None:
     """Lets so many operators run again from now on, on all threads together; the next one raises
     StateError, and so does whatever needs its result. For jobs that would rather fail than thrash.
     None: any number; that is so again when the session ends."""
-    _enabled().bridge.limit_repeats(most)
+    active().bridge.limit_repeats(most)
 
 
 def kept(*, at_peak: bool = False) -> list[Kept]:
@@ -272,7 +265,7 @@ def kept(*, at_peak: bool = False) -> list[Kept]:
 
     Raises StateError without a session.
     """
-    return _kept(_enabled(), at_peak)
+    return _kept(active(), at_peak)
 
 
 def _stats_at_exit() -> dict[str, Any]:
@@ -283,7 +276,7 @@ def _stats_at_exit() -> dict[str, Any]:
 
 def reset_peak_stats() -> None:
     """Starts the peaks anew from the present values."""
-    _enabled().reset_peak()
+    active().reset_peak()
 
 
 def check_invariants() -> None:
@@ -296,14 +289,14 @@ def check_invariants() -> None:
 
 def trim() -> int:
     """Gives free memory back to the system; returns the bytes."""
-    return _enabled().pools.trim()
+    return active().pools.trim()
 
 
 def compact() -> int:
     """Moves what may be moved (docs/concepts/moving.md) from the end of each heap to free places
     before it, so that what is free lies together; returns the bytes that moved. trim() after it
     gives the most back. Raises DriverError if a copy fails; what has moved until then has moved."""
-    runtime = _enabled()
+    runtime = active()
     moved = ffi.new("uint64_t *")
     total = 0
     for pool in runtime.pools.handles:
@@ -315,7 +308,7 @@ def compact() -> int:
 def is_resident(tensor: Tensor) -> bool:
     """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all
     that it is made of."""
-    runtime = _enabled()
+    runtime = active()
     handles = [runtime.handle(part) for part in parts(tensor)]
     return all(lib.dtr_is_resident(runtime.engine, handle) for handle in handles if handle)
 
@@ -325,7 +318,7 @@ def evict(tensor: Tensor) -> bool:
     constant (and not to be swapped to host memory), pinned, in use by an operator, evicted already,
     or not managed. Of a sparse tensor, True if any of what it is made of was evicted. Raises
     DriverError if its copy to host memory fails."""
-    runtime = _enabled()
+    runtime = active()
     evicted = False
     for part in parts(tensor):
         if handle := runtime.handle(part):
@@ -340,12 +333,12 @@ def why_kept(tensor: Tensor) -> Kept | None:
     """Why the tensor's storage cannot be evicted now: a clause (``why``), and the operator that
     made its content (``operator``: such as ``aten.add.Tensor``, or ``""``). None if it can be, or
     is evicted. Of a sparse tensor, the first reason among what it is made of."""
-    return _why_kept(_enabled(), tensor)
+    return _why_kept(active(), tensor)
 
 
 def materialize(tensor: Tensor) -> None:
     """Makes the tensor's storage resident. It may be evicted again later; see pin()."""
-    runtime = _enabled()
+    runtime = active()
     for part in parts(tensor):
         runtime.bring_back(runtime.handle(part))
 
@@ -354,12 +347,12 @@ def pin(tensor: Tensor) -> None:
     """Makes the tensor resident and keeps it so until unpin(), which must be called as often, with
     the tensor or an alias of it. If the tensor is given other memory (set_(), .data), that is
     pinned, and the old one no more."""
-    _enabled().pins.pin(tensor)
+    active().pins.pin(tensor)
 
 
 def unpin(tensor: Tensor) -> None:
     """Takes one pin() back. Raises StateError if the tensor is not pinned."""
-    _enabled().pins.unpin(tensor)
+    active().pins.unpin(tensor)
 
 
 def _close_log() -> None:

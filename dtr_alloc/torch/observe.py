@@ -69,13 +69,13 @@ class Observer:
         if self._once.acquire(blocking=False):
             self._timer.cancel()
             observed = self._observed()
-            log = api._enabled().log
+            log = api.active().log
             if log is not None:
                 log.close()
             self._then(observed)
 
     def _observed(self) -> Observed:
-        runtime = api._enabled()
+        runtime = api.active()
         stats = api.stats()
         took = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
         return Observed(

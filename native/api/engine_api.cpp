@@ -73,7 +73,6 @@ template <typename Body>
 int64_t on(dtr_frame* handle, Body&& body) {
   return result_or_status([&] {
     const Busy busy(handle);
-    const dtr::Bookkeeping::Scope time(busy.frame().engine.bookkeeping());
     return body(busy.frame());
   });
 }
@@ -136,7 +135,6 @@ void check(const dtr_engine_options& options) {
     dtr::require_number(field, value, 0, kMost, "0 and more, finite");
   };
   dtr::check(heuristic);
-  check("time_bookkeeping", options.time_bookkeeping, 1);
   check("contents", options.contents, DTR_CONTENTS_WHOLE);
   check("room", options.room, DTR_ROOM_WINDOW);
   rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);

@@ -18,13 +18,9 @@ void* allocate(void* engine, uint8_t device_type, int8_t device_index, uint64_t 
                                      message);
 }
 
-void freed(void* engine, void* address) {
-  const Bookkeeping::Scope time(engine_of(engine)->bookkeeping());
-  engine_of(engine)->freed(address);
-}
+void freed(void* engine, void* address) { engine_of(engine)->freed(address); }
 
 void evicted_died(void* engine, void* context) {
-  const Bookkeeping::Scope time(engine_of(engine)->bookkeeping());
   engine_of(engine)->evicted_died(static_cast<Storage*>(context));
 }
 
@@ -70,7 +66,6 @@ int32_t frame_device(dtr_frame* frame) { return frame_of(frame).remat.step_devic
 template <typename Body>
 int64_t on(dtr_frame* frame, Body&& body) {
   BridgeFrame& of = frame_of(frame);
-  const Bookkeeping::Scope time(of.engine.bookkeeping());
   return result_or_status([&] { return body(of.engine, of); });
 }
 
@@ -93,7 +88,6 @@ int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure
 
 void op_abort(dtr_frame* frame, int32_t started) {
   BridgeFrame& of = frame_of(frame);
-  const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.op_abort(of, started != 0);
 }
 
@@ -114,7 +108,6 @@ int32_t remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
 
 void remat_abort(dtr_frame* frame) {
   BridgeFrame& of = frame_of(frame);
-  const Bookkeeping::Scope time(of.engine.bookkeeping());
   of.engine.remat_abort(of);
 }
 

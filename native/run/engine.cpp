@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/handles.h"
+#include "base/scoped_timer.h"
 
 namespace dtr {
 
@@ -44,7 +45,6 @@ void Engine::configure(const dtr_engine_options& options) {
   take(options);
   if (notes_contents) contents_.note_all();
   dead_.configure();
-  bookkeeping_.is_timed = options.time_bookkeeping != 0;
   cost_model_.configure();
   search_.configure(reseed);
   swap_space_.configure(call.deferred);
@@ -161,7 +161,6 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
       pool,
       [](void* context, uint64_t size_bytes, uint64_t) -> int32_t {
         const auto& [engine, device] = *static_cast<RoomCaller*>(context);
-        const Bookkeeping::Scope time(engine->bookkeeping_);
         return engine->make_room(*device, size_bytes);
       },
       &room_callers_.back());
@@ -379,7 +378,6 @@ void Engine::get_stats(dtr_engine_stats* out) {
   out->live_storages = graph_.storages().size();
   out->storage_accesses += cost_model_.visited_components();
   out->peak_kept_bytes = memory_use_.peak_bytes();
-  out->bookkeeping_ns = static_cast<uint64_t>(bookkeeping_.total_ns.load());
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {

@@ -23,7 +23,6 @@
 #include <string>
 
 #include "at_fork.h"
-#include "base/scoped_timer.h"
 #include "coach.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
@@ -150,7 +149,6 @@ class Engine final {
   }
   // The op log is the caller's from now on.
   void dismiss_coach();
-  Bookkeeping& bookkeeping() { return bookkeeping_; }
   void check_invariants();
 
  private:
@@ -228,7 +226,6 @@ class Engine final {
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};
   std::deque<RoomCaller> room_callers_;
-  Bookkeeping bookkeeping_;
   uint64_t checks_ = 0;  // of the invariants
   ThrashGuard guard_;
   MakeCoach make_coach_;

@@ -128,15 +128,6 @@ def test_search() -> None:
         assert row["searches"] > 0
 
 
-def test_bookkeeping() -> None:
-    """Shares of a step, per preset."""
-    document = run("bench.bookkeeping")
-    assert document.keys() >= ENVIRONMENT | {"results", "goal", "rows_below_goal"}
-    for row in document["results"]:
-        assert row["outcome"] == "trains"
-        assert 0 < row["search_share"] < row["bookkeeping_share"] < 1
-
-
 def test_simulator() -> None:
     """A log read and run, and generated logs."""
     document = run("bench.simulator")

@@ -76,7 +76,6 @@ class EngineOptions(ctypes.Structure):
         ("dealloc", ctypes.c_char_p),
         ("score", ctypes.c_void_p),
         ("score_context", ctypes.c_void_p),
-        ("time_bookkeeping", ctypes.c_int32),
         ("swap_bytes", ctypes.c_uint64),
         ("swap_out_bytes_per_s", ctypes.c_double),
         ("swap_in_bytes_per_s", ctypes.c_double),

@@ -82,7 +82,6 @@ class Machine {
     options.room = settings.room;
     options.moving = 1;
     options.swap_bytes = settings.swap_bytes;
-    options.time_bookkeeping = 1;
     options.contents = DTR_CONTENTS_SAMPLED;
     options.learn = settings.learn;
     options.tiny_bytes = DTR_TINY_BYTES;

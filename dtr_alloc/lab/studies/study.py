@@ -58,7 +58,7 @@ class Study:
 
 NAMES: tuple[str, ...] = (
     *("linear", "memory", "adversary", "sweep", "ablation"),
-    *("optimum", "schedule", "floor", "profile", "large", "fragmentation"),
+    *("optimum", "schedule", "learned", "floor", "profile", "large", "fragmentation"),
 )
 """The studies, each a module of this package, in the order in which the docs show them."""
 

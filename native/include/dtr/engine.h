@@ -102,9 +102,8 @@ typedef struct dtr_engine_options {
    * evicts it at once, "lazy" and "ignore" leave it until it is chosen, "banish" removes it
    * for good once no dependent is evicted, and makes constants of these (graph/dead_storages.h). */
   const char* dealloc;
-  dtr_score_fn score;       /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
-  void* score_context;      /* its first argument */
-  int32_t time_bookkeeping; /* 1: bookkeeping_ns counts. It costs two looks at the clock a call */
+  dtr_score_fn score;  /* of DTR_SELECT_CALLBACK, else unused; lives with the engine */
+  void* score_context; /* its first argument */
   /* The most bytes of host memory that contents may be swapped to (eviction/swap_space.h); 0: off.
    * With it, what cannot be recomputed may be evicted, too, and what can goes the cheaper way. */
   uint64_t swap_bytes;
@@ -152,8 +151,6 @@ typedef struct dtr_engine_stats {
   uint64_t storage_accesses;    /* one per evaluation, and one per storage (or node of a
                                    component) visited to gather or maintain what scores
                                    need (DTR paper, appendix D.3) */
-  uint64_t bookkeeping_ns;      /* inside the engine, if time_bookkeeping: dtr_op_begin to
-                                   dtr_op_end, dtr_remat_..., room, deaths; not waiting for locks */
   uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
