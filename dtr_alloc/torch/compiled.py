@@ -35,7 +35,6 @@ from typing import Any
 
 from dtr_alloc.config import Budget
 from dtr_alloc.torch.custom_operators import word_on
-from dtr_alloc.torch.escapes import addresses_not_kept
 from dtr_alloc.torch.kernels import Kernels, kernels_of, taken_over
 from dtr_alloc.torch.op_rules import NAMESPACES
 from dtr_alloc.torch.recorder import Recorder
@@ -117,12 +116,8 @@ def _hook(module: ModuleType) -> None:
             known.kernels.open_up(_current)
             return plain_call(graph, inputs)
 
-        def call(arguments: list[Any]) -> Any:
-            # On CUDA it looks whether its inputs are aligned.
-            return addresses_not_kept(plain_call, graph, arguments)
-
         return recorder.run(
-            call if "cuda" in graph.device_types else functools.partial(plain_call, graph),
+            functools.partial(plain_call, graph),
             inputs,
             name=known.name,
             mutated=known.overwritten,

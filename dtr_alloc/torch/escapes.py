@@ -4,7 +4,9 @@ Operators go through the recorder; ``numpy()``, ``data_ptr()``, DLPack and their
 While dtr_alloc is enabled they are replaced by functions that first make the storage resident:
 
 - those that *give the address away* also pin the storage until it dies, make it a constant, and
-  have the engine watch its content (others may write to it);
+  have the engine watch its content (others may write to it). Inside of an operator that Python
+  implements, who asks for a bare address is taken to launch a kernel: the storage is pinned until
+  the operator ends;
 - those that *share* it by a protocol made for that (DLPack, ``__cuda_array_interface__``) do so,
   too; where a content cannot be watched, which is everywhere but on the CPU, they also have all
   that depends on it computed, and nothing is computed from it again;
@@ -33,10 +35,12 @@ from torch import Tensor, TypedStorage, UntypedStorage
 from dtr_alloc.core import ffi
 from dtr_alloc.torch.recorder import ABOVE_KERNELS
 
-TENSOR_GIVES_AWAY = ("numpy", "data_ptr", "const_data_ptr")
+TENSOR_GIVES_ADDRESS = ("data_ptr", "const_data_ptr")
+TENSOR_GIVES_AWAY = ("numpy",)
 TENSOR_READS = ("tolist", "set_")
 TENSOR_WRITES = ("apply_", "map_", "map2_")
-STORAGE_GIVES_AWAY = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_")
+STORAGE_GIVES_ADDRESS = ("data_ptr",)
+STORAGE_GIVES_AWAY = ("_share_fd_cpu_", "_share_filename_cpu_")
 STORAGE_READS = (
     *("__getitem__", "_write_file", "resize_"),
     *("is_shared", "_get_filename", "_shared_incref", "_shared_decref"),
@@ -88,14 +92,15 @@ def install(runtime: Any) -> None:
         tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
         return tensor if isinstance(tensor, Tensor) and runtime.handle(tensor) else None
 
-    def gives_away(subject: Any) -> None:
+    def gives_away(subject: Any, bare: bool = False) -> None:
         if (tensor := managed(subject)) is None:
             return
-        pins = _pins.get()
-        if pins is None:
-            runtime.give_away(tensor)
-        else:
+        if (pins := _pins.get()) is not None:
             pins.append((tensor, runtime.pin_for_a_while(tensor)))
+        elif not (bare and runtime.recorder.keep_inside(tensor)):
+            runtime.give_away(tensor)
+
+    gives_address = functools.partial(gives_away, bare=True)
 
     def shares(subject: Any) -> None:
         if (tensor := managed(subject)) is not None:
@@ -141,10 +146,13 @@ def install(runtime: Any) -> None:
         replace(owner, name, guarded, put)
 
     in_base = runtime.bridge.set_member
-    for base, give_away, reads, writes in (
-        (torch._C.TensorBase, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
-        (torch._C.StorageBase, STORAGE_GIVES_AWAY, STORAGE_READS, STORAGE_WRITES),
+    tensors, storages = torch._C.TensorBase, torch._C.StorageBase
+    for base, give_address, give_away, reads, writes in (
+        (tensors, TENSOR_GIVES_ADDRESS, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
+        (storages, STORAGE_GIVES_ADDRESS, STORAGE_GIVES_AWAY, STORAGE_READS, STORAGE_WRITES),
     ):
+        for name in give_address:
+            guard_giver(base, name, gives_address, in_base)
         for name in give_away:
             guard_giver(base, name, put=in_base)
         for name in reads:
@@ -153,13 +161,13 @@ def install(runtime: Any) -> None:
             guard_reader(base, name, in_base, writes=True)
     # ``storage[i] = 0`` does not look the method up, but where a class of Python has it.
     guard_reader(UntypedStorage, "__setitem__", writes=True)
-    replace(torch._C.StorageBase, "__setitem__", UntypedStorage.__setitem__, in_base)
+    replace(storages, "__setitem__", UntypedStorage.__setitem__, in_base)
     guard_reader(Tensor, "__repr__")
     guard_reader(Tensor, "__format__")
     guard_giver(Tensor, "__dlpack__", shares)
     guard_giver(torch.utils.dlpack, "to_dlpack", shares)
     guard_giver(torch, "to_dlpack", shares)
-    guard_giver(torch._C, "_data_address")
+    guard_giver(torch._C, "_data_address", gives_address)
 
     # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
     _remove(Tensor, "__dlpack_c_exchange_api__")

@@ -10,7 +10,6 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dtr_alloc.core import check, ffi, lib, listed
@@ -18,11 +17,8 @@ from dtr_alloc.costs import operator_name
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
 
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.dirname(path)) + os.sep for path in (torch.__file__ or "", __file__)
-)
-"""Folders whose code is none of the job's."""
-
+_LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
+"""Packages whose code is none of the job's."""
 
 _REASONS = {
     lib.DTR_KEPT_NOT_MET: "no operator that is recorded has made or used it",
@@ -84,11 +80,12 @@ class Places:
 
 
 def _line() -> str:
-    """The innermost line that is neither ours nor PyTorch's."""
+    """The innermost line of the job."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_LIBRARIES, "<")):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in _LIBRARIES and not file.startswith("<"):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -171,6 +171,7 @@ class Recorder:
         self._materialize = operators.materialize.default._handle.redispatch_boxed
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
         self._settle = operators.settle.default._handle.redispatch_boxed
+        self._keep_inside = operators.keep_inside.default._handle.redispatch_boxed
         self._run_trial = operators.run_trial.default._handle.redispatch_boxed
         self._run = operators.run.default._handle.redispatch_boxed
 
@@ -226,6 +227,13 @@ class Recorder:
     def settle(self, tensor: Tensor) -> None:
         """Computes what depends on a tensor, as before an operator that overwrites it."""
         self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
+
+    def keep_inside(self, tensor: Tensor) -> bool:
+        """Makes a tensor resident until the operator ends that runs on this thread, if that is one
+        inside of which others run, such as one that Python implements; whether it is."""
+        return torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY) and self._keep_inside(
+            _NO_KEYS, tensor._cdata
+        )
 
     def sees(self, arguments: Sequence[Any]) -> bool:
         """Whether operators on these arguments would come to the capture on this thread, as they

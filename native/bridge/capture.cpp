@@ -176,27 +176,10 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
 
 // ---- one operator ----
 
-// Keeps tensors resident.
-class Pinned {
- public:
-  Pinned() = default;
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  ~Pinned() {
-    for (const c10::Storage& storage : storages_)
-      core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
-  }
-
-  void add(const at::Tensor& tensor) {
-    const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 0);
-    if (status != DTR_OK) fail_with_last_error(status);
-    storages_.push_back(tensor.storage());
-    Repeater(Thread::current()).bring_back(storages_.back().unsafeGetStorageImpl());
-  }
-
- private:
-  c10::SmallVector<c10::Storage, 2> storages_;
-};
+// Makes a tensor resident, and keeps it so.
+void keep_resident(Pinned& pinned, const at::Tensor& tensor) {
+  Repeater(Thread::current()).bring_back(pinned.add(tensor));
+}
 
 // The memory of what an operator is given or gives stays where it is, for good: its work may use it
 // by itself after the operator ended.
@@ -206,7 +189,7 @@ void give_away(const c10::IValue* values, size_t count) {
     for_tensors(values[i], [&](const at::Tensor& tensor) {
       const auto give = [&](const at::Tensor& part) {
         if (part.device().type() != settings.device || !lies_in_storage(part)) return;
-        pinned.add(part);
+        keep_resident(pinned, part);
         const int32_t status = core->pin(Thread::engine(), part.unsafeGetTensorImpl(), 1);
         if (status != DTR_OK) fail_with_last_error(status);
       };
@@ -286,8 +269,9 @@ void explained(Body&& body) {
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
-  if (rule.lasts) thread.tape->note_lasting();
-  run_drawing(thread, rule, *stack, *thread.tape, [&] { run_kernel(rule.op, keys, stack); });
+  Tape& tape = thread.taping->tape;
+  if (rule.lasts) tape.note_lasting();
+  run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
 // Whether all that an operator reads is too small to be evicted.
@@ -321,7 +305,7 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
   }
   const Rule& rule = Rules::instance().of(op);
   Thread& thread = Thread::current();
-  if (thread.tape) {
+  if (thread.taping) {
     run_inside(thread, rule, keys, stack);
     return;
   }
@@ -403,7 +387,7 @@ void run_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, c10::Stack* 
       const at::Tensor& tensor = value.toTensor();
       if (tensor.is_cpu() && lies_in_storage(tensor) &&
           c10::isIntegralType(tensor.scalar_type(), false))
-        pinned.add(tensor);
+        keep_resident(pinned, tensor);
     }
   op.redispatchBoxed(kCompositeKernel, stack);
 }
@@ -458,6 +442,16 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   thread.put(0, entry);
   OpenOp op(thread, 1, 0, 0);
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
+}
+
+// keep_inside(int tensor) -> bool: if others run inside of the operator that runs now, a tensor is
+// resident and stays so until that one has ended.
+void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+      reinterpret_cast<c10::TensorImpl*>(torch::jit::pop(*stack).toInt())));
+  Taping* taping = Thread::current().taping;
+  if (taping) keep_resident(taping->pinned, tensor);
+  stack->emplace_back(taping != nullptr);
 }
 
 // run(int call, int first, int[] entries, int key, bool recomputable) -> (): an operator that Python
@@ -525,6 +519,8 @@ void register_operators() {
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
   add("dtr_alloc::run_trial(int trial) -> ()", KernelFunction::makeFromBoxedFunction<&run_trial>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
+  add("dtr_alloc::keep_inside(int tensor) -> bool",
+      KernelFunction::makeFromBoxedFunction<&keep_inside>());
   add("dtr_alloc::run(int call, int first, int[] entries, int key, bool recomputable) -> ()",
       KernelFunction::makeFromBoxedFunction<&run>());
 }

@@ -47,6 +47,8 @@ class Types {
   std::array<Known, 16> known_;
 };
 
+class Taping;
+
 class Thread {
  public:
   static Thread& current() {
@@ -84,7 +86,7 @@ class Thread {
 
   Types types;
   bool runs_op = false;
-  Tape* tape = nullptr;      // of the operator that runs now, if it draws by operators inside (D4)
+  Taping* taping = nullptr;  // of the operator that runs now, if others run inside of it (D4)
   uint32_t since_drain = 0;  // operators in the op log
 
  private:
@@ -139,24 +141,51 @@ class OpenOp {
   bool started_ = false;
 };
 
+// Keeps tensors from being evicted.
+class Pinned {
+ public:
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  ~Pinned() {
+    for (const c10::Storage& storage : storages_)
+      core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
+  }
+
+  // Its storage: one that is evicted stays so until somebody brings it back.
+  void* add(const at::Tensor& tensor) {
+    const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 0);
+    if (status != DTR_OK) fail_with_last_error(status);
+    storages_.push_back(tensor.storage());
+    return storages_.back().unsafeGetStorageImpl();
+  }
+
+ private:
+  c10::SmallVector<c10::Storage, 2> storages_;
+};
+
 // Lets operators that run inside of another one come by, to note their draws or draw them again.
 class Taping {
  public:
   Taping(Thread& thread, Tape& tape)
-      : thread_(thread),
-        outer_(thread.tape),
+      : tape(tape),
+        thread_(thread),
+        outer_(thread.taping),
         before_(c10::impl::tls_local_dispatch_key_set()),
         keys_(before_.included_ | settings.key(),
               (before_.excluded_ - settings.key()) | c10::DispatchKeySet(kInsideKey)) {
-    thread.tape = &tape;
+    thread.taping = this;
   }
   Taping(const Taping&) = delete;
   Taping& operator=(const Taping&) = delete;
-  ~Taping() { thread_.tape = outer_; }
+  ~Taping() { thread_.taping = outer_; }
+
+  Tape& tape;
+  Pinned pinned;  // whose addresses the operator asked for
 
  private:
   Thread& thread_;
-  Tape* outer_;
+  Taping* outer_;
   c10::impl::LocalDispatchKeySet before_;
   c10::impl::ForceDispatchKeyGuard keys_;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -69,6 +70,45 @@ def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(
         assert library.calls == 2
         assert torch.equal(evicted(result).to_dense(), dense * 2)
         assert library.calls == 3
+
+
+@pytest.mark.parametrize("make", [torch.library.custom_op, torch.library.triton_op])
+def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(
+    library: Library, make: Callable[..., Callable[..., Callable[..., Tensor]]]
+) -> None:
+    """As Triton's are. Whoever asked for one kept its tensor where it was, for good."""
+
+    def copied(x: Tensor) -> Tensor:
+        library.calls += 1
+        out = torch.empty_like(x)
+        ctypes.memmove(out.data_ptr(), x.untyped_storage().data_ptr(), x.nbytes)
+        return out
+
+    copy = make(f"{library.namespace}::copied", mutates_args=())(copied)
+    expected = torch.linspace(0, 1, 1000).sin()
+    with checked_session():
+        x = torch.linspace(0, 1, 1000).sin()
+        result = copy(x)
+        assert library.calls == 2
+        assert torch.equal(evicted(x), expected)
+        evicted(x)
+        assert torch.equal(evicted(result), expected)
+        assert library.calls == 3
+        assert dtr_alloc.evict(x), "nobody has its address now"
+
+
+def test_an_array_may_outlive_the_operator_that_made_it(library: Library) -> None:
+    arrays = []
+
+    def summed(x: Tensor) -> Tensor:
+        arrays.append(x.numpy())
+        return x.sum(0)
+
+    with checked_session():
+        x = torch.ones(100, 100).exp()
+        library.define(summed)(x)
+        assert not dtr_alloc.evict(x)
+        assert (arrays[0] == x.numpy()).all()
 
 
 def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library: Library) -> None:

@@ -533,6 +533,7 @@ def test_what_is_not_guarded_stays_as_it_was() -> None:
             if old[name] is not new[name]
         }
         assert changed == {
+            *(*escapes.TENSOR_GIVES_ADDRESS, *escapes.STORAGE_GIVES_ADDRESS),
             *(*escapes.TENSOR_GIVES_AWAY, *escapes.TENSOR_READS, *escapes.TENSOR_WRITES),
             *(*escapes.STORAGE_GIVES_AWAY, *escapes.STORAGE_READS, *escapes.STORAGE_WRITES),
             "__setitem__",
