@@ -55,16 +55,25 @@ _UNITS = {
     "mib": 2**20,
     "gib": 2**30,
     "tib": 2**40,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
     "tb": 10**12,
 }
-_NUMBER = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
+_NUMBER = re.compile(
+    r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII
+)
 
 _STEPS = re.compile(r"(?P<first>[0-9]*)(?P<dots>\.\.)?(?P<last>[0-9]*)", re.ASCII)
 
-SIZE_FORMS = "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB (1.5GB)"
+SIZE_FORMS = (
+    "bytes (8589934592), or a number with B, KiB, MiB, GiB, TiB (or K, M, G, T), kB, MB, GB or TB "
+    "(1.5GB)"
+)
 BUDGET_FORMS = f"{SIZE_FORMS}, or a share of the device (60%), or 'unlimited'"
 SWITCH_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -95,11 +104,14 @@ class ConfigError(ValueError):
 
 
 def parse_size(value: object) -> int:
-    """The bytes that a size means: an int, or text such as ``8GiB`` or ``1.5GB`` (decimal).
+    """The bytes that a size means: an int, or text such as ``8GiB``, ``8G`` (the same), ``1.5GB``
+    (decimal) or ``8e9``.
 
     Parts of a byte are cut off. Raises ValueError for anything else, for a number without a
     unit that is not whole, and for what does not fit in 64 bits.
     """
+    if isinstance(value, float) and value.is_integer() and value > 1:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"not a size: {shown(value)}")
     if isinstance(value, int):
@@ -113,10 +125,10 @@ def parse_size(value: object) -> int:
             if unit not in _UNITS:
                 raise ValueError(f"unknown unit in {shown(value)}")
             size_bytes = int(Fraction(number) * _UNITS[unit])
-        elif "." in number:
+        elif Fraction(number).denominator != 1:
             raise ValueError(f"part of a byte: {shown(value)}")
         else:
-            size_bytes = int(number)
+            size_bytes = int(Fraction(number))
     if not 0 <= size_bytes < UNLIMITED_BYTES:
         raise ValueError(f"not within 64 bits: {shown(value)}")
     return size_bytes
@@ -159,7 +171,7 @@ class Budget:
     def parse(cls, value: object) -> Budget:
         """A budget from bytes, text or another budget. Raises ValueError, as parse_size does.
 
-        A float is refused: 0.6 could mean a share or bytes.
+        A float such as 8e9 is bytes; 0.6, which could mean a share, is refused.
         """
         if isinstance(value, Budget):
             return value

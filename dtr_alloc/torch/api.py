@@ -60,7 +60,7 @@ def _refuse_if_cuda_is_in_use() -> None:
         )
 
 
-def enable(budget: object = None, **settings: object) -> None:
+def enable(budget: object = None, *, exist_ok: bool = False, **settings: object) -> None:
     """Holds this process to a memory budget from now on.
 
     Args:
@@ -68,6 +68,8 @@ def enable(budget: object = None, **settings: object) -> None:
             allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
             ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
             and no recorder, only the allocator, where nothing but a trace is.
+        exist_ok: whether a session may be on already: it ends first, as by disable(). So a cell of
+            a notebook can run again.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
             trust, thrash, log, log_steps, trace, stats, report, pool, debug.
 
@@ -83,7 +85,11 @@ def enable(budget: object = None, **settings: object) -> None:
     given = given_settings(budget=budget, **settings).keys()
     if not {"budget", "log", "trace"} & given:
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
-    _enable(load_config(budget=budget, **settings), _is_light(given))
+    config = load_config(budget=budget, **settings)
+    with _state:
+        if exist_ok and is_enabled():
+            disable()
+        _enable(config, _is_light(given))
 
 
 def enable_from_environment(**settings: object) -> None:

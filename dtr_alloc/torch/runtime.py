@@ -103,8 +103,7 @@ class Runtime:
         lib.dtr_engine_get_stats(self.engine, stats)
         engine = record(stats, field_names("dtr_engine_stats"))
         seconds = {
-            f"{name}_seconds": engine.pop(f"{name}_ns") / 1e9
-            for name in ("recompute", "search")
+            f"{name}_seconds": engine.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
         }
         records = engine["live_storages"] + engine["live_ops"]
         return {**self.pools.total_stats(), **engine, **seconds, "live_records": records}

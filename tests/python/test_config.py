@@ -37,7 +37,12 @@ from dtr_alloc.config import (
         ("10B", 10),
         ("1TiB", 2**40),
         ("0.3kB", 300),
+        ("8G", 2**33),
+        ("1.5m", 3 * 2**19),
+        ("8e9", 8_000_000_000),
+        ("1.5e3", 1500),
         (4096, 4096),
+        (8e9, 8_000_000_000),
     ],
 )
 def test_a_size_is_bytes_or_a_number_with_a_unit(text, size_bytes):
@@ -46,7 +51,7 @@ def test_a_size_is_bytes_or_a_number_with_a_unit(text, size_bytes):
 
 @pytest.mark.parametrize(
     "value",
-    ["", "GiB", "8G", "8.5", "-1", -1, "1e9", "8GiB8", "٣", "1_000", 0.6, 8e9, True, None, 2**64],
+    ["", "GiB", "8X", "8.5", "-1", -1, "1e-9", "8GiB8", "٣", "1_000", 0.6, 1.0, True, None, 2**64],
 )
 def test_what_is_not_a_size_is_refused(value):
     with pytest.raises(ValueError, match=r"."):

@@ -259,6 +259,24 @@ def test_enabling_twice_is_an_error_that_names_the_running_budget(tmp_path):
     assert int(budget) == 64 * 2**20
 
 
+def test_a_cell_that_is_run_again_may_enable_again(tmp_path):
+    code = (
+        "import torch, dtr_alloc\n"
+        "dtr_alloc.enable(budget='64MiB', exist_ok=True)\n"
+        "y = torch.ones(2**16) * 2\n"
+        "dtr_alloc.evict(y)\n"
+        "try:\n"
+        "    dtr_alloc.enable(budget='much', exist_ok=True)\n"
+        "except dtr_alloc.ConfigError:\n"
+        "    print(dtr_alloc.stats()['budget_bytes'])\n"
+        "dtr_alloc.enable(budget='32MiB', exist_ok=True)\n"
+        "print(dtr_alloc.stats()['budget_bytes'], y.sum().item())\n"
+    )
+    result = python("-c", code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(64 * 2**20), str(32 * 2**20), str(2.0**17)]
+
+
 def test_enabling_a_job_that_the_environment_enabled_is_the_same_error(tmp_path):
     code = "import torch, dtr_alloc\ndtr_alloc.enable(budget='32MiB')\n"
     result = python("-c", code, cwd=tmp_path, DTR_ALLOC_BUDGET="64MiB")
