@@ -10,9 +10,9 @@ allocate their results past the dispatcher and launch kernels on bare addresses.
 - *Kernel by kernel* (dtr_alloc/torch/kernels.py), under a budget: so a graph can be larger than the
   budget, and what comes back is what is needed and no more.
 
-Random numbers that a graph draws by operators are drawn again (native/bridge/draws.h). A graph that
-calls operators of others, whose schemas nobody vouches for, is not called again: what it gives is a
-constant. That is said once for each such library.
+Random numbers that a graph draws by operators are drawn again (native/bridge/draws.h). Operators of
+custom libraries that it calls are tried as elsewhere (native/bridge/trial.h). If one of them is not
+repeated, neither is the graph: what it gives is a constant.
 
 Backends that run operators one by one (eager, aot_eager) need none of this.
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,20 +33,13 @@ from types import ModuleType
 from typing import Any
 
 from dtr_alloc.config import Budget
-from dtr_alloc.torch.custom_operators import word_on
 from dtr_alloc.torch.kernels import Kernels, kernels_of, taken_over
-from dtr_alloc.torch.op_rules import NAMESPACES
 from dtr_alloc.torch.recorder import Recorder
 
 _MODULE = "torch._inductor.output_code"
-_CALLED = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
-_KNOWN = NAMESPACES | {"inductor"}
-"""Namespaces of operators that give the same again on the same arguments."""
-
 _IS_HOOKED = "dtr_alloc_is_hooked"
 
 _runtime: Any = None
-_said: set[str] = set()
 
 
 def start(runtime: Any) -> None:
@@ -121,7 +113,7 @@ def _hook(module: ModuleType) -> None:
             inputs,
             name=known.name,
             mutated=known.overwritten,
-            recomputable=known.is_functional,
+            judged=True,
         )
 
     setattr(recorded_call, _IS_HOOKED, True)
@@ -135,13 +127,11 @@ class _Graph:
     Attributes:
         name: the same for the same graph in every process: costs are kept by it.
         overwritten: positions of the inputs that hold something else after a call.
-        is_functional: whether calling the graph again gives the same.
         kernels: its kernels, if they can be recorded one by one.
     """
 
     name: str
     overwritten: frozenset[int]
-    is_functional: bool
     kernels: Kernels | None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -152,21 +142,8 @@ class _Graph:
 def _study(graph: Any) -> _Graph:
     name = f"inductor::{graph.cache_key or 'graph'}"
     source = graph.source_code or ""
-    others = {
-        f"{namespace}::{operator}"
-        for namespace, operator in _CALLED.findall(source)
-        if namespace not in _KNOWN and word_on(namespace, operator) is not True
-    }
-    for operator in sorted(others - _said):
-        _said.add(operator)
-        print(
-            f"dtr_alloc: a compiled region calls {operator}, which may not be repeated: results "
-            f"that need it stay in memory, unless DTR_ALLOC_TRUST={operator} says otherwise",
-            file=sys.stderr,
-        )
     return _Graph(
         name,
         frozenset(graph.mutated_input_idxs) | taken_over(source),
-        is_functional=not others,
-        kernels=kernels_of(source, graph.compiled_fn_runner, name),
+        kernels_of(source, graph.compiled_fn_runner, name),
     )

@@ -125,6 +125,8 @@ def _said(runtime: Any, rules: dict[int, Rule], holder: Any) -> tuple[str, str, 
 
 
 def _in_words(why: int, rule: Rule | None) -> str:
+    if rule is None and why == lib.DTR_KEPT_BY_CALL:
+        return "it was made by a graph, and an operator that this calls is not repeated"
     if rule is not None and why == lib.DTR_KEPT_BY_RULE and rule.because:
         return f"its operator {rule.because}"
     if rule is not None and why in (lib.DTR_KEPT_BY_RULE, lib.DTR_KEPT_BY_CALL) and rule.tried:

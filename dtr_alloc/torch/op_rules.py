@@ -19,7 +19,7 @@ from dtr_alloc.torch import custom_operators
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of dtr/ops.h (DTR_USE_...)."""
 
-NAMESPACES = {"aten", "mkldnn", "prims"}
+NAMESPACES = {"aten", "inductor", "mkldnn", "prims"}
 """Namespaces whose operators' schemas tell the whole truth."""
 
 VIEWS = {

@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,7 @@ class Recorder:
         self.drain_log: Callable[[], None] = _nothing
         self._bridge = bridge
         self._calls: dict[int, _Call] = {}
+        self._said: set[int] = set()
         self._keys: dict[str, int] = {}
         self._numbers = count(1)
         self._thread = _Thread()
@@ -260,7 +262,7 @@ class Recorder:
         arguments: list[Any],
         name: str,
         mutated: Container[int] = (),
-        recomputable: bool = True,
+        judged: bool = False,
     ) -> Any:
         """Runs a function of tensors as one operator, and returns what it returns.
 
@@ -272,7 +274,8 @@ class Recorder:
                 let go of what it needs no more.
             name: what it is called in costs, logs and messages.
             mutated: positions of tensors that it overwrites.
-            recomputable: False: its results are constants.
+            judged: it need not give the same where an operator inside is not repeated: its results
+                are constants then.
         """
         self._bridge.forget_dropped(self._calls)
         number = next(self._numbers)
@@ -288,7 +291,7 @@ class Recorder:
         key = self._key_of(name)
         try:
             self._calls[number] = _Call(function, kept)
-            self._run(_NO_KEYS, number, id(first), entries, key, recomputable)
+            self._run(_NO_KEYS, number, id(first), entries, key, judged)
         except BaseException:
             if not first.begun:
                 self._calls.pop(number, None)
@@ -320,6 +323,17 @@ class Recorder:
             self.rules.append(rule)
             number = len(self.rules) - 1
         return rule.numbers(number)
+
+    def not_repeated_inside(self, number: int) -> None:
+        """Says which operator, given by the number of its rule, keeps what a graph gives; once."""
+        rule = self.rules[number]
+        if rule.key not in self._said:
+            self._said.add(rule.key)
+            print(
+                f"dtr_alloc: a compiled graph calls {rule.name}, which {rule.because}: what such "
+                "graphs give is never evicted",
+                file=sys.stderr,
+            )
 
     def try_again(self, trial: int) -> str:
         """Has an operator that is tried run again; the name of the error that it raises, if one."""
@@ -403,6 +417,7 @@ def _define(recorder: Recorder) -> None:
     implement("fail(int status, str message) -> ()", fail)
     implement("try_again(int trial) -> str", recorder.try_again)
     implement("failed_trial(str name, str fault) -> ()", custom_operators.failed_trial)
+    implement("not_repeated_inside(int number) -> ()", recorder.not_repeated_inside)
     implement("explain(str message) -> ()", lambda message: recorder.explain(message))
     implement("drain_log() -> ()", lambda: recorder.drain_log())
 

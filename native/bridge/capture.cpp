@@ -21,6 +21,7 @@
 #define AT_PER_OPERATOR_HEADERS
 
 #include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/util/ScopeExit.h>
 #include <pthread.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
@@ -234,7 +235,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
     if (!keeps || op.needs(DTR_GRAPH_IS_CAPTURED) || python.is_ending())
       op.is_constant();
     else if (rule.trials->wants(signature))
-      trial.emplace(thread, rule, arguments);
+      trial.emplace(thread, rule, arguments, closure);
   }
   Tape tape = op.tape(closure);
   run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
@@ -265,13 +266,47 @@ void explained(Body&& body) {
   }
 }
 
-// Inside of an operator that draws, or of a call of Python's: only draws matter.
+// Inside of a call that can be repeated if all can be that runs inside. What an operator calls in
+// turn is its own affair.
+void run_judged(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack,
+                Tape& tape) {
+  tape.set_judging(false);
+  const auto judge_on = c10::make_scope_exit([&] { tape.set_judging(true); });
+  const c10::IValue* arguments = stack->data() + stack->size() - rule.arguments;
+  const bool repeats = rule.recomputable && !(rule.trials && rule.trials->has_failed());
+  if (!repeats && !rule.looks) {
+    tape.note_unrepeatable();
+    c10::Stack told{int64_t{rule.number}};
+    if (!rule.recomputable) call_python_unseen("not_repeated_inside", &told);
+  }
+  const bool tried = repeats && rule.trials;
+  const uint64_t signature = tried ? signature_of(arguments, rule.arguments) : 0;
+  if (!tried || !rule.trials->wants(signature)) {
+    run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
+    return;
+  }
+  const size_t base = stack->size() - rule.arguments;
+  Closure closure;
+  closure.keep(rule, *stack);
+  closure.surroundings().keep(keys, settings.device);
+  Trial trial(thread, rule, arguments, closure);
+  Tape own(&closure.draws(), false);
+  run_drawing(thread, rule, *stack, own, [&] { run_kernel(rule.op, keys, stack); });
+  if (!passes(rule, signature, trial, own, *stack, base)) tape.note_unrepeatable();
+  tape.note(std::move(closure.draws()));
+}
+
+// Inside of an operator that draws, or of a call of Python's: draws matter.
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
   Tape& tape = thread.taping->tape;
   if (rule.lasts) tape.note_lasting();
-  run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
+  if (tape.judges() && python.is_ending()) tape.note_unrepeatable();
+  if (tape.judges() && tape.repeats() && !rule.passes)
+    run_judged(thread, rule, keys, stack, tape);
+  else
+    run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
 }
 
 // Whether all that an operator reads is too small to be evicted.
@@ -454,14 +489,15 @@ void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* st
   stack->emplace_back(taping != nullptr);
 }
 
-// run(int call, int first, int[] entries, int key, bool recomputable) -> (): an operator that Python
+// run(int call, int first, int[] entries, int key, bool judged) -> (): an operator that Python
 // implements. call: the number of what repeats it; it is dropped when nothing needs it, whatever is
 // thrown here. first: the address of the object that runs it now, and gives the addresses of its
-// result tensors, 0 for what is none. entries: its tensors with their uses. It runs by a plain
-// call, not by an operator, so that it sees the modes that are entered.
+// result tensors, 0 for what is none. entries: its tensors with their uses. judged: it can be
+// repeated only if what runs inside can. It runs by a plain call, not by an operator, so that it
+// sees the modes that are entered.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
-  const bool recomputable = torch::jit::pop(*stack).toBool();
+  const bool judged = torch::jit::pop(*stack).toBool();
   const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
   auto* first = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
@@ -481,12 +517,13 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   }
   const In in(Phase::capture);
   explained([&] {
-    OpenOp op(thread, count, recomputable ? DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD : 0, key);
+    OpenOp op(thread, count, DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD, key);
     closure.surroundings().keep({}, settings.device);
     if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
     Tape tape = op.tape(closure);
+    tape.set_judging(judged && !tape.is_off());
     std::optional<std::vector<int64_t>> results;
     {
       const Taping taping(thread, tape);
@@ -494,6 +531,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
       results = call_object(first, closure.python());
     }
     TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
+    if (!tape.repeats()) op.is_constant();
     const auto made = static_cast<uint32_t>(results->size());
     for (uint32_t i = 0; i < made; ++i) thread.put(i, (*results)[i]);
     op.end(made);
@@ -521,7 +559,7 @@ void register_operators() {
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
   add("dtr_alloc::keep_inside(int tensor) -> bool",
       KernelFunction::makeFromBoxedFunction<&keep_inside>());
-  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool recomputable) -> ()",
+  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged) -> ()",
       KernelFunction::makeFromBoxedFunction<&run>());
 }
 

@@ -24,7 +24,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -154,9 +156,17 @@ class Tape {
   bool is_off() const { return !draws_; }
   bool again() const { return again_; }
   void note(Drawn&& drawn) { draws_->push_back(std::move(drawn)); }
+  void note(std::vector<Drawn>&& draws) {
+    std::move(draws.begin(), draws.end(), std::back_inserter(*draws_));
+  }
   // Work of an operator inside goes on after it (Rule::lasts).
   void note_lasting() { lasts_ = true; }
   bool lasts() const { return lasts_; }
+  // Whether the operators inside are asked if they can be repeated, and whether all that ran can.
+  void set_judging(bool on) { judges_ = on; }
+  bool judges() const { return judges_; }
+  void note_unrepeatable() { repeats_ = false; }
+  bool repeats() const { return repeats_; }
   const Drawn& next() {
     TORCH_CHECK(next_ < draws_->size(),
                 "dtr_alloc: an operator that runs again draws random numbers more often than it "
@@ -168,6 +178,8 @@ class Tape {
   std::vector<Drawn>* draws_;
   bool again_;
   bool lasts_ = false;
+  bool judges_ = false;
+  bool repeats_ = true;
   size_t next_ = 0;
 };
 

@@ -67,8 +67,9 @@ class Trial {
     bool passed() const { return !unknown && fault.empty(); }
   };
 
-  // The arguments are resident.
-  Trial(Thread& thread, const Rule& rule, const c10::IValue* arguments) : thread_(thread) {
+  // The arguments are resident; the closure has kept them.
+  Trial(Thread& thread, const Rule& rule, const c10::IValue* arguments, Closure& closure)
+      : thread_(thread), closure_(closure) {
     const Unseen unseen;
     for (const TensorArgument& of : rule.tensors)
       for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
@@ -103,7 +104,7 @@ class Trial {
   // By way of Python, which knows its errors.
   void run_again() {
     std::vector<at::Tensor> again;
-    for (const c10::IValue& result : Repeater(thread_).repeat(*thread_.spare(), tensors_))
+    for (const c10::IValue& result : Repeater(thread_).repeat(closure_, tensors_))
       Repeater::add_results(result, &again, true);
     alike_ = first_.size() == again.size();
     for (size_t i = 0; alike_ && i < first_.size(); ++i) alike_ = are_alike(first_[i], again[i]);
@@ -162,6 +163,7 @@ class Trial {
   }
 
   Thread& thread_;
+  Closure& closure_;
   bool plain_ = true;                // so are all arguments
   std::vector<at::Tensor> tensors_;  // the arguments
   std::vector<uint64_t> before_;     // sum_of() each

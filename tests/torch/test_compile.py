@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -261,28 +262,72 @@ def call(args):
     assert kernels.taken_over(source) == {1, 2}
 
 
-def test_a_graph_with_an_operator_of_others_gives_constants_and_says_so_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "_said", set())
+def scaling(name: str, by: Callable[[], int]) -> Callable[[Tensor], Tensor]:
+    """A graph that calls a custom operator, which draws, and multiplies by a number."""
 
-    @torch.library.custom_op("dtr_test::twice", mutates_args=())
-    def twice(x: Tensor) -> Tensor:
-        return x * 2
+    def scaled(x: Tensor) -> Tensor:
+        return torch.dropout(x, 0.5, True) * by()
 
-    @twice.register_fake
-    def _(x: Tensor) -> Tensor:
-        return torch.empty_like(x)
+    scale = torch.library.custom_op(name, scaled, mutates_args=())
+    scale.register_fake(torch.empty_like)
+    return torch.compile(lambda x: scale(x.sin()).relu() + 1, backend="inductor", fullgraph=True)
 
-    function = torch.compile(lambda x: twice(x.sin()) + 1, backend="inductor", fullgraph=True)
+
+def test_a_custom_operator_is_tried_inside_of_a_graph() -> None:
+    """Which is one operator without a limit."""
+    calls = 0
+
+    def by() -> int:
+        nonlocal calls
+        calls += 1
+        return 2
+
+    function = scaling("dtr_test::twice", by)
     x = torch.linspace(-1, 1, 4096)
-    expected = function(x)
+    torch.manual_seed(0)
+    expected = [function(x) for _ in range(5)]
     with checked_session():
-        for _ in range(2):
-            got = function(x)
-            assert torch.equal(got, expected)
-            assert not dtr_alloc.evict(got)
-    assert capfd.readouterr().err.count("calls dtr_test::twice") == 1
+        calls = 0
+        torch.manual_seed(0)
+        got = [function(x) for _ in range(5)]
+        assert calls == 5 + 3
+        assert all(
+            torch.equal(one, evicted(other)) for one, other in zip(expected, got, strict=True)
+        )
+        assert calls == 5 + 3 + 5
+
+
+def test_a_graph_is_not_repeated_if_an_operator_inside_is_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    numbers = count()
+    by_state = scaling("dtr_test::counted", lambda: next(numbers))
+
+    def fill(x: Tensor, out: Tensor) -> None:
+        out.copy_(x * 2)
+
+    filled = torch.library.custom_op("dtr_test::filled", fill, mutates_args=("out",))
+    filled.register_fake(lambda x, out: None)
+
+    def fills(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        filled(x.sin(), out)
+        return out + 1
+
+    overwriting = torch.compile(fills, backend="inductor", fullgraph=True)
+    x = torch.linspace(-1, 1, 4096)
+    expected = overwriting(x)
+    with checked_session():
+        for function in (by_state, overwriting):
+            for _ in range(2):
+                kept = dtr_alloc.why_kept(function(x))
+                assert kept is not None
+                assert "an operator that this calls is not repeated" in kept.why
+        dtr_alloc.trust("dtr_test::filled")
+        assert torch.equal(evicted(overwriting(x)), expected)
+    said = capfd.readouterr().err
+    assert said.count("dtr_test::counted gave other results") == 1
+    assert said.count("calls dtr_test.filled.default") == 1
 
 
 def test_an_optimizer_that_compiles_itself_takes_the_same_steps() -> None:
