@@ -11,7 +11,9 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
   too; where a content cannot be watched, which is everywhere but on the CPU, they also have all
   that depends on it computed, and nothing is computed from it again;
 - those that only *read* leave it as it was;
-- those that *write* have all that depends on the content computed before.
+- those that *write* have all that depends on the content computed before;
+- those that *swap* the memory of two storages give both addresses away and write to both, and the
+  engine looks where the two are then.
 
 They are replaced where PyTorch implements them, in the types that are built in, so that a call by
 the class (``torch._C.TensorBase.data_ptr(tensor)``) is guarded, too.
@@ -46,6 +48,7 @@ STORAGE_READS = (
     *("is_shared", "_get_filename", "_shared_incref", "_shared_decref"),
 )
 STORAGE_WRITES = ("_byteswap", "copy_", "fill_")
+STORAGE_SWAPS = ("_swap_data_ptr_",)
 
 # Not guarded: given a shape it touches no memory.
 _over_storage = torch._C.TensorBase.set_
@@ -114,6 +117,11 @@ def install(runtime: Any) -> None:
             if (tensor := managed(subject)) is not None
         ]
 
+    def settle(subjects: Iterable[Any]) -> None:
+        for subject in subjects:
+            if (tensor := managed(subject)) is not None:
+                runtime.recorder.settle(tensor)
+
     def guard_giver(owner: Any, name: str, gives: Any = gives_away, put: Any = setattr) -> None:
         original = getattr(owner, name, None)
         if original is None:
@@ -137,8 +145,8 @@ def install(runtime: Any) -> None:
             with _beside_torch_function():
                 pins = reading((*args, *kwargs.values()))
             try:
-                if writes and (written := managed(args[0])) is not None:
-                    runtime.recorder.settle(written)
+                if writes:
+                    settle(args[:1])
                 return original(*args, **kwargs)
             finally:
                 pins.clear()
@@ -146,6 +154,23 @@ def install(runtime: Any) -> None:
         replace(owner, name, guarded, put)
 
     in_base = runtime.bridge.set_member
+    def guard_swapper(owner: Any, name: str, put: Any) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def guarded(*swapped: Any) -> Any:
+            for subject in swapped:
+                gives_away(subject)
+            settle(swapped)
+            try:
+                return original(*swapped)
+            finally:
+                settle(swapped)
+
+        replace(owner, name, guarded, put)
+
     tensors, storages = torch._C.TensorBase, torch._C.StorageBase
     for base, give_address, give_away, reads, writes in (
         (tensors, TENSOR_GIVES_ADDRESS, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
@@ -159,6 +184,8 @@ def install(runtime: Any) -> None:
             guard_reader(base, name, in_base)
         for name in writes:
             guard_reader(base, name, in_base, writes=True)
+    for name in STORAGE_SWAPS:
+        guard_swapper(storages, name, in_base)
     # ``storage[i] = 0`` does not look the method up, but where a class of Python has it.
     guard_reader(UntypedStorage, "__setitem__", writes=True)
     replace(storages, "__setitem__", UntypedStorage.__setitem__, in_base)

@@ -35,7 +35,12 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
   Storage* storage = parts_.graph.by_handle.find(desc.handle);
   if (storage && storage->address == desc.data) return storage;
   if (storage) content_replaced(storage, deferred);
-  if (desc.owned) return new_live(desc);
+  if (desc.owned) {
+    // Others took the memory out of another storage and put it here.
+    if (Storage* before = parts_.graph.by_address.find(desc.data))
+      content_replaced(before, deferred);
+    return new_live(desc);
+  }
   // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
   // record lives only while something depends on it, and holds the storage strongly for that time.
   if (!parts_.environment.framework->retain_strong(desc.handle)) return nullptr;

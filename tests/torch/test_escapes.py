@@ -328,6 +328,31 @@ def test_assigning_data_to_an_evicted_tensor_and_from_one():
         assert torch.equal(second, source() * 3)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C.StorageBase, "_swap_data_ptr_"), reason="new in PyTorch 2.12"
+)
+def test_two_storages_that_exchange_their_memory():
+    """What was computed from either before stays as it was."""
+    with checked_session():
+        first, second = source() * 2, source() * 3
+        of_first, of_second = evicted(first + 1), second + 1
+        evicted(first)
+        first.untyped_storage()._swap_data_ptr_(second.untyped_storage())
+        dtr_alloc.check_invariants()
+        later = first + second
+        assert torch.equal(first, source() * 3)
+        assert torch.equal(second, source() * 2)
+        assert torch.equal(of_first, source() * 2 + 1)
+        dtr_alloc.evict(of_second)
+        assert torch.equal(of_second, source() * 3 + 1)
+        assert torch.equal(evicted(later), source() * 3 + source() * 2)
+        empty = torch.UntypedStorage(0)
+        empty._swap_data_ptr_(first.untyped_storage())
+        dtr_alloc.check_invariants()
+        del first
+        assert torch.equal(source().set_(empty, 0, source().shape), source() * 3)
+
+
 def test_memory_of_the_heap_that_torch_did_not_take_is_memory_of_others():
     """As an array of CuPy's is, seen through DLPack: its address is in our heap, its owner is not
     torch. It is never evicted or freed by us, and what is computed from it can be evicted."""
@@ -536,7 +561,7 @@ def test_what_is_not_guarded_stays_as_it_was() -> None:
             *(*escapes.TENSOR_GIVES_ADDRESS, *escapes.STORAGE_GIVES_ADDRESS),
             *(*escapes.TENSOR_GIVES_AWAY, *escapes.TENSOR_READS, *escapes.TENSOR_WRITES),
             *(*escapes.STORAGE_GIVES_AWAY, *escapes.STORAGE_READS, *escapes.STORAGE_WRITES),
-            "__setitem__",
+            *(*escapes.STORAGE_SWAPS, "__setitem__"),
         } & (before[0].keys() | before[1].keys())
     assert members() == before
 
