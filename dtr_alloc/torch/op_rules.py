@@ -19,8 +19,8 @@ from dtr_alloc.torch import custom_operators
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of dtr/ops.h (DTR_USE_...)."""
 
-NAMESPACES = {"aten", "inductor", "mkldnn", "prims"}
-"""Namespaces whose operators' schemas tell the whole truth."""
+NAMESPACES = {"aten", "fsdp", "inductor", "mkldnn", "prims"}
+"""Namespaces of PyTorch's own, whose operators' schemas tell the truth but for the tables below."""
 
 VIEWS = {
     # Aliases without an alias mark in the schema.
@@ -88,9 +88,12 @@ NOISE = {"rrelu_with_noise", "rrelu_with_noise_"}
 COPIES = {"copy_"}
 """All they do is to copy their second tensor to their first, element by element."""
 
-UNMARKED_WRITES = {"mkldnn_rnn_layer_backward": ("workspace",)}
+UNMARKED_WRITES = {
+    "mkldnn_rnn_layer_backward": ("workspace",),
+    "all_gather_copy_in": ("all_gather_output",),
+}
 """Arguments that are read and written without a mark in the schema: oneDNN computes in the
-workspace that its forward gave."""
+workspace that its forward gave, and FSDP2 fills a part of what it gathers to."""
 
 COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
 """Namespaces of torch.distributed. Their operators may end before their work does, which uses the
