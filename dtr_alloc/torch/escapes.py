@@ -154,6 +154,7 @@ def install(runtime: Any) -> None:
         replace(owner, name, guarded, put)
 
     in_base = runtime.bridge.set_member
+
     def guard_swapper(owner: Any, name: str, put: Any) -> None:
         original = getattr(owner, name, None)
         if original is None:
