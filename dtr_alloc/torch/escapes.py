@@ -153,8 +153,6 @@ def install(runtime: Any) -> None:
 
         replace(owner, name, guarded, put)
 
-    in_base = runtime.bridge.set_member
-
     def guard_swapper(owner: Any, name: str, put: Any) -> None:
         original = getattr(owner, name, None)
         if original is None:
@@ -172,6 +170,7 @@ def install(runtime: Any) -> None:
 
         replace(owner, name, guarded, put)
 
+    in_base = runtime.bridge.set_member
     tensors, storages = torch._C.TensorBase, torch._C.StorageBase
     for base, give_address, give_away, reads, writes in (
         (tensors, TENSOR_GIVES_ADDRESS, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
