@@ -89,11 +89,11 @@ class Watch:
     def begin(self) -> None:
         self._before = dtr_alloc.stats()
         self._faults = _faults()
-        api._enabled().bridge.phases(True)
+        api.active().bridge.phases(True)
 
     def end(self) -> Step:
         """The seconds of each of PARTS since begin()."""
-        phases = api._enabled().bridge.phases(False)
+        phases = api.active().bridge.phases(False)
         after = dtr_alloc.stats()
         search = after["search_seconds"] - self._before["search_seconds"]
         faults = (_faults() - self._faults) * self._fault_seconds

@@ -188,7 +188,7 @@ class session(ContextDecorator):
     def __enter__(self) -> None:
         was_enabled = is_enabled()
         try:
-            enable(self._budget, **self._settings)
+            enable(self._budget, exist_ok=False, **self._settings)
             self._is_to_end = True
         except BaseException:
             # Nobody leaves what was not entered.

@@ -14,13 +14,13 @@ LONG = 200_000_000
 
 
 def move(tensor: torch.Tensor) -> bool:
-    active = api._enabled()
+    active = api.active()
     handle = active.handle(tensor)
     return lib.dtr_engine_relocate(active.engine, handle, ffi.NULL, ffi.NULL) == 1
 
 
 def move_some(seed: int, count: int) -> None:
-    active = api._enabled()
+    active = api.active()
     for pool in active.pools.handles:
         lib.dtr_engine_move_some(active.engine, pool, seed, count, ffi.NULL)
 

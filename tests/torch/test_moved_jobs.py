@@ -59,10 +59,10 @@ def test_a_job_that_is_out_of_memory_for_want_of_one_piece_trains_by_moving() ->
 
 def test_by_hand_a_tensor_moves_with_its_views_unless_its_address_was_given_away() -> None:
     with dtr_alloc.session(budget="unlimited", device="cpu"):
-        engine = api._enabled().engine
+        engine = api.active().engine
 
         def move(tensor: torch.Tensor) -> bool:
-            handle = api._enabled().handle(tensor)
+            handle = api.active().handle(tensor)
             return lib.dtr_engine_relocate(engine, handle, ffi.NULL, ffi.NULL) == 1
 
         x = torch.arange(10_000.0).mul(2)
@@ -88,7 +88,7 @@ def test_gradients_and_saved_tensors_move() -> None:
     for moves in (False, True):
         torch.manual_seed(0)
         with dtr_alloc.session(budget="unlimited", device="cpu"):
-            active = api._enabled()
+            active = api.active()
             weight = torch.randn(64, 64, requires_grad=True)
             hidden = (torch.randn(64, 64) @ weight).relu().exp()
             (pool,) = active.pools.handles
