@@ -14,7 +14,7 @@ CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance versions clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -212,6 +212,19 @@ soak: $(VENV)/core
 # Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: a few minutes.
 conformance: $(VENV)/core
 	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
+
+# Jobs of frameworks under budgets, in an environment that has them, and what dtr_alloc depends on;
+# the core is that of the virtual environment.
+FRAMEWORKS := build/frameworks
+frameworks: $(VENV)/core $(FRAMEWORKS)/packages
+	$(FRAMEWORKS)/bin/python -W ignore -m bench.frameworks --json bench/results/frameworks_cpu.json
+
+$(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
+	$(PY) -m venv $(FRAMEWORKS)
+	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*p["project"]["dependencies"], sep="\n")' > $(FRAMEWORKS)/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install -q -r $< -r $(FRAMEWORKS)/requirements.txt
+	touch $@
 
 clean:
 	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
-``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->`` and
-``<!-- conformance -->`` (of results) or ``<!-- picture NAME.svg -->``."""
+``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->``,
+``<!-- conformance -->`` and ``<!-- frameworks -->`` (of results), or
+``<!-- picture NAME.svg -->``."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
 _MARK = re.compile(
-    r"^<!-- (settings|headers|rules|peers|conformance|picture) ?([\w.-]*) -->$", re.MULTILINE
+    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|picture) ?([\w.-]*) -->$",
+    re.MULTILINE,
 )
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
 _MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
@@ -141,6 +143,13 @@ def conformance(root: Path = ROOT) -> str:
     return markdown(json.loads((root / "bench/results/conformance_cpu.json").read_text()))
 
 
+def frameworks(root: Path = ROOT) -> str:
+    """Jobs of frameworks under budgets, by the committed results of bench.frameworks."""
+    from bench.frameworks.report import markdown
+
+    return markdown(json.loads((root / "bench/results/frameworks_cpu.json").read_text()))
+
+
 def _picture(name: str) -> str:
     """A picture if `make pictures` has drawn it; in any case the command."""
     command = f"*Picture: `{name}`, drawn by `make pictures`.*"
@@ -153,6 +162,7 @@ PARTS = {
     "rules": rules_index,
     "peers": peers,
     "conformance": conformance,
+    "frameworks": frameworks,
 }
 
 

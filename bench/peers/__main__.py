@@ -17,8 +17,8 @@ a cell has their medians.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -33,74 +33,10 @@ from bench.measure import Profile
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
 from bench.peers.report import COLUMNS, cells, others, summary
-from bench.peers.worker import FIRST_STEPS, Ended, Worker
+from bench.peers.worker import FIRST_STEPS, Worker
+from bench.turns import PATIENCE, Turns
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-PATIENCE = 20
-GRACE_SECONDS = 10.0
-"""For building a job, beside the patience."""
-
-
-class Turns:
-    """Ways to train a job that take turns; the first one is plain PyTorch."""
-
-    def __init__(self, stack: ExitStack, job: str, scale: float) -> None:
-        self._stack, self._job, self._scale = stack, job, scale
-        self._workers: dict[str, Worker] = {}
-        self._step_seconds = 0.0
-        self.ways: dict[str, dict[str, Any]] = {}
-        self.add("plain")
-        if self.ways["plain"]["outcome"] != "trains":
-            raise SystemExit(f"{job} without dtr_alloc: {self.ways['plain']['outcome']}")
-        self._step_seconds = self.ways["plain"]["step_seconds"]
-
-    def add(self, way: str, method: str | None = None, budget: int | None = None) -> None:
-        """Trains the first steps, which say what memory the way needs."""
-        worker = Worker(self._job, method, budget, self._scale)
-        self._stack.enter_context(closing(worker))
-        try:
-            patience = PATIENCE * self._step_seconds * FIRST_STEPS + GRACE_SECONDS
-            first = worker.answer(*() if budget is None else (patience,))
-            self.ways[way] = {"outcome": "trains", **first}
-            self._workers[way] = worker
-        except Ended as end:
-            self._lose(way, end)
-
-    def run(self, rounds: int) -> None:
-        """Takes the turns, and then gives each way that trains its ratios and what differs."""
-        times: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for _ in range(rounds):
-            for way in list(self._workers):
-                try:
-                    times[way].append(self._workers[way].step(PATIENCE * self._step_seconds))
-                except Ended as end:
-                    self._lose(way, end)
-        plain = self._workers.pop("plain").finish()
-        for way in list(self._workers):
-            try:
-                found = self._workers[way].finish()
-            except Ended as end:
-                self._lose(way, end)
-                continue
-            self.ways[way] |= {
-                **{key: found[key] for key in ("peak", "added")},
-                "differs": sorted(
-                    {
-                        key.split("/")[0]
-                        for key in plain["state"].keys() | found["state"].keys()
-                        if plain["state"].get(key) != found["state"].get(key)
-                    }
-                ),
-            }
-            pairs = list(zip(times[way], times["plain"], strict=True))
-            for key, clock in (("ratio", 0), ("wall_ratio", 1)):
-                self.ways[way][key] = median(a[clock] / b[clock] for a, b in pairs)
-        self.ways["plain"]["step_seconds"] = median(cpu for cpu, _ in times["plain"])
-        self.times = times
-
-    def _lose(self, way: str, end: Ended) -> None:
-        self._workers.pop(way, None)
-        self.ways[way] = {"outcome": str(end)}
 
 
 def compare(
@@ -111,7 +47,7 @@ def compare(
         name: lines for name, each in METHODS.items() if (lines := each.lines_in(SUBJECTS[job]))
     }
     with ExitStack() as stack:
-        turns = Turns(stack, job, scale)
+        turns = Turns(stack, job, partial(Worker, job, scale=scale), FIRST_STEPS)
         ways = turns.ways
         shape = Profile(ways["plain"]["idle"], ways["plain"]["peak"])
         budgets: dict[str | float, int] = {part: shape.budget(part) for part in parts}

@@ -86,7 +86,7 @@ def lost(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *lines])
 
 
@@ -95,9 +95,9 @@ def markdown(document: dict[str, Any]) -> str:
     other = sum(bool(row["ours"].get("differs")) for row in document["cells"] + document["lines"])
     same = f"Ours has other bits than plain PyTorch in {other} of all runs."
     out = [f"- {each}" for each in others(document)]
-    parts = [f"**{summary(document)}.** {same}", _table(COLUMNS, cells(document))]
+    parts = [f"**{summary(document)}.** {same}", table(COLUMNS, cells(document))]
     parts += ["Not compared:", "\n".join(out)]
-    parts += ["Where ours is not ahead or even:", _table(LOST, lost(document))]
+    parts += ["Where ours is not ahead or even:", table(LOST, lost(document))]
     return "\n\n".join(parts)
 
 

@@ -17,14 +17,13 @@ import dtr_alloc
 from bench.models import digest
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
+from bench.turns import KEEP_MEMORY, Budget, Child
 
 WARM_STEPS = 2
 """Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
 LEARN_STEPS = 18
 """And so many are enough to learn a step, and to see what came of it."""
 FIRST_STEPS = 2 * WARM_STEPS + LEARN_STEPS
-MOST_SECONDS = 300.0
-"""For building a job and its first steps, compiling included."""
 COUNTED = (
     "recorded_ops",
     "evictions",
@@ -34,54 +33,21 @@ COUNTED = (
     "planned",
 )
 """Of stats(), for each step that is told."""
-# Otherwise glibc gives memory back in each step, and faults it in again in the next.
-KEEP_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
 
 
-class Ended(Exception):
-    """A way to train did not go on; says how it ended."""
+class Worker(Child):
+    """With a budget it trains under dtr_alloc, else with malloc."""
 
-
-class Worker:
-    """The process, seen from its parent. With a budget it trains under dtr_alloc, else with malloc.
-
-    Raises Ended where an answer is an error, or takes longer than the patience.
-    """
-
-    def __init__(self, job: str, method: str | None, budget: int | None, scale: float) -> None:
+    def __init__(self, job: str, method: str | None, budget: Budget | None, scale: float) -> None:
         os.environ |= KEEP_MEMORY
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload([__name__, "torch._dynamo"])
-        self._pipe, other = processes.Pipe()
+        pipe, other = processes.Pipe()
+        super().__init__(pipe)
         arguments = (other, job, method, budget, scale)
         self._process = processes.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
         other.close()
-
-    def answer(self, patience: float = MOST_SECONDS) -> Any:
-        if not self._pipe.poll(patience):
-            raise Ended("thrashes")
-        try:
-            found = self._pipe.recv()
-        except EOFError:
-            raise Ended("died") from None
-        if isinstance(found, str):
-            raise Ended(found)
-        return found
-
-    def step(self, patience: float = MOST_SECONDS) -> tuple[float, float]:
-        """Seconds of the processor, and of the wall clock."""
-        self._pipe.send(True)
-        return self.answer(patience)
-
-    def finish(self) -> dict[str, Any]:
-        """What the way left behind: its memory, and digests of all that a user could compare."""
-        self._pipe.send(False)
-        return self.answer()
 
     def close(self) -> None:
         self._process.kill()
@@ -89,7 +55,7 @@ class Worker:
 
 
 def _work(
-    pipe: Connection, name: str, method: str | None, budget: int | None, scale: float
+    pipe: Connection, name: str, method: str | None, budget: Budget | None, scale: float
 ) -> None:
     torch.set_num_threads(1)
     try:
@@ -101,7 +67,7 @@ def _work(
 
 
 def _train(
-    pipe: Connection, name: str, method: str | None, budget: int | None, scale: float
+    pipe: Connection, name: str, method: str | None, budget: Budget | None, scale: float
 ) -> None:
     subject = SUBJECTS[name]
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bench.frameworks.report import cells
 from bench.peers.report import markdown
 
 pytestmark = pytest.mark.long
@@ -230,6 +231,20 @@ def test_peers() -> None:
             assert row["ours"]["differs"] == []
             assert row["ours_over_peer"] > 0
         assert f"{row['job']}, {row['method']}: takes" in text or f"| {row['method']} |" in text
+
+
+def test_frameworks() -> None:
+    """A compiled job of PyTorch alone, as it is and in three budgets."""
+    document = run("bench.frameworks")
+    assert document.keys() >= ENVIRONMENT | {"results", "versions", "processor", "rounds"}
+    (row,) = document["results"]
+    assert row["ways"].keys() == {"plain", "no limit", "70%", "50%"}
+    assert {way["outcome"] for way in row["ways"].values()} == {"trains"}
+    assert row["smallest"]["part"] == 0.5
+    assert row["ways"]["50%"]["peak"] <= row["smallest"]["bytes"]
+    ((_, state, activations, bits, *_),) = cells(document)
+    assert bits == "same"
+    assert 0 < float(state) < float(activations)
 
 
 def test_conformance() -> None:
