@@ -1,9 +1,9 @@
 """Threads: a function runs on each thread that runs Python, before the thread calls an operator.
 
 Threads that begin later run it first: the functions of ``_thread`` that begin them are replaced,
-which all others use. Threads that run already are made to run it at their next line, as the trace
-function that CPython calls there; it goes away at once. A debugger's trace function stays: then
-those threads are met when they allocate (native/bridge/capture.cpp, meet_thread).
+which all others use. Threads that run already are made to run it at their next line
+(at_next_line_of_all). A debugger's trace function stays: then those threads are met when they
+allocate (native/bridge/capture.cpp, meet_thread).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class EachThread:
             begin = getattr(owner, name)
             self._replaced.append((owner, name, begin))
             setattr(owner, name, self._beginning_with_enter(begin))
-        if threading.active_count() > 1 and not (sys.gettrace() or threading.gettrace()):
-            _at_next_line_of_all(self._enter)
+        if threading.active_count() > 1:
+            at_next_line_of_all(self._enter)
         self._enter()
 
     def stop(self) -> None:
@@ -75,25 +75,33 @@ class EachThread:
         return functools.update_wrapper(run, function)
 
 
-_TRACE_FUNCTION = ctypes.PYFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-)
-# Threads that sleep call theirs when they wake, however late.
-_kept_alive: list[Any] = []
+class _Once:
+    """What CPython calls as the trace function of a thread: PyObject_IsTrue of this object. That
+    gives 0 for False, and -1 where this raises, as a trace function does."""
 
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
 
-def _at_next_line_of_all(function: Callable[[], None]) -> None:
-    @_TRACE_FUNCTION
-    def trace(*_: int) -> int:
+    def __bool__(self) -> bool:
         sys.settrace(None)
-        function()
-        return 0
+        self._function()
+        return False
 
-    _kept_alive.append(trace)
+
+def at_next_line_of_all(function: Callable[[], None]) -> bool:
+    """Has the other threads call it at their next line, or where what C code raises arrives in
+    Python. What the function raises is raised there, in place of that.
+
+    It is the trace function that CPython calls there, and goes away at once. False, and nothing is
+    called, where a debugger has one.
+    """
+    if sys.gettrace() or threading.gettrace():
+        return False
+    once = ctypes.py_object(_Once(function))
     api = ctypes.pythonapi
     if hasattr(api, "PyEval_SetTraceAllThreads"):  # from Python 3.12 on
-        api.PyEval_SetTraceAllThreads(trace, None)
-        return
+        api.PyEval_SetTraceAllThreads(api.PyObject_IsTrue, once)
+        return True
     for name in ("PyInterpreterState_Get", "PyInterpreterState_ThreadHead", "PyThreadState_Next"):
         getattr(api, name).restype = ctypes.c_void_p
     state = api.PyInterpreterState_ThreadHead(ctypes.c_void_p(api.PyInterpreterState_Get()))
@@ -101,5 +109,6 @@ def _at_next_line_of_all(function: Callable[[], None]) -> None:
     own.restype = ctypes.c_void_p
     while state:
         if state != own():
-            api._PyEval_SetTrace(ctypes.c_void_p(state), trace, None)
+            api._PyEval_SetTrace(ctypes.c_void_p(state), api.PyObject_IsTrue, once)
         state = api.PyThreadState_Next(ctypes.c_void_p(state))
+    return True
