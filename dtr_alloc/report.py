@@ -103,7 +103,7 @@ def write_report(
     if target is False:
         return
     facts = job_facts(config)
-    title = TITLE if config is None else f"{TITLE}: budget {_budget_text(config.budget)}"
+    title = TITLE if config is None else f"{TITLE}: budget {budget_text(config.budget)}"
     shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
     text = render(shown, title)
     if target is True:
@@ -144,7 +144,7 @@ def _write_at_exit() -> None:
     except Exception as error:
         stats = {"error": f"{type(error).__name__}: {error}"}
     # The job's own result is not changed by a file that cannot be written.
-    if config.stats is not None:
+    if config.stats is not None and not _is_launchers(config.stats, stats):
         try:
             write_stats(config.stats, stats, config)
         except OSError as error:
@@ -153,6 +153,13 @@ def _write_at_exit() -> None:
         write_report(config.report, stats, config)
     except OSError as error:
         print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
+
+
+def _is_launchers(path: Path, stats: Mapping[str, Any]) -> bool:
+    """Whether the file is one of the ranks', and this process only started them, as torchrun does:
+    it has no rank and made no tensor. Rank 0 has written the file then."""
+    has_rank = "{rank}" not in str(path) or "RANK" in os.environ
+    return not has_rank and stats.get("ever_allocated_bytes") == 0
 
 
 def fill_in(path: str | os.PathLike[str]) -> Path:
@@ -181,7 +188,8 @@ def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         yield "kept: others", format_size(sum(entry["size_bytes"] for entry in others))
 
 
-def _budget_text(budget: Budget) -> str:
+def budget_text(budget: Budget) -> str:
+    """A budget for people."""
     return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
 

@@ -16,6 +16,7 @@ from dtr_alloc.cli.common import InputError, LazyGroup
         "build": "dtr_alloc.cli.build:command",
         "fragment": "dtr_alloc.cli.fragment:command",
         "info": "dtr_alloc.cli.info:command",
+        "report": "dtr_alloc.cli.report:command",
         "reproduce": "dtr_alloc.cli.reproduce:command",
         "run": "dtr_alloc.cli.run:command",
         "schedule": "dtr_alloc.cli.schedule:command",

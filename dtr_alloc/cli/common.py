@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import click
 
+from dtr_alloc import bounded
 from dtr_alloc.lab.executors import FORMS, RunsFailed, Workers
 from dtr_alloc.oplog import LogError, Program, compile_log
 
@@ -80,6 +83,19 @@ def compiled(logs: Sequence[str]) -> list[Program]:
         except LogError as error:
             raise InputError(str(error)) from None
     return programs
+
+
+def json_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The JSON object in a file of so many bytes at most. Raises InputError, and OSError."""
+    try:
+        document = json.loads(bounded.read_bytes(path, most_bytes))
+    except bounded.TooMuch as error:
+        raise InputError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: it is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: it holds {bounded.shown(document)}; allowed: an object")
+    return document
 
 
 def cores() -> int:

@@ -14,11 +14,14 @@ from typing import Any
 import click
 
 from dtr_alloc import bounded
-from dtr_alloc.cli.common import InputError, cores, workers_of, workers_options
+from dtr_alloc.cli.common import InputError, cores, json_object, workers_of, workers_options
 from dtr_alloc.lab.executors import ExecutorError, RunsFailed
 from dtr_alloc.lab.studies import study as studies
 from dtr_alloc.lab.studies.study import Document, Options, Unavailable
 from dtr_alloc.oplog import LogError
+
+MOST_BYTES = 1 << 26
+"""Of the JSON of a study, which then takes two gigabytes and two seconds."""
 
 
 @click.command("reproduce", short_help="Run the studies that the docs show.")
@@ -77,7 +80,7 @@ def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if redraw:
-                document = _document(path)
+                document = json_object(path, MOST_BYTES)
             else:
                 found = study.compute(options)
                 document = _head(name, study, options, time.perf_counter() - start) | found
@@ -104,21 +107,6 @@ def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -
         click.echo(f"{name}: {study.title}: {path}", err=True)
     if failures:
         raise click.ClickException("\n".join(failures))
-
-
-MOST_BYTES = 1 << 26
-
-
-def _document(path: Path) -> Document:
-    """The JSON of a study, of MOST_BYTES at most, which takes two gigabytes and two seconds. Raises
-    InputError, and OSError."""
-    try:
-        document = json.loads(bounded.read_bytes(path, MOST_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {error}") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: it holds {bounded.shown(document)}; allowed: an object")
-    return document
 
 
 def _head(name: str, study: studies.Study, options: Options, seconds: float) -> Document:

@@ -8,9 +8,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dtr_alloc import report
 from dtr_alloc.config import known_variables
 from dtr_alloc.torch_versions import TRIED
 
@@ -187,3 +189,54 @@ def test_info_prints_a_table():
     result = command("info")
     assert result.returncode == 0, result.stderr
     assert "physical_memory" in result.stdout
+
+
+@pytest.fixture
+def stats_of_ranks(tmp_path, monkeypatch):
+    """Two ranks with budgets of 100 bytes: rank 10 evicts, and rank 9 does not."""
+    paths = []
+    for rank, evictions in ((10, 3), (9, 0)):
+        monkeypatch.setenv("RANK", str(rank))
+        stats = {
+            "budget_bytes": 100,
+            "peak_allocated_bytes": 90,
+            "recompute_seconds": 0.5 * evictions,
+            "recompute_cost_ns": 2 * evictions,
+            "clock_ns": 60,
+            "search_seconds": 0.25,
+            "evictions": evictions,
+            "out_of_memory_errors": 0,
+        }
+        paths.append(str(report.write_stats(tmp_path / "stats-{rank}.json", stats)))
+    return paths
+
+
+def test_the_report_of_two_ranks(stats_of_ranks):
+    result = command("report", *stats_of_ranks)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.index(" 9 ") < result.stdout.index(" 10 ")
+    assert "Rank 10 is nearest its budget: its peak was 90.0 % of it." in result.stdout
+    assert "Rank 10 recomputes most, 1.500 s; the others wait" in result.stdout
+    result = command("report", "--json", "-", *stats_of_ranks)
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["rank"], second["rank"]) == ("9", "10")
+    assert (second["budget_share"], second["recompute_share"]) == (0.9, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("budget", "it is not JSON"),
+        ("[]", "it holds []; allowed: an object"),
+        ('{"budget_bytes": NaN}', "it has budget_bytes nan; allowed: a file that --stats"),
+        ('{"budget_bytes": 0}', "it has no peak_allocated_bytes"),
+        ('{"job": {"rank": 1}}', "it has rank 1"),
+        (None, "it is of rank 9, and so is"),
+    ],
+)
+def test_the_report_names_a_wrong_file_and_what_is_wrong(stats_of_ranks, tmp_path, text, fault):
+    path = tmp_path / "wrong.json"
+    path.write_text(text or Path(stats_of_ranks[1]).read_text())
+    result = command("report", *stats_of_ranks, str(path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"Error: {path}: {fault}" in result.stderr

@@ -35,7 +35,7 @@ import hostile
 
 from dtr_alloc import bounded, cli, config, costs, oplog
 from dtr_alloc.cli import reproduce
-from dtr_alloc.cli.common import InputError
+from dtr_alloc.cli.common import InputError, json_object
 from dtr_alloc.lab import schedule, simulate
 from dtr_alloc.lab.fragment import formats, report
 from dtr_alloc.lab.fragment.models import MODELS, Prepared
@@ -202,7 +202,7 @@ def use_graphs(rng: random.Random, path: Path) -> None:
 
 def use_result(rng: random.Random, path: Path) -> None:
     with named(path, InputError):
-        reproduce._document(path)
+        json_object(path, reproduce.MOST_BYTES)
 
 
 def schedule_bytes(rng: random.Random) -> bytes:
