@@ -31,6 +31,7 @@ UNLIMITED_BYTES = 2**64 - 1
 """What the C header calls "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
+RANKS = ("agree", "off")
 TINY_BYTES = 64
 """DTR_TINY_BYTES of the C header."""
 HISTORY_OPS = 262144
@@ -385,6 +386,11 @@ class Config:
     stderr, with the budget that would do, and ends with torch.OutOfMemoryError if it goes on like
     that. 0 (written ``off``): it may take as long as it likes."""
 
+    ranks: str = "agree"
+    """What happens to other ranks of ``torch.distributed`` when one ends with
+    torch.OutOfMemoryError. ``agree``: they raise it, too, and say which rank it was. ``off``: they
+    wait for it until their process group's timeout."""
+
     trust: tuple[str, ...] = ()
     """Custom operators that give the same if they run again, and namespaces of such:
     ``flash_attn,mylib::gelu``. Others are tried (dtr_alloc/torch/custom_operators.py)."""
@@ -499,6 +505,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "stats": (_path, lambda: "a path"),
     "report": (_report, lambda: f"{SWITCHES}, or a path"),
     "thrash": (_times, lambda: "a number above 1, or 'off'"),
+    "ranks": (_choice(RANKS), lambda: ", ".join(RANKS)),
     "trust": (_operators, lambda: f"{OPERATOR_FORMS}; several with commas between"),
     "swap": (_size_or("off", 0), lambda: f"{SIZE_FORMS}, or 'off'"),
     "pool": (PoolOptions.parse, lambda: POOL_FORMS),

@@ -71,7 +71,7 @@ def enable(budget: object = None, *, exist_ok: bool = False, **settings: object)
         exist_ok: whether a session may be on already: it ends first, as by disable(). So a cell of
             a notebook can run again.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
-            trust, thrash, log, log_steps, trace, stats, report, pool, debug.
+            trust, thrash, ranks, log, log_steps, trace, stats, report, pool, debug.
 
     Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
     setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use

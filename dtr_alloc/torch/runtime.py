@@ -21,7 +21,7 @@ from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, variable
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
-from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, unsupported
+from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, ranks, unsupported
 from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.kept import Places
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
@@ -199,6 +199,9 @@ class Runtime:
         self.recorder.start(views=self.log is not None)
         self._undo.append(compiled.stop)
         compiled.start(self)
+        if self.config.ranks == "agree":
+            self._undo.append(ranks.stop)
+            ranks.start(self)
 
     def _install_allocator(self) -> None:
         if self.device_type == "cuda":

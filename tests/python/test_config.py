@@ -281,6 +281,7 @@ def test_every_field_can_be_given_in_each_way():
         "stats": "s.json",
         "report": "r.txt",
         "thrash": "2.5",
+        "ranks": "off",
         "trust": "flash_attn,mylib::gelu",
         "swap": "4GiB",
         "pool": "chunk:4MiB,keep:1GiB,fixed",

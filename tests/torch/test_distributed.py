@@ -18,7 +18,7 @@ from dtr_alloc.torch.op_rules import MUTATE, READ, rule_for
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch has no gloo")
 
 BEGIN = """
-import hashlib, json, sys
+import atexit, hashlib, json, pathlib, sys, time
 import torch, torch.distributed as dist
 import dtr_alloc
 
@@ -48,8 +48,10 @@ dist.destroy_process_group()
 """
 
 
-def run(tmp_path: Path, script: str, budget: str = "64MiB") -> list[str]:
-    """What each rank prints."""
+def run(
+    tmp_path: Path, script: str, budget: str = "64MiB", statuses: tuple[int, int] = (0, 0)
+) -> list[str]:
+    """What each rank prints; statuses are those with which they are to end."""
     file = tmp_path / f"init-{budget}"
     ranks = [
         subprocess.Popen(
@@ -61,10 +63,10 @@ def run(tmp_path: Path, script: str, budget: str = "64MiB") -> list[str]:
         for rank in range(2)
     ]
     outputs = []
-    for of in ranks:
+    for of, status in zip(ranks, statuses, strict=True):
         output, error = of.communicate()
-        assert of.returncode == 0, error
-        assert "dtr_alloc" not in error, "PyTorch's own operators are known"
+        assert of.returncode == status, error
+        assert status or "dtr_alloc" not in error, "PyTorch's own operators are known"
         outputs.append(output.strip())
     return outputs
 
@@ -202,6 +204,76 @@ def test_training_has_the_same_bits(tmp_path, wrap):
     held = [json.loads(line) for line in run(tmp_path, script, "9MiB")]
     assert [bits for bits, _ in held] == [bits for bits, _ in plain]
     assert all(evictions > 0 for _, evictions in held)
+
+
+RANK_1_ENDS = """
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+x = made(rank)
+has_raised = pathlib.Path(file + ".raised")
+
+def end_last():
+    while not has_raised.exists():
+        time.sleep(0.01)
+
+if rank == 1:
+    atexit.register(end_last)  # its connections stay until the other rank has raised
+    {end}
+try:
+    {collective}
+except torch.OutOfMemoryError as error:
+    print(error)
+    has_raised.touch()
+"""
+UNCAUGHT = "torch.empty(1 << 28)"
+DESTROYS_ITS_GROUP = """
+    try:
+        torch.empty(1 << 28)
+    finally:
+        dist.destroy_process_group()
+"""
+EXITS = """
+    try:
+        torch.empty(1 << 28)
+    except torch.OutOfMemoryError:
+        sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "collective"),
+    [
+        (UNCAUGHT, "dist.all_reduce(x)"),
+        pytest.param(EXITS, "net(x[:16]).sum().backward()", marks=pytest.mark.long),
+        pytest.param(
+            DESTROYS_ITS_GROUP, "dist.all_reduce(x, async_op=True).wait()", marks=pytest.mark.long
+        ),
+    ],
+    ids=["uncaught, all_reduce", "exit, backward", "destroyed group, wait"],
+)
+def test_a_rank_that_ends_out_of_memory_has_others_raise_in_their_collective(
+    tmp_path, end, collective
+):
+    script = RANK_1_ENDS.format(end=end, collective=collective)
+    told, _ = run(tmp_path, script, statuses=(0, 1))
+    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory" in told
+    assert f"requested {4 << 28} bytes" in told
+
+
+def test_an_error_that_a_rank_catches_is_its_own(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        x = made(rank)
+        if rank == 1:
+            try:
+                torch.empty(1 << 28)
+            except torch.OutOfMemoryError:
+                time.sleep(1)  # the other rank looks meanwhile
+        dist.all_reduce(x)
+        print((x == 2).all().item(), dtr_alloc.stats()["out_of_memory_errors"])
+        """,
+    )
+    assert done == ["True 0", "True 1"]
 
 
 def test_their_rules_say_what_they_write():
