@@ -112,7 +112,7 @@ $(TSAN)/%.o: %.cpp
 
 -include $(TSAN_OBJECTS:.o=.d)
 
-# A tree of links to the package, for pythons that have dtr_alloc not installed.
+# A tree of links to the package, for pythons that lack dtr_alloc.
 define package_in
 @rm -rf $(1) && mkdir -p $(1)/dtr_alloc
 @ln -s $(addprefix "$(CURDIR)"/,$(PACKAGE)) $(1)/dtr_alloc/
