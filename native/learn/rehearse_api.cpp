@@ -27,15 +27,16 @@ class Records {
       if (instruction == Instruction::constant) {
         const auto name = static_cast<size_t>(in.amount("name"));
         const int64_t size_bytes = in.amount("size");
-        add({DTR_OP_LOG_CONSTANT, define(name), size_bytes});
+        add({DTR_OP_LOG_CONSTANT, make(), size_bytes});
+        assign(name, newest());
       } else if (instruction == Instruction::release) {
         release(static_cast<size_t>(in.amount("name")));
       } else if (instruction == Instruction::copy || instruction == Instruction::copy_from) {
         const auto name = static_cast<size_t>(in.amount("name"));
         const auto source = static_cast<size_t>(in.amount("name"));
-        ++names_of_[of(source)];
-        if (instruction == Instruction::copy_from) release(name);
-        assign(name, of(source));
+        const int64_t storage = of(source);
+        ++names_of_[storage];
+        assign(name, storage);
       } else {
         run(instruction, in);
       }
@@ -50,16 +51,20 @@ class Records {
     records_.insert(records_.end(), numbers.begin(), numbers.end());
   }
   int64_t of(size_t name) const { return storages_[name]; }
+  // A storage that is about to get its first name.
+  int64_t make() {
+    names_of_.push_back(1);
+    return newest();
+  }
+  int64_t newest() const { return static_cast<int64_t>(names_of_.size()) - 1; }
+  // The name stands for the storage, which counts it already, and for nothing else.
   void assign(size_t name, int64_t storage) {
     if (name >= storages_.size()) storages_.resize(name + 1, kNone);
+    release(name);
     storages_[name] = storage;
   }
-  int64_t define(size_t name) {
-    names_of_.push_back(1);
-    assign(name, static_cast<int64_t>(names_of_.size()) - 1);
-    return of(name);
-  }
   void release(size_t name) {
+    if (name >= storages_.size()) return;
     const int64_t storage = std::exchange(storages_[name], kNone);
     if (storage != kNone && --names_of_[storage] == 0) add({DTR_OP_LOG_RELEASE, storage, 0});
   }
@@ -70,7 +75,8 @@ class Records {
     for (int64_t& argument : arguments) argument = of(static_cast<size_t>(in.amount("name")));
     const uint32_t count = in.count("results");
     std::vector<int64_t> results;
-    std::vector<int64_t> fresh(count, kNone);  // by result: which of those with memory it is
+    std::vector<int64_t> fresh(count, kNone);       // by result: which of those with memory it is
+    std::vector<std::pair<size_t, int64_t>> named;  // once the operator has ended
     int64_t made = 0;
     for (uint32_t i = 0; i < count; ++i) {
       if (instruction == Instruction::mutate) {
@@ -82,17 +88,25 @@ class Records {
       const int64_t alias = in.number("alias", -1, INT32_MAX);
       if (alias >= 0) {
         ++names_of_[arguments[static_cast<size_t>(alias)]];
-        assign(name, arguments[static_cast<size_t>(alias)]);
+        named.emplace_back(name, arguments[static_cast<size_t>(alias)]);
         continue;
       }
       fresh[i] = made++;
+      named.emplace_back(name, make());
       if (instruction == Instruction::effect)
-        results.insert(results.end(), {DTR_OP_LOG_CONSTANT, define(name), size_bytes});
+        results.insert(results.end(), {DTR_OP_LOG_CONSTANT, newest(), size_bytes});
       else
-        results.insert(results.end(), {define(name), 0, size_bytes, -1});
+        results.insert(results.end(), {newest(), 0, size_bytes, -1});
     }
     const uint64_t op = operators_++;
-    if (instruction == Instruction::call && made == 0) return;
+    if (instruction != Instruction::call || made > 0)
+      add_operator(instruction, time, op, arguments, results, fresh, made);
+    for (const auto& [name, storage] : named) assign(name, storage);
+  }
+
+  void add_operator(Instruction instruction, int64_t time, uint64_t op,
+                    const std::vector<int64_t>& arguments, const std::vector<int64_t>& results,
+                    const std::vector<int64_t>& fresh, int64_t made) {
     add_memory(op, fresh);
     const bool mutates = instruction == Instruction::mutate;
     const int32_t kind = instruction == Instruction::call ? DTR_OP_LOG_CALL
@@ -198,7 +212,10 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
   if (const int32_t failed = dtr_simulate_runtime(&unlimited, program, numbers, workspace,
                                                   workspace_at, operators, &checked))
     return failed;
+  dtr_simulation_result whole{};
+  dtr_simulation_get_result(checked, &whole);
   dtr_simulation_destroy(checked);
+  if (whole.status != DTR_SIMULATION_OK) return DTR_OK;  // it does not work without a limit, either
   return dtr::guard([&] {
     dtr::rehearse(*options, {program, numbers, workspace, workspace_at, operators}, *out);
   });

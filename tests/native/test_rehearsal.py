@@ -49,6 +49,21 @@ def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
     assert run.end_bytes == 1000
 
 
+def test_a_name_may_stand_for_something_new_or_for_what_it_stood_for():
+    log = Log()
+    log.constant("x", 1000)
+    for _ in range(STEPS):
+        log.call("x", {"y": 1000}, time=7)
+        log.copy_from("y", "y")
+        log.call("x y", {"y": 2000}, time=7)
+        log.copy("z", "y")
+        log.release("y")
+        log.copy_from("z", "x")
+    found = simulate.rehearse(log.program, 1 << 20)
+    assert (found.operators, found.step_cost) == (2, 14)
+    assert found.usual_cost == found.learned_cost == 0
+
+
 def test_a_log_is_repeated_once_at_least():
     with pytest.raises(ValueError, match="times is 0; allowed: 1 and more"):
         oplog.repeated(Log().program, 0)
