@@ -23,10 +23,6 @@ constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
 constexpr uint64_t kHeard = 3;              // steps, before they are played
-// Where so much of what a job computes is computed again, what was heard is played although no step
-// is known yet, or ever will be.
-constexpr double kHurry = 0.5;
-constexpr uint64_t kHurryAgain = 4;  // times as many operators
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // Real times differ by so much from one window to the next on a machine with other work.
@@ -44,8 +40,6 @@ constexpr double kGrindsLittle = 0.25;
 constexpr double kMargin = 1.05;
 constexpr double kNsPerSecond = 1e9;
 
-// Of what was heard, where no step is known.
-constexpr uint64_t kRecently = 3;
 constexpr uint64_t kMarkEvery = 64;  // operators
 constexpr uint64_t kStepsOfWindow = 2;
 // A plan also saves searches and remaps, so it may repeat a little more.
@@ -95,14 +89,8 @@ double Learner::repeats_since(const Mark& mark) const {
          static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
 
-// So much is looked at at a time.
-int64_t Learner::stretch_ns() const {
-  return step_ns_ > 0 ? static_cast<int64_t>(kStepsOfWindow) * step_ns_ : log_.cost_ns();
-}
-
 const Learner::Mark& Learner::recent_mark() const {
-  const uint64_t ago = step_.period > 0 ? kStepsOfWindow * step_.period : heard_ / kRecently;
-  return marks_[(heard_ - std::min(heard_, ago)) / kMarkEvery];
+  return marks_[(heard_ - std::min(heard_, kStepsOfWindow * step_.period)) / kMarkEvery];
 }
 
 // ---- listening ----
@@ -150,20 +138,20 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   // A first step fills memory, and is what the others are foreseen by.
   const bool is_heard = step_.steps >= kHeard;
   if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
-  const bool plays = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
-  const double repeated = repeats_since(recent_mark());
-  const bool hurries = plays && step_.period == 0 && heard_ >= least_heard_ && repeated > kHurry;
-  if (!is_heard && !is_long && !hurries) return;
-  if (parts_.environment.stats.evictions == evictions_ ||
-      (step_.period > 0 && repeated < Rehearsal::kLeastGain))
-    rest(step_.period > 0 ? Phase::resting : Phase::done, deferred);
-  else if (!plays)
+  if (!is_heard && !is_long) return;
+  if (step_.period == 0) {
     rest(Phase::done, deferred);
-  else
+    if (times_ < kMostTimes) begin(deferred);
+  } else if (parts_.environment.stats.evictions == evictions_ ||
+             repeats_since(recent_mark()) < Rehearsal::kLeastGain) {
+    rest(Phase::resting, deferred);
+    log_.clear();
+    begin_windows();
+  } else if (parts_.environment.options.learn == DTR_LEARN_STEP || !can_play()) {
+    rest(Phase::done, deferred);
+  } else {
     rehearse(deferred, lock);
-  if (phase_ != Phase::resting) return;
-  log_.clear();
-  begin_windows();
+  }
 }
 
 void Learner::go_on(Deferred& deferred) {
@@ -268,7 +256,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   lock.unlock();
   task_->thread.join();
   lock.lock();
-  follow(deferred);
+  follow();
 }
 
 void Learner::end_rehearsal() {
@@ -327,28 +315,17 @@ void Learner::Task::end() {
 // The steps meanwhile are what those under the policy are compared with.
 void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
-  const bool compares = windows_.count > kWindows;
-  if (!(compares || step_.period == 0) || !task_->is_done) return;
-  if (compares) before_ = cost_between(windows_.first, windows_.begin);
+  if (windows_.count <= kWindows || !task_->is_done) return;
+  before_ = cost_between(windows_.first, windows_.begin);
   before_pace_ = windows_.pace;
-  follow(deferred);
+  follow();
 }
 
-// The policy stays as it is. A job whose step is not known yet is listened to again.
-void Learner::stop(Deferred& deferred) {
-  if (step_.period > 0 || times_ == kMostTimes) {
-    phase_ = Phase::done;
-    return;
-  }
-  least_heard_ *= kHurryAgain;
-  begin(deferred);
-}
-
-void Learner::follow(Deferred& deferred) {
+void Learner::follow() {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
   end_rehearsal();
   if (!found) {
-    stop(deferred);
+    phase_ = Phase::done;
     return;
   }
   parts_.follow(found->policy);
@@ -374,11 +351,9 @@ void Learner::begin_windows() {
 
 // Whether another two steps have ended. The first two are half of what was before.
 bool Learner::window_ended() {
-  const int64_t own_ns = now().own_ns - windows_.begin.own_ns;
-  ++windows_.operators;
-  if (step_.period > 0 ? windows_.operators < kStepsOfWindow * step_.period : own_ns < stretch_ns())
-    return false;
+  if (++windows_.operators < kStepsOfWindow * step_.period) return false;
   windows_.operators = 0;
+  const int64_t own_ns = now().own_ns - windows_.begin.own_ns;
   const int64_t time_ns = now_ns();
   const Mark at = now_with_memory();
   if (windows_.count++ == 0)
@@ -399,14 +374,10 @@ void Learner::check_step(Deferred& deferred) {
     const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
     if (cost > most || (is_timed && windows_.pace > kSlower * before_pace_)) {
       follow_usual();
-      stop(deferred);
+      phase_ = Phase::done;
       return;
     }
     expected_ = cost;
-    if (step_.period == 0) {
-      stop(deferred);
-      return;
-    }
   } else if (cost > kDrift * expected_ + kSomeDrift) {
     if (times_ < kMostTimes)
       begin(deferred);
@@ -421,7 +392,7 @@ void Learner::check_step(Deferred& deferred) {
 void Learner::check_grinding() {
   const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
   if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
-      most * static_cast<double>(stretch_ns()))
+      most * static_cast<double>(kStepsOfWindow) * static_cast<double>(step_ns_))
     return;
   follow_usual();
   phase_ = Phase::done;

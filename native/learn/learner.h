@@ -2,8 +2,7 @@
 //
 // 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
 //    repeated at its end. As long as next to nothing is computed again there is nothing to learn but
-//    that: then it *rests*, without a log, until something is. A job that computes much again is
-//    in a hurry: what was heard of it is rehearsed although no step is known.
+//    that: then it *rests*, without a log, until something is.
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
 // 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
 //    where the job differs: so any step is as right as one that was learned. If the job's steps cost
@@ -92,7 +91,7 @@ class Learner final : public Coach {
            static_cast<double>(std::max<int64_t>(to.own_ns - from.own_ns, 1));
   }
 
-  // Steps since something changed, two at a time, or as much compute where no step is known.
+  // Steps since something changed, two at a time.
   struct Windows {
     Mark begin;  // of the one that runs
     uint64_t operators = 0;
@@ -111,8 +110,7 @@ class Learner final : public Coach {
   void begin_windows();
   bool window_ended();
   void wait_for_rehearsal(Deferred& deferred);
-  void follow(Deferred& deferred);
-  void stop(Deferred& deferred);
+  void follow();
   void check_step(Deferred& deferred);
   void check_grinding();
   void rest(Phase phase, Deferred& deferred);
@@ -125,20 +123,18 @@ class Learner final : public Coach {
   void add_held(Stage& stage) const;
   void follow_usual();
   EvictionPolicy policy() const;
-  int64_t stretch_ns() const;
   Mark now() const;
   Mark now_with_memory() const;
   double repeats_since(const Mark& mark) const;
-  // While it listens: two steps ago, or some time ago where no step is known.
+  // While it listens: two steps ago.
   const Mark& recent_mark() const;
 
   const Coached parts_;
   Phase phase_ = Phase::begins;
   StepLog log_;
-  uint64_t heard_ = 0;           // operators since it listens
-  uint64_t next_look_ = 0;       // with so many
-  uint64_t evictions_ = 0;       // when it began to listen
-  uint64_t least_heard_ = 1024;  // operators, before what is no step is played
+  uint64_t heard_ = 0;      // operators since it listens
+  uint64_t next_look_ = 0;  // with so many
+  uint64_t evictions_ = 0;  // when it began to listen
   StepLog::Repetition step_;
   int64_t step_ns_ = 0;
   std::vector<Mark> marks_;  // since it listens, at every so many operators

@@ -61,10 +61,17 @@ constexpr Choice kChoices[] = {
     {DTR_COST_NEIGHBORHOOD, 1, true},
 };
 
-void choose(const Choice& choice, EvictionPolicy& policy) {
-  policy.heuristic.cost = choice.cost;
-  policy.heuristic.foresight = choice.foresight;
-  policy.heuristic.staleness_exponent = choice.staleness;
+// What a job begins with (marginal) is one of them.
+std::vector<EvictionPolicy> policies(const EvictionPolicy& usual) {
+  std::vector<EvictionPolicy> all;
+  for (const Choice& choice : kChoices) {
+    all.push_back(usual);
+    all.back().dealloc = Dealloc::lazy;
+    all.back().heuristic.cost = choice.cost;
+    all.back().heuristic.foresight = choice.foresight;
+    all.back().heuristic.staleness_exponent = choice.staleness;
+  }
+  return all;
 }
 
 }  // namespace
@@ -132,43 +139,11 @@ std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& polic
 
 std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual,
                                                        std::optional<Found> best) const {
-  EvictionPolicy here = usual;
   const uint64_t most_played = played_ + kMostPlayed;
-  const auto attempt = [&](const EvictionPolicy& policy) {
-    if (cancelled_ || played_ > most_played) return;
+  for (const EvictionPolicy& policy : policies(usual)) {
+    if (cancelled_ || played_ > most_played) break;
     const double most_ns = best ? best->cost_ns : std::numeric_limits<double>::infinity();
-    std::optional<Found> found = play_near(policy, most_ns);
-    if (!found) return;
-    best = std::move(found);
-    here = policy;
-  };
-  for (int round = 0; round < 2; ++round) {
-    // While no policy works, the next part is tried with the last one.
-    for (const Choice& choice : kChoices) {
-      // In a first step there is nothing to foresee by.
-      if (choice.foresight && program_.counted_from == 0) continue;
-      EvictionPolicy next = here;
-      choose(choice, next);
-      attempt(next);
-    }
-    for (const Dealloc dealloc : {Dealloc::eager, Dealloc::lazy}) {
-      if (dealloc == here.dealloc) continue;
-      EvictionPolicy next = here;
-      next.dealloc = dealloc;
-      attempt(next);
-    }
-    for (const int32_t room : {DTR_ROOM_AUTO, DTR_ROOM_SINGLE}) {
-      if (room == here.room) continue;
-      EvictionPolicy next = here;
-      next.room = room;
-      attempt(next);
-    }
-    for (const double factor : {1.0, 1.2, 1.5}) {
-      if (factor == here.heuristic.recompute_factor) continue;
-      EvictionPolicy next = here;
-      next.heuristic.recompute_factor = factor;
-      attempt(next);
-    }
+    if (std::optional<Found> found = play_near(policy, most_ns)) best = std::move(found);
   }
   return best;
 }
@@ -211,15 +186,8 @@ void Rehearsal::plan(Found& found) const {
   if (period == 0 || program_.calls.size() < 3 * period) return;
   const uint64_t most_played = played_ + kMostPlayed;
   const auto goes_on = [&] { return !cancelled_ && played_ < most_played; };
-  std::vector<EvictionPolicy> policies;
-  // What a job begins with is one of them (marginal).
-  for (const Choice& choice : kChoices) {
-    policies.push_back(found.policy);
-    policies.back().dealloc = Dealloc::lazy;
-    choose(choice, policies.back());
-  }
   std::vector<Schedule> schedules;
-  for (const EvictionPolicy& policy : policies) {
+  for (const EvictionPolicy& policy : policies(found.policy)) {
     size_t fit = 0;
     for (const double share : kPlanShares) {
       if (!goes_on() || fit == kMostOfPolicy) break;

@@ -74,8 +74,8 @@ class Rehearsal {
   std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats) const;
 
  private:
-  // From `usual` on, one part of the policy after the other is set to what is best, twice, until
-  // enough operators were played. best: what `usual` gives.
+  // Of the published policies, with what is dead kept, until enough operators were played. best: what
+  // `usual` gives.
   std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found> best) const;
   std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns) const;
   // Gives it a plan, and the policy that this is made by, if that costs less.

@@ -107,15 +107,6 @@ class TestPolicy:
         assert first == second
         assert first["learned"] > 0
 
-    def test_a_job_that_grinds_learns_although_no_two_of_its_steps_are_alike(
-        self, tmp_path: Path
-    ) -> None:
-        shape, _free = profile("treelstm", 2)
-        costs = tmp_path / "costs.json"
-        train("treelstm", 1 << 30, costs)
-        fix_costs(costs)
-        assert in_a_child("treelstm", shape.budget(0.3), costs)["learned"] > 0
-
     def test_without_a_costs_file_it_is_learned_beside_the_job(
         self, lstm: tuple[Profile, Path]
     ) -> None:
