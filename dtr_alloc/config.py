@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ SWITCH_WORDS = {
 OPERATOR_FORMS = "a namespace, such as flash_attn, or an operator, such as mylib::gelu"
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 
+PAGE_FORM = "a page (*.html) needs matplotlib: pip install 'dtr-alloc[plots]'"
 SWITCHES = "1, true, yes, on, 0, false, no, off"
 POOL_FORMS = (
     "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
@@ -377,9 +379,10 @@ class Config:
     """Where stats() is written as JSON when the process ends, also after an error. ``{pid}`` and
     ``{rank}`` (the variable RANK, or 0) in the path are filled in."""
 
-    report: bool | Path = False
-    """Whether a readable report is written when the process ends: to stderr (True) or to this
-    file, with the same placeholders as in ``stats``."""
+    report: bool | str | Path = False
+    """What is written when the process ends: the figures that matter, to stderr (True); all
+    counters, too (``all``); or a file, with the same placeholders as in ``stats``, which is a page
+    with pictures if its name ends with ``.html``."""
 
     thrash: float = 4
     """How many times a step may compute its own operators. A job that is slower says so once, on
@@ -489,11 +492,19 @@ def _path(value: object) -> Path:
     raise ValueError("not a path")
 
 
-def _report(value: object) -> bool | Path:
+def _report(value: object) -> bool | str | Path:
     try:
         return _switch(value)
     except ValueError:
-        return _path(value)
+        path = _path(value)
+    if is_page(path) and find_spec("matplotlib") is None:
+        raise ValueError("no matplotlib")
+    return "all" if path == Path("all") else path
+
+
+def is_page(report: object) -> bool:
+    """Whether a report is a page (dtr_alloc/lab/page.py)."""
+    return isinstance(report, Path) and report.suffix.lower() == ".html"
 
 
 _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
@@ -503,7 +514,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "heuristic": (heuristics.parse, heuristics.allowed),
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
-    "report": (_report, lambda: f"{SWITCHES}, or a path"),
+    "report": (_report, lambda: f"{SWITCHES}, 'all', or a path; {PAGE_FORM}"),
     "thrash": (_times, lambda: "a number above 1, or 'off'"),
     "ranks": (_choice(RANKS), lambda: ", ".join(RANKS)),
     "trust": (_operators, lambda: f"{OPERATOR_FORMS}; several with commas between"),

@@ -1,4 +1,4 @@
-"""Shows what a run did: ``stats()`` as JSON for programs and as a table for people.
+"""Shows what a run did: ``stats()`` as JSON for programs, the figures that matter for people.
 
 Nothing here measures or decides. rich is imported when a table is drawn, not before: this
 module is loaded in every job that has a budget.
@@ -13,12 +13,15 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.config import Budget, Config, format_size
+from dtr_alloc.config import Budget, Config, format_size, is_page
+from dtr_alloc.figures import advice, figures
 from dtr_alloc.output_file import OutputFile
 
 if TYPE_CHECKING:
@@ -71,76 +74,107 @@ def write_stats(
     return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
-def stats_table(stats: Mapping[str, Any], title: str = TITLE) -> Table:
-    """stats() as a rich table: one row a counter, sizes and times in units for people."""
-    from rich.table import Table
+class Stats(dict[str, Any]):
+    """stats(), which a notebook shows as the figures that matter."""
 
-    table = Table(title=title, show_header=False)
-    table.add_column("counter")
-    table.add_column("value", justify="right")
-    for name, value in _rows(stats):
-        table.add_row(name, value)
-    return table
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in figures(self)
+        )
+        return f"<table>{rows}</table><p>{escape(advice(self))}</p>"
 
 
-def render(stats: Mapping[str, Any], title: str = TITLE, width: int = 72) -> str:
-    """stats_table as plain text."""
+def render(
+    stats: Mapping[str, Any], title: str = TITLE, width: int = 80, *, everything: bool = False
+) -> str:
+    """The figures as a table in plain text, with a sentence of advice; ``everything``: and all
+    counters."""
     from io import StringIO
 
     from rich.console import Console
 
     text = StringIO()
-    Console(file=text, width=width, markup=False).print(stats_table(stats, title))
+    console = Console(file=text, width=width, markup=False, highlight=False)
+    rows = figures(stats) or list(counter_rows(stats))  # where there was an error, that is all
+    console.print(title)
+    console.print(_table(rows))
+    if sentence := advice(stats):
+        console.print(sentence)
+    if everything:
+        console.print("all counters")
+        console.print(_table(counter_rows(stats)))
     return text.getvalue()
 
 
+def _table(rows: Iterable[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_column("name")
+    table.add_column("value", justify="right")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
 def write_report(
-    target: bool | str | os.PathLike[str],
+    target: bool | str | Path,
     stats: Mapping[str, Any],
     config: Config | None = None,
+    timeline: Any = None,
 ) -> None:
-    """Writes the table to stderr (True) or to a file; False writes nothing. Raises OSError."""
+    """Writes the figures to stderr (True), all counters with them ("all"), or to a file, as a page
+    if it is called so; False writes nothing. Raises OSError.
+
+    timeline: of the session (dtr_alloc/torch/timeline.py), for a page.
+    """
     if target is False:
         return
     facts = job_facts(config)
-    title = TITLE if config is None else f"{TITLE}: budget {budget_text(config.budget)}"
     shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
-    text = render(shown, title)
-    if target is True:
+    if is_page(target):
+        page = import_module("dtr_alloc.lab.page")  # of a higher layer, with matplotlib
+        write_text(str(target), page.page(shown, facts, timeline))
+        return
+    title = TITLE if config is None else f"{TITLE}: budget {budget_text(config.budget)}"
+    text = render(shown, title, everything=target == "all")
+    if target is True or target == "all":
         print(text, file=sys.stderr, end="", flush=True)
     else:
         write_text(target, text)
 
 
-_exit_config: Config | None = None
-_exit_stats: Callable[[], Mapping[str, Any]] = dict
-_exit_pid: int | None = None
+_AtExit = tuple[int, Config, Callable[[], tuple[Mapping[str, Any], Any]]]
+_at_exit: _AtExit | None = None
+"""The process that writes then, by which settings, and of what."""
 
 
-def write_at_exit(config: Config, stats: Callable[[], Mapping[str, Any]]) -> None:
+def write_at_exit(config: Config, stats: Callable[[], tuple[Mapping[str, Any], Any]]) -> None:
     """Writes the files that ``config.stats`` and ``config.report`` ask for when this process ends,
-    with the counters that ``stats`` returns then.
+    with the counters and the timeline that ``stats`` returns then.
 
     Also after an exception; not after os._exit or a signal that kills. A forked child writes
     nothing. Calling it again replaces the configuration, it does not write twice.
     """
-    global _exit_config, _exit_stats, _exit_pid
-    if _exit_pid is None:
+    global _at_exit
+    if _at_exit is None:
         atexit.register(_write_at_exit)
     # Paths mean what they meant now, also if the job changes its folder.
     path = None if config.stats is None else config.stats.absolute()
-    report = config.report if isinstance(config.report, bool) else config.report.absolute()
-    _exit_config = Config(**{**vars(config), "stats": path, "report": report})
-    _exit_stats = stats
-    _exit_pid = os.getpid()
+    report = config.report.absolute() if isinstance(config.report, Path) else config.report
+    lasting = Config(**{**vars(config), "stats": path, "report": report})
+    _at_exit = (os.getpid(), lasting, stats)
 
 
 def _write_at_exit() -> None:
-    config = _exit_config
-    if config is None or os.getpid() != _exit_pid or not (config.stats or config.report):
+    assert _at_exit is not None
+    pid, config, find = _at_exit
+    if os.getpid() != pid or not (config.stats or config.report):
         return
+    timeline = None
     try:
-        stats = _exit_stats()
+        stats, timeline = find()
     except Exception as error:
         stats = {"error": f"{type(error).__name__}: {error}"}
     # The job's own result is not changed by a file that cannot be written.
@@ -150,7 +184,7 @@ def _write_at_exit() -> None:
         except OSError as error:
             print(f"dtr_alloc: cannot write DTR_ALLOC_STATS: {error}", file=sys.stderr)
     try:
-        write_report(config.report, stats, config)
+        write_report(config.report, stats, config, timeline)
     except OSError as error:
         print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
 
@@ -179,11 +213,16 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return place
 
 
+def kept_text(entry: Mapping[str, Any]) -> str:
+    """What made what is kept, and why it is (dtr_alloc.kept(), as a dictionary)."""
+    made = f"{entry['operator']}, as " if entry["operator"] else ""
+    where = f" at {entry['line']}" if entry["line"] else ""
+    return f"{made}{entry['why']}{where}"
+
+
 def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for entry in entries[:_MOST_KEPT]:
-        made = f"{entry['operator']}, as " if entry["operator"] else ""
-        where = f" at {entry['line']}" if entry["line"] else ""
-        yield f"kept: {made}{entry['why']}{where}", format_size(entry["size_bytes"])
+        yield f"kept: {kept_text(entry)}", format_size(entry["size_bytes"])
     if others := entries[_MOST_KEPT:]:
         yield "kept: others", format_size(sum(entry["size_bytes"] for entry in others))
 
@@ -193,11 +232,12 @@ def budget_text(budget: Budget) -> str:
     return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
 
-def _rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def counter_rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """All counters with names and values for people."""
     for key, value in stats.items():
         name = prefix + str(key)
         if isinstance(value, Mapping):
-            yield from _rows(value, f"{name}.")
+            yield from counter_rows(value, f"{name}.")
         elif name == "kept":
             yield from _kept_rows(value)
         elif isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes"):

@@ -117,8 +117,24 @@ def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
     return excepthook
 
 
+class _Command(click.Command):
+    """One whose --report needs no value, and takes one only behind "=": the next word is the
+    script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        i = 0
+        while i < len(args) and args[i].startswith("-"):
+            if args[i] == "--report":
+                args[i] = "--report=1"
+            i += 2 if args[i] in with_value else 1
+        return super().parse_args(ctx, args)
+
+
 @click.command(
     "run",
+    cls=_Command,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script or module under a budget.",
 )
@@ -128,7 +144,8 @@ def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
-@click.option("--report", "show_report", is_flag=True, help="Print a table to stderr at the end.")
+@click.option("--report", metavar="[=WHAT]", help="Show figures at the end, on stderr; with =all "
+              "all counters, with =FILE in a file: a page if it is an .html.")  # fmt: skip
 @click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -141,7 +158,7 @@ def command(
     log: str | None,
     log_steps: str | None,
     trace: str | None,
-    show_report: bool,
+    report: str | None,
     costs: str | None,
     stats: str | None,
     is_module: bool,
@@ -162,7 +179,7 @@ def command(
         "log": log,
         "log_steps": log_steps,
         "trace": trace,
-        "report": "1" if show_report else None,
+        "report": report,
         "costs": costs,
         "stats": stats,
     }

@@ -21,6 +21,7 @@ from dtr_alloc.torch.kept import kept as _kept
 from dtr_alloc.torch.kept import why_kept as _why_kept
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.runtime import Runtime
+from dtr_alloc.torch.timeline import Timeline
 
 _state = threading.RLock()
 _runtime: Runtime | None = None
@@ -234,14 +235,15 @@ def set_budget(budget: object) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Counters since the runtime was created (peaks: since reset_peak_stats), in bytes and seconds.
+    """Counters of the session, or of the last one (peaks: since reset_peak_stats), in bytes and
+    seconds. A notebook shows the figures that matter (docs/start/stats.md).
 
     ``budget_bytes`` is 2**64 - 1 if unlimited. Works after disable() too; raises StateError if
     dtr_alloc was never enabled.
     """
     if _runtime is None:
         raise StateError("dtr_alloc was not enabled in this process")
-    return _runtime.stats()
+    return report.Stats(_runtime.stats())
 
 
 def trust_contents() -> None:
@@ -274,10 +276,14 @@ def kept(*, at_peak: bool = False) -> list[Kept]:
     return _kept(active(), at_peak)
 
 
-def _stats_at_exit() -> dict[str, Any]:
-    """stats(), and what was kept when most was."""
-    entries = [] if _runtime is None else _kept(_runtime, at_peak=True)
-    return {**stats(), "kept": [entry._asdict() for entry in entries]}
+def _stats_at_exit() -> tuple[dict[str, Any], Timeline | None]:
+    """stats() and what was kept when most was; and the timeline, which ends."""
+    if _runtime is None:
+        return stats(), None
+    if _runtime.timeline is not None:
+        _runtime.timeline.stop()
+    entries = _kept(_runtime, at_peak=True)
+    return {**stats(), "kept": [entry._asdict() for entry in entries]}, _runtime.timeline
 
 
 def reset_peak_stats() -> None:

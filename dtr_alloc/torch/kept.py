@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ _LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
 """Packages whose code is none of the job's."""
 
 _REASONS = {
+    lib.DTR_KEPT_NOT: "",
     lib.DTR_KEPT_NOT_MET: "no operator that is recorded has made or used it",
     lib.DTR_KEPT_OF_OTHERS: "its memory was not allocated under the budget",
     lib.DTR_KEPT_ESCAPED: "its address was given away",
@@ -93,12 +95,21 @@ def _line() -> str:
 
 def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:
     """See dtr_alloc.kept()."""
+    others = (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY)
+    return _listed(runtime, at_peak, lambda holder: holder.why_kept not in others)
+
+
+def resident(runtime: Any) -> list[Kept]:
+    """All that is in memory now, the largest first; with no reason where it can be evicted."""
+    return _listed(runtime, False, lambda _: True)
+
+
+def _listed(runtime: Any, at_peak: bool, counts: Callable[[Any], bool]) -> list[Kept]:
     ask = partial(lib.dtr_engine_holders, runtime.engine, at_peak)
     rules = {rule.key: rule for rule in runtime.recorder.rules}
     sizes: Counter[tuple[str, str, str]] = Counter()
-    for holder in listed("dtr_holder", ask):
-        if holder.why_kept not in (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY):
-            sizes[_said(runtime, rules, holder)] += holder.size_bytes
+    for holder in filter(counts, listed("dtr_holder", ask)):
+        sizes[_said(runtime, rules, holder)] += holder.size_bytes
     return [Kept(size_bytes, *said) for said, size_bytes in sizes.most_common()]
 
 

@@ -27,12 +27,20 @@ from dtr_alloc.torch.kept import Places
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
 from dtr_alloc.torch.recorder import Recorder
+from dtr_alloc.torch.timeline import Timeline
 
 if TYPE_CHECKING:
     from dtr_alloc.oplog.recorder import OpLogRecorder
     from dtr_alloc.traces.recording import Recording
 
 _C10_CPU, _C10_CUDA = 0, 1
+
+_PRESENT = {
+    *("budget_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "largest_free_bytes"),
+    *("total_bytes", "chunk_bytes", "host_bytes", "kept_constant_bytes", "evicted_storages"),
+    *("live_blocks", "live_storages", "live_ops"),
+}
+"""Numbers in stats() that say how it is now. All but these and the peaks only grow."""
 
 
 class Runtime:
@@ -62,6 +70,8 @@ class Runtime:
         self.bridge.score(self.scorer is not None)
         self.log: OpLogRecorder | None = None
         self.recording: Recording | None = None
+        self.timeline: Timeline | None = None
+        self._before: dict[str, int] = {}  # what was counted when the session began
         self.is_light = False
         self.is_active = False
         self._step_hooks: list[Any] = []
@@ -98,15 +108,26 @@ class Runtime:
             raise
 
     def stats(self) -> dict[str, Any]:
-        """The counters of pools and engine, in bytes and seconds."""
+        """The counters of pools and engine, in bytes and seconds, and of the timeline."""
+        counted = self._counters()
+        for name, before in self._before.items():
+            counted[name] -= before
+        seconds = {
+            f"{name}_seconds": counted.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
+        }
+        records = counted["live_storages"] + counted["live_ops"]
+        timeline = self.timeline
+        session = {
+            "session_seconds": timeline.seconds if timeline else 0.0,
+            "steps": timeline.step_count if timeline else 0,
+            "step_seconds": timeline.step_seconds if timeline else None,
+        }
+        return {**counted, **seconds, "live_records": records, **session}
+
+    def _counters(self) -> dict[str, int]:
         stats = ffi.new("dtr_engine_stats *")
         lib.dtr_engine_get_stats(self.engine, stats)
-        engine = record(stats, field_names("dtr_engine_stats"))
-        seconds = {
-            f"{name}_seconds": engine.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
-        }
-        records = engine["live_storages"] + engine["live_ops"]
-        return {**self.pools.total_stats(), **engine, **seconds, "live_records": records}
+        return {**self.pools.total_stats(), **record(stats, field_names("dtr_engine_stats"))}
 
     def reset_peak(self) -> None:
         """Starts the peaks anew from the present values."""
@@ -172,6 +193,7 @@ class Runtime:
             self.log = None
             self._undo.append(self._stop_recording)
             self._start_recording()
+            self._start_timeline()
             self._install_allocator()
             if not light:
                 self._start_recorder()
@@ -182,6 +204,15 @@ class Runtime:
             self._unwind()
             self.pools.set_budget_bytes(budgets)
             raise
+
+    def _start_timeline(self) -> None:
+        self._before = {
+            name: value
+            for name, value in self._counters().items()
+            if name not in _PRESENT and not name.startswith("peak_")
+        }
+        self.timeline = Timeline(self, samples=report.is_page(self.config.report))
+        self._undo.append(self.timeline.stop)
 
     def _start_recorder(self) -> None:
         if self.config.log is not None:
@@ -319,6 +350,8 @@ class Runtime:
         without."""
         self.is_active = False
         self._undo.clear()
+        if self.timeline is not None:
+            self.timeline.abandon()
         self.cost_file = None  # the parent writes it
         escapes.uninstall()
         escapes.raise_where_content_is_lost(self.bridge)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dtr_alloc import report
+from dtr_alloc import figures, report
 from dtr_alloc.config import Budget, Config
 
 STATS = {"budget_bytes": 2**30, "evictions": 12345, "recompute_seconds": 0.5, "device": "cpu"}
@@ -45,13 +45,54 @@ def test_ranks_and_processes_can_have_their_own_files(tmp_path, monkeypatch):
     assert path.name == f"3-{os.getpid()}.json"
 
 
-def test_the_table_speaks_in_units():
-    text = report.render({**STATS, "by_op": {"mm": 3}, "note": "[bold]"})
-    assert "1.00 GiB" in text
-    assert "12,345" in text
-    assert "0.500 s" in text
-    assert "by op.mm" in text
-    assert "[bold]" in text
+SESSION = {
+    **STATS,
+    "peak_allocated_bytes": 2**29,
+    "steps": 7,
+    "step_seconds": 0.25,
+    "search_seconds": 0.1,
+    "total_cost_ns": 10,
+    "recompute_cost_ns": 2,
+    "moves": 3,
+    "move_ns": 10**9,
+    "remaps": 4,
+    "contiguity_evictions": 1,
+    "out_of_memory_errors": 0,
+    "peak_kept_bytes": 2**20,
+}
+
+
+def test_the_figures_come_first_and_all_counters_when_asked_for():
+    text = report.render(SESSION)
+    for said in ("1.00 GiB", "50% of the budget", "12,345", "0.25 s each", "20.0%", "bytes"):
+        assert said in text, said
+    assert "costs 20 % more compute" in text
+    assert "all counters" not in text
+    assert "by op.mm" in report.render({**SESSION, "by_op": {"mm": 3}}, everything=True)
+    assert "[bold]" in report.render({"error": "[bold]"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit", "advice"),
+    [
+        ({"out_of_memory_errors": 2}, "2 allocations failed", "Raise the budget"),
+        ({"evictions": 0}, "never reached", "512.00 MiB would have been enough"),
+        ({"budget_bytes": 2**64 - 1}, "bytes", "There was no budget"),
+        ({"peak_kept_bytes": 2**30}, "never evicted: 100%", "sharding"),
+        ({"contiguity_evictions": 12000}, "places: at 97%", "20 % more compute"),
+        ({"recompute_cost_ns": 11}, "bytes", "more than twice"),
+        ({"recompute_cost_ns": 0}, "bytes", "a smaller budget"),
+    ],
+)
+def test_it_says_what_limited_the_session_and_what_to_do(changed, limit, advice):
+    assert limit in figures.limit({**SESSION, **changed})
+    assert advice in figures.advice({**SESSION, **changed})
+
+
+def test_a_notebook_shows_the_figures():
+    text = report.Stats(SESSION)._repr_html_()
+    assert "<td>1.00 GiB</td>" in text
+    assert "20 % more compute" in text
 
 
 def test_the_table_says_what_was_kept_the_largest_first():
@@ -59,7 +100,7 @@ def test_the_table_says_what_was_kept_the_largest_first():
         {"size_bytes": 2**30 // n, "operator": "lib.op", "why": "it is so", "line": f"model.py:{n}"}
         for n in range(1, 8)
     ]
-    text = report.render({**STATS, "kept": entries}, width=200)
+    text = report.render({**STATS, "kept": entries}, width=200, everything=True)
     assert "kept: lib.op, as it is so at model.py:1" in text
     assert "model.py:6" not in text
     assert f"{(2**30 // 6 + 2**30 // 7) / 2**20:.2f} MiB" in text.split("kept: others")[1]
@@ -77,7 +118,7 @@ def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
 JOB = """
 import os, sys
 from dtr_alloc import config, report
-report.write_at_exit(config.load_config(), lambda: {"evictions": 5})
+report.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
 """
 
 

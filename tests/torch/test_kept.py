@@ -101,7 +101,7 @@ y.sum().item()
 
 def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    settings = {"BUDGET": "unlimited", "DEVICE": "cpu", "STATS": "stats.json", "REPORT": "1"}
+    settings = {"BUDGET": "unlimited", "DEVICE": "cpu", "STATS": "stats.json", "REPORT": "all"}
     done = subprocess.run(
         [sys.executable, "job.py"],
         env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
@@ -115,7 +115,7 @@ def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> 
     assert entry.pop("size_bytes") == stats["peak_kept_bytes"] == MIB
     why = "its address was given away"
     assert entry == {"operator": "aten.exp.default", "why": why, "line": "job.py:4"}
-    assert "kept: aten.exp.default, as its address was given away" in done.stderr
+    assert "kept: aten.exp.default, as its address" in done.stderr
 
 
 def test_an_out_of_memory_error_names_what_is_kept() -> None:

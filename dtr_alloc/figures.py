@@ -1,0 +1,109 @@
+"""The figures of a session that its user asks for first, from ``stats()``, and advice.
+
+Everything that shows a session takes them from here: the report, a notebook, the page of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dtr_alloc.config import UNLIMITED_BYTES, format_size
+
+CHEAP = 0.1
+"""So much recomputation, in terms of the job's own compute, is hardly felt."""
+DEAR = 1.0
+"""And so much makes a step take twice as long."""
+FULL = 0.7
+"""A budget of which so much is never evicted has little to give."""
+
+
+def figures(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values for people; of what ``stats`` does not count there is none."""
+    return list(_figures(stats))
+
+
+def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "budget_bytes" in stats:
+        yield "budget", format_size(stats["budget_bytes"])
+    if "peak_allocated_bytes" in stats:
+        peak, share = stats["peak_allocated_bytes"], _of_budget(stats, "peak_allocated_bytes")
+        yield "peak", format_size(peak) + (f" ({share:.0%} of the budget)" if share else "")
+    if stats.get("steps"):
+        median = stats["step_seconds"]
+        each = "" if median is None else f", {median:.3g} s each (median)"
+        yield "steps of the optimizer", f"{stats['steps']:,}{each}"
+    if (again := recomputed(stats)) is not None:
+        seconds = f"{stats['recompute_seconds']:.3g} s"
+        yield "recomputation", f"{again:.1%} of the job's own compute ({seconds})"
+    if "search_seconds" in stats:
+        yield "search for what to evict", f"{stats['search_seconds']:.3g} s"
+    if "moves" in stats:
+        moves, remaps = stats["moves"], stats["remaps"]
+        seconds = f"{stats['move_ns'] / 1e9:.3g} s"
+        yield "moves and remaps", f"{moves:,} ({seconds}) and {remaps:,}"
+    if stats.get("swaps"):
+        there, back = stats["swapped_out_bytes"], stats["swapped_in_bytes"]
+        yield "swapped out and in", f"{format_size(there)} and {format_size(back)}"
+    if stats.get("host_waits"):
+        yield "waits for the device", f"{stats['host_waits']:,}"
+    if "evictions" in stats:
+        size = f" ({format_size(stats['evicted_bytes'])})" if "evicted_bytes" in stats else ""
+        yield "evictions", f"{stats['evictions']:,}{size}"
+    if "peak_kept_bytes" in stats:
+        yield "never evicted, at most", format_size(stats["peak_kept_bytes"])
+    if "contiguity_evictions" in stats:
+        yield "limited by", limit(stats)
+
+
+def recomputed(stats: Mapping[str, Any]) -> float | None:
+    """What was computed again, in terms of the job's own compute; None if nothing was computed."""
+    own = stats.get("total_cost_ns")
+    return stats["recompute_cost_ns"] / own if own else None
+
+
+def limit(stats: Mapping[str, Any]) -> str:
+    """What kept the session from doing with less."""
+    evictions = stats["evictions"]
+    if stats["out_of_memory_errors"]:
+        return f"memory: {stats['out_of_memory_errors']:,} allocations failed"
+    if evictions == 0:
+        return "nothing: the budget was never reached"
+    if (kept := _of_budget(stats, "peak_kept_bytes") or 0) > FULL:
+        return f"what is never evicted: {kept:.0%} of the budget"
+    if (places := stats["contiguity_evictions"] / evictions) > 0.5:
+        return f"places: at {places:.0%} of the evictions the bytes were free, in pieces"
+    return "bytes"
+
+
+def advice(stats: Mapping[str, Any]) -> str:
+    """What the user may do next, in a sentence; empty without the counters that say so."""
+    again = recomputed(stats)
+    if again is None or "contiguity_evictions" not in stats:
+        return ""
+    peak = format_size(stats["peak_allocated_bytes"])
+    if stats["out_of_memory_errors"]:
+        return "Raise the budget; the error says which would do."
+    if stats["budget_bytes"] >= UNLIMITED_BYTES:
+        return "There was no budget; `dtr-alloc suggest` says which would do, and what it costs."
+    if stats["evictions"] == 0:
+        return f"Nothing was evicted: {peak} would have been enough, and less may do."
+    if (_of_budget(stats, "peak_kept_bytes") or 0) > FULL:
+        return (
+            "Most of the budget is never evicted (`--report all` says what): swapping "
+            "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
+        )
+    if again > DEAR:
+        return (
+            "Each step computes more than twice its operators; `dtr-alloc suggest` finds a budget."
+        )
+    if again < CHEAP:
+        return "Recomputation is cheap here: a smaller budget, or a larger batch, would do."
+    return f"The budget costs {math.ceil(100 * again)} % more compute; more memory would cost less."
+
+
+def _of_budget(stats: Mapping[str, Any], name: str) -> float | None:
+    """A size as a share of the budget; None without a budget."""
+    budget = stats.get("budget_bytes", UNLIMITED_BYTES)
+    return stats[name] / budget if 0 < budget < UNLIMITED_BYTES else None

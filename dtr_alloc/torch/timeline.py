@@ -1,0 +1,183 @@
+"""What a session goes through: counters at the ends of its optimizer's steps and, for the page of a
+run (dtr_alloc/lab/page.py), at moments in between.
+
+A row holds what was counted until then, so every second one can be left out when there are many: no
+session, however long, keeps more than MOST of a kind.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtr_alloc.core import check, ffi, lib, listed
+from dtr_alloc.torch.kept import Kept, resident
+
+MOST = 1024
+_FIRST_INTERVAL = 0.01
+"""Seconds between two moments, at first."""
+_IN_USE = 1
+"""The state of such a block (dtr_block)."""
+_GROWTH = 1 / 16
+"""What fills the memory is looked at again when so much more is in use than at the look before."""
+_SCATTERED = 1 / 64
+"""And the heap, when so much more of the budget is free but not in one piece."""
+
+
+class Moment(NamedTuple):
+    """Counters at one moment; those that only grow do so since the runtime was created."""
+
+    seconds: float
+    steps: int
+    budget_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    scattered_bytes: int
+    """Free, but not in the largest free block."""
+    evictions: int
+    evicted_bytes: int
+    total_cost_ns: int
+    recompute_cost_ns: int
+    moved_bytes: int
+    swapped_out_bytes: int
+    planned: int
+
+
+class Span(NamedTuple):
+    """Blocks in use with nothing between them."""
+
+    address: int
+    size_bytes: int
+
+
+class Timeline:
+    """The rows of one session. ``samples``: whether there are moments between steps, which a thread
+    takes."""
+
+    def __init__(self, runtime: Any, samples: bool) -> None:
+        self._runtime = runtime
+        self._engine = ffi.new("dtr_engine_stats *")
+        self._pool = ffi.new("dtr_pool_stats *")
+        self._lock = threading.Lock()
+        self._begin = time.perf_counter()
+        self._end: float | None = None
+        self._stride = 1
+        self._ended = threading.Event()
+        self.step_count = 0
+        self.steps: list[Moment] = []
+        self.samples: list[Moment] = []
+        self.fullest: list[Kept] = []
+        """What filled the memory when most of it was in use, to a sixteenth."""
+        self._fullest_bytes = 0
+        self.worst_heap: list[Span] = []
+        """The first device's heap when most of it was free but scattered."""
+        self._worst_bytes = 0
+        self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
+        self._thread = threading.Thread(target=self._sample, daemon=True, name="dtr_alloc timeline")
+        if samples:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the rows; what they say stays. It may be called again."""
+        self._hook.remove()
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._end is None:
+            self._end = time.perf_counter()
+
+    def abandon(self) -> None:
+        """In a forked child, which has no such thread."""
+        self._hook.remove()
+
+    @property
+    def seconds(self) -> float:
+        """Since the session began, until it ended."""
+        return (self._end or time.perf_counter()) - self._begin
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the time between the ends of two steps; None before there are two."""
+        times = [
+            (after.seconds - before.seconds) / (after.steps - before.steps)
+            for before, after in pairwise(self.steps)
+        ]
+        return statistics.median(times) if times else None
+
+    def _step_ended(self) -> None:
+        self.step_count += 1
+        if self.step_count % self._stride == 0:
+            with self._lock:
+                self.steps.append(self._moment())
+            if len(self.steps) >= MOST:
+                del self.steps[::2]  # what stays are multiples of the new stride
+                self._stride *= 2
+
+    def _sample(self) -> None:
+        interval = _FIRST_INTERVAL
+        while not self._ended.wait(interval):
+            with self._lock:
+                moment = self._moment()
+            self.samples.append(moment)
+            if moment.allocated_bytes > (1 + _GROWTH) * self._fullest_bytes:
+                self._fullest_bytes = moment.allocated_bytes
+                self.fullest = resident(self._runtime)
+            least = self._worst_bytes + _SCATTERED * moment.reserved_bytes
+            if moment.scattered_bytes > least:
+                self._worst_bytes = moment.scattered_bytes
+                self.worst_heap = heap(self._runtime)
+            if len(self.samples) >= MOST:
+                del self.samples[1::2]
+                interval *= 2
+
+    def _moment(self) -> Moment:
+        engine, pool = self._engine, self._pool
+        lib.dtr_engine_get_stats(self._runtime.engine, engine)
+        allocated = reserved = scattered = budget = 0
+        for handle in self._runtime.pools.handles:
+            lib.dtr_pool_get_stats(handle, pool)
+            allocated += pool.allocated_bytes
+            reserved += pool.reserved_bytes
+            free = pool.reserved_bytes - min(pool.reserved_bytes, pool.allocated_bytes)
+            scattered += free - min(free, pool.largest_free_bytes)
+            budget = max(budget, pool.budget_bytes)
+        return Moment(
+            time.perf_counter() - self._begin,
+            self.step_count,
+            budget,
+            allocated,
+            reserved,
+            scattered,
+            engine.evictions,
+            engine.evicted_bytes,
+            engine.total_cost_ns,
+            engine.recompute_cost_ns,
+            engine.moved_bytes,
+            engine.swapped_out_bytes,
+            engine.planned,
+        )
+
+
+def heap(runtime: Any) -> list[Span]:
+    """What is in use of the first device's heap, by address."""
+    count = ffi.new("uint64_t *")
+
+    def ask(blocks: Any, capacity: int) -> int:
+        check(lib.dtr_pool_snapshot(runtime.pools.handles[0], blocks, capacity, count))
+        return int(count[0])
+
+    spans: list[Span] = []
+    for block in listed("dtr_block", ask):
+        if block.state != _IN_USE:
+            continue
+        address, size_bytes = block.address, block.size_bytes
+        if spans and sum(spans[-1]) == address:
+            address, before = spans.pop()
+            size_bytes += before
+        spans.append(Span(address, size_bytes))
+    return spans

@@ -1,0 +1,111 @@
+"""What a session went through is counted step by step, and shown on a page of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+import dtr_alloc
+from dtr_alloc.torch import api, timeline
+
+
+def take_steps(count: int) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_stats_are_of_the_session_and_count_its_steps() -> None:
+    for steps in (3, 2):
+        with dtr_alloc.session(budget="64MiB", device="cpu"):
+            assert dtr_alloc.stats()["recorded_ops"] == 0
+            assert dtr_alloc.stats()["step_seconds"] is None
+            take_steps(steps)
+            assert dtr_alloc.stats()["steps"] == steps
+            assert dtr_alloc.stats()["step_seconds"] > 0
+    ended = dtr_alloc.stats()
+    take_steps(1)
+    assert dtr_alloc.stats()["steps"] == ended["steps"] == 2
+    assert dtr_alloc.stats()["session_seconds"] == ended["session_seconds"] > 0
+
+
+def test_a_long_session_keeps_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MOST", 8)
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        take_steps(41)
+        found = api.active().timeline
+        assert found is not None
+        assert [row.steps for row in found.steps] == [8, 16, 24, 32, 40]
+
+
+JOB = """
+import torch
+layers = [torch.nn.Linear(256, 256) for _ in range(16)]
+optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+for _ in range(12):
+    x = torch.ones(1024, 256)
+    for layer in layers:
+        x = layer(x).tanh()
+    optimizer.zero_grad()
+    x.sum().backward()
+    optimizer.step()
+"""
+
+
+class Page(HTMLParser):
+    """The tags of a page, and whether all that were opened are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "words"),
+    [("", 0, "more compute"), ("torch.ones(64 << 20) + 1", 1, "Raise the budget")],
+)
+def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str) -> None:
+    (tmp_path / "my_job.py").write_text(JOB + ending)
+    settings = {"BUDGET": "16MiB", "DEVICE": "cpu", "REPORT": "{pid}.html", "HEURISTIC": "marginal"}
+    done = subprocess.run(
+        [sys.executable, "my_job.py"],
+        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    assert done.returncode == status, done.stderr
+    (path,) = tmp_path.glob("*.html")
+    text = path.read_text()
+    page = Page(text)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert all(link.startswith("#") for link in page.links), "it needs nothing else"
+    assert not re.search(r"#000000|url\((?!#)", text)
+    assert page.tags.count("svg") == 5
+    for said in ("dtr_alloc: my_job.py", words, "16.00 MiB", "aten.tanh.default", "Steps"):
+        assert said in text, said
