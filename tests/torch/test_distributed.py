@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 if budget != "none":
-    dtr_alloc.enable(budget, device="cpu")
+    dtr_alloc.enable(budget, device="cpu", thrash="off")
 
 def made(value):
     return torch.full((COUNT,), float(value)) * 2

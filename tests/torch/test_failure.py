@@ -70,7 +70,7 @@ def test_an_exception_in_a_hook_ends_the_backward_and_no_more() -> None:
         return [parameter.grad.clone() for parameter in model.parameters()]
 
     expected = gradients(fail_first=False)
-    with checked_session("1MiB"):
+    with checked_session("600KiB"):
         got = gradients(fail_first=True)
         assert dtr_alloc.stats()["evictions"] > 0
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
