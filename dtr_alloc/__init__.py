@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dtr_alloc.core import DriverError as DriverError
     from dtr_alloc.core import StateError as StateError
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
+    from dtr_alloc.lab.advice import suggest as suggest
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
@@ -43,6 +44,7 @@ _HOMES = {
     "distrust": "torch.custom_operators",
     "register_heuristic": "heuristics",
     "run_as_operator": "torch.run_as_operator",
+    "suggest": "lab.advice",
     "trust": "torch.custom_operators",
     **dict.fromkeys(
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -96,10 +95,6 @@ def json_object(path: Path, most_bytes: int) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError(f"{path}: it holds {bounded.shown(document)}; allowed: an object")
     return document
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def workers_options(jobs: str) -> Callable[[Any], Any]:

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from dtr_alloc import bounded
-from dtr_alloc.cli.common import InputError, cores, json_object, workers_of, workers_options
-from dtr_alloc.lab.executors import ExecutorError, RunsFailed
+from dtr_alloc.cli.common import InputError, json_object, workers_of, workers_options
+from dtr_alloc.lab.executors import ExecutorError, RunsFailed, cores
 from dtr_alloc.lab.studies import study as studies
 from dtr_alloc.lab.studies.study import Document, Options, Unavailable
 from dtr_alloc.oplog import LogError

@@ -17,7 +17,6 @@ from dtr_alloc import heuristics
 from dtr_alloc.cli import schedule
 from dtr_alloc.cli.common import (
     compiled,
-    cores,
     each_once,
     failed,
     given,
@@ -28,7 +27,7 @@ from dtr_alloc.cli.common import (
 )
 from dtr_alloc.config import parse_size
 from dtr_alloc.lab import simulate, simulate_report
-from dtr_alloc.lab.executors import RunsFailed
+from dtr_alloc.lab.executors import RunsFailed, cores
 
 
 @click.command("simulate", short_help="Run op logs under budgets, without their job.")

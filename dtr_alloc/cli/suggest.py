@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import json
 import os
 import shutil
@@ -14,14 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from dtr_alloc import _autoload
-from dtr_alloc.cli.common import cores
 from dtr_alloc.cli.run import Job
-from dtr_alloc.config import format_size
-from dtr_alloc.lab.suggest import WORTH, Suggestion, suggest
-from dtr_alloc.oplog import compile_log
+from dtr_alloc.lab.advice import advise
 
 if TYPE_CHECKING:
     from dtr_alloc.torch.observe import Observed, Observer
@@ -102,101 +97,12 @@ def command(
 
 
 def _tell(observed: Observed, log: Path, path: str | None) -> None:
-    console = Console(stderr=True, markup=False)
-    with console.status("playing the step under smaller budgets"):
-        found = suggest(
-            compile_log(log),
-            observed.peak_bytes,
-            observed.held_bytes,
-            observed.device,
-            observed.chunk_bytes,
-            threads=cores(),
-        )
-    document = {
-        "observed": dataclasses.asdict(observed),
-        "suggestion": dataclasses.asdict(found),
-    }
+    with Console(stderr=True, markup=False).status("playing the step under smaller budgets"):
+        advice = advise(observed, log)
+    text = json.dumps(advice.document(), indent=2)
     if path == "-":
-        click.echo(json.dumps(document, indent=2))
+        click.echo(text)
         return
     if path is not None:
-        Path(path).write_text(json.dumps(document, indent=2) + "\n")
-    out = Console(markup=False)
-    out.print(_held(observed, found))
-    out.print(_outlooks(found))
-    for line in _words(observed, found):
-        out.print(line)
-
-
-def _held(observed: Observed, found: Suggestion) -> Table:
-    table = Table(title="Memory at its peak", show_header=False)
-    table.add_column("for")
-    table.add_column("size", justify="right")
-    table.add_column("share", justify="right")
-    kinds = {**found.held_bytes, "activations and workspaces": found.activation_bytes}
-    for kind, size in [*kinds.items(), ("all", found.peak_bytes)]:
-        if size:
-            table.add_row(kind, format_size(size), f"{100 * size / found.peak_bytes:.0f} %")
-    return table
-
-
-def _outlooks(found: Suggestion) -> Table:
-    table = Table(title="Compute of a step, in terms of one without a budget")
-    for column in ("budget", "of the peak", "of the activations", "first steps", "once learned"):
-        table.add_column(column, justify="right")
-    for each in found.outlooks:
-        later = _times(each.later) + (" (plan)" if each.is_planned else "")
-        table.add_row(
-            format_size(each.budget_bytes),
-            f"{100 * each.budget_bytes / found.peak_bytes:.0f} %",
-            f"{100 * each.share:.0f} %",
-            _times(each.first),
-            later,
-            style="bold" if each == found.advised else None,
-        )
-    return table
-
-
-def _times(slowness: float | None) -> str:
-    return "too slow" if slowness is None else f"{slowness:.2f}"
-
-
-def _words(observed: Observed, found: Suggestion) -> list[str]:
-    words = []
-    if found.operators == 0:
-        words.append(
-            f"No step was repeated in {observed.steps} of the optimizer's; what was seen last "
-            "stands for it, and nothing can be learned of steps that all differ."
-        )
-    idle = sum(found.held_bytes.values())
-    if found.advised is None or found.activation_bytes < 0.2 * found.peak_bytes:
-        words.append(
-            f"{100 * idle / found.peak_bytes:.0f} % of the peak is held between steps, which is "
-            "never computed again: a budget gains little here. Sharding, or swapping to host "
-            "memory (DTR_ALLOC_SWAP), may."
-        )
-    if found.advised is None:
-        return words
-    least = found.outlooks[-1]
-    words.append(
-        f"The smallest budget found is {format_size(least.budget_bytes)}"
-        + (f": {found.limit} needs that much at once." if found.limit else ".")
-    )
-    advised = found.advised
-    assert advised.later is not None
-    reason = (
-        f"the smallest at which a step computes at most {WORTH:g} times as much"
-        if advised.later <= WORTH
-        else "the cheapest that saves memory"
-    )
-    words.append(
-        f"Advised: DTR_ALLOC_BUDGET={advised.budget_bytes // 2**20}MiB, {reason} "
-        f"({_times(advised.later)})."
-    )
-    if advised.share < 1:
-        words.append(
-            "If activations grow with the batch and nothing else does, a batch "
-            f"{1 / advised.share:.1f} times as large fits into the peak of today, "
-            f"{format_size(found.peak_bytes)}."
-        )
-    return words
+        Path(path).write_text(text + "\n")
+    advice.print_to(Console(markup=False))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import signal
 import sys
 from collections import deque
@@ -32,6 +33,11 @@ WAIT_S = 10
 """How long a Dask scheduler, and the first of its workers, may take to answer."""
 MPI_COMMAND = "mpiexec -n RANKS python -m mpi4py.futures -m dtr_alloc.cli"
 MOST_NAMED = 20
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ExecutorError(RuntimeError):

@@ -100,3 +100,65 @@ def _names(instruction: array[int]) -> Iterator[int]:
         yield from range(3, 3 + arguments)
         if kind in (CALL, EFFECT):
             yield from range(4 + arguments, len(instruction), 3)
+
+
+def held_at_peak(program: Program) -> tuple[int, dict[str, int]]:
+    """The most bytes that tensors of the program have at once, if none is evicted, and what they
+    are then, by the operator that made them; "" stands for constants. Workspace does not count."""
+
+    def totals() -> Iterator[tuple[int, dict[int, tuple[str, int]]]]:
+        code, operator, total = program.code, -1, 0
+        of_name: dict[int, int] = {}
+        names: dict[int, int] = {}  # how many each storage has
+        storages: dict[int, tuple[str, int]] = {}
+
+        def let_go(name: int) -> None:
+            nonlocal total
+            storage = of_name.pop(name, None)
+            if storage is None:
+                return
+            names[storage] -= 1
+            if names[storage] == 0:
+                del names[storage]
+                total -= storages.pop(storage)[1]
+
+        def assign(name: int, storage: int, made: tuple[str, int] | None = None) -> None:
+            nonlocal total
+            names[storage] = names.get(storage, 0) + 1
+            let_go(name)
+            of_name[name] = storage
+            if made is not None:
+                storages[storage] = made
+                total += made[1]
+
+        for at in _starts(code):
+            kind = code[at]
+            if kind == RELEASE:
+                let_go(code[at + 1])
+            elif kind == CONSTANT:
+                assign(code[at + 1], at, ("", code[at + 2]))
+            elif kind in (COPY, COPY_FROM):
+                assign(code[at + 1], of_name[code[at + 2]])
+            else:
+                operator += 1
+            if kind in (CALL, EFFECT):
+                maker = program.operator_names[program.operators[operator]]
+                arguments = code[at + 3 : at + 3 + code[at + 2]]
+                first = at + 4 + len(arguments)
+                sources = [of_name.get(name) for name in arguments]
+                for i in range(first, first + 3 * code[first - 1], 3):
+                    name, size_bytes, alias = code[i : i + 3]
+                    if alias == FRESH:
+                        assign(name, i, (maker, size_bytes))
+                    elif (source := sources[alias]) is not None:
+                        assign(name, source)
+            yield total, storages
+
+    most = max((total for total, _storages in totals()), default=0)
+    sizes: dict[str, int] = {}
+    for total, storages in totals():
+        if total == most:
+            for maker, size_bytes in storages.values():
+                sizes[maker] = sizes.get(maker, 0) + size_bytes
+            break
+    return most, sizes

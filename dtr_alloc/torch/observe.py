@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
+from dtr_alloc.torch.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Observed:
     Attributes:
         device: "cpu" or "cuda".
         steps: of an optimizer that ended; 0: the job has none, or ended before.
-        step_seconds: of the fastest step after the first; 0 where none was seen whole.
-        peak_bytes: the most that was allocated at once.
+        step_seconds: the median of the steps after the first; None where none was seen whole.
+        peak_bytes: the most that was allocated at once, with what the session found on the device.
         held_bytes: what was allocated when the last step ended, by kind: parameters, gradients,
             optimizer states, buffers, other.
         chunk_bytes: the unit in which the pool maps memory.
@@ -37,7 +38,7 @@ class Observed:
 
     device: str
     steps: int
-    step_seconds: float
+    step_seconds: float | None
     peak_bytes: int
     held_bytes: dict[str, int]
     chunk_bytes: int
@@ -50,9 +51,8 @@ class Observer:
 
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
         self._steps = steps
-        self._then = then
         self._seen = 0
-        self._times: list[float] = []
+        self._then = then
         self._once = threading.Lock()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
         self._timer = threading.Timer(seconds, self.finish)
@@ -61,36 +61,36 @@ class Observer:
 
     def _step_ended(self) -> None:
         self._seen += 1
-        self._times.append(time.perf_counter())
         if self._seen >= self._steps:
             self.finish()
 
     def finish(self) -> None:
         if self._once.acquire(blocking=False):
             self._timer.cancel()
-            observed = self._observed()
-            log = api.active().log
-            if log is not None:
-                log.close()
-            self._then(observed)
-
-    def _observed(self) -> Observed:
-        runtime = api.active()
-        stats = api.stats()
-        took = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
-        return Observed(
-            runtime.device_type,
-            self._seen,
-            min(took, default=0.0),
-            stats["peak_allocated_bytes"],
-            held_bytes(runtime.device_type, stats["allocated_bytes"]),
-            stats["chunk_bytes"],
-        )
+            self._then(observe())
 
 
-def held_bytes(device_type: str, allocated_bytes: int) -> dict[str, int]:
-    """What the process's tensors on the device are held for, by kind. A storage counts once, for
-    the first kind that has it; what is of no kind is "other"."""
+def observe() -> Observed:
+    """What the session's job held and took until now. Ends the session's log."""
+    runtime = api.active()
+    stats = api.stats()
+    held, outside_bytes = held_bytes(runtime, stats["allocated_bytes"])
+    if runtime.log is not None:
+        runtime.log.close()
+    return Observed(
+        runtime.device_type,
+        stats["steps"],
+        stats["step_seconds"],
+        stats["peak_allocated_bytes"] + outside_bytes,
+        held,
+        stats["chunk_bytes"],
+    )
+
+
+def held_bytes(runtime: Runtime, allocated_bytes: int) -> tuple[dict[str, int], int]:
+    """What the process's tensors on the device are held for, by kind, and how much of that is not
+    in the session's memory, because it was there before. A storage counts once, for the first kind
+    that has it; what is of no kind is "other"."""
     objects = gc.get_objects()
     parameters = [each for each in objects if issubclass(type(each), torch.nn.Parameter)]
     optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
@@ -103,17 +103,27 @@ def held_bytes(device_type: str, allocated_bytes: int) -> dict[str, int]:
     }
     seen: set[int] = set()
     held = {}
+    outside_bytes = 0
     for kind, values in kinds.items():
         held[kind] = 0
         for tensor in _tensors(values):
-            if tensor.device.type != device_type:
+            if tensor.device.type != runtime.device_type:
                 continue
             storage = tensor.untyped_storage()
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
                 held[kind] += storage.nbytes()
-    held["other"] = max(0, allocated_bytes - sum(held.values()))
-    return held
+                outside_bytes += 0 if _is_ours(runtime, tensor) else storage.nbytes()
+    held["other"] = max(0, allocated_bytes + outside_bytes - sum(held.values()))
+    return held, outside_bytes
+
+
+def _is_ours(runtime: Runtime, tensor: Tensor) -> bool:
+    handle = runtime.handle(tensor)
+    if handle and not lib.dtr_is_resident(runtime.engine, handle):
+        return True
+    address = ffi.cast("void *", tensor.untyped_storage().data_ptr())
+    return any(lib.dtr_pool_contains(pool, address) for pool in runtime.pools.handles)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

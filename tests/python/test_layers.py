@@ -28,7 +28,7 @@ PACKAGE = ("", "oplog", "traces", "torch", "lab", "lab.fragment", "lab.studies",
 """The folders of dtr_alloc/, the lowest layer first; "" holds its modules."""
 
 ENTRIES = ("dtr_alloc", "dtr_alloc._autoload", "dtr_alloc.cupy")
-"""Modules in dtr_alloc/ that users and PyTorch import: above all but lab and cli."""
+"""Modules in dtr_alloc/ that users and PyTorch import: above all but cli."""
 
 
 def sources(folder):
@@ -150,7 +150,7 @@ def own_imports():
 def layer(name):
     """The layer of a module: its folder's, or that of the entries."""
     if name in ENTRIES:
-        return PACKAGE.index("lab") - 0.5
+        return PACKAGE.index("cli") - 0.5
     folder = name.removeprefix("dtr_alloc").removeprefix(".")
     if modules()[name].stem != "__init__":
         folder = folder.rpartition(".")[0]

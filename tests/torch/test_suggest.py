@@ -103,3 +103,38 @@ def test_a_script_that_is_not_there_is_named(job):
     process = job(*COMMAND, "absent.py")
     assert process.returncode == 2
     assert "there is no script 'absent.py'" in process.stderr
+
+
+STEP = """
+import json
+import torch
+import dtr_alloc
+
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters())
+x = torch.randn(1024, 64)
+
+def step():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+advice = dtr_alloc.suggest(step)
+assert not dtr_alloc.is_enabled()
+found = advice.document()
+for text in (str(advice), advice._repr_html_()):
+    assert "Advised: " in text
+print(json.dumps(found))
+"""
+
+
+def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
+    """Its model is there before the session."""
+    (tmp_path / "step.py").write_text(STEP)
+    found = suggested(job("step.py"))
+    assert found["observed"]["steps"] == 5
+    parameters = 8 * (64 * 64 + 64) * 4
+    suggestion = found["suggestion"]
+    assert suggestion["held_bytes"]["parameters"] == parameters
+    assert suggestion["peak_bytes"] > parameters + 8 * 1024 * 64 * 4
+    assert next(iter(suggestion["made_bytes"])) == "aten.addmm.default"

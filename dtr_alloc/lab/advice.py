@@ -1,0 +1,175 @@
+"""What is advised to a job, in words and tables; and the advice for a step in the job itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dtr_alloc.config import format_size
+from dtr_alloc.lab.executors import cores
+from dtr_alloc.lab.suggest import WORTH, Suggestion
+from dtr_alloc.lab.suggest import suggest as _play
+from dtr_alloc.oplog import compile_log
+
+if TYPE_CHECKING:
+    from dtr_alloc.torch.observe import Observed
+
+_MAKERS = 4
+"""Operators that are named of those that made what fills the memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What was seen of a job, and what is suggested. As text it is what a user reads."""
+
+    observed: Observed
+    suggestion: Suggestion
+
+    def document(self) -> dict[str, Any]:
+        """The same for programs: numbers, texts, lists and dictionaries."""
+        return dataclasses.asdict(self)
+
+    def print_to(self, console: Console) -> None:
+        console.print(_held(self.suggestion))
+        console.print(_outlooks(self.suggestion))
+        for line in _words(self.observed, self.suggestion):
+            console.print(line)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print_to(Console(file=text, markup=False, width=100))
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        console = Console(file=io.StringIO(), record=True, markup=False, width=100)
+        self.print_to(console)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def advise(observed: Observed, log: Path) -> Advice:
+    """The advice for a job of which some steps were logged without a budget. It takes seconds to a
+    minute."""
+    found = _play(
+        compile_log(log),
+        observed.peak_bytes,
+        observed.held_bytes,
+        observed.device,
+        observed.chunk_bytes,
+        threads=cores(),
+    )
+    return Advice(observed, found)
+
+
+def suggest(step: Callable[[], object], *, steps: int = 5, device: str = "auto") -> Advice:
+    """Makes training steps without a budget, and says which budget the job could do with.
+
+    Args:
+        step: makes one whole step, such as forward, backward and the optimizer's; it is called
+            ``steps`` times. The model may have been made before.
+        steps: 3 and more, as a step is known once it has been seen three times.
+        device: as of dtr_alloc.enable(). On CUDA nothing may have used the device yet.
+
+    Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
+    for fewer steps, what enable() raises, and what the steps do.
+    """
+    from dtr_alloc.torch.api import session
+    from dtr_alloc.torch.observe import observe
+
+    if steps < 3:
+        raise ValueError(f"steps is {steps}; allowed: 3 and more")
+    with tempfile.TemporaryDirectory(prefix="dtr-alloc-") as folder:
+        log = Path(folder) / "steps.log"
+        with session("unlimited", device=device, log=str(log)):
+            for _ in range(steps):
+                step()
+            observed = observe()
+        return advise(observed, log)
+
+
+def _held(found: Suggestion) -> Table:
+    table = Table(title="Memory at its peak", show_header=False)
+    table.add_column("for")
+    table.add_column("size", justify="right")
+    table.add_column("share", justify="right")
+    kinds = {**found.held_bytes, "activations and workspaces": found.activation_bytes}
+    for kind, size in [*kinds.items(), ("all", found.peak_bytes)]:
+        if size:
+            table.add_row(kind, format_size(size), f"{100 * size / found.peak_bytes:.0f} %")
+    return table
+
+
+def _outlooks(found: Suggestion) -> Table:
+    table = Table(title="Compute of a step, in terms of one without a budget")
+    for column in ("budget", "of the peak", "of the activations", "first steps", "once learned"):
+        table.add_column(column, justify="right")
+    for each in found.outlooks:
+        later = _times(each.later) + (" (plan)" if each.is_planned else "")
+        table.add_row(
+            format_size(each.budget_bytes),
+            f"{100 * each.budget_bytes / found.peak_bytes:.0f} %",
+            f"{100 * each.share:.0f} %",
+            _times(each.first),
+            later,
+            style="bold" if each == found.advised else None,
+        )
+    return table
+
+
+def _times(slowness: float | None) -> str:
+    return "too slow" if slowness is None else f"{slowness:.2f}"
+
+
+def _words(observed: Observed, found: Suggestion) -> list[str]:
+    words = []
+    if found.operators == 0:
+        words.append(
+            f"No step was repeated in {observed.steps} of the optimizer's; what was seen last "
+            "stands for it, and nothing can be learned of steps that all differ."
+        )
+    idle = sum(found.held_bytes.values())
+    if found.advised is None or found.activation_bytes < 0.2 * found.peak_bytes:
+        words.append(
+            f"{100 * idle / found.peak_bytes:.0f} % of the peak is held between steps, which is "
+            "never computed again: a budget gains little here. Sharding, or swapping to host "
+            "memory (DTR_ALLOC_SWAP), may."
+        )
+    if found.held_bytes.get("optimizer states", 0) > 0.3 * found.peak_bytes:
+        words.append(
+            "Much of it is the optimizer's states: an optimizer with smaller ones, or sharding "
+            "(FSDP, ZeRO), saves what no budget can."
+        )
+    if makers := list(found.made_bytes.items())[:_MAKERS]:
+        named = ", ".join(f"{name} ({format_size(size)})" for name, size in makers)
+        words.append(f"When the memory is fullest most of it was made by {named}.")
+    if found.advised is None:
+        return words
+    least = found.outlooks[-1]
+    words.append(
+        f"The smallest budget found is {format_size(least.budget_bytes)}"
+        + (f": {found.limit} needs that much at once." if found.limit else ".")
+    )
+    advised = found.advised
+    assert advised.later is not None
+    reason = (
+        f"the smallest at which a step computes at most {WORTH:g} times as much"
+        if advised.later <= WORTH
+        else "the cheapest that saves memory"
+    )
+    words.append(
+        f"Advised: DTR_ALLOC_BUDGET={advised.budget_bytes // 2**20}MiB, {reason} "
+        f"({_times(advised.later)})."
+    )
+    if advised.share < 1:
+        words.append(
+            "If activations grow with the batch and nothing else does, a batch "
+            f"{1 / advised.share:.1f} times as large fits into the peak of today, "
+            f"{format_size(found.peak_bytes)}."
+        )
+    return words
