@@ -54,11 +54,10 @@ def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> 
             assert run.rematerializations > 0, where
 
     # Less than what must stay between two steps cannot work.
-    errors = dtr_alloc.stats()["out_of_memory_errors"]
     with pytest.raises(torch.OutOfMemoryError):
         train(name, shape.idle_bytes // 2, STEPS)
     gc.collect()
-    assert dtr_alloc.stats()["out_of_memory_errors"] > errors
+    assert dtr_alloc.stats()["out_of_memory_errors"] > 0
     again = train(name, shape.budget(0.7), STEPS, check=True)
     assert_same_bits(reference, again.state, f"{name} after running out of memory")
 
