@@ -14,19 +14,9 @@ from torch import Tensor
 
 import dtr_alloc
 from bench.models import JOBS
+from dtr_alloc.torch.batch_size import graph_forgetter
 
-# A graph older than any job's; see below.
-_OLDEST = torch.ones((), requires_grad=True) * 1
-
-
-def forget_broken_backward() -> None:
-    """Frees the graph of a backward that raised.
-
-    PyTorch leaves the tasks that it had not run in this thread's queue, and with them the graph
-    and what it saved. They are thrown away when they come to the front of the queue, where the
-    youngest stand: so a backward through the oldest graph there is makes room for all of them.
-    """
-    _OLDEST.backward(retain_graph=True)
+forget_broken_backward = graph_forgetter()
 
 
 @dataclass(frozen=True)

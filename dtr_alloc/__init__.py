@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.api import trim as trim
     from dtr_alloc.torch.api import unpin as unpin
     from dtr_alloc.torch.api import why_kept as why_kept
+    from dtr_alloc.torch.batch_size import find_batch_size as find_batch_size
     from dtr_alloc.torch.custom_operators import distrust as distrust
     from dtr_alloc.torch.custom_operators import trust as trust
     from dtr_alloc.torch.run_as_operator import run_as_operator as run_as_operator
@@ -42,6 +43,7 @@ _HOMES = {
     "DriverError": "core",
     "StateError": "core",
     "distrust": "torch.custom_operators",
+    "find_batch_size": "torch.batch_size",
     "register_heuristic": "heuristics",
     "run_as_operator": "torch.run_as_operator",
     "suggest": "lab.advice",
