@@ -53,6 +53,12 @@ class RoomOfEngine {
   const int64_t before_ns_;
 };
 
+// The words of PyTorch's own error. Frameworks that try a smaller batch then know it by these:
+// should_reduce_batch_size of accelerate, is_oom_error of Lightning.
+const char* of_pytorch(c10::Device device) {
+  return device.is_cuda() ? "CUDA out of memory." : "DefaultCPUAllocator: can't allocate memory.";
+}
+
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
   const In in(Phase::allocator);
   const RoomOfEngine room;
@@ -66,7 +72,8 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
   if (!address && status != DTR_OK) {
     if (status == DTR_OUT_OF_MEMORY) {
       const std::string text = message;  // which the next call of the core may overwrite
-      TORCH_CHECK_WITH(OutOfMemoryError, false, text, largest_holders());
+      TORCH_CHECK_WITH(OutOfMemoryError, false, text, largest_holders(),
+                       " (PyTorch says: ", of_pytorch(device), ")");
     }
     TORCH_CHECK(false, message);
   }
