@@ -214,16 +214,18 @@ conformance: $(VENV)/core
 	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
 
 # Jobs of frameworks under budgets, in an environment that has them, and what dtr_alloc depends on;
-# the core is that of the virtual environment.
+# the core is that of the virtual environment. First the tests that need frameworks.
 FRAMEWORKS := build/frameworks
 frameworks: $(VENV)/core $(FRAMEWORKS)/packages
+	$(FRAMEWORKS)/bin/python -m pytest $(PYTEST_ARGS) tests/frameworks
 	$(FRAMEWORKS)/bin/python -W ignore -m bench.frameworks --json bench/results/frameworks_cpu.json
 
 $(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
 	$(PY) -m venv $(FRAMEWORKS)
 	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	  print(*p["project"]["dependencies"], sep="\n")' > $(FRAMEWORKS)/requirements.txt
-	$(FRAMEWORKS)/bin/python -m pip install -q -r $< -r $(FRAMEWORKS)/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install -q -r $< -r $(FRAMEWORKS)/requirements.txt \
+	  pytest pytest-timeout
 	touch $@
 
 clean:

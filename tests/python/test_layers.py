@@ -24,7 +24,10 @@ NATIVE = (
 )
 """The folders of native/, the lowest layer first."""
 
-PACKAGE = ("", "oplog", "traces", "torch", "lab", "lab.fragment", "lab.studies", "cli")
+PACKAGE = (
+    *("", "oplog", "traces", "torch", "lab", "lab.fragment", "lab.studies", "cli"),
+    "integrations",
+)
 """The folders of dtr_alloc/, the lowest layer first; "" holds its modules."""
 
 ENTRIES = ("dtr_alloc", "dtr_alloc._autoload", "dtr_alloc.cupy")

@@ -1,0 +1,84 @@
+"""What all frameworks' jobs share: a session, and scalars of its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dtr_alloc
+
+_COUNTERS = ("evictions", "rematerializations", "recompute_seconds", "search_seconds")
+
+
+class BudgetedJob:
+    """The session of a job: its own, which it begins and ends, or one that is on.
+
+    Its own begins as this is made, because PyTorch cannot change CUDA's allocator later and
+    frameworks use CUDA early: Lightning as a fit begins, transformers in TrainingArguments,
+    accelerate in Accelerator. It begins again with a begin() after an end(). As a context manager
+    this ends it however the block is left.
+
+    Args:
+        budget: as of dtr_alloc.enable(). None, and no settings: the session is not ours, and must
+            be on once training begins.
+        **settings: as of dtr_alloc.enable(), which raises for what is wrong or too late.
+    """
+
+    def __init__(self, budget: object = None, **settings: object) -> None:
+        self._settings: dict[str, Any] | None = None
+        if budget is not None or settings:
+            self._settings = {"budget": budget, **settings}
+        self._has_begun = False
+        if self._settings:
+            self.begin()
+
+    def begin(self, step: int | None = None) -> None:
+        """Begins the session, unless it is on. Scalars count from here.
+
+        Args:
+            step: the number of steps that the job has trained, where steps are counted.
+
+        Raises StateError if there is no session, and none of our own to begin.
+        """
+        if self._settings and not (self._has_begun and dtr_alloc.is_enabled()):
+            dtr_alloc.enable(**self._settings)
+            self._has_begun = True
+        elif not dtr_alloc.is_enabled():
+            raise dtr_alloc.StateError(
+                f"{type(self).__name__} has no budget, and no session is on: give it a budget, "
+                "call dtr_alloc.enable() first, or set DTR_ALLOC_BUDGET"
+            )
+        self._step = step
+        self._before = dtr_alloc.stats()
+
+    def end(self) -> None:
+        """Ends the session if it is our own, and on."""
+        if self._has_begun and dtr_alloc.is_enabled():
+            dtr_alloc.disable()
+        self._has_begun = False
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def scalars(self, step: int | None = None) -> dict[str, float]:
+        """What changed since the call before, or since begin(), for a logger. Names begin with
+        ``dtr_alloc/``; docs/guides/frameworks.md lists them.
+
+        Args:
+            step: the number of steps that the job has trained. Counters and seconds are those of a
+                step, on average, if the call before had it, too.
+        """
+        now, before = dtr_alloc.stats(), self._before
+        steps = step - self._step if step is not None and self._step is not None else 1
+        added = {name: now[name] - before[name] for name in (*_COUNTERS, "recompute_cost_ns")}
+        computed = now["clock_ns"] - before["clock_ns"]
+        self._step, self._before = step, now
+        values = {
+            "allocated_bytes": now["allocated_bytes"],
+            "peak_allocated_bytes": now["peak_allocated_bytes"],
+            "recompute_share": added["recompute_cost_ns"] / computed if computed else 0.0,
+            **{name: added[name] / max(steps, 1) for name in _COUNTERS},
+        }
+        return {f"dtr_alloc/{name}": value for name, value in values.items()}
