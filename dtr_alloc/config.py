@@ -384,6 +384,10 @@ class Config:
     counters, too (``all``); or a file, with the same placeholders as in ``stats``, which is a page
     with pictures if its name ends with ``.html``."""
 
+    progress: bool = False
+    """Whether a line on stderr says how the job goes on: again and again on a terminal, elsewhere
+    once a minute."""
+
     thrash: float = 4
     """How many times a step may compute its own operators. A job that is slower says so once, on
     stderr, with the budget that would do, and ends with torch.OutOfMemoryError if it goes on like
@@ -515,6 +519,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "costs": (_path, lambda: "a path"),
     "stats": (_path, lambda: "a path"),
     "report": (_report, lambda: f"{SWITCHES}, 'all', or a path; {PAGE_FORM}"),
+    "progress": (_switch, lambda: SWITCHES),
     "thrash": (_times, lambda: "a number above 1, or 'off'"),
     "ranks": (_choice(RANKS), lambda: ", ".join(RANKS)),
     "trust": (_operators, lambda: f"{OPERATOR_FORMS}; several with commas between"),

@@ -194,3 +194,12 @@ def lock_file(path: Path, what: str, variable: str) -> FileIO:
 
 def _open_no_link(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
+def not_private(found: os.stat_result) -> str | None:
+    """Who but this user can write to a file or folder; None: nobody."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None

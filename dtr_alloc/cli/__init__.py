@@ -22,6 +22,7 @@ from dtr_alloc.cli.common import InputError, LazyGroup
         "schedule": "dtr_alloc.cli.schedule:command",
         "simulate": "dtr_alloc.cli.simulate:command",
         "suggest": "dtr_alloc.cli.suggest:command",
+        "top": "dtr_alloc.cli.top:command",
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )

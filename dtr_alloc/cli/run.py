@@ -146,6 +146,7 @@ class _Command(click.Command):
 @click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
 @click.option("--report", metavar="[=WHAT]", help="Show figures at the end, on stderr; with =all "
               "all counters, with =FILE in a file: a page if it is an .html.")  # fmt: skip
+@click.option("--progress", is_flag=True, help="Say on stderr how the job goes on.")
 @click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -159,6 +160,7 @@ def command(
     log_steps: str | None,
     trace: str | None,
     report: str | None,
+    progress: bool,
     costs: str | None,
     stats: str | None,
     is_module: bool,
@@ -180,6 +182,7 @@ def command(
         "log_steps": log_steps,
         "trace": trace,
         "report": report,
+        "progress": "1" if progress else None,
         "costs": costs,
         "stats": stats,
     }

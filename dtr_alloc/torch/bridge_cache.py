@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dtr_alloc.output_file import not_private
 from dtr_alloc.torch_versions import BridgeError
 
 _MARK = b"\ndtr_alloc sha256 "
@@ -67,7 +68,7 @@ class Cache:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise BridgeError(f"{self.path} cannot keep the bridge to PyTorch: {error}") from None
-        reason = _not_private(os.fstat(self._descriptor))
+        reason = not_private(os.fstat(self._descriptor))
         if reason is None and create and not os.access(self.address("."), os.W_OK | os.X_OK):
             reason = "cannot be written to"
         if reason is not None:
@@ -186,15 +187,6 @@ def _make(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def _not_private(found: os.stat_result) -> str | None:
-    """Who else can write to it, or None."""
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
-    return None
-
-
 def _read(name: str, folder: int) -> bytes | str:
     """A file's content, or what is wrong with the file."""
     # A pipe in its place is not waited for.
@@ -203,7 +195,7 @@ def _read(name: str, folder: int) -> bytes | str:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return "is no file"
-        if (reason := _not_private(found)) is not None:
+        if (reason := not_private(found)) is not None:
             return reason
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()

@@ -17,7 +17,7 @@ from torch import Tensor, UntypedStorage
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc import costs, output_file, pools, report
-from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, variable
+from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, is_page, variable
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
@@ -211,7 +211,9 @@ class Runtime:
             for name, value in self._counters().items()
             if name not in _PRESENT and not name.startswith("peak_")
         }
-        self.timeline = Timeline(self, samples=report.is_page(self.config.report))
+        self.timeline = Timeline(
+            self, samples=is_page(self.config.report), progress=self.config.progress
+        )
         self._undo.append(self.timeline.stop)
 
     def _start_recorder(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.core import check, ffi, lib, listed
+from dtr_alloc.live import Live
 from dtr_alloc.torch.kept import Kept, resident
 
 MOST = 1024
@@ -55,11 +56,30 @@ class Span(NamedTuple):
     size_bytes: int
 
 
-class Timeline:
-    """The rows of one session. ``samples``: whether there are moments between steps, which a thread
-    takes."""
+def _recent(before: Moment, now: Moment) -> dict[str, Any]:
+    """What a running job shows: of its first device's pool, and of the steps since it did so."""
+    again = now.recompute_cost_ns - before.recompute_cost_ns
+    computed = again + now.total_cost_ns - before.total_cost_ns
+    return {
+        "steps": now.steps,
+        "step_seconds": (now.seconds - before.seconds) / (now.steps - before.steps),
+        "budget_bytes": now.budget_bytes,
+        "allocated_bytes": now.allocated_bytes,
+        "recompute_share": again / computed if computed else 0.0,
+        "evictions": now.evictions - before.evictions,
+        "is_planned": now.planned > before.planned,
+    }
 
-    def __init__(self, runtime: Any, samples: bool) -> None:
+
+class Timeline:
+    """The rows of one session, and what it shows of them meanwhile.
+
+    Args:
+        samples: whether there are moments between steps, which a thread takes.
+        progress: whether there is a line on stderr (dtr_alloc/live.py).
+    """
+
+    def __init__(self, runtime: Any, samples: bool, progress: bool) -> None:
         self._runtime = runtime
         self._engine = ffi.new("dtr_engine_stats *")
         self._pool = ffi.new("dtr_pool_stats *")
@@ -77,6 +97,8 @@ class Timeline:
         self.worst_heap: list[Span] = []
         """The first device's heap when most of it was free but scattered."""
         self._worst_bytes = 0
+        self._live = Live(progress)
+        self._shown = self._moment()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
         self._thread = threading.Thread(target=self._sample, daemon=True, name="dtr_alloc timeline")
         if samples:
@@ -85,6 +107,7 @@ class Timeline:
     def stop(self) -> None:
         """Ends the rows; what they say stays. It may be called again."""
         self._hook.remove()
+        self._live.close()
         self._ended.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -111,12 +134,20 @@ class Timeline:
 
     def _step_ended(self) -> None:
         self.step_count += 1
-        if self.step_count % self._stride == 0:
-            with self._lock:
-                self.steps.append(self._moment())
+        is_kept, is_shown = self.step_count % self._stride == 0, self._live.is_due()
+        if not (is_kept or is_shown):
+            return
+        with self._lock:
+            moment = self._moment()
+            peak_bytes = self._pool.peak_allocated_bytes
+        if is_kept:
+            self.steps.append(moment)
             if len(self.steps) >= MOST:
                 del self.steps[::2]  # what stays are multiples of the new stride
                 self._stride *= 2
+        if is_shown:
+            before, self._shown = self._shown, moment
+            self._live.show(_recent(before, moment) | {"peak_allocated_bytes": peak_bytes})
 
     def _sample(self) -> None:
         interval = _FIRST_INTERVAL

@@ -1,0 +1,73 @@
+"""``dtr-alloc top``: this user's running jobs, as they go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from dtr_alloc import live
+from dtr_alloc.cli.common import InputError
+from dtr_alloc.config import format_size
+
+
+@click.command("top", short_help="Watch running jobs.")
+@click.option("--once", is_flag=True, help="Print what is so now, and end.")
+@click.argument("pids", metavar="[PID...]", nargs=-1, type=int)
+def command(once: bool, pids: Sequence[int]) -> None:
+    """Shows the jobs of this user that have a budget, or those with the process numbers PID..., a
+    row each: the last steps of each rank. It ends with Ctrl-C."""
+    console = Console(markup=False)
+    if once:
+        console.print(_table(pids))
+        return
+    try:
+        with Live(_table(pids), console=console, auto_refresh=False) as shown:
+            while True:
+                time.sleep(live.EVERY_SECONDS)
+                shown.update(_table(pids), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def _table(pids: Sequence[int]) -> Table:
+    try:
+        jobs = [values for values in live.running() if not pids or values.get("pid") in pids]
+    except OSError as error:
+        raise InputError(str(error)) from None
+    if missing := set(pids) - {values["pid"] for values in jobs}:
+        raise InputError(
+            f"process {min(missing)} shows nothing; allowed: a job of yours that has a budget and "
+            "has made a step of its optimizer"
+        )
+    table = Table(box=box.SIMPLE)
+    table.add_column("pid")
+    table.add_column("rank")
+    table.add_column("job")
+    for name in ("step", "s a step", "budget", "peak", "again", "plan"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for values in jobs:
+        table.add_row(*_cells(values))
+    return table
+
+
+def _cells(values: dict[str, Any]) -> tuple[str, ...]:
+    seconds = values["step_seconds"]
+    return (
+        str(values["pid"]),
+        values["rank"] or "",
+        Path(*values["job"]).name,
+        f"{values['steps']:,}",
+        "-" if seconds is None else f"{seconds:.3g}",
+        format_size(values["budget_bytes"]),
+        format_size(values["peak_allocated_bytes"]),
+        f"{values['recompute_share']:.0%}",
+        "yes" if values["is_planned"] else "",
+    )

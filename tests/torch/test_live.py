@@ -1,0 +1,94 @@
+"""A running job shows its last steps to its user, and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import dtr_alloc
+from dtr_alloc import live
+from dtr_alloc.cli import commands
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's jobs show themselves."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "EVERY_SECONDS", 0.0)
+    return tmp_path / "dtr_alloc"
+
+
+def stepper() -> Callable[[], object]:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    return optimizer.step
+
+
+def top(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(commands, ["top", *arguments])
+    return result.exit_code, result.output
+
+
+def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        step = stepper()
+        assert list(live.running()) == []
+        for _ in range(3):
+            step()
+        (values,) = live.running()
+        assert (values["pid"], values["steps"]) == (os.getpid(), 3)
+        assert values["budget_bytes"] == 64 << 20
+        assert values["step_seconds"] > 0
+        (path,) = folder.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        status, text = top("--once", str(os.getpid()))
+        assert (status, "64.00 MiB" in text) == (0, True)
+    assert list(folder.iterdir()) == []
+    status, text = top(str(os.getpid()))
+    assert status == 2
+    assert f"process {os.getpid()} shows nothing; allowed: a job of yours" in text
+
+
+def test_what_a_job_left_that_was_killed_is_taken_away(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    for name in ("4194305.json", "job.json"):  # more than the kernel gives, and no number
+        (folder / name).write_text("{}")
+    assert list(live.running()) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        stepper()()
+    assert list(folder.iterdir()) == []
+    status, text = top("--once")
+    assert status == 2
+    assert "can be written to by others" in text
+
+
+def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
+        step = stepper()
+        step()
+        step()  # no terminal: a minute is not over
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("dtr_alloc: step 1, ")
+    assert "of 64.00 MiB at the peak, 0% of the compute again" in text
+
+
+def test_a_forked_child_leaves_what_its_parent_shows(folder: Path) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        stepper()()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if len(list(folder.iterdir())) == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(folder.iterdir())) == 1
