@@ -1,29 +1,21 @@
-"""A run on one page: self-contained HTML, which asks no network for anything and runs no script.
-
-The pictures are matplotlib's SVG. What is black in them takes the color of the page's text, so that
-they are seen on light and on dark.
-"""
+"""A run on one page."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures
+from dtr_alloc.lab import html
 from dtr_alloc.report import counter_rows, kept_text
 
 if TYPE_CHECKING:
@@ -35,58 +27,10 @@ if TYPE_CHECKING:
 
 USED, LIMIT, AGAIN, MOVED, KEPT = "#1f8dd6", "#e0483e", "#e08a1e", "#c065b0", "#8a8a8a"
 """Colors that are seen on light and on dark."""
-_WIDTH = 6.2
-"""Of a picture, in inches: its text can be read on a telephone."""
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.2,
-    "savefig.transparent": True,
-    "legend.frameon": False,
-}
 _BARS = 12
 _SHARES = 100
 """Of the time, for which it is said what was computed again."""
 _HEAP_ROWS = 24
-_BLACK = re.compile(r"#000000|\bblack\b")
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem;
-  color: light-dark(#1a1a1a, #e6e6e6); background: light-dark(#fff, #161616); }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 1.5rem 0 .3rem; }
-.words { font-size: 1.1rem; max-width: 60rem; }
-.pictures { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-figure { margin: 0; } figcaption { max-width: 40rem; opacity: .8; font-size: .9rem; }
-svg { width: 100%; height: auto; color: inherit; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: .15rem .8rem .15rem 0;
-  vertical-align: top; } th { font-weight: normal; opacity: .8; min-width: 7.5rem; }
-td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-summary { cursor: pointer; margin-top: 1rem; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p class="words">$words</p>
-$figures
-<div class="pictures">
-$pictures
-</div>
-$details
-</body>
-</html>
-""")
 
 
 def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline | None) -> str:
@@ -97,19 +41,16 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
         facts: of the process.
         timeline: of the session; None: there are no pictures.
     """
-    pictures = [] if timeline is None else list(_pictures(timeline))
-    return _PAGE.substitute(
-        title=escape(f"dtr_alloc: {_job(facts)}"),
-        words=escape(advice(stats) or str(stats.get("error", ""))),
-        figures=_table(figures(stats)),
-        pictures="\n".join(pictures),
-        details=_details("What is never evicted, when it was most", _kept(stats.get("kept", ())))
-        + _details("All counters", _table(counter_rows(stats)))
-        + _details(
-            "The job",
-            _table((name.replace("_", " "), _text(value)) for name, value in facts.items()),
-        ),
+    rows = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
+    body = (
+        html.table(figures(stats)),
+        "" if timeline is None else html.pictures(_pictures(timeline)),
+        html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
+        html.details("All counters", html.table(counter_rows(stats))),
+        html.details("The job", html.table(rows)),
     )
+    words = advice(stats) or str(stats.get("error", ""))
+    return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
 
 
 def _text(value: object) -> str:
@@ -121,54 +62,29 @@ def _job(facts: Mapping[str, Any]) -> str:
     return (Path(sys.argv[0]).name or "a run") + rank
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>\n'
-        for name, value in rows
-    )
-    return f"<table>\n{cells}</table>\n" if cells else ""
-
-
-def _details(summary: str, content: str) -> str:
-    if not content:
-        return ""
-    return f"<details>\n<summary>{escape(summary)}</summary>\n{content}</details>\n"
-
-
 def _kept(entries: Sequence[Mapping[str, Any]]) -> str:
-    return _table((format_size(entry["size_bytes"]), kept_text(entry)) for entry in entries)
+    return html.table((format_size(entry["size_bytes"]), kept_text(entry)) for entry in entries)
 
 
 def _pictures(timeline: Timeline) -> Iterator[str]:
     samples, steps = timeline.samples, timeline.steps
     if len(samples) > 1:
-        yield _picture("Memory over time", _memory, samples, steps)
-        yield _picture("Evicted, computed again, moved and swapped", _work, samples)
+        yield html.svg("Memory over time", _memory, samples, steps)
+        yield html.svg("Evicted, computed again, moved and swapped", _work, samples)
     if len(steps) > 1:
-        yield _picture("Steps", _steps, steps)
+        yield html.svg("Steps", _steps, steps)
     if timeline.fullest:
-        yield _picture(
+        yield html.svg(
             "What fills the memory when it is fullest, by what made it", _fullest, timeline.fullest
         )
     if timeline.worst_heap:
-        yield _picture(
+        yield html.svg(
             "The heap when most of it was free in pieces",
             _heap,
             timeline.worst_heap,
             caption="Addresses from left to right, row by row. What is in use is colored; what is "
             "not is cut to a row's length at most.",
         )
-
-
-def _picture(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
-    with mpl.rc_context(_STYLE):
-        text = io.StringIO()
-        draw(*data).savefig(text, format="svg", metadata={"Date": None})
-    svg = _BLACK.sub("currentColor", text.getvalue().partition("<svg")[2])
-    # Text has no color of its own in this form.
-    head = f'<svg role="img" aria-label="{escape(title)}" fill="currentColor"'
-    below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
-    return f"<figure>\n<h2>{escape(title)}</h2>\n{head}{svg}\n{below}</figure>"
 
 
 def _sizes(axis: Axis, most: float) -> None:
@@ -179,7 +95,7 @@ def _sizes(axis: Axis, most: float) -> None:
 
 
 def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     seconds = [moment.seconds for moment in samples]
     axes.fill_between(
@@ -204,7 +120,7 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
 
 
 def _work(samples: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     bytes_axes, share_axes = figure.subplots(2, 1, sharex=True)
     seconds = [moment.seconds for moment in samples]
     for name, color, label in (
@@ -241,7 +157,7 @@ def _share(axes: Axes, moments: Sequence[Moment], x: Sequence[float]) -> None:
 
 
 def _steps(steps: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     time_axes, share_axes = figure.subplots(2, 1, sharex=True)
     numbers = [step.steps for step in steps[1:]]
     times = [
@@ -273,7 +189,7 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
     largest = sorted(whole.items(), key=lambda item: -item[1])
     others = sum(size for _key, size in largest[_BARS:])
     rows = [*largest[:_BARS], *([(("others", True), others)] if others else [])]
-    figure = Figure(figsize=(_WIDTH, 0.8 + 0.22 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 0.8 + 0.22 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, ((_name, is_kept), size) in enumerate(rows):
         color = KEPT if is_kept else USED
@@ -307,7 +223,7 @@ def _heap(spans: Sequence[Span]) -> Figure:
             part = min(end, (row + 1) * length)
             rows[row].append((begin - row * length, part - begin))
             begin = part
-    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     for row, parts in enumerate(rows):
         axes.broken_barh(parts, (row - 0.4, 0.8), color=USED, lw=0)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtr_alloc import config
 from dtr_alloc.config import (
     FIELDS,
     UNLIMITED_BYTES,
@@ -248,10 +249,24 @@ def test_a_wrong_variable_is_an_error_even_when_an_argument_wins():
 
 @pytest.mark.parametrize(
     ("text", "report"),
-    [("1", True), ("on", True), ("False", False), ("0", False), ("out.txt", Path("out.txt"))],
+    [
+        ("1", True),
+        ("on", True),
+        ("False", False),
+        ("0", False),
+        ("all", "all"),
+        ("out.txt", Path("out.txt")),
+    ],
 )
-def test_a_report_is_a_switch_or_a_path(text, report):
+def test_a_report_is_a_switch_or_all_or_a_path(text, report):
     assert load_config({"DTR_ALLOC_REPORT": text}).report == report
+
+
+def test_a_page_needs_matplotlib(monkeypatch):
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    assert load_config({"DTR_ALLOC_REPORT": "run.txt"}).report == Path("run.txt")
+    with pytest.raises(ConfigError, match=r"a page .* needs matplotlib"):
+        load_config({"DTR_ALLOC_REPORT": "run.html"})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -196,6 +197,21 @@ class TestTheCommand:
             fragment, ["report", str(tmp_path / "job.trace"), "--model", "none", "--json", "-"]
         )
         assert json.loads(done.stdout)["traces"][0]["trace"] == "job"
+
+    def test_all_of_it_is_on_one_page_that_stands_alone(self, tmp_path):
+        trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")
+        path = tmp_path / "new" / "report.html"
+        done = CliRunner().invoke(
+            fragment,
+            ["report", str(tmp_path / "job.trace"), "--model", "pytorch", "--page", str(path)],
+        )
+        assert done.exit_code == 0, done.output
+        text = path.read_text()
+        assert "as recorded" in text
+        assert "<script" not in text
+        sources = re.findall(r'(?:src|href)="([^"]{0,22})', text)
+        assert len(sources) >= 4
+        assert set(sources) == {"data:image/png;base64,"}
 
     def test_an_empty_trace_is_an_error_that_names_its_file(self, tmp_path):
         trace_file.write(Trace({"source": "rmm"}), tmp_path / "empty.trace")

@@ -22,6 +22,7 @@ from dtr_alloc.cli.fragment.options import (
 )
 from dtr_alloc.lab.fragment import formats, report
 from dtr_alloc.lab.fragment.models import Prepared
+from dtr_alloc.report import write_text
 from dtr_alloc.traces.trace import TraceError
 
 
@@ -33,6 +34,8 @@ from dtr_alloc.traces.trace import TraceError
     type=click.Path(path_type=Path),
     help="Draw pictures there (needs matplotlib).",
 )
+@click.option("--page", metavar="FILE", type=click.Path(path_type=Path),
+              help="Write all of it on one page, HTML that stands alone.")  # fmt: skip
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
 @models_option(
     "Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which."
@@ -59,6 +62,7 @@ def _run(
     *,
     traces: Sequence[Path],
     out: Path | None,
+    page: Path | None,
     json_path: str | None,
     models: Sequence[str],
     budgets: Sequence[str],
@@ -70,14 +74,15 @@ def _run(
     """Prints tables, and writes JSON and pictures where they are asked for. Raises
     click.UsageError and InputError before it writes anything, and click.ClickException where it
     cannot."""
-    if out is not None and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
+    drawing = "--page" if out is None else "--out"
+    if (out or page) and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
         raise click.UsageError(
-            "--out draws pictures, which needs matplotlib: pip install 'dtr-alloc[plots]'"
+            f"{drawing} draws pictures, which needs matplotlib: pip install 'dtr-alloc[plots]'"
         )
     if out is not None and out.exists() and not out.is_dir():
         raise click.UsageError(f"--out is {str(out)!r}, which is no folder")
-    if maps and out is None:
-        raise click.UsageError("--maps needs --out, the folder for them")
+    if maps and not (out or page):
+        raise click.UsageError("--maps needs --out, the folder for them, or --page")
     chosen = models_of(models)
     limits = budgets_of(budgets)
     found: list[report.Report] = []
@@ -103,6 +108,9 @@ def _run(
     try:
         if json_path is not None:
             write_json(report.document(found), json_path)
+        if page is not None:
+            write_text(page, report.page(found, by_event=not by_time, maps=maps))
+            console.print(str(page), soft_wrap=True)
         if out is not None:
             for stem, part in zip(stems(found), found, strict=True):
                 for picture in report.write_pictures(

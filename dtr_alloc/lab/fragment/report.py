@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from dtr_alloc.config import format_size
@@ -27,6 +29,13 @@ VERSION = 1
 """Of the JSON. It changes when a key goes or changes its meaning; new keys may come."""
 JSON_ROWS = 1000
 """The most rows of a series in the JSON."""
+_TITLES = {
+    "map": "The heap over time, by sizes",
+    "operators": "The heap over time, by operators",
+    "live": "Live and reserved",
+    "holes": "Holes at the worst moment",
+    "models": "Other allocators",
+}
 SERIES = (
     *("event", "time_ns", "live_bytes", "reserved_bytes"),
     *("free_bytes", "largest_free_bytes", "sum_free_squares"),
@@ -209,15 +218,9 @@ def _thinned(series: Any) -> dict[str, list[float]]:
     return {name: [getattr(series, name)[row] for row in sorted(kept)] for name in SERIES}
 
 
-def write_pictures(
-    report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
-) -> list[Path]:
-    """Draws STEM-map.png, STEM-operators.png (if the trace names operators), STEM-live.png,
-    STEM-holes.png; if there are models, STEM-models.png, and with maps STEM-map-MODEL.png of each
-    that has addresses. Returns the paths.
-
-    Raises OSError where the disk does.
-    """
+def figures(report: Report, *, by_event: bool, maps: bool) -> dict[str, Any]:
+    """The pictures, by name: map, operators (if the trace names some), live, holes; if there are
+    models, models, and with maps map-MODEL of each that has addresses."""
     from dtr_alloc.lab.fragment import charts, pictures
 
     trace, rows = report.trace, report.rows
@@ -250,12 +253,38 @@ def write_pictures(
         figures["models"] = charts.models_picture(
             [row.measures for row in rows], f"{report.label}: {comparison(rows)}"
         )
+    return figures
+
+
+def write_pictures(
+    report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
+) -> list[Path]:
+    """Draws STEM-NAME.png of each of the figures. Returns the paths. Raises OSError where the disk
+    does."""
+    from dtr_alloc.lab.fragment import pictures
+
     paths = []
-    for name, figure in figures.items():
+    for name, figure in figures(report, by_event=by_event, maps=maps).items():
         path = folder / f"{stem}-{name}.png"
         pictures.save(figure, path)
         paths.append(path)
     return paths
+
+
+def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
+    """The tables and pictures of all reports on a page that stands alone."""
+    from dtr_alloc.lab import html
+
+    body = ""
+    for report in found:
+        console = Console(file=io.StringIO(), record=True, markup=False, width=120)
+        console.print(table(report))
+        body += console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        drawn = figures(report, by_event=by_event, maps=maps)
+        body += html.pictures(html.png(_TITLES.get(name, name), drawn[name]) for name in drawn)
+    label = ", ".join(report.label for report in found)
+    words = " ".join(f"{report.label}: {finding(report.rows[0])}." for report in found)
+    return html.document(f"Where the memory of {label} went", words, body)
 
 
 def finding(row: Row) -> str:

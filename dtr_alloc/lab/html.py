@@ -1,0 +1,116 @@
+"""Pages that stand alone: HTML that asks no network for anything and runs no script.
+
+Pictures are matplotlib's. What is black in an SVG takes the color of the page's text, so that it is
+seen on light and on dark.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Callable, Iterable
+from html import escape
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 6.2
+"""Of a picture, in inches: its text can be read on a telephone."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.2,
+    "savefig.transparent": True,
+    "legend.frameon": False,
+}
+_BLACK = re.compile(r"#000000|\bblack\b")
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem;
+  color: light-dark(#1a1a1a, #e6e6e6); background: light-dark(#fff, #161616); }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 1.5rem 0 .3rem; }
+.words { font-size: 1.1rem; max-width: 60rem; }
+.pictures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+figure { margin: 0; } figcaption { max-width: 40rem; opacity: .8; font-size: .9rem; }
+svg { width: 100%; height: auto; color: inherit; }
+table { border-collapse: collapse; } th, td { text-align: left; padding: .15rem .8rem .15rem 0;
+  vertical-align: top; } th { font-weight: normal; opacity: .8; min-width: 7.5rem; }
+pre { overflow-x: auto; font-size: .8rem; } img { width: 100%; height: auto; }
+td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+summary { cursor: pointer; margin-top: 1rem; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p class="words">$words</p>
+$body
+</body>
+</html>
+""")
+
+
+def document(title: str, words: str, body: str) -> str:
+    """A whole page: plain words first, then what ``body`` has."""
+    return _PAGE.substitute(title=escape(title), words=escape(words), body=body)
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values; nothing if there are none."""
+    cells = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>\n'
+        for name, value in rows
+    )
+    return f"<table>\n{cells}</table>\n" if cells else ""
+
+
+def details(summary: str, content: str) -> str:
+    """What is seen once it is opened; nothing if that is empty."""
+    if not content:
+        return ""
+    return f"<details>\n<summary>{escape(summary)}</summary>\n{content}</details>\n"
+
+
+def pictures(drawn: Iterable[str]) -> str:
+    """Pictures beside each other, or one below the other where the page is narrow."""
+    return '<div class="pictures">\n' + "\n".join(drawn) + "\n</div>\n"
+
+
+def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
+    """What ``draw`` makes of the data, WIDTH wide."""
+    with mpl.rc_context(_STYLE):
+        text = io.StringIO()
+        draw(*data).savefig(text, format="svg", metadata={"Date": None})
+    drawn = _BLACK.sub("currentColor", text.getvalue().partition("<svg")[2])
+    # Text has no color of its own in this form.
+    head = f'<svg role="img" aria-label="{escape(title)}" fill="currentColor"'
+    return _figure(title, head + drawn, caption)
+
+
+def png(title: str, figure: Figure, dpi: int = 110) -> str:
+    """A figure that is an image for the most part."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=dpi)
+    coded = base64.b64encode(data.getvalue()).decode()
+    return _figure(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{coded}">', "")
+
+
+def _figure(title: str, drawn: str, caption: str) -> str:
+    below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
+    return f"<figure>\n<h2>{escape(title)}</h2>\n{drawn}\n{below}</figure>"
