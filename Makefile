@@ -15,7 +15,7 @@ PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%
 DEV := $(VENV)/core $(VENV)/dev-packages
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions wheel clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -139,6 +139,31 @@ versions: $(VENV)/core
 	    $(PYTEST_ARGS) $(VERSIONS_TESTS) || status=1; \
 	done; exit $$status
 
+# A wheel in dist/ with bridges to the builds of torch of some pythons:
+#   make wheel [TORCH_PYTHONS="/a/bin/python /b/bin/python"]
+# Those need numpy and what dtr_alloc depends on. It is tried where there is no compiler: in an
+# environment that it and torch are installed in, and by those pythons.
+WHEEL := build/wheel
+wheel: TORCH_PYTHONS ?= $(abspath $(PY))
+wheel: $(VENV)/wheel-packages
+	$(call package_in,$(WHEEL)/tree)
+	@rm -rf $(addprefix $(WHEEL)/,env site plain repaired cache jobs)
+	@ln -s $(addprefix "$(CURDIR)"/,allocator native setup.py pyproject.toml README.md LICENSE) $(WHEEL)/tree/
+	@for python in $(TORCH_PYTHONS); do PYTHONPATH=$(WHEEL)/tree \
+	  DTR_ALLOC_CACHE=$(WHEEL)/tree/dtr_alloc/bridges "$$python" -P -m dtr_alloc.cli build || exit; done
+	@cd $(WHEEL)/tree && DTR_ALLOC_BUILD=release $(abspath $(PY)) -m pip wheel -q --no-deps --no-build-isolation -w ../plain .
+	@PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude 'libc10*' --exclude 'libtorch*' \
+	  --exclude 'libcudart*' -w $(WHEEL)/repaired $(WHEEL)/plain/*.whl
+	@$(PY) -m venv $(WHEEL)/env
+	@$(WHEEL)/env/bin/python -m pip install -q '$(TORCH)' \
+	  "$$(echo $(WHEEL)/repaired/*.whl)[demo]"
+	@$(PY) -m pip install -q --no-deps --target $(WHEEL)/site $(WHEEL)/repaired/*.whl
+	@mkdir $(WHEEL)/jobs && ln -s "$(CURDIR)/bench" $(WHEEL)/jobs/
+	@cd $(WHEEL)/jobs; alone="env -i HOME=$$HOME PATH=$(abspath $(WHEEL))/env/bin DTR_ALLOC_CACHE=../cache"; \
+	check="-W ignore $(CURDIR)/tests/wheel/check.py"; $$alone python $$check || exit; \
+	for python in $(TORCH_PYTHONS); do $$alone PYTHONPATH=../site "$$python" $$check || exit; done
+	@mkdir -p dist && cp $(WHEEL)/repaired/*.whl dist/ && ls -l dist/
+
 # The bridge for CUDA against CUDA builds of torch, given by their pythons; no GPU, no nvcc:
 #   make cuda-bridge-check CUDA_TORCH_PYTHONS="/a/bin/python /b/bin/python"
 # It is compiled, linked, loaded and installed in a process of each, on the core with a
@@ -228,7 +253,7 @@ $(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f dtr_alloc/_core.*.so dtr_alloc/_core.cpp $(VENV)/core
 
 # What pyproject.toml asks for with an extra, and torch; dtr_alloc itself is the next rule.
@@ -240,7 +265,7 @@ $(VENV)/%-packages: pyproject.toml
 	$(PY) -m pip install -q '$(TORCH)' -r $(VENV)/$*-requirements.txt
 	touch $@
 
-$(VENV)/dev-packages: $(VENV)/demo-packages
+$(VENV)/dev-packages $(VENV)/wheel-packages: $(VENV)/demo-packages
 
 # The release build: assertions cost time, and `make sanitize` runs with them.
 $(VENV)/core: $(VENV)/demo-packages setup.py $(CORE)
