@@ -12,46 +12,47 @@ PY := $(BIN)/python
 CXX ?= g++
 CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.cpp' -o -name '*.h' \) -print) native/build_core.py
 PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
+DEV := $(VENV)/core $(VENV)/dev-packages
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions wheel clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
 
 # Two files at a time, each in the order of its tests: they share what takes long to set up.
-test: $(VENV)/core
+test: $(DEV)
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # The same, and what takes minutes: sweeps, fuzzers and whole jobs.
-test-all: $(VENV)/core
+test-all: $(DEV)
 	$(PY) -m pytest -n 2 --dist loadfile -m "long or not long" $(PYTEST_ARGS)
 
 # Mutated files for every reader of files, for so long; what is found is in build/fuzz/.
 SECONDS ?= 3600
-fuzz: $(VENV)/core
+fuzz: $(DEV)
 	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without running anything.
-check: $(VENV)/packages docs
+check: $(VENV)/dev-packages docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
-format: $(VENV)/packages
+format: $(VENV)/dev-packages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 # The site, in build/site; a broken link is an error. The reference of the command line is generated
 # from the code, core and all. With the studies' pictures, if they are drawn.
-docs: $(VENV)/core
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # The pictures of the studies in build/pictures, from the JSON in bench/results, and the README's.
 STUDIES := $(wildcard bench/results/reproduce/*.json)
-pictures: $(VENV)/core
+pictures: $(DEV)
 	mkdir -p build/pictures && cp $(STUDIES) build/pictures
 	$(BIN)/dtr-alloc reproduce $(basename $(notdir $(STUDIES))) --redraw --out build/pictures
 	$(PY) -m bench.chart
@@ -80,7 +81,7 @@ sanitize: $(SANITIZED)/core
 	$(SANITIZED_PY) -m pytest -p no:cacheprovider $(PYTEST_ARGS) $(SANITIZED_TESTS)
 	$(SANITIZED_PY) -m bench.soak --minutes $(SANITIZED_MINUTES)
 
-$(SANITIZED)/core: $(CORE) setup.py $(VENV)/packages
+$(SANITIZED)/core: $(CORE) setup.py $(VENV)/dev-packages
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tree
 	for part in allocator native dtr_alloc tests bench setup.py pyproject.toml README.md LICENSE; do \
 	  ln -s "$(CURDIR)/$$part" $(SANITIZED)/tree/; done
@@ -138,6 +139,31 @@ versions: $(VENV)/core
 	    $(PYTEST_ARGS) $(VERSIONS_TESTS) || status=1; \
 	done; exit $$status
 
+# A wheel in dist/ with bridges to the builds of torch of some pythons:
+#   make wheel [TORCH_PYTHONS="/a/bin/python /b/bin/python"]
+# Those need numpy and what dtr_alloc depends on. It is tried where there is no compiler: in an
+# environment that it and torch are installed in, and by those pythons.
+WHEEL := build/wheel
+wheel: TORCH_PYTHONS ?= $(abspath $(PY))
+wheel: $(VENV)/wheel-packages
+	$(call package_in,$(WHEEL)/tree)
+	@rm -rf $(addprefix $(WHEEL)/,env site plain repaired cache jobs)
+	@ln -s $(addprefix "$(CURDIR)"/,allocator native setup.py pyproject.toml README.md LICENSE) $(WHEEL)/tree/
+	@for python in $(TORCH_PYTHONS); do PYTHONPATH=$(WHEEL)/tree \
+	  DTR_ALLOC_CACHE=$(WHEEL)/tree/dtr_alloc/bridges "$$python" -P -m dtr_alloc.cli build || exit; done
+	@cd $(WHEEL)/tree && DTR_ALLOC_BUILD=release $(abspath $(PY)) -m pip wheel -q --no-deps --no-build-isolation -w ../plain .
+	@PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude 'libc10*' --exclude 'libtorch*' \
+	  --exclude 'libcudart*' -w $(WHEEL)/repaired $(WHEEL)/plain/*.whl
+	@$(PY) -m venv $(WHEEL)/env
+	@$(WHEEL)/env/bin/python -m pip install -q '$(TORCH)' \
+	  "$$(echo $(WHEEL)/repaired/*.whl)[demo]"
+	@$(PY) -m pip install -q --no-deps --target $(WHEEL)/site $(WHEEL)/repaired/*.whl
+	@mkdir $(WHEEL)/jobs && ln -s "$(CURDIR)/bench" $(WHEEL)/jobs/
+	@cd $(WHEEL)/jobs; alone="env -i HOME=$$HOME PATH=$(abspath $(WHEEL))/env/bin DTR_ALLOC_CACHE=../cache"; \
+	check="-W ignore $(CURDIR)/tests/wheel/check.py"; $$alone python $$check || exit; \
+	for python in $(TORCH_PYTHONS); do $$alone PYTHONPATH=../site "$$python" $$check || exit; done
+	@mkdir -p dist && cp $(WHEEL)/repaired/*.whl dist/ && ls -l dist/
+
 # The bridge for CUDA against CUDA builds of torch, given by their pythons; no GPU, no nvcc:
 #   make cuda-bridge-check CUDA_TORCH_PYTHONS="/a/bin/python /b/bin/python"
 # It is compiled, linked, loaded and installed in a process of each, on the core with a
@@ -188,7 +214,7 @@ PARTS ?=
 gpu: export DTR_ALLOC_CACHE := $(abspath $(GPU)/cache)
 gpu: export PYTHONPATH := $(abspath $(GPU)/tree):$(abspath $(GPU)/site):$(PYTHONPATH)
 gpu: export BENCH_COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
-gpu: $(if $(DRY_RUN),$(if $(filter $(abspath $(PY)),$(GPU_PYTHON)),$(VENV)/packages))
+gpu: $(if $(DRY_RUN),$(if $(filter $(abspath $(PY)),$(GPU_PYTHON)),$(VENV)/dev-packages))
 	@test -n "$(DRY_RUN)" || $(GPU_PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || \
 	  { echo "make gpu: $(GPU_PYTHON) has no PyTorch that finds a CUDA device here; make gpu DRY_RUN=1 goes through everything else"; exit 2; }
 	@mkdir -p $(GPU)/site $(OUT)
@@ -199,18 +225,18 @@ gpu: $(if $(DRY_RUN),$(if $(filter $(abspath $(PY)),$(GPU_PYTHON)),$(VENV)/packa
 	  $(GPU_PYTHON) -W ignore -m bench.gpu --out "$$out" --seconds $(LIMIT) \
 	  $(addprefix --part ,$(PARTS)) $(if $(DRY_RUN),--dry-run)
 
-bench: $(VENV)/core
+bench: $(DEV)
 	$(PY) -m bench.overhead --json -
 	$(PY) -m bench.smallest_budget
 
 # Random jobs, budgets and troubles for so long, then many steps of one job.
 MINUTES ?= 60
-soak: $(VENV)/core
+soak: $(DEV)
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
 	$(PY) -m bench.long_run
 
 # Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: a few minutes.
-conformance: $(VENV)/core
+conformance: $(DEV)
 	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
 
 # Jobs of frameworks under budgets, in an environment that has them, and what dtr_alloc depends on;
@@ -229,20 +255,21 @@ $(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f dtr_alloc/_core.*.so dtr_alloc/_core.cpp $(VENV)/core
 
-# What pyproject.toml asks for, and torch; dtr_alloc itself is the next rule.
-$(VENV)/packages: pyproject.toml
+# What pyproject.toml asks for with an extra, and torch; dtr_alloc itself is the next rule.
+$(VENV)/%-packages: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-	  extras = p["project"]["optional-dependencies"]; \
 	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
-	        *extras["dev"], *extras["plots"], sep="\n")' > $(VENV)/requirements.txt
-	$(PY) -m pip install -q '$(TORCH)' -r $(VENV)/requirements.txt
+	        *p["project"]["optional-dependencies"]["$*"], sep="\n")' > $(VENV)/$*-requirements.txt
+	$(PY) -m pip install -q '$(TORCH)' -r $(VENV)/$*-requirements.txt
 	touch $@
 
+$(VENV)/dev-packages $(VENV)/wheel-packages: $(VENV)/demo-packages
+
 # The release build: assertions cost time, and `make sanitize` runs with them.
-$(VENV)/core: $(VENV)/packages setup.py $(CORE)
+$(VENV)/core: $(VENV)/demo-packages setup.py $(CORE)
 	DTR_ALLOC_BUILD=release $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

@@ -1,9 +1,10 @@
-"""Compiles and loads the torch bridge (native/bridge/), once per torch build and compiler.
+"""Compiles and loads the torch bridge (native/bridge/), once per torch build.
 
 The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
 versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
 kept in a folder (bridge_cache.py) under a name that says for what it was made (as Triton keeps its
-launchers). That takes seconds, and is said.
+launchers). That takes seconds, and is said. A wheel brings the bridges to some builds of torch
+(``make wheel``); they have the same names.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dtr_alloc import compiler, torch_versions
 from dtr_alloc.torch.bridge_cache import Cache, candidates
 from dtr_alloc.torch_versions import BridgeError
 
+PACKAGED = Path(__file__).absolute().parents[1] / "bridges"
+"""The bridges that came with this package."""
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 # A symbol that this torch does not have is an error now, not when it is first called.
 LINK_FLAGS = ("-Wl,--no-undefined",)
@@ -98,14 +101,13 @@ def _cuda_runtime() -> str:
 
 
 def library_name(device: str) -> str:
-    """What the bridge for this torch, these sources and this compiler is called."""
+    """What the bridge for this torch and these sources is called, whichever compiler makes it."""
     import torch
 
     key = hashlib.sha256()
-    key.update(str(torch.version.git_version).encode())
-    key.update(
-        f"{torch.__version__} {compiler.find()} {FLAGS} {LINK_FLAGS} {os.uname().machine}".encode()
-    )
+    build = (torch.__version__, torch.version.git_version, torch.version.cuda)
+    abi = (torch.compiled_with_cxx11_abi(), os.uname().machine)
+    key.update(repr((*build, *abi, FLAGS, LINK_FLAGS)).encode())
     headers = [*_source_folder().glob("include/**/*.h"), *_source_folder().glob("bridge/*.h")]
     for path in [*_sources(device), *sorted(headers)]:
         key.update(path.read_bytes())
@@ -127,7 +129,11 @@ def status() -> dict[str, Any]:
     except ImportError as error:
         return {"compiler": compiler.find(), "cached": False, "path": None, "reason": str(error)}
     name = library_name(kinds()[-1])
-    path, reasons = None, []
+    cache, fault = _packaged(name)
+    path, reasons = PACKAGED / name, [fault] if fault else []
+    if cache is not None:
+        cache.close()
+        return {"compiler": compiler.find(), "cached": True, "path": str(path), "reason": None}
     for folder in candidates():
         path = folder.absolute() / name
         try:
@@ -157,8 +163,27 @@ def _no_compiler() -> str:
     )
 
 
+def _packaged(name: str) -> tuple[Cache | None, str | None]:
+    """The package's own folder if its bridge loads; else what is wrong with the bridge, if there is
+    one."""
+    try:
+        cache = Cache(PACKAGED, create=False, packaged=True)
+    except BridgeError:  # not from such a wheel
+        return None, None
+    fault = cache.fault(name)
+    if fault is None:
+        try:
+            _load(cache.address(name))
+            return cache, None
+        except BridgeError as error:  # a C or C++ library that is older than the wheel's
+            fault = f"is not used: {error}"
+    cache.close()
+    return None, f"{cache.path / name} {fault}" if fault else None
+
+
 def build(device: str) -> Path:
-    """Compiles the bridge if no cache has it; returns its path. Raises BridgeError."""
+    """Compiles the bridge if neither package nor cache has it; returns its path. Raises
+    BridgeError."""
     import torch
 
     name = library_name(device)
@@ -167,11 +192,14 @@ def build(device: str) -> Path:
 
 
 def _cache_with(name: str, device: str) -> Cache:
-    """A cache that has the bridge, which is compiled now if none has."""
+    """A folder that has the bridge, which is compiled now if none has."""
     import torch
 
     if (reason := torch_versions.newer(torch.__version__)) is not None:
         print(f"dtr_alloc: {reason}", file=sys.stderr)
+    packaged, packaged_fault = _packaged(name)
+    if packaged is not None:
+        return packaged
     for folder in candidates():
         try:
             cache = Cache(folder, create=False)
@@ -180,6 +208,8 @@ def _cache_with(name: str, device: str) -> Cache:
         if cache.fault(name) is None:
             return cache
         cache.close()
+    if packaged_fault is not None:
+        print(f"dtr_alloc: {packaged_fault}", file=sys.stderr)
     cache = _cache_to_build_in()
     try:
         if (cxx := compiler.find()) is None:

@@ -7,6 +7,8 @@ Whoever can write a bridge runs code as the user. So:
   may write to a folder above, and exchange what is in it, gain nothing.
 - A bridge ends in the SHA-256 of what is before. It is checked before the bridge is loaded, as a
   file that was cut off ends the process (SIGBUS), and it may be that of `import torch`.
+- The package's own folder of bridges is let in whoever it belongs to: who can write to it can also
+  exchange the code beside it.
 - A bridge is compiled in a folder of its own, synced and renamed. Who compiles holds a lock, and
   removes what builds have left that were killed.
 """
@@ -56,19 +58,21 @@ class Cache:
 
     Args:
         create: the folder is made if it is not there, and must be one to write to.
+        packaged: it is part of this package.
 
     Raises BridgeError if the folder cannot be used.
     """
 
-    def __init__(self, path: Path, create: bool) -> None:
+    def __init__(self, path: Path, create: bool, packaged: bool = False) -> None:
         self.path = path.absolute()
+        self._packaged = packaged
         try:
             if create:
                 _make(self.path)
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise BridgeError(f"{self.path} cannot keep the bridge to PyTorch: {error}") from None
-        reason = not_private(os.fstat(self._descriptor))
+        reason = None if packaged else not_private(os.fstat(self._descriptor))
         if reason is None and create and not os.access(self.address("."), os.W_OK | os.X_OK):
             reason = "cannot be written to"
         if reason is not None:
@@ -96,7 +100,7 @@ class Cache:
     def fault(self, name: str) -> str | None:
         """Why the bridge cannot be loaded; None if it can. "" if there is none."""
         try:
-            content = _read(name, self._descriptor)
+            content = _read(name, self._descriptor, self._packaged)
         except FileNotFoundError:
             return ""
         except OSError as error:
@@ -187,7 +191,7 @@ def _make(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def _read(name: str, folder: int) -> bytes | str:
+def _read(name: str, folder: int, packaged: bool = False) -> bytes | str:
     """A file's content, or what is wrong with the file."""
     # A pipe in its place is not waited for.
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -195,7 +199,7 @@ def _read(name: str, folder: int) -> bytes | str:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return "is no file"
-        if (reason := not_private(found)) is not None:
+        if not packaged and (reason := not_private(found)) is not None:
             return reason
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()

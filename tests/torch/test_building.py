@@ -6,7 +6,9 @@ Most tests have a stand-in for the compiler, which writes a library that is no b
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +225,60 @@ def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
+
+
+def sealed(content: bytes) -> bytes:
+    return content + b"\ndtr_alloc sha256 " + hashlib.sha256(content).digest()
+
+
+class TestThePackage:
+    """With a folder of bridges, as a wheel brings it."""
+
+    @pytest.fixture
+    def packaged(self, cache, cxx, tmp_path, monkeypatch) -> Path:
+        """A bridge in it, which others may write to, as they may to a shared environment."""
+        made = bridge.build("cpu")
+        folder = tmp_path / "bridges"
+        shutil.copytree(cache, folder)
+        folder.chmod(0o775)
+        (folder / made.name).chmod(0o775)
+        shutil.rmtree(cache)
+        monkeypatch.setattr(bridge, "PACKAGED", folder)
+        return folder / made.name
+
+    def test_needs_neither_a_compiler_nor_a_cache(self, cache, packaged, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        assert bridge.build("cpu") == packaged
+        monkeypatch.setattr(bridge, "kinds", lambda: ["cpu"])
+        assert (bridge.status()["cached"], bridge.status()["path"]) == (True, str(packaged))
+        assert not cache.exists()
+
+    @pytest.mark.parametrize(
+        ("damage", "said"),
+        [
+            (lambda path: flip(path, 100), "is damaged: its checksum does not fit"),
+            (
+                lambda path: path.write_bytes(sealed(b"as if of another libc")),
+                "is not used: the bridge to PyTorch does not load: ",
+            ),
+            (lambda path: path.rename(path.with_name("of-another-torch.so")), ""),
+        ],
+        ids=["damaged", "unloadable", "other"],
+    )
+    def test_has_the_bridge_compiled_where_its_own_does_not_serve(
+        self, cache, packaged, tmp_path, monkeypatch, capsys, damage, said
+    ):
+        name = f"{tmp_path.name}.so"  # dlopen has loaded none of this name
+        monkeypatch.setattr(bridge, "library_name", lambda device: name)
+        damage(packaged := packaged.rename(packaged.with_name(name)))
+        monkeypatch.setattr(bridge, "kinds", lambda: ["cpu"])
+        reason = bridge.status()["reason"]
+        capsys.readouterr()
+        assert bridge.build("cpu") == cache / name
+        *before, last = capsys.readouterr().err.splitlines()
+        assert "compiling the bridge to PyTorch for cpu" in last
+        assert "".join(before).startswith(said and f"dtr_alloc: {packaged} {said}")
+        assert reason == "; ".join([*before, "compiled on first use"]).removeprefix("dtr_alloc: ")
 
 
 class TestACompiler:
