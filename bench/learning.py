@@ -6,18 +6,14 @@ A job trains under both, at fractions of its activation memory, in a process of 
 Of the last eight steps a row has the compute that was repeated, in terms of the job's own, and the
 processor time of the fastest, in terms of the same job's with nothing evicted; per step, evictions,
 remaps, and requests that a plan placed, and that it could not. `learned_in` is the first step in
-which something learned was followed, and `predicted` what `dtr-alloc suggest` says, from a log of
-five steps, that is repeated at this budget. Bits are compared with those of the job without
-dtr_alloc.
+which something learned was followed. Bits are compared with those of the job without dtr_alloc.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,16 +22,13 @@ from rich.table import Table
 
 import dtr_alloc
 from bench import results
-from bench.measure import Profile, profile, train_plain
+from bench.measure import profile, train_plain
 from bench.models import JOBS, differences
-from dtr_alloc.lab.suggest import Outlook, suggest
-from dtr_alloc.oplog import compile_log
 
 FRACTIONS = (0.5, 0.3, 0.2)
 POLICIES = ("marginal", "adaptive")
 LAST = 8
 """Steps that count."""
-LOGGED = 5
 
 
 def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
@@ -71,23 +64,6 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
     }
 
 
-def _log(name: str, path: str) -> None:
-    torch.set_num_threads(1)
-    with dtr_alloc.session(budget="unlimited", device="cpu", log=path, log_steps=f"..{LOGGED}"):
-        job = JOBS[name]()
-        for step in range(LOGGED):
-            job.step(step)
-
-
-def predict(name: str, shape: Profile) -> list[Outlook]:
-    """What `dtr-alloc suggest` says of the job."""
-    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as pool:
-        path = str(Path(folder) / "steps.log")
-        pool.apply(_log, (name, path))
-        held = {"all": shape.idle_bytes}
-        return list(suggest(compile_log(path), shape.peak_bytes, held, threads=2).outlooks)
-
-
 def _run(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(_steps, (name, budget, heuristic, steps))
@@ -99,14 +75,10 @@ def measure(name: str, steps: int, fractions: tuple[float, ...]) -> Iterator[dic
     reference = train_plain(name, steps)
     shape, _free = profile(name, 3)
     free = _run(name, "unlimited", "marginal", steps)
-    outlooks = predict(name, shape)
     for fraction in fractions:
-        near = next((each for each in outlooks if abs(each.share - fraction) < 0.01), None)
-        said = (near.first, near.later) if near else (None, None)
-        for heuristic, slowness in zip(POLICIES, said, strict=True):
+        for heuristic in POLICIES:
             found = _run(name, shape.budget(fraction), heuristic, steps)
             row = {"job": name, "fraction": fraction, "policy": heuristic}
-            row["predicted"] = None if slowness is None else slowness - 1
             if "state" in found:
                 if differences(reference, found.pop("state")):
                     found["outcome"] = "other bits"
@@ -114,13 +86,8 @@ def measure(name: str, steps: int, fractions: tuple[float, ...]) -> Iterator[dic
             yield row | found
 
 
-def _predicted(row: dict[str, Any]) -> str:
-    return "" if row["predicted"] is None else f" [{row['predicted']:.2f}]"
-
-
 def table(rows: list[dict[str, Any]]) -> Table:
-    title = "Compute repeated, (step time), \\[as predicted], by the rule / learned"
-    shown = Table(title=title)
+    shown = Table(title="Compute repeated (step time), by the rule / learned")
     fractions = list(dict.fromkeys(row["fraction"] for row in rows))
     for column in ("job", *map(str, fractions)):
         shown.add_column(column, justify="left" if column == "job" else "right")
@@ -129,7 +96,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         for fraction in fractions:
             pair = [row for row in rows if (row["job"], row["fraction"]) == (job, fraction)]
             told = [
-                f"{row['repeated']:.2f} ({row['step_ratio']:.2f}){_predicted(row)}"
+                f"{row['repeated']:.2f} ({row['step_ratio']:.2f})"
                 if row["outcome"] == "trains"
                 else row["outcome"]
                 for row in pair

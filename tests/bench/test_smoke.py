@@ -49,6 +49,15 @@ def test_job_sweep() -> None:
     assert {row["outcome"] for row in document["results"]} == {"same bits"}
 
 
+def test_suggest() -> None:
+    """What is suggested for one job, and what it takes."""
+    document = run("bench.suggest")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    (row,) = document["results"]
+    assert row["suggested_smallest_bytes"] < row["peak_bytes"]
+    assert len(row["costs"]) == 3
+
+
 def test_learning() -> None:
     """One job at one budget, by the rule and learned, bits compared."""
     document = run("bench.learning")
