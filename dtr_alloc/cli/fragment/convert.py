@@ -26,8 +26,9 @@ def import_(source: Path, out: Path) -> None:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["torch", "rmm", "trace"]),
-    help="torch: what PyTorch's memory viewer opens. rmm: the CSV log of RMM. trace: our own.",
+    type=click.Choice(["torch", "rmm", "chrome", "trace"]),
+    help="torch: what PyTorch's memory viewer opens. rmm: the CSV log of RMM. chrome: what "
+    "Perfetto opens (.json.gz). trace: our own.",
 )
 @click.option("--device", type=click.IntRange(min=0), help="Which, if the trace has several.")
 @click.option(

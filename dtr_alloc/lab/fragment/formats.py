@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dtr_alloc import bounded
-from dtr_alloc.lab.fragment import rmm, torch_export, torch_snapshot
+from dtr_alloc.lab.fragment import chrome_trace, rmm, torch_export, torch_snapshot
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Trace, TraceError
 
-WRITES = ("trace", "torch", "rmm")
+WRITES = ("trace", "torch", "rmm", "chrome")
 """What write() can make."""
 
 
@@ -57,6 +57,7 @@ def write(trace: Trace, path: str | os.PathLike[str], to: str, device: int | Non
     makers: dict[str, Callable[[Path], None]] = {
         "trace": lambda beside: trace_file.write(trace, beside),
         "torch": lambda beside: torch_export.write(trace, beside),
+        "chrome": lambda beside: chrome_trace.write(trace, beside),
         "rmm": lambda beside: rmm.write(trace, beside, device=device),
     }
     path = Path(path)
