@@ -21,6 +21,13 @@ from typing import NoReturn
 
 SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
 
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+"""Commands that start the ranks of a job, and make no tensors themselves."""
+LAUNCHER_MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+    *("deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+)
+
 settings: dict[str, object] = {}
 """What the command line gave and no variable says."""
 
@@ -38,8 +45,22 @@ def stand_aside() -> None:
 
 def autoload() -> None:
     """Enables what the environment asks for, or does nothing if it asks for nothing."""
-    if not _stands_aside and asked_by() is not None:
+    if not _stands_aside and asked_by() is not None and not is_launcher():
         switch_on()
+
+
+def is_launcher() -> bool:
+    """Whether this process only starts ranks. It needs no budget, which on CUDA would make a
+    context on each device, and its files would be those of rank 0."""
+    if "RANK" in os.environ:
+        return False
+    words = sys.orig_argv
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    script = sys.argv[0] if sys.argv else ""
+    # Either the module that python was started with, or what `dtr-alloc run` runs now.
+    return os.path.basename(script) in LAUNCHERS or any(
+        name in LAUNCHER_MODULES for name in (script, *module)
+    )
 
 
 def asked_by() -> str | None:

@@ -178,7 +178,7 @@ def _write_at_exit() -> None:
     except Exception as error:
         stats = {"error": f"{type(error).__name__}: {error}"}
     # The job's own result is not changed by a file that cannot be written.
-    if config.stats is not None and not _is_launchers(config.stats, stats):
+    if config.stats is not None:
         try:
             write_stats(config.stats, stats, config)
         except OSError as error:
@@ -187,13 +187,6 @@ def _write_at_exit() -> None:
         write_report(config.report, stats, config, timeline)
     except OSError as error:
         print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
-
-
-def _is_launchers(path: Path, stats: Mapping[str, Any]) -> bool:
-    """Whether the file is one of the ranks', and this process only started them, as torchrun does:
-    it has no rank and made no tensor. Rank 0 has written the file then."""
-    has_rank = "{rank}" not in str(path) or "RANK" in os.environ
-    return not has_rank and stats.get("ever_allocated_bytes") == 0
 
 
 def fill_in(path: str | os.PathLike[str]) -> Path:

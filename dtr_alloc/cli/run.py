@@ -56,6 +56,10 @@ class Job:
 
     def run_under_budget(self) -> None:
         """Runs the job; its ``import torch`` switches the budget on, or we do where it cannot."""
+        sys.argv = [self.target, *self.arguments]
+        if _autoload.is_launcher():
+            self.run()
+            return
         if "torch" in sys.modules or not (entry_point_is_registered() and autoload_is_on()):
             _autoload.stand_aside()
             _autoload.switch_on()
@@ -76,7 +80,6 @@ class Job:
     def run(self) -> None:
         """Runs the job to its end in this process; what it raises passes through."""
         sys.excepthook = _job_excepthook(sys.excepthook)
-        sys.argv = [self.target, *self.arguments]
         try:
             if self.is_module:
                 _set_first_path(os.getcwd())

@@ -148,18 +148,3 @@ def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status)
     (path,) = tmp_path.glob("stats-*.json")
     assert json.loads(path.read_text())["evictions"] == 5
     assert result.stderr.count("dtr_alloc: budget unlimited") == 1
-
-
-@pytest.mark.parametrize(("environ", "files"), [({}, []), ({"RANK": "0"}, ["stats-0.json"])])
-def test_who_starts_the_ranks_does_not_write_the_file_of_rank_0(tmp_path, environ, files):
-    subprocess.run(
-        [sys.executable, "-c", JOB.replace('"evictions": 5', '"ever_allocated_bytes": 0')],
-        env={
-            **{name: value for name, value in os.environ.items() if name != "RANK"},
-            "DTR_ALLOC_STATS": str(tmp_path / "stats-{rank}.json"),
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            **environ,
-        },
-        check=True,
-    )
-    assert [path.name for path in tmp_path.iterdir()] == files

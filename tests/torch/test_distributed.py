@@ -4,6 +4,7 @@ processes on gloo."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -298,3 +299,23 @@ def test_their_rules_say_what_they_write():
     if hasattr(functional, "irecv"):
         assert uses(functional.irecv.default) == [MUTATE]
     assert not rule_for(torch.ops.aten.add.Tensor).lasts
+
+
+@pytest.mark.parametrize("command", [["-m"], ["-m", "dtr_alloc.cli", "run", "-m"]])
+def test_what_starts_the_ranks_has_no_budget_and_none_of_their_files(
+    tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "job.py").write_text("import torch\n(torch.ones(1000) * 2).sum().item()\n")
+    files = {"STATS": "stats-{rank}.json", "COSTS": "costs-{rank}.json", "LOG": "job-{rank}.log"}
+    settings = {"BUDGET": "64MiB", "DEVICE": "cpu", **files}
+    done = subprocess.run(
+        [sys.executable, *command, "torch.distributed.run", "--nproc-per-node", "2", "job.py"],
+        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dtr_alloc" not in done.stderr
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"job.py"} | {name.format(rank=i) for name in files.values() for i in (0, 1)}
