@@ -110,20 +110,19 @@ std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,
   dtr_pool_get_stats(pool, &stats);
   const uint64_t tracked = locked + pinned + evictable + constants;
   const uint64_t untracked = stats.requested_bytes > tracked ? stats.requested_bytes - tracked : 0;
-  const auto bytes = [](uint64_t value) { return std::to_string(value) + " bytes"; };
-  std::string text = "dtr_alloc: out of memory: requested " + bytes(size_bytes) + ", budget " +
-                     bytes(stats.budget_bytes) + ", allocated " + bytes(stats.allocated_bytes) +
-                     ", free " + bytes(stats.budget_bytes - stats.reserved_bytes) + " unmapped + " +
-                     bytes(stats.reserved_bytes - stats.allocated_bytes) +
-                     " mapped, largest free block " + bytes(stats.largest_free_bytes) +
-                     "; in use: locked by running ops " + bytes(locked) + ", constants " +
-                     bytes(constants) + ", pinned " + bytes(pinned) + ", evictable " +
-                     bytes(evictable) + ", unseen by the recorder " + bytes(untracked);
+  std::string text =
+      "dtr_alloc: out of memory: requested " + size_text(size_bytes) + ", budget " +
+      size_text(stats.budget_bytes) + ", allocated " + size_text(stats.allocated_bytes) +
+      ", free " + size_text(stats.budget_bytes - stats.reserved_bytes) + " unmapped + " +
+      size_text(stats.reserved_bytes - stats.allocated_bytes) + " mapped, largest free block " +
+      size_text(stats.largest_free_bytes) + "; in use: locked by running ops " + size_text(locked) +
+      ", constants " + size_text(constants) + ", pinned " + size_text(pinned) + ", evictable " +
+      size_text(evictable) + ", unseen by the recorder " + size_text(untracked);
   if (swap_costs.is_on())
-    text += "; swapped to host memory " + std::to_string(swap_space_.memory().in_use_bytes()) +
-            " of " + bytes(swap_space_.memory().cap_bytes());
+    text += "; swapped to host memory " + size_text(swap_space_.memory().in_use_bytes()) + " of " +
+            size_text(swap_space_.memory().cap_bytes());
   text += ". This point of the job needs a budget of at least " +
-          bytes(size_bytes + stats.allocated_bytes - evictable);
+          size_text(size_bytes + stats.allocated_bytes - evictable);
   const size_t by_driver = refusal.find(kRefusedByDriver);
   if (by_driver == std::string::npos) return text + "; raise the budget or shrink the batch.";
   return text + ", but the system grants less than that" + refusal.substr(by_driver) +

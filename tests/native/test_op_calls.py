@@ -34,15 +34,15 @@ class TestFailure:
             toy.one("large", y, words=5 * WORDS)
         text = str(error.value)
         for part in (
-            f"requested {5 * PAGE} bytes",
-            f"budget {8 * PAGE} bytes",
-            f"locked by running ops {PAGE} bytes",
-            f"constants {2 * PAGE} bytes",
-            f"pinned {PAGE} bytes",
+            f"requested 20.0 KiB ({5 * PAGE} bytes)",
+            f"budget 32.0 KiB ({8 * PAGE} bytes)",
+            f"locked by running ops 4.0 KiB ({PAGE} bytes)",
+            f"constants 8.0 KiB ({2 * PAGE} bytes)",
+            f"pinned 4.0 KiB ({PAGE} bytes)",
             "evictable 0 bytes",
         ):
             assert part in text
-        least = int(re.search(r"needs a budget of at least (\d+) bytes", text)[1])
+        least = int(re.search(r"needs a budget of at least .*?(\d+) bytes", text)[1])
         assert least > 8 * PAGE
         toy.verify()
         assert toy.evict(y)

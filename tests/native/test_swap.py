@@ -142,7 +142,9 @@ class TestCap:
     def test_a_search_passes_over_what_finds_no_room_there_until_there_is_some(self, make_toy):
         toy = make_toy(pages=7, **swapping(pages=1))
         sources = [constant(toy, seed=i) for i in range(6)]
-        with pytest.raises(OutOfMemory, match="swapped to host memory 4096 of 4096 bytes"):
+        with pytest.raises(
+            OutOfMemory, match=r"swapped to host memory 4.0 KiB \(4096 bytes\) of 4.0 KiB \("
+        ):
             toy.unseen(3 * WORDS)
         toy.materialize_all()
         toy.verify()

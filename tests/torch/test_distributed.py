@@ -257,7 +257,7 @@ def test_a_rank_that_ends_out_of_memory_has_others_raise_in_their_collective(
     script = RANK_1_ENDS.format(end=end, collective=collective)
     told, _ = run(tmp_path, script, statuses=(0, 1))
     assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory" in told
-    assert f"requested {4 << 28} bytes" in told
+    assert f"requested 1.0 GiB ({4 << 28} bytes)" in told
 
 
 def test_an_error_that_a_rank_catches_is_its_own(tmp_path):
