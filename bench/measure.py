@@ -28,7 +28,7 @@ class Run:
     idle_bytes: int
     """The most that stayed allocated between two steps."""
     added: dict[str, Any]
-    """What the run added to each number in stats() that was known before it."""
+    """What the run added to each number in stats()."""
     step_seconds: float
     """The fastest step after the first."""
 
@@ -139,7 +139,7 @@ def train(
         state=job.state(),
         stats=after,
         idle_bytes=idle,
-        added={name: after[name] - before[name] for name in after if before[name] is not None},
+        added={name: after[name] - before[name] for name in after},
         step_seconds=fastest,
     )
 

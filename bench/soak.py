@@ -289,7 +289,7 @@ class Round:
         for name in ("live_records", "live_ops", "live_storages", "live_blocks", "host_bytes"):
             assert after[name] <= before[name], f"{name}: {before[name]}, then {after[name]}"
         for name in ("evictions", "rematerializations", "swaps", "moves", "unseen_writes"):
-            counts[name] += after[name] - before[name]
+            counts[name] += after[name]
 
     def _whole_session(self) -> None:
         with self.session():

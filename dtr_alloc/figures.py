@@ -32,7 +32,7 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "peak", format_size(peak) + (f" ({share:.0%} of the budget)" if share else "")
     if stats.get("steps"):
         median = stats["step_seconds"]
-        each = "" if median is None else f", {median:.3g} s each (median)"
+        each = f", {median:.3g} s each (median)" if median else ""
         yield "steps of the optimizer", f"{stats['steps']:,}{each}"
     if (again := recomputed(stats)) is not None:
         seconds = f"{stats['recompute_seconds']:.3g} s"

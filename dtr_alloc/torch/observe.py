@@ -29,7 +29,7 @@ class Observed:
     Attributes:
         device: "cpu" or "cuda".
         steps: of an optimizer that ended; 0: the job has none, or ended before.
-        step_seconds: the median of the steps after the first; None where none was seen whole.
+        step_seconds: the median of the steps after the first; 0 where none was seen whole.
         peak_bytes: the most that was allocated at once, with what the session found on the device.
         held_bytes: what was allocated when the last step ended, by kind: parameters, gradients,
             optimizer states, buffers, other.
@@ -38,7 +38,7 @@ class Observed:
 
     device: str
     steps: int
-    step_seconds: float | None
+    step_seconds: float
     peak_bytes: int
     held_bytes: dict[str, int]
     chunk_bytes: int

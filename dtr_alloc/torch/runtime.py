@@ -120,7 +120,7 @@ class Runtime:
         session = {
             "session_seconds": timeline.seconds if timeline else 0.0,
             "steps": timeline.step_count if timeline else 0,
-            "step_seconds": timeline.step_seconds if timeline else None,
+            "step_seconds": timeline.step_seconds if timeline else 0.0,
         }
         return {**counted, **seconds, "live_records": records, **session}
 

@@ -124,13 +124,13 @@ class Timeline:
         return (self._end or time.perf_counter()) - self._begin
 
     @property
-    def step_seconds(self) -> float | None:
-        """The median of the time between the ends of two steps; None before there are two."""
+    def step_seconds(self) -> float:
+        """The median of the time between the ends of two steps; 0 before there are two."""
         times = [
             (after.seconds - before.seconds) / (after.steps - before.steps)
             for before, after in pairwise(self.steps)
         ]
-        return statistics.median(times) if times else None
+        return statistics.median(times) if times else 0.0
 
     def _step_ended(self) -> None:
         self.step_count += 1
