@@ -56,16 +56,20 @@ class Live:
         self._next = self._next_line = 0.0
         self._has_line = False
         self._path: Path | None = None
+        self._memory: mmap.mmap | None = None
+
+    def open(self) -> None:
+        """Makes the file."""
         with suppress(OSError):
             path = folder() / f"{self._pid}.json"
             with suppress(FileNotFoundError):
                 path.unlink()  # of an earlier session, or of a process that had this number
+            self._path = path
             flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
             file = os.open(path, flags, 0o600)
             try:
                 os.ftruncate(file, _SIZE)
                 self._memory = mmap.mmap(file, _SIZE)
-                self._path = path
             finally:
                 os.close(file)
 
@@ -77,7 +81,7 @@ class Live:
         """Shows numbers of the last steps, with what tells the job from others."""
         now = time.monotonic()
         self._next = now + EVERY_SECONDS
-        if self._path is not None:
+        if self._memory is not None:
             job = {"pid": self._pid, "rank": os.environ.get("RANK"), "job": sys.argv[:1]}
             text = json.dumps({**job, **values}).encode()
             if len(text) <= _SIZE:

@@ -215,6 +215,7 @@ class Runtime:
             self, samples=is_page(self.config.report), progress=self.config.progress
         )
         self._undo.append(self.timeline.stop)
+        self.timeline.start()
 
     def _start_recorder(self) -> None:
         if self.config.log is not None:

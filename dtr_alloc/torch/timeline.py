@@ -97,16 +97,22 @@ class Timeline:
         self.worst_heap: list[Span] = []
         """The first device's heap when most of it was free but scattered."""
         self._worst_bytes = 0
+        self._samples = samples
         self._live = Live(progress)
         self._shown = self._moment()
-        self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
+        self._hook: Any = None
         self._thread = threading.Thread(target=self._sample, daemon=True, name="dtr_alloc timeline")
-        if samples:
+
+    def start(self) -> None:
+        """Begins the rows. Whatever is raised meanwhile, stop() undoes it."""
+        self._live.open()
+        self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
+        if self._samples:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the rows; what they say stays. It may be called again."""
-        self._hook.remove()
+        """Ends the rows; what they say stays. It may be called again, and without a start()."""
+        self.abandon()
         self._live.close()
         self._ended.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -116,7 +122,8 @@ class Timeline:
 
     def abandon(self) -> None:
         """In a forked child, which has no such thread."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
 
     @property
     def seconds(self) -> float:
