@@ -13,6 +13,7 @@ import time
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.core import check, ffi, lib, listed
@@ -140,21 +141,24 @@ class Timeline:
         return statistics.median(times) if times else 0.0
 
     def _step_ended(self) -> None:
-        self.step_count += 1
-        is_kept, is_shown = self.step_count % self._stride == 0, self._live.is_due()
-        if not (is_kept or is_shown):
+        # Not in a graph: a step that is compiled is not counted.
+        if torch.compiler.is_compiling():
             return
-        with self._lock:
+        with self._lock:  # steps may end on several threads at once
+            self.step_count += 1
+            is_kept, is_shown = self.step_count % self._stride == 0, self._live.is_due()
+            if not (is_kept or is_shown):
+                return
             moment = self._moment()
-            peak_bytes = self._pool.peak_allocated_bytes
-        if is_kept:
-            self.steps.append(moment)
-            if len(self.steps) >= MOST:
-                del self.steps[::2]  # what stays are multiples of the new stride
-                self._stride *= 2
-        if is_shown:
-            before, self._shown = self._shown, moment
-            self._live.show(_recent(before, moment) | {"peak_allocated_bytes": peak_bytes})
+            if is_kept:
+                self.steps.append(moment)
+                if len(self.steps) >= MOST:
+                    self.steps = self.steps[1::2]  # multiples of the new stride
+                    self._stride *= 2
+            if is_shown:
+                before, self._shown = self._shown, moment
+                peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
+                self._live.show(_recent(before, moment) | peak)
 
     def _sample(self) -> None:
         interval = _FIRST_INTERVAL

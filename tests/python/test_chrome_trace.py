@@ -49,6 +49,12 @@ def test_counters_instants_and_steps(trace, tmp_path):
     assert steps == [(2, 5), (7, 2)]
 
 
+def test_a_trace_without_steps_has_none():
+    without = Trace({"source": "rmm"})
+    without.add(Kind.ALLOCATE, address=8, size_bytes=8)
+    assert not [event for event in chrome_trace.to_events(without) if event["ph"] == "X"]
+
+
 def test_a_long_trace_is_thinned_and_has_its_peak(trace, monkeypatch):
     monkeypatch.setattr(chrome_trace, "MOST", 2)
     events = chrome_trace.to_events(trace)

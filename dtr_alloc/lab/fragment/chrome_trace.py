@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from itertools import pairwise
 from typing import Any
 
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
@@ -108,7 +109,7 @@ def _instants(trace: Trace, device: int, rows: list[int]) -> list[dict[str, Any]
 
 def _steps(trace: Trace, device: int, rows: list[int]) -> list[dict[str, Any]]:
     begins = [trace.time_ns[at] for at in rows if trace.kind[at] == Kind.STEP]
-    ends = [*begins[1:], trace.time_ns[rows[-1]] if rows else 0]
+    end_ns = trace.time_ns[rows[-1]] if rows else 0
     return [
         {
             "ph": "X",
@@ -118,5 +119,5 @@ def _steps(trace: Trace, device: int, rows: list[int]) -> list[dict[str, Any]]:
             "ts": begin / 1000,
             "dur": (end - begin) / 1000,
         }
-        for number, (begin, end) in enumerate(zip(begins, ends, strict=True), 1)
+        for number, (begin, end) in enumerate(pairwise([*begins, end_ns]), 1)
     ]
