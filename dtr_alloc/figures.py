@@ -28,7 +28,7 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "budget_bytes" in stats:
         yield "budget", format_size(stats["budget_bytes"])
     if "peak_allocated_bytes" in stats:
-        peak, share = stats["peak_allocated_bytes"], _of_budget(stats, "peak_allocated_bytes")
+        peak, share = stats["peak_allocated_bytes"], of_budget(stats, "peak_allocated_bytes")
         yield "peak", format_size(peak) + (f" ({share:.0%} of the budget)" if share else "")
     if stats.get("steps"):
         median = stats["step_seconds"]
@@ -70,7 +70,7 @@ def limit(stats: Mapping[str, Any]) -> str:
         return f"memory: {stats['out_of_memory_errors']:,} allocations failed"
     if evictions == 0:
         return "nothing: the budget was never reached"
-    if (kept := _of_budget(stats, "peak_kept_bytes") or 0) > FULL:
+    if (kept := of_budget(stats, "peak_kept_bytes") or 0) > FULL:
         return f"what is never evicted: {kept:.0%} of the budget"
     if (places := stats["contiguity_evictions"] / evictions) > 0.5:
         return f"places: at {places:.0%} of the evictions the bytes were free, in pieces"
@@ -89,9 +89,9 @@ def advice(stats: Mapping[str, Any]) -> str:
         return "There was no budget; `dtr-alloc suggest` says which would do, and what it costs."
     if stats["evictions"] == 0:
         return f"Nothing was evicted: {peak} would have been enough, and less may do."
-    if (_of_budget(stats, "peak_kept_bytes") or 0) > FULL:
+    if (of_budget(stats, "peak_kept_bytes") or 0) > FULL:
         return (
-            "Most of the budget is never evicted (`--report all` says what): swapping "
+            "Most of the budget is never evicted (`--report=all` says what): swapping "
             "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
         )
     if again > DEAR:
@@ -103,7 +103,7 @@ def advice(stats: Mapping[str, Any]) -> str:
     return f"The budget costs {math.ceil(100 * again)} % more compute; more memory would cost less."
 
 
-def _of_budget(stats: Mapping[str, Any], name: str) -> float | None:
+def of_budget(stats: Mapping[str, Any], name: str) -> float | None:
     """A size as a share of the budget; None without a budget."""
     budget = stats.get("budget_bytes", UNLIMITED_BYTES)
     return stats[name] / budget if 0 < budget < UNLIMITED_BYTES else None

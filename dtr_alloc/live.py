@@ -106,10 +106,9 @@ def line(values: dict[str, Any]) -> str:
     """The numbers in words."""
     budget = values["budget_bytes"]
     of = "" if budget >= UNLIMITED_BYTES else f" of {format_size(budget)}"
-    seconds = values["step_seconds"]
     words = [
         f"step {values['steps']:,}",
-        "" if seconds is None else f"{seconds:.3g} s a step",
+        f"{values['step_seconds']:.3g} s a step",
         f"{format_size(values['peak_allocated_bytes'])}{of} at the peak",
         f"{values['recompute_share']:.0%} of the compute again",
         "a plan is followed" if values["is_planned"] else "",

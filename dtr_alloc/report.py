@@ -78,11 +78,29 @@ class Stats(dict[str, Any]):
     """stats(), which a notebook shows as the figures that matter."""
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
-            for name, value in figures(self)
-        )
-        return f"<table>{rows}</table><p>{escape(advice(self))}</p>"
+        return f"{html_table(figures(self))}<p>{escape(advice(self))}</p>"
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values as HTML; nothing if there are none."""
+    cells = "".join(
+        f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
+        f"<td>{escape(value)}</td></tr>\n"
+        for name, value in rows
+    )
+    return f"<table>\n{cells}</table>\n" if cells else ""
+
+
+def console_html(shown: Iterable[Table | str], width: int) -> str:
+    """Tables and lines as a console of so many columns shows them, as HTML."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    console = Console(file=StringIO(), record=True, markup=False, width=width)
+    for each in shown:
+        console.print(each)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def render(

@@ -14,6 +14,7 @@ from rich.table import Table
 from dtr_alloc.bounded import shown
 from dtr_alloc.cli.common import InputError, json_object, results_file
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
+from dtr_alloc.figures import of_budget
 
 MOST_BYTES = 1 << 20
 _COUNTERS = (
@@ -76,15 +77,12 @@ def _row(path: Path) -> dict[str, Any]:
             f"{path}: it has {wrong[0]}; allowed: a file that --stats or DTR_ALLOC_STATS wrote"
         )
     row = {name: document[name] for name in _COUNTERS}
-    budget, clock = row["budget_bytes"], row.pop("clock_ns")
-    recompute = row.pop("recompute_cost_ns")
+    clock, recompute = row.pop("clock_ns"), row.pop("recompute_cost_ns")
     return {
         "rank": path.stem if rank is None else rank,
         "file": str(path),
         **row,
-        "budget_share": (
-            row["peak_allocated_bytes"] / budget if 0 < budget < UNLIMITED_BYTES else None
-        ),
+        "budget_share": of_budget(row, "peak_allocated_bytes"),
         "recompute_share": recompute / clock if clock else None,
     }
 

@@ -59,13 +59,12 @@ def _table(pids: Sequence[int]) -> Table:
 
 
 def _cells(values: dict[str, Any]) -> tuple[str, ...]:
-    seconds = values["step_seconds"]
     return (
         str(values["pid"]),
         values["rank"] or "",
         Path(*values["job"]).name,
         f"{values['steps']:,}",
-        "-" if seconds is None else f"{seconds:.3g}",
+        f"{values['step_seconds']:.3g}",
         format_size(values["budget_bytes"]),
         format_size(values["peak_allocated_bytes"]),
         f"{values['recompute_share']:.0%}",

@@ -17,6 +17,7 @@ from dtr_alloc.lab.executors import cores
 from dtr_alloc.lab.suggest import WORTH, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
 from dtr_alloc.oplog import compile_log
+from dtr_alloc.report import console_html
 
 if TYPE_CHECKING:
     from dtr_alloc.torch.observe import Observed
@@ -37,10 +38,8 @@ class Advice:
         return dataclasses.asdict(self)
 
     def print_to(self, console: Console) -> None:
-        console.print(_held(self.suggestion))
-        console.print(_outlooks(self.suggestion))
-        for line in _words(self.observed, self.suggestion):
-            console.print(line)
+        for each in self._shown():
+            console.print(each)
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -48,9 +47,11 @@ class Advice:
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), record=True, markup=False, width=100)
-        self.print_to(console)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return console_html(self._shown(), width=100)
+
+    def _shown(self) -> list[Table | str]:
+        found = self.suggestion
+        return [_held(found), _outlooks(found), *_words(self.observed, found)]
 
 
 def advise(observed: Observed, log: Path) -> Advice:

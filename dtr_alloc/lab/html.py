@@ -71,15 +71,6 @@ def document(title: str, words: str, body: str) -> str:
     return _PAGE.substitute(title=escape(title), words=escape(words), body=body)
 
 
-def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values; nothing if there are none."""
-    cells = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>\n'
-        for name, value in rows
-    )
-    return f"<table>\n{cells}</table>\n" if cells else ""
-
-
 def details(summary: str, content: str) -> str:
     """What is seen once it is opened; nothing if that is empty."""
     if not content:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures
 from dtr_alloc.lab import html
-from dtr_alloc.report import counter_rows, kept_text
+from dtr_alloc.report import counter_rows, html_table, kept_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,11 +43,11 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
     """
     rows = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
     body = (
-        html.table(figures(stats)),
+        html_table(figures(stats)),
         "" if timeline is None else html.pictures(_pictures(timeline)),
         html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
-        html.details("All counters", html.table(counter_rows(stats))),
-        html.details("The job", html.table(rows)),
+        html.details("All counters", html_table(counter_rows(stats))),
+        html.details("The job", html_table(rows)),
     )
     words = advice(stats) or str(stats.get("error", ""))
     return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
@@ -63,7 +63,7 @@ def _job(facts: Mapping[str, Any]) -> str:
 
 
 def _kept(entries: Sequence[Mapping[str, Any]]) -> str:
-    return html.table((format_size(entry["size_bytes"]), kept_text(entry)) for entry in entries)
+    return html_table((format_size(entry["size_bytes"]), kept_text(entry)) for entry in entries)
 
 
 def _pictures(timeline: Timeline) -> Iterator[str]:
@@ -146,11 +146,7 @@ def _work(samples: Sequence[Moment]) -> Figure:
 
 def _share(axes: Axes, moments: Sequence[Moment], x: Sequence[float]) -> None:
     """What was computed again between two moments, of all that was computed."""
-    shares = []
-    for before, after in pairwise(moments):
-        again = after.recompute_cost_ns - before.recompute_cost_ns
-        whole = again + after.total_cost_ns - before.total_cost_ns
-        shares.append(100 * again / whole if whole else 0.0)
+    shares = [100 * after.recompute_share(before) for before, after in pairwise(moments)]
     axes.fill_between(x, shares, color=AGAIN, alpha=0.8, lw=0, step="mid")
     axes.set_ylim(0, 100)
     axes.set_title("computed again, % of all compute", loc="left", fontsize=9)
@@ -160,15 +156,12 @@ def _steps(steps: Sequence[Moment]) -> Figure:
     figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     time_axes, share_axes = figure.subplots(2, 1, sharex=True)
     numbers = [step.steps for step in steps[1:]]
-    times = [
-        (after.seconds - before.seconds) / (after.steps - before.steps)
-        for before, after in pairwise(steps)
-    ]
+    times = [after.seconds_a_step(before) for before, after in pairwise(steps)]
     time_axes.plot(numbers, times, color="black", lw=1)
     planned = [
         (number, time)
         for number, time, (before, after) in zip(numbers, times, pairwise(steps), strict=True)
-        if after.planned > before.planned
+        if after.is_planned(before)
     ]
     if planned:
         label = "a plan is followed"

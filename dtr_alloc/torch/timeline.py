@@ -49,6 +49,20 @@ class Moment(NamedTuple):
     swapped_out_bytes: int
     planned: int
 
+    def seconds_a_step(self, before: Moment) -> float:
+        """On average since a moment with fewer steps."""
+        return (self.seconds - before.seconds) / (self.steps - before.steps)
+
+    def recompute_share(self, before: Moment) -> float:
+        """Of what was computed since then, the share that was computed again."""
+        again = self.recompute_cost_ns - before.recompute_cost_ns
+        computed = again + self.total_cost_ns - before.total_cost_ns
+        return again / computed if computed else 0.0
+
+    def is_planned(self, before: Moment) -> bool:
+        """Whether a plan was followed since then."""
+        return self.planned > before.planned
+
 
 class Span(NamedTuple):
     """Blocks in use with nothing between them."""
@@ -59,16 +73,14 @@ class Span(NamedTuple):
 
 def _recent(before: Moment, now: Moment) -> dict[str, Any]:
     """What a running job shows: of its first device's pool, and of the steps since it did so."""
-    again = now.recompute_cost_ns - before.recompute_cost_ns
-    computed = again + now.total_cost_ns - before.total_cost_ns
     return {
         "steps": now.steps,
-        "step_seconds": (now.seconds - before.seconds) / (now.steps - before.steps),
+        "step_seconds": now.seconds_a_step(before),
         "budget_bytes": now.budget_bytes,
         "allocated_bytes": now.allocated_bytes,
-        "recompute_share": again / computed if computed else 0.0,
+        "recompute_share": now.recompute_share(before),
         "evictions": now.evictions - before.evictions,
-        "is_planned": now.planned > before.planned,
+        "is_planned": now.is_planned(before),
     }
 
 
@@ -134,10 +146,7 @@ class Timeline:
     @property
     def step_seconds(self) -> float:
         """The median of the time between the ends of two steps; 0 before there are two."""
-        times = [
-            (after.seconds - before.seconds) / (after.steps - before.steps)
-            for before, after in pairwise(self.steps)
-        ]
+        times = [after.seconds_a_step(before) for before, after in pairwise(self.steps)]
         return statistics.median(times) if times else 0.0
 
     def _step_ended(self) -> None:

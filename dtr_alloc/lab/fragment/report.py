@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from array import array
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from dtr_alloc.config import format_size
@@ -19,6 +17,7 @@ from dtr_alloc.lab.fragment import measures
 from dtr_alloc.lab.fragment.measures import Measures, size_unit
 from dtr_alloc.lab.fragment.residency import Residencies, placed
 from dtr_alloc.lab.fragment.walk import by_device, walk
+from dtr_alloc.report import console_html
 from dtr_alloc.traces.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -277,9 +276,7 @@ def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
 
     body = ""
     for report in found:
-        console = Console(file=io.StringIO(), record=True, markup=False, width=120)
-        console.print(table(report))
-        body += console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        body += console_html([table(report)], width=120)
         drawn = figures(report, by_event=by_event, maps=maps)
         body += html.pictures(html.png(_TITLES.get(name, name), drawn[name]) for name in drawn)
     label = ", ".join(report.label for report in found)
