@@ -5,15 +5,21 @@
 A job trains under both, at fractions of its activation memory, in a process of its own each time.
 Of the last eight steps a row has the compute that was repeated, in terms of the job's own, and the
 processor time of the fastest, in terms of the same job's with nothing evicted; per step, evictions,
-remaps, and requests that a plan placed, and that it could not. `learned_in` is the first step in
-which something learned was followed. Bits are compared with those of the job without dtr_alloc.
+remaps, and requests that a plan placed, and that it could not. `learned_in` and `planned_in` are
+the first steps in which a policy or a plan was followed, `planned_after` the seconds until then.
+Until something is followed, `waiting_step` is the median time of a step on the job's own thread.
+`resident_bytes` is the most that the process had in memory. Bits are compared with those of the job
+without dtr_alloc.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -31,17 +37,26 @@ LAST = 8
 """Steps that count."""
 
 
+def _resident_peak() -> int:
+    """Bytes; of this program alone, as getrusage's begins with what its parent had."""
+    status = Path("/proc/self/status").read_text()
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kib) * 1024
+
+
 def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
     """A run in this process: how it ended, and its counters and times."""
     torch.set_num_threads(1)
-    seconds, counters = [], []
+    seconds, own_seconds, ends, counters = [], [], [], []
     with dtr_alloc.session(budget=budget, device="cpu", heuristic=heuristic):
         job = JOBS[name]()
         try:
             for step in range(steps):
-                begin = time.process_time()
+                begin, own_begin = time.process_time(), time.thread_time()
                 job.step(step)
                 seconds.append(time.process_time() - begin)
+                own_seconds.append(time.thread_time() - own_begin)
+                ends.append(time.perf_counter())
                 counters.append(dtr_alloc.stats())
         except torch.OutOfMemoryError as error:
             return {"outcome": "grinds" if "is too small" in str(error) else "out of memory"}
@@ -53,12 +68,20 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         key: (counters[-1][key] - counters[-1 - LAST][key]) / LAST
         for key in ("remaps", "evictions", "planned", "plan_misses")
     }
+    learned_in, planned_in = (
+        next((i for i, at in enumerate(counters) if at[key]), None)
+        for key in ("learned", "planned")
+    )
     return {
         "outcome": "trains",
         "repeated": again / own,
         **each,
         "learned": counters[-1]["learned"],
-        "learned_in": next((i for i, at in enumerate(counters) if at["learned"]), None),
+        "learned_in": learned_in,
+        "planned_in": planned_in,
+        "planned_after": None if planned_in is None else ends[planned_in] - ends[0],
+        "waiting_step": median(own_seconds[1:learned_in]),
+        "resident_bytes": _resident_peak(),
         "seconds": min(seconds[-LAST:]),
         "state": job.state(),
     }

@@ -16,14 +16,15 @@ from dtr_alloc.config import format_size
 from dtr_alloc.lab.executors import cores
 from dtr_alloc.lab.suggest import WORTH, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
+from dtr_alloc.lab.where import bytes_by_place
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.report import console_html
 
 if TYPE_CHECKING:
     from dtr_alloc.torch.observe import Observed
 
-_MAKERS = 4
-"""Operators that are named of those that made what fills the memory."""
+_FILLERS = 8
+"""Rows of what fills the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Advice:
 
     def _shown(self) -> list[Table | str]:
         found = self.suggestion
-        return [_held(found), _outlooks(found), *_words(self.observed, found)]
+        fillers = [_fillers(self.observed)] if self.observed.fullest else []
+        return [_held(found), *fillers, _outlooks(found), *_words(self.observed, found)]
 
 
 def advise(observed: Observed, log: Path) -> Advice:
@@ -106,6 +108,17 @@ def _held(found: Suggestion) -> Table:
     return table
 
 
+def _fillers(observed: Observed) -> Table:
+    table = Table(title="What fills it, by what made it", show_header=False)
+    for name in ("module", "operator", "size"):
+        table.add_column(name, justify="right" if name == "size" else "left")
+    made = (entry for entry in observed.fullest if entry.operator)
+    for (place, is_kept), size in bytes_by_place(made)[:_FILLERS]:
+        operator = f"{place.operator} (never evicted)" if is_kept else place.operator
+        table.add_row(place.module, operator, format_size(size))
+    return table
+
+
 def _outlooks(found: Suggestion) -> Table:
     table = Table(title="Compute of a step, in terms of one without a budget")
     for column in ("budget", "of the peak", "of the activations", "first steps", "once learned"):
@@ -146,9 +159,6 @@ def _words(observed: Observed, found: Suggestion) -> list[str]:
             "Much of it is the optimizer's states: an optimizer with smaller ones, or sharding "
             "(FSDP, ZeRO), saves what no budget can."
         )
-    if makers := list(found.made_bytes.items())[:_MAKERS]:
-        named = ", ".join(f"{name} ({format_size(size)})" for name, size in makers)
-        words.append(f"When the memory is fullest most of it was made by {named}.")
     if found.advised is None:
         return words
     least = found.outlooks[-1]

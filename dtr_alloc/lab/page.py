@@ -16,18 +16,23 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures
 from dtr_alloc.lab import html
+from dtr_alloc.lab.where import Where, bytes_by_place, repeats_by_place
 from dtr_alloc.report import counter_rows, html_table, kept_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-    from dtr_alloc.torch.kept import Kept
+    from dtr_alloc.torch.kept import Kept, Repeats
     from dtr_alloc.torch.timeline import Moment, Span, Timeline
 
 USED, LIMIT, AGAIN, MOVED, KEPT = "#1f8dd6", "#e0483e", "#e08a1e", "#c065b0", "#8a8a8a"
 """Colors that are seen on light and on dark."""
 _BARS = 12
+_LABEL = 48
+"""Characters beside a bar; the end of a longer name is what tells it from others."""
+_ROWS = 100
+"""Of a table that is seen once it is opened."""
 _SHARES = 100
 """Of the time, for which it is said what was computed again."""
 _HEAP_ROWS = 24
@@ -45,12 +50,20 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
     body = (
         html_table(figures(stats)),
         "" if timeline is None else html.pictures(_pictures(timeline)),
+        "" if timeline is None else _places(timeline),
         html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
         html.details("All counters", html_table(counter_rows(stats))),
         html.details("The job", html_table(rows)),
     )
     words = advice(stats) or str(stats.get("error", ""))
     return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
+
+
+def _places(timeline: Timeline) -> str:
+    """By module and line."""
+    return html.details(
+        "What fills the memory when it is fullest, by module", _filled(timeline.fullest)
+    ) + html.details("What was computed again, by module", _again(timeline.repeats))
 
 
 def _text(value: object) -> str:
@@ -77,6 +90,8 @@ def _pictures(timeline: Timeline) -> Iterator[str]:
         yield html.svg(
             "What fills the memory when it is fullest, by what made it", _fullest, timeline.fullest
         )
+    if timeline.repeats:
+        yield html.svg("What was computed again", _repeats, timeline.repeats)
     if timeline.worst_heap:
         yield html.svg(
             "The heap when most of it was free in pieces",
@@ -175,28 +190,62 @@ def _steps(steps: Sequence[Moment]) -> Figure:
 
 
 def _fullest(entries: Sequence[Kept]) -> Figure:
-    whole: dict[tuple[str, bool], int] = {}
-    for entry in entries:
-        key = (entry.operator or entry.why, bool(entry.why))
-        whole[key] = whole.get(key, 0) + entry.size_bytes
-    largest = sorted(whole.items(), key=lambda item: -item[1])
-    others = sum(size for _key, size in largest[_BARS:])
-    rows = [*largest[:_BARS], *([(("others", True), others)] if others else [])]
-    figure = Figure(figsize=(html.WIDTH, 0.8 + 0.22 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for place, ((_name, is_kept), size) in enumerate(rows):
-        color = KEPT if is_kept else USED
-        axes.barh(place, size, color=color, alpha=0.8)
-        axes.text(size, place, f" {format_size(size)}", va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), [name[:44] for (name, _), _ in rows])
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.grid(False)
-    axes.xaxis.set_visible(False)
+    rows = bytes_by_place(entries)
+    others = sum(size for _of, size in rows[_BARS:])
+    rows = [*rows[:_BARS], *([((Where("", "others"), True), others)] if others else [])]
+    figure, axes = _bars(
+        [place.label for (place, _), _ in rows],
+        [size for _, size in rows],
+        [format_size(size) for _, size in rows],
+        [KEPT if is_kept else USED for (_, is_kept), _ in rows],
+    )
     axes.barh([0], [0], color=USED, alpha=0.8, label="can be evicted")
     axes.barh([0], [0], color=KEPT, alpha=0.8, label="cannot, or others")
     figure.legend(loc="outside upper center", ncols=2)
     return figure
+
+
+def _repeats(entries: Sequence[Repeats]) -> Figure:
+    rows = repeats_by_place(entries)[:_BARS]
+    return _bars(
+        [place.label for place, _, _ in rows],
+        [seconds for _, seconds, _ in rows],
+        [f"{seconds:.3g} s, {times:,} times" for _, seconds, times in rows],
+        [AGAIN] * len(rows),
+    )[0]
+
+
+def _bars(
+    names: Sequence[str], lengths: Sequence[float], values: Sequence[str], colors: Sequence[str]
+) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(html.WIDTH, 0.8 + 0.22 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(range(len(names)), lengths, color=colors, alpha=0.8)
+    for row, (length, value) in enumerate(zip(lengths, values, strict=True)):
+        axes.text(length, row, f" {value}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), [name[-_LABEL:] for name in names])
+    axes.invert_yaxis()
+    axes.margins(x=0.3)
+    axes.grid(False)
+    axes.xaxis.set_visible(False)
+    return figure, axes
+
+
+def _place_text(entry: Kept | Repeats) -> str:
+    module = f"{entry.module} ({entry.line})" if entry.line else entry.module
+    return ": ".join(filter(None, (module, entry.operator)))
+
+
+def _filled(entries: Sequence[Kept]) -> str:
+    rows = [entry for entry in entries if entry.operator][:_ROWS]
+    return html_table((_place_text(entry), format_size(entry.size_bytes)) for entry in rows)
+
+
+def _again(entries: Sequence[Repeats]) -> str:
+    return html_table(
+        (_place_text(entry), f"{entry.seconds:.3g} s, {entry.times:,} times")
+        for entry in entries[:_ROWS]
+    )
 
 
 def _heap(spans: Sequence[Span]) -> Figure:

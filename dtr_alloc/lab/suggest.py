@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dtr_alloc.lab import simulate
-from dtr_alloc.oplog import Program, computed, held_at_peak
+from dtr_alloc.oplog import Program, computed
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the activation memory."""
@@ -56,8 +56,6 @@ class Suggestion:
     Attributes:
         peak_bytes: without a budget.
         held_bytes: what stays allocated between two steps, by kind.
-        made_bytes: what fills the memory when it is fullest, by the operator that made it, the
-            largest first; constants are not in it.
         operators: of the step; 0: no step was repeated, and all that was seen stands for it.
         outlooks: from the largest budget to the smallest that works.
         advised: the one that is advised; None: no budget below the peak works.
@@ -66,7 +64,6 @@ class Suggestion:
 
     peak_bytes: int
     held_bytes: Mapping[str, int]
-    made_bytes: Mapping[str, int]
     operators: int
     outlooks: Sequence[Outlook]
     advised: Outlook | None
@@ -142,17 +139,11 @@ def suggest(
     return Suggestion(
         peak_bytes,
         held_bytes,
-        _made_bytes(program),
         found[-1].operators,
         outlooks,
         cheap[-1] if cheap else outlooks[0] if outlooks else None,
         _limit(program, low - unseen_bytes, chunk_bytes, int(SLOWEST * base.model_cost)),
     )
-
-
-def _made_bytes(program: Program) -> dict[str, int]:
-    _most, sizes = held_at_peak(program)
-    return dict(sorted(((k, v) for k, v in sizes.items() if k), key=lambda item: -item[1]))
 
 
 def _slowness(cost: float | None) -> float | None:

@@ -91,4 +91,4 @@ from dtr_alloc.oplog.program import (
     compile_instructions,
     compile_log,
 )
-from dtr_alloc.oplog.steps import computed, held_at_peak, repeated
+from dtr_alloc.oplog.steps import computed, repeated

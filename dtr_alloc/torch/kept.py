@@ -1,14 +1,11 @@
-"""What is kept in memory and never evicted, and why, in words: the engine's answer (dtr/storage.h),
-and where that is the rule of an operator, the rule's."""
+"""What fills the memory, what is kept and never evicted, and why, in words: the engine's answer
+(dtr/storage.h), and where that is the rule of an operator, the rule's; and what ran again."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,9 +14,6 @@ from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.costs import operator_name
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
-
-_LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
-"""Packages whose code is none of the job's."""
 
 _REASONS = {
     lib.DTR_KEPT_NOT: "",
@@ -57,65 +51,81 @@ class Kept(NamedTuple):
         size_bytes: all of them.
         operator: what made the content, such as ``aten.add.Tensor``; ``""`` if it is not known.
         why: a clause.
-        line: of the job, where their address was asked for, such as ``model.py:81``; "" where that
-            is not the reason, or not known.
+        line: of the job, such as ``model.py:81``: where their address was asked for, or else where
+            ``module`` was called; "" if neither is known.
+        module: in which they were made, such as ``h.3.attn``; "" if that is not known. It is where
+            there is a page of the run, or an op log.
     """
 
     size_bytes: int
     operator: str
     why: str
     line: str = ""
+    module: str = ""
 
 
-class Places:
-    """The lines of the job that asked for addresses, by numbers from 1 on; 0 is none."""
+class Repeats(NamedTuple):
+    """Calls of an operator in a module that ran again.
 
-    def __init__(self) -> None:
-        self._numbers = {"": 0}
+    Attributes:
+        seconds: what they took, by their costs.
+        times: how many there were.
+        operator: such as ``aten.add.Tensor``.
+        line: of the job, where the module was called.
+        module: as of a Kept.
+    """
 
-    def number_of_line(self) -> int:
-        """Of the line that asks just now."""
-        return self._numbers.setdefault(_line(), len(self._numbers))
-
-    def line(self, number: int) -> str:
-        return list(self._numbers)[number]
-
-
-def _line() -> str:
-    """The innermost line of the job."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package not in _LIBRARIES and not file.startswith("<"):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    seconds: float
+    times: int
+    operator: str
+    line: str
+    module: str
 
 
 def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:
     """See dtr_alloc.kept()."""
     others = (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY)
-    return _listed(runtime, at_peak, lambda holder: holder.why_kept not in others)
+    when = lib.DTR_HOLDERS_KEPT_MOST if at_peak else lib.DTR_HOLDERS_NOW
+    return _listed(runtime, when, lambda holder: holder.why_kept not in others)
 
 
-def resident(runtime: Any) -> list[Kept]:
-    """All that is in memory now, the largest first; with no reason where it can be evicted."""
-    return _listed(runtime, False, lambda _: True)
+def fullest(runtime: Any) -> list[Kept]:
+    """What filled the memory when most of it was in use, to a sixteenth, the largest first; with no
+    reason where it could be evicted."""
+    return _listed(runtime, lib.DTR_HOLDERS_FULLEST, lambda _: True)
 
 
-def _listed(runtime: Any, at_peak: bool, counts: Callable[[Any], bool]) -> list[Kept]:
-    ask = partial(lib.dtr_engine_holders, runtime.engine, at_peak)
-    rules = {rule.key: rule for rule in runtime.recorder.rules}
-    sizes: Counter[tuple[str, str, str]] = Counter()
+def _listed(runtime: Any, when: int, counts: Callable[[Any], bool]) -> list[Kept]:
+    ask = partial(lib.dtr_engine_holders, runtime.engine, when)
+    rules = _rules(runtime)
+    sizes: Counter[tuple[str, str, str, str]] = Counter()
     for holder in filter(counts, listed("dtr_holder", ask)):
         sizes[_said(runtime, rules, holder)] += holder.size_bytes
     return [Kept(size_bytes, *said) for said, size_bytes in sizes.most_common()]
 
 
+def repeats(runtime: Any) -> list[Repeats]:
+    """What ran again since the process enabled dtr_alloc, what took longest first."""
+    rules = _rules(runtime)
+    found = []
+    for each in listed("dtr_repeats", partial(lib.dtr_engine_repeats, runtime.engine)):
+        place = runtime.places[each.place]
+        operator = _operator(each.op_key, rules)
+        found.append(Repeats(each.cost_ns / 1e9, each.times, operator, place.line, place.module))
+    return found
+
+
+def _rules(runtime: Any) -> dict[int, Rule]:
+    return {rule.key: rule for rule in runtime.recorder.rules}
+
+
+def _operator(key: int, rules: dict[int, Rule]) -> str:
+    return rules[key].name if key in rules else operator_name(key)
+
+
 def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
     """See dtr_alloc.why_kept()."""
-    rules = {rule.key: rule for rule in runtime.recorder.rules}
+    rules = _rules(runtime)
     found = list(parts(tensor))
     for part in found:
         holder = ffi.new("dtr_holder *", {"why_kept": lib.DTR_KEPT_NOT_MET})
@@ -126,13 +136,13 @@ def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
     return None if found else Kept(0, "", "what it holds does not lie in storages")
 
 
-def _said(runtime: Any, rules: dict[int, Rule], holder: Any) -> tuple[str, str, str]:
-    """The last three attributes of a Kept."""
-    why, rule = holder.why_kept, rules.get(holder.op_key)
+def _said(runtime: Any, rules: dict[int, Rule], holder: Any) -> tuple[str, str, str, str]:
+    """All of a Kept but its size."""
+    why, key = holder.why_kept, holder.op_key
     if why == lib.DTR_KEPT_PARAMETER:
-        return "", _REASONS[why], ""
-    line = runtime.places.line(holder.place) if why == lib.DTR_KEPT_ESCAPED else ""
-    return rule.name if rule else operator_name(holder.op_key), _in_words(why, rule), line
+        return "", _REASONS[why], "", ""
+    place = runtime.places[holder.place]
+    return _operator(key, rules), _in_words(why, rules.get(key)), place.line, place.module
 
 
 def _in_words(why: int, rule: Rule | None) -> str:

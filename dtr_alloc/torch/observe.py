@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
+from dtr_alloc.torch.kept import Kept, fullest
 from dtr_alloc.torch.runtime import Runtime
 
 
@@ -33,6 +34,7 @@ class Observed:
         peak_bytes: the most that was allocated at once, with what the session found on the device.
         held_bytes: what was allocated when the last step ended, by kind: parameters, gradients,
             optimizer states, buffers, other.
+        fullest: what filled the memory when most of it was in use, to a sixteenth.
         chunk_bytes: the unit in which the pool maps memory.
     """
 
@@ -41,6 +43,7 @@ class Observed:
     step_seconds: float
     peak_bytes: int
     held_bytes: dict[str, int]
+    fullest: list[Kept]
     chunk_bytes: int
 
 
@@ -83,6 +86,7 @@ def observe() -> Observed:
         stats["step_seconds"],
         stats["peak_allocated_bytes"] + outside_bytes,
         held,
+        fullest(runtime),
         stats["chunk_bytes"],
     )
 

@@ -23,9 +23,9 @@ from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, ranks, unsupported
 from dtr_alloc.torch.bridge import Bridge
-from dtr_alloc.torch.kept import Places
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
+from dtr_alloc.torch.places import Places
 from dtr_alloc.torch.recorder import Recorder
 from dtr_alloc.torch.timeline import Timeline
 
@@ -228,6 +228,11 @@ class Runtime:
         if self.log is not None:
             self._undo.append(self.log.stop)
             self.log.start()
+        accounted = self.log is not None or is_page(self.config.report)
+        check(lib.dtr_engine_keep_account(self.engine, accounted))
+        if accounted:
+            self._undo.append(self.places.stop)
+            self.places.follow_modules()
         self._undo.append(self.recorder.forget_calls)
         self._undo.append(self.recorder.stop)
         self.recorder.start(views=self.log is not None)
@@ -356,6 +361,7 @@ class Runtime:
         if self.timeline is not None:
             self.timeline.abandon()
         self.cost_file = None  # the parent writes it
+        self.places.stop()
         escapes.uninstall()
         escapes.raise_where_content_is_lost(self.bridge)
         if self.device_type == "cpu":

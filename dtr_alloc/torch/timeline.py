@@ -18,17 +18,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.live import Live
-from dtr_alloc.torch.kept import Kept, resident
+from dtr_alloc.torch.kept import Kept, Repeats, fullest, repeats
 
 MOST = 1024
 _FIRST_INTERVAL = 0.01
 """Seconds between two moments, at first."""
 _IN_USE = 1
 """The state of such a block (dtr_block)."""
-_GROWTH = 1 / 16
-"""What fills the memory is looked at again when so much more is in use than at the look before."""
 _SCATTERED = 1 / 64
-"""And the heap, when so much more of the budget is free but not in one piece."""
+"""The heap is looked at again when so much more of it is free but not in one piece."""
 
 
 class Moment(NamedTuple):
@@ -88,7 +86,8 @@ class Timeline:
     """The rows of one session, and what it shows of them meanwhile.
 
     Args:
-        samples: whether there are moments between steps, which a thread takes.
+        samples: whether there are moments between steps, which a thread takes, and accounts of what
+            fills the memory and of what runs again.
         progress: whether there is a line on stderr (dtr_alloc/live.py).
     """
 
@@ -105,8 +104,9 @@ class Timeline:
         self.steps: list[Moment] = []
         self.samples: list[Moment] = []
         self.fullest: list[Kept] = []
-        """What filled the memory when most of it was in use, to a sixteenth."""
-        self._fullest_bytes = 0
+        """Once it has ended: what filled the memory when most of it was in use, to a sixteenth."""
+        self.repeats: list[Repeats] = []
+        """Likewise: what ran again, what took longest first."""
         self.worst_heap: list[Span] = []
         """The first device's heap when most of it was free but scattered."""
         self._worst_bytes = 0
@@ -132,6 +132,8 @@ class Timeline:
             self._thread.join()
         if self._end is None:
             self._end = time.perf_counter()
+            if self._samples:
+                self.fullest, self.repeats = fullest(self._runtime), repeats(self._runtime)
 
     def abandon(self) -> None:
         """In a forked child, which has no such thread."""
@@ -175,9 +177,6 @@ class Timeline:
             with self._lock:
                 moment = self._moment()
             self.samples.append(moment)
-            if moment.allocated_bytes > (1 + _GROWTH) * self._fullest_bytes:
-                self._fullest_bytes = moment.allocated_bytes
-                self.fullest = resident(self._runtime)
             least = self._worst_bytes + _SCATTERED * moment.reserved_bytes
             if moment.scattered_bytes > least:
                 self._worst_bytes = moment.scattered_bytes

@@ -300,12 +300,27 @@ int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
 }
 
-uint64_t dtr_engine_holders(dtr_engine* engine, int32_t at_peak, dtr_holder* holders,
+void dtr_place(uint32_t place) { dtr::place_of_thread() = place; }
+
+uint64_t dtr_engine_holders(dtr_engine* engine, int32_t when, dtr_holder* holders,
                             uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
     dtr::Engine& in = of(engine);
+    require_between("when", when, DTR_HOLDERS_NOW, DTR_HOLDERS_FULLEST);
     require_array(holders, capacity, "holders");
-    return in.holders(at_peak != 0, holders, capacity);
+    return in.holders(when, holders, capacity);
+  });
+}
+
+int32_t dtr_engine_keep_account(dtr_engine* engine, int32_t on) {
+  return guard([&] { of(engine).keep_account(on != 0); });
+}
+
+uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t capacity) {
+  return answer(uint64_t{0}, [&] {
+    dtr::Engine& in = of(engine);
+    require_array(repeats, capacity, "repeats");
+    return in.repeats(repeats, capacity);
   });
 }
 

@@ -36,6 +36,7 @@ inline bool is_whole(const Input& input) { return input.use == Use::write_only &
 
 struct OpCall {
   uint64_t op_key = 0;
+  uint32_t place = 0;  // in the job (dtr_place)
   Scratch<Input> inputs;
   // Sizes and strides of the inputs before the op ran: it may resize them (out=).
   Scratch<int64_t> geometry;

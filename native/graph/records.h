@@ -149,7 +149,7 @@ struct alignas(64) Storage {
   uint8_t constant_as = DTR_KEPT_FOUND;  // why it has no parent, if it has none
   uint32_t record = 0;                   // index in the graph's list
   uint32_t log_version = 0;              // how often what log_number stands for was overwritten
-  uint32_t place = 0;                    // where the job asked for its address (dtr_pin)
+  uint32_t place = 0;                    // where in the job it was made, or escaped (dtr_place)
   uint64_t made_by = 0;                  // the op_key of what made the content, if an op did
   uint64_t log_number = 0;               // op_log_recorder.h, J2; 0: it has not met it
   uint64_t last_use = 0;                 // the number of its last use (policy/foresight.h)

@@ -131,7 +131,7 @@ int32_t unpin(dtr_engine* engine, void* handle) {
 }
 
 uint64_t engine_holders(dtr_engine* engine, dtr_holder* holders, uint64_t capacity) {
-  return engine_of(engine)->holders(false, holders, capacity);
+  return engine_of(engine)->holders(DTR_HOLDERS_NOW, holders, capacity);
 }
 
 void op_log_name(dtr_frame* frame, int32_t name) { frame_of(frame).log.operator_name = name; }

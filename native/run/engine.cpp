@@ -422,10 +422,26 @@ uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
   return lifecycle_.drain_dropped(op_ids, capacity);
 }
 
-uint64_t Engine::holders(bool at_peak, dtr_holder* holders, uint64_t capacity) {
+uint64_t Engine::holders(int32_t when, dtr_holder* holders, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const std::vector<dtr_holder> found = at_peak ? memory_use_.at_peak() : memory_use_.holders();
+  const std::vector<dtr_holder> found = memory_use_.holders(when);
   std::copy_n(found.begin(), std::min<uint64_t>(capacity, found.size()), holders);
+  return found.size();
+}
+
+void Engine::keep_account(bool on) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  memory_use_.watch_fullest(on);
+  environment_.observers.remove(&repeat_counts_);
+  if (!on) return;
+  repeat_counts_.clear();
+  environment_.observers.add(&repeat_counts_);
+}
+
+uint64_t Engine::repeats(dtr_repeats* repeats, uint64_t capacity) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const std::vector<dtr_repeats> found = repeat_counts_.sorted();
+  std::copy_n(found.begin(), std::min<uint64_t>(capacity, found.size()), repeats);
   return found.size();
 }
 

@@ -54,6 +54,7 @@
 #include "policy/waiting_inputs.h"
 #include "policy/window_search.h"
 #include "rematerializer.h"
+#include "repeat_counts.h"
 #include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "thrash_guard.h"
@@ -129,7 +130,9 @@ class Engine final {
   // ---- reports (engine.cpp) ----
   void get_stats(dtr_engine_stats* out);
   HeldBytes held_bytes();
-  uint64_t holders(bool at_peak, dtr_holder* holders, uint64_t capacity);
+  uint64_t holders(int32_t when, dtr_holder* holders, uint64_t capacity);
+  void keep_account(bool on);
+  uint64_t repeats(dtr_repeats* repeats, uint64_t capacity);
   void reset_peak();
   uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // The id of the record of a handle's storage, 0 if it has none.
@@ -211,6 +214,7 @@ class Engine final {
   RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, cost_model_, search_, windows_,
                    evictor_, compactor_}};
   MemoryUse memory_use_{environment_, graph_, capture_, swap_space_};
+  RepeatCounts repeat_counts_;
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   PlanFollower plan_;

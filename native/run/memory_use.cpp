@@ -10,6 +10,16 @@
 
 namespace dtr {
 
+namespace {
+
+// The bytes at which the next look is worth it.
+uint64_t next_after(uint64_t bytes) {
+  constexpr uint64_t kLeastMore = 4096;
+  return bytes + bytes / 16 + kLeastMore;
+}
+
+}  // namespace
+
 std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool) {
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
@@ -70,10 +80,13 @@ std::vector<dtr_holder> MemoryUse::holders() const {
   return all;
 }
 
+std::vector<dtr_holder> MemoryUse::holders(int32_t when) const {
+  if (when == DTR_HOLDERS_NOW) return holders();
+  return when == DTR_HOLDERS_FULLEST ? fullest_ : at_peak_;
+}
+
 void MemoryUse::look() {
-  constexpr uint64_t kLeastMore = 4096;
-  const uint64_t now = no_candidates_bytes();
-  next_look_bytes_ = now + now / 16 + kLeastMore;
+  next_look_bytes_ = next_after(no_candidates_bytes());
   std::vector<dtr_holder> found = holders();
   uint64_t kept = 0;
   for (const dtr_holder& one : found)
@@ -85,9 +98,15 @@ void MemoryUse::look() {
   at_peak_ = std::move(found);
 }
 
+void MemoryUse::look_at_all() {
+  next_full_bytes_ = next_after(graph_.by_address.size_bytes());
+  fullest_ = holders();
+}
+
 void MemoryUse::reset_peak() {
   at_peak_.clear();
   peak_bytes_ = next_look_bytes_ = 0;
+  if (next_full_bytes_ < UINT64_MAX) watch_fullest(true);
 }
 
 std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,

@@ -36,18 +36,23 @@ class MemoryUse {
       : environment_(environment), graph_(graph), capture_(capture), swap_space_(swap_space) {}
 
   HeldBytes held() const;
-  // Of one storage, and of all that are resident: the largest first.
+  // Of one storage, and of all that are resident (DTR_HOLDERS_...): the largest first.
   dtr_holder holder(const Storage* storage) const;
-  std::vector<dtr_holder> holders() const;
-  // After an op. What is kept is looked at again whenever there is a sixteenth more of it than at
-  // any look before: so few looks are needed.
+  std::vector<dtr_holder> holders(int32_t when) const;
+  // After an op. What is kept, or in use, is looked at again whenever there is a sixteenth more of it
+  // than at any look before: so few looks are needed.
   void look_for_peak() {
     if (no_candidates_bytes() >= next_look_bytes_) look();
+    if (graph_.by_address.size_bytes() >= next_full_bytes_) look_at_all();
   }
-  // What was kept when most was; and how much that is.
-  const std::vector<dtr_holder>& at_peak() const { return at_peak_; }
+  // How much was kept when most was.
   uint64_t peak_bytes() const { return peak_bytes_; }
   void reset_peak();
+  // Anew, or no more; then what was seen stays.
+  void watch_fullest(bool on) {
+    if (on) fullest_.clear();
+    next_full_bytes_ = on ? 0 : UINT64_MAX;
+  }
   // Why a pool had no memory for a request. refusal: what the pool said.
   std::string why_none(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) const;
 
@@ -56,7 +61,9 @@ class MemoryUse {
   uint64_t no_candidates_bytes() const {
     return graph_.by_address.size_bytes() - graph_.candidate_bytes;
   }
+  std::vector<dtr_holder> holders() const;
   void look();
+  void look_at_all();
 
   const Environment& environment_;
   const Graph& graph_;
@@ -65,6 +72,8 @@ class MemoryUse {
   std::vector<dtr_holder> at_peak_;
   uint64_t peak_bytes_ = 0;
   uint64_t next_look_bytes_ = 0;
+  std::vector<dtr_holder> fullest_;
+  uint64_t next_full_bytes_ = UINT64_MAX;
 };
 
 }  // namespace dtr

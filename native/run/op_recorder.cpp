@@ -52,6 +52,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_RULE);
   if (captures) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);
   frame.open = true;
+  frame.place = place_of_thread();
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
   frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
@@ -392,6 +393,7 @@ Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Defer
   Storage* storage = parts_.lifecycle.new_live(desc);
   storage->used_on = parts_.streams.current(desc.device_type, desc.device_index);
   storage->made_by = frame.op_key;
+  storage->place = frame.place;
   parts_.op_log.made(frame.log, storage, desc);
   return storage;
 }

@@ -24,6 +24,7 @@
 #include "policy/costs.h"
 #include "policy/devices.h"
 #include "policy/waiting_inputs.h"
+#include "repeat_counts.h"
 #include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "versions.h"

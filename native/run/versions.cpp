@@ -184,6 +184,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   // It was settled before the op ran: the record may serve the new content.
   if (constant && !old->parent && !input.copy) {
     old->made_by = call.op_key;
+    if (!old->external) old->place = call.place;
     old->constant_as = constant_as;
     return;
   }
@@ -191,6 +192,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   parts_.environment.framework->describe(input.tensor, &desc);
   Storage* fresh = parts_.lifecycle.hand_over(old, desc);
   fresh->made_by = call.op_key;
+  fresh->place = call.place;
   fresh->constant_as = constant_as;
   if (!constant) {
     Graph::add_output(op, fresh, position, true);

@@ -263,7 +263,10 @@ class World:
             for i in range(LENGTH):
                 made[i].signature = i + 1
                 made[i].cost_ns = 1
-        elif kind in ("dtr_block", "dtr_run_block", "dtr_event_log", "dtr_evicted", "dtr_holder"):
+        elif kind in (
+            *("dtr_block", "dtr_run_block", "dtr_event_log", "dtr_evicted"),
+            *("dtr_holder", "dtr_repeats"),
+        ):
             made = self.array(kind)
         elif kind == "dtr_event_columns":
             for name, field in ffi.typeof(kind).fields:

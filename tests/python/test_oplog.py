@@ -37,7 +37,6 @@ from dtr_alloc.oplog import (
     Release,
     Writer,
     compile_log,
-    held_at_peak,
     read,
 )
 
@@ -88,29 +87,6 @@ def log(tmp_path):
         return path
 
     return write
-
-
-def test_what_fills_the_memory_is_known_by_its_makers(log):
-    program = compile_log(
-        log(
-            A
-            + call(name="f")
-            + memory(size='"200"')
-            + alias()
-            + call('["r"]', '["view"]', name="g")
-            + memory("view", '"200"')
-            + alias("view", '"0"')
-            + RELEASE_A.replace('"a"', '"r"')
-            + call('["view"]', '["s"]', name="h")
-            + memory("s", '"50"')
-            + alias("s")
-            + RELEASE_A.replace('"a"', '"view"')
-            + call('["s"]', '["t"]', name="h")
-            + memory("t", '"60"')
-            + alias("t")
-        )
-    )
-    assert held_at_peak(program) == (258, {"": 8, "f": 200, "h": 50})
 
 
 class TestPacking:

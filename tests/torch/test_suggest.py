@@ -137,4 +137,6 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     suggestion = found["suggestion"]
     assert suggestion["held_bytes"]["parameters"] == parameters
     assert suggestion["peak_bytes"] > parameters + 8 * 1024 * 64 * 4
-    assert next(iter(suggestion["made_bytes"])) == "aten.addmm.default"
+    made = [each for each in found["observed"]["fullest"] if each[1] == "aten.addmm.default"]
+    assert {module for *_, module in made} >= {str(layer) for layer in range(7)}
+    assert all(line.startswith("step.py:") for *_, line, _ in made)

@@ -106,6 +106,6 @@ def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str)
     assert "script" not in page.tags
     assert all(link.startswith("#") for link in page.links), "it needs nothing else"
     assert not re.search(r"#000000|url\((?!#)", text)
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 6
     for said in ("dtr_alloc: my_job.py", words, "16.00 MiB", "aten.tanh.default", "Steps"):
         assert said in text, said

@@ -262,22 +262,47 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
  * Fails iff: DTR_STATE if a rule is broken, which the message names. */
 int32_t dtr_engine_check_invariants(dtr_engine* engine);
 
+/* Where in the job this thread's ops stand from now on: a number of the caller's, 0: nowhere that is
+ * known. */
+void dtr_place(uint32_t place);
+
 /* What fills the memory: resident storages that are alike in all but their sizes. */
 typedef struct dtr_holder {
   uint64_t op_key;     /* of the op that made the content; 0: none that was seen */
   uint64_t size_bytes; /* all of them */
-  uint32_t place;      /* where their address was asked for (dtr_pin); 0: nowhere that is known */
+  uint32_t place;      /* where they were made (dtr_place) or their address was asked for (dtr_pin) */
   int32_t why_kept;    /* DTR_KEPT_... (dtr/storage.h) */
 } dtr_holder;
 
-/* Writes up to capacity of what fills the memory, the largest first, and returns how many there are.
- * at_peak 0: now. 1: when most was kept, as seen at the ends of ops, to a sixteenth, since
- * dtr_engine_reset_peak. */
-uint64_t dtr_engine_holders(dtr_engine* engine, int32_t at_peak, dtr_holder* holders,
+/* Since dtr_engine_reset_peak, as seen at the ends of ops, to a sixteenth. */
+enum {
+  DTR_HOLDERS_NOW = 0,
+  DTR_HOLDERS_KEPT_MOST = 1, /* when most was kept */
+  DTR_HOLDERS_FULLEST = 2    /* when most was in use (dtr_engine_keep_account) */
+};
+
+/* Writes up to capacity of what fills the memory at that time, the largest first, and returns how
+ * many there are. */
+uint64_t dtr_engine_holders(dtr_engine* engine, int32_t when, dtr_holder* holders,
                             uint64_t capacity);
 
-/* Forgets the peak of what is kept. */
+/* Forgets both peaks. */
 int32_t dtr_engine_reset_peak(dtr_engine* engine);
+
+/* From now on account is kept, anew, of DTR_HOLDERS_FULLEST and of what runs again; or no more. */
+int32_t dtr_engine_keep_account(dtr_engine* engine, int32_t on);
+
+/* Ops that ran again, alike in key and place. */
+typedef struct dtr_repeats {
+  uint64_t op_key;
+  uint64_t times;
+  uint64_t cost_ns;
+  uint32_t place; /* of their last output that is known (dtr_place) */
+} dtr_repeats;
+
+/* Writes up to capacity of what ran again while account was kept, what took longest first, and
+ * returns how many there are. */
+uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t capacity);
 
 /* Writes up to capacity ids of ops that ended by dtr_op_end and whose records are gone, so that
  * their closures may go too, and returns how many: call it until it returns 0. (A bridge gives

@@ -1,0 +1,50 @@
+"""Where in a job's modules memory is taken and time is spent, alike modules together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dtr_alloc.torch.kept import Kept, Repeats
+
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+class Where(NamedTuple):
+    """A module, with ``*`` for numbers in its path, as they count layers that are alike; and an
+    operator there, or what else holds memory. The module is ``""`` where it is not known."""
+
+    module: str
+    operator: str
+
+    @property
+    def label(self) -> str:
+        """For a picture."""
+        operator = self.operator.removeprefix("aten.").removesuffix(".default")
+        return f"{self.module}: {operator}" if self.module else operator
+
+
+def where(entry: Kept | Repeats) -> Where:
+    operator = entry.operator or getattr(entry, "why", "")
+    return Where(_NUMBER.sub("*", entry.module), operator)
+
+
+def bytes_by_place(entries: Iterable[Kept]) -> list[tuple[tuple[Where, bool], int]]:
+    """Sizes by place, and by whether what is there cannot be evicted, the largest first."""
+    sizes: Counter[tuple[Where, bool]] = Counter()
+    for entry in entries:
+        sizes[where(entry), bool(entry.why)] += entry.size_bytes
+    return sizes.most_common()
+
+
+def repeats_by_place(entries: Iterable[Repeats]) -> list[tuple[Where, float, int]]:
+    """Seconds and times by place, what took longest first."""
+    found: dict[Where, tuple[float, int]] = {}
+    for entry in entries:
+        seconds, times = found.get(where(entry), (0.0, 0))
+        found[where(entry)] = seconds + entry.seconds, times + entry.times
+    rows = [(place, *spent) for place, spent in found.items()]
+    return sorted(rows, key=lambda row: -row[1])

@@ -1,0 +1,109 @@
+"""Places in the job: the module that runs, and the line that called it or asks for an address."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.modules import module as modules
+
+from dtr_alloc.core import lib
+
+_LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
+"""Packages whose code is none of the job's."""
+
+
+class Place(NamedTuple):
+    """``""`` is what is not known.
+
+    Attributes:
+        module: its path from the outermost one that runs, such as ``h.3.attn``; of that one, and of
+            those that it does not know, the name of the class.
+        line: of the job, such as ``model.py:81``.
+    """
+
+    module: str = ""
+    line: str = ""
+
+
+class Places:
+    """Those that were met, by number, which the engine keeps for what it is told (dtr_place,
+    dtr_pin). 0 is none."""
+
+    def __init__(self) -> None:
+        self._numbers = {Place(): 0}
+        self._paths: Any = WeakKeyDictionary()  # of an outermost module: those inside, by id
+        self._of_thread = _OfThread()
+        self._hooks: list[Any] = []
+
+    def number_of_line(self) -> int:
+        """Of the line that runs just now."""
+        return self._number(Place(line=_line()))
+
+    def _number(self, place: Place) -> int:
+        return self._numbers.setdefault(place, len(self._numbers))
+
+    def __getitem__(self, number: int) -> Place:
+        return list(self._numbers)[number]
+
+    def follow_modules(self) -> None:
+        """Tells the engine which module runs, until stop(). It takes microseconds a module."""
+        self._hooks += (
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+        )
+
+    def stop(self) -> None:
+        """More calls do nothing."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _enter(self, module: torch.nn.Module, _: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        entered = self._of_thread.entered
+        if not entered:
+            self._of_thread.outermost = module
+        path = self._path(self._of_thread.outermost, module)
+        number = self._number(Place(path, _line()))
+        entered.append(number)
+        lib.dtr_place(number)
+
+    def _leave(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        entered = self._of_thread.entered
+        if entered:  # else it began before
+            entered.pop()
+        lib.dtr_place(entered[-1] if entered else 0)
+
+    def _path(self, outermost: torch.nn.Module, module: torch.nn.Module) -> str:
+        if outermost not in self._paths:
+            self._paths[outermost] = {
+                id(each): name.replace("_orig_mod.", "")  # what torch.compile() puts around
+                for name, each in outermost.named_modules()
+            }
+        return self._paths[outermost].get(id(module)) or type(module).__name__
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[int] = []
+        self.outermost: Any = None
+
+
+def _line() -> str:
+    """The innermost line of the job."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in _LIBRARIES and not file.startswith("<"):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,52 @@
+// repeat_counts.h: which operators run again, and where in the job they stand: for reports.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "dtr/engine.h"
+#include "graph/observer.h"
+
+namespace dtr {
+
+// The place of the thread's ops, as the job says it (dtr_place).
+inline uint32_t& place_of_thread() {
+  thread_local uint32_t place = 0;
+  return place;
+}
+
+class RepeatCounts final : public Observer {
+ public:
+  void ran_again(const Op* op) override {
+    uint32_t place = 0;
+    for (const Output& output : op->outputs)
+      if (output.storage) place = output.storage->place;
+    Count& count = counts_[{op->op_key, place}];
+    ++count.times;
+    count.cost_ns += static_cast<uint64_t>(op->cost_ns);
+  }
+
+  void clear() { counts_.clear(); }
+  // What took the most first.
+  std::vector<dtr_repeats> sorted() const {
+    std::vector<dtr_repeats> all;
+    for (const auto& [of, count] : counts_)
+      all.push_back({of.first, count.times, count.cost_ns, of.second});
+    std::stable_sort(all.begin(), all.end(), [](const dtr_repeats& a, const dtr_repeats& b) {
+      return a.cost_ns > b.cost_ns;
+    });
+    return all;
+  }
+
+ private:
+  struct Count {
+    uint64_t times = 0;
+    uint64_t cost_ns = 0;
+  };
+  std::map<std::pair<uint64_t, uint32_t>, Count> counts_;
+};
+
+}  // namespace dtr
