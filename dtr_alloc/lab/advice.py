@@ -114,7 +114,7 @@ def _fillers(observed: Observed) -> Table:
         table.add_column(name, justify="right" if name == "size" else "left")
     made = (entry for entry in observed.fullest if entry.operator)
     for (place, is_kept), size in bytes_by_place(made)[:_FILLERS]:
-        operator = f"{place.operator} (never evicted)" if is_kept else place.operator
+        operator = f"{place.operator} (cannot be evicted)" if is_kept else place.operator
         table.add_row(place.module, operator, format_size(size))
     return table
 
