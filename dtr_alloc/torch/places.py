@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -52,7 +52,8 @@ class Places:
         return list(self._numbers)[number]
 
     def follow_modules(self) -> None:
-        """Tells the engine which module runs, until stop(). It takes microseconds a module."""
+        """Tells the engine which module runs, until stop(). That takes ten microseconds a module, most
+        of them PyTorch's own, which has a slower way for modules with hooks."""
         self._hooks += (
             modules.register_module_forward_pre_hook(self._enter),
             modules.register_module_forward_hook(self._leave, always_call=True),
@@ -66,12 +67,12 @@ class Places:
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
             return
-        entered = self._of_thread.entered
-        if not entered:
-            self._of_thread.outermost = module
-        path = self._path(self._of_thread.outermost, module)
+        of_thread = self._of_thread
+        if not of_thread.entered:
+            of_thread.paths = self._paths_from(module)
+        path = of_thread.paths.get(id(module)) or type(module).__name__
         number = self._number(Place(path, _line()))
-        entered.append(number)
+        of_thread.entered.append(number)
         lib.dtr_place(number)
 
     def _leave(self, *_: object) -> None:
@@ -82,28 +83,39 @@ class Places:
             entered.pop()
         lib.dtr_place(entered[-1] if entered else 0)
 
-    def _path(self, outermost: torch.nn.Module, module: torch.nn.Module) -> str:
-        if outermost not in self._paths:
-            self._paths[outermost] = {
+    def _paths_from(self, outermost: torch.nn.Module) -> dict[int, str]:
+        paths = self._paths.get(outermost)
+        if paths is None:
+            paths = self._paths[outermost] = {
                 id(each): name.replace("_orig_mod.", "")  # what torch.compile() puts around
                 for name, each in outermost.named_modules()
             }
-        return self._paths[outermost].get(id(module)) or type(module).__name__
+        return paths
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.entered: list[int] = []
-        self.outermost: Any = None
+        self.paths: dict[int, str] = {}
+
+
+_files: dict[int, tuple[str, CodeType]] = {}
+"""By the id of a code that was met: the name of its file, "" if it is none of the job's. (A code is
+hashed with all that it consists of.)"""
 
 
 def _line() -> str:
     """The innermost line of the job."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package not in _LIBRARIES and not file.startswith("<"):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        code = frame.f_code
+        met = _files.get(id(code))
+        if met is None:
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            is_of_the_job = package not in _LIBRARIES and not code.co_filename.startswith("<")
+            met = os.path.basename(code.co_filename) if is_of_the_job else "", code
+            _files[id(code)] = met
+        if met[0]:
+            return f"{met[0]}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
