@@ -52,8 +52,8 @@ class Places:
         return list(self._numbers)[number]
 
     def follow_modules(self) -> None:
-        """Tells the engine which module runs, until stop(). That takes ten microseconds a module, most
-        of them PyTorch's own, which has a slower way for modules with hooks."""
+        """Tells the engine which module runs, until stop(). That takes ten microseconds a module,
+        most of them PyTorch's own, which has a slower way for modules with hooks."""
         self._hooks += (
             modules.register_module_forward_pre_hook(self._enter),
             modules.register_module_forward_hook(self._leave, always_call=True),
