@@ -25,9 +25,10 @@ from dtr_alloc.cli.common import (
     workers_of,
     workers_options,
 )
-from dtr_alloc.config import parse_size
+from dtr_alloc.config import UNLIMITED_BYTES, parse_size
 from dtr_alloc.lab import simulate, simulate_report
 from dtr_alloc.lab.executors import RunsFailed, cores
+from dtr_alloc.oplog import Program
 
 
 @click.command("simulate", short_help="Run op logs under budgets, without their job.")
@@ -54,10 +55,9 @@ from dtr_alloc.lab.executors import RunsFailed, cores
 @click.option(
     "--semantics",
     type=click.Choice(["simrd", "runtime"]),
-    default="simrd",
-    show_default=True,
     help="simrd: as the published simulator, decision for decision. runtime: the engine that "
-    "trains; views are free, a mutation makes no copy.",
+    "trains; views are free, a mutation makes no copy (default: runtime for logs of DTR_ALLOC_LOG, "
+    "simrd for others).",
 )
 @click.option(
     "--space",
@@ -175,7 +175,7 @@ def _run(
     heuristics: Sequence[str],
     deallocs: Sequence[str],
     seeds: Sequence[str],
-    semantics: str,
+    semantics: str | None,
     space: str,
     chunk: str | None,
     room: str,
@@ -192,6 +192,8 @@ def _run(
     """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
     InputError for logs that are: then nothing was written; and what failed() says of runs that
     failed, with all others written and shown."""
+    programs = compiled(logs)
+    semantics = semantics or _semantics_of(programs)
     if space != "bytes" and semantics != "runtime":
         raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
     if chunk is not None and space == "bytes":
@@ -230,7 +232,9 @@ def _run(
     if plot_path is not None:
         _check_plot(plot_path)
     workers = workers_of(executor, jobs, cores())
-    study = simulate.Study(plan, compiled(logs), workers)
+    study = simulate.Study(plan, programs, workers)
+    for program in programs:
+        _warn_of_little(program)
 
     rows = []
     failure = None
@@ -260,6 +264,25 @@ def _run(
             raise click.ClickException(f"--plot: {error}") from None
     if failure is not None:
         raise failure
+
+
+def _semantics_of(programs: Sequence[Program]) -> str:
+    recorded = {program.recorded for program in programs}
+    if len(recorded) > 1:
+        raise click.UsageError(
+            "some logs are of DTR_ALLOC_LOG, some are not: say --semantics, or simulate them apart"
+        )
+    return "runtime" if recorded == {True} else "simrd"
+
+
+def _warn_of_little(program: Program) -> None:
+    """If it was recorded of a job, but has no step that can stand for the others."""
+    if program.recorded and not simulate.rehearse(program, UNLIMITED_BYTES, learn=False).operators:
+        click.echo(
+            f"{program.path}: no step is repeated in it, so it may say little of those that "
+            "follow; three steps and more are enough (--log-steps)",
+            err=True,
+        )
 
 
 def _deallocs(text: str) -> list[str]:

@@ -7,8 +7,9 @@ Sizes (bytes), times (any unit, ours are nanoseconds) and alias indices are deci
 integers are read as well. Names are any strings and stand for tensors as the program knows them.
 
 ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}``
-    Lines before the first of these are dropped, so that a job can warm up. Other annotations
-    are remarks; ours is below.
+    Lines before the first of these are dropped, so that a job can warm up. (Of ours the first one
+    is ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "RECORDED"}``: a job was recorded here.) Other
+    annotations are remarks; ours are below.
 ``{"INSTRUCTION": "CONSTANT", "NAME": "x1"}``
     A tensor that nothing can compute again (a parameter, data). The next line is its size:
     ``{"INSTRUCTION": "MEMORY", "NAME": "x1", "MEMORY": "8"}``.

@@ -111,6 +111,8 @@ Instruction: TypeAlias = (
 )
 
 START = Annotate("START")
+RECORDED = Annotate("RECORDED")
+"""Before START, in what was recorded of a job here."""
 WORKSPACE = "WORKSPACE"
 EFFECT_LINE = "EFFECT"
 
@@ -189,11 +191,13 @@ class Reader:
     Attributes:
         path: of the file; ``-`` is stdin.
         line: the number of the line that was read last, from 1.
+        recorded: whether RECORDED was read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.line = 0
+        self.recorded = False
 
     def error(self, reason: str) -> LogError:
         return LogError(self.path, self.line, reason)
@@ -207,7 +211,11 @@ class Reader:
 
     def _instructions(self, file: IO[bytes]) -> Iterator[Instruction]:
         lines = self._lines(file)
-        if not any(_is_start(line) for line in lines):
+        for line in lines:
+            self.recorded |= _is(RECORDED, line)
+            if _is(START, line):
+                break
+        else:
             reason = "no line is ANNOTATE START" if self.line else "the file is empty"
             raise LogError(self.path, None, reason)
         empty = True
@@ -244,12 +252,12 @@ class Reader:
         return CopyFrom(found.dst, found.src)
 
 
-def _is_start(line: bytes) -> bool:
+def _is(wanted: Annotate, line: bytes) -> bool:
     # What stands before START may be anything, so it is not decoded.
-    if b"START" not in line:
+    if wanted.annotation.encode() not in line:
         return False
     try:
-        return bool(_decode(line) == START)
+        return bool(_decode(line) == wanted)
     except _BAD_LINE:
         return False
 
@@ -293,20 +301,21 @@ def to_line(instruction: Instruction) -> bytes:
 
 
 class Writer:
-    """Writes a log: START, then what it is given, compressed as the suffix says.
+    """Writes a log: START, then what it is given, compressed as the suffix says; ``recorded``: with
+    RECORDED before it.
 
     Whatever ends it, also an interrupt in the middle of a call, the file can be read to its end: it
     grows by whole groups of lines, each time as a compressed file of its own. A context manager.
     Raises OSError where the disk does.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], recorded: bool = False) -> None:
         self.path = os.fspath(path)
         self._pack = packer(self.path)
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._file = OutputFile(Path(self.path), grows=True)
-        self.write(START)
+        self.write(*([RECORDED] if recorded else []), START)
 
     def write(self, *group: Instruction) -> None:
         """Adds lines that mean nothing without one another: CALL and the MEMORY of its results."""

@@ -104,6 +104,9 @@ class Program:
     unknown_releases: int = 0
     """RELEASE lines of names that were never defined."""
 
+    recorded: bool = False
+    """Whether it was recorded of a job here: the engine decides as it did there."""
+
     @property
     def operator_count(self) -> int:
         return len(self.operators)
@@ -139,6 +142,7 @@ class _Listed:
     def __init__(self, path: str, instructions: Iterable[Instruction]) -> None:
         self.path = path
         self.line = 0
+        self.recorded = False
         self._instructions = instructions
 
     def error(self, reason: str) -> LogError:
@@ -249,6 +253,7 @@ class _Compiler:
                     self.effect(line, ())
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
+        self.program.recorded = self.reader.recorded
         self.program.counts = {_tag(kind): counts[kind] for kind in get_args(Instruction)}
         return self.program
 

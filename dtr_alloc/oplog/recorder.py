@@ -62,7 +62,7 @@ class OpLogRecorder:
         self._rules = runtime.recorder.rules
         self._steps = steps
         self._step = 1
-        self._writer = oplog.Writer(path)
+        self._writer = oplog.Writer(path, recorded=True)
         self._failure: OSError | str | None = None
         self._lock = threading.RLock()
         self._hook: Any = None

@@ -20,6 +20,7 @@ pytest.importorskip(
 from click.testing import CliRunner
 
 from dtr_alloc.cli import commands
+from dtr_alloc.oplog import Alias, Call, Constant, Memory, Release, Writer
 
 DATA = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
 FUZZ_A = str(DATA / "fuzz_a.log.xz")
@@ -266,3 +267,45 @@ def test_logs_are_read_however_they_are_compressed(tmp_path):
     )
     hashes = {row["decisions_sha256"] for row in rows(done.stdout)}
     assert len(hashes) == 1
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Writes the log of a job with so many steps, as DTR_ALLOC_LOG does."""
+
+    def write(steps, recorded=True):
+        path = tmp_path / f"{steps}-{recorded}.log"
+        with Writer(path, recorded=recorded) as log:
+            log.write(Constant("w"), Memory("w", 4096))
+            for step in range(steps):
+                a, b = f"a{step}", f"b{step}"
+                for name, given, made in (("f", "w", a), ("g", a, b)):
+                    call = Call(name, (given,), (made,), 1000)
+                    log.write(call, Memory(made, 4096), Alias(made, -1))
+                log.write(Release(a), Release(b))
+        return str(path)
+
+    return write
+
+
+class TestLogsOfJobs:
+    def test_they_have_the_semantics_of_the_engine(self, recorded):
+        for of_a_job, semantics in ((True, "runtime"), (False, "simrd")):
+            done = simulate(recorded(4, of_a_job), "--budget", "1.0", "--json", "-")
+            assert done.returncode == 0, done.stderr
+            (row,) = rows(done.stdout)
+            assert row["semantics"] == semantics
+            assert "no step is repeated" not in done.stderr
+        done = simulate(recorded(4), "--budget", "1.0", "--semantics", "simrd", "--json", "-")
+        assert rows(done.stdout)[0]["semantics"] == "simrd"
+
+    def test_a_log_without_a_repeated_step_is_warned_of(self, recorded):
+        done = simulate(recorded(1), "--budget", "1.0", "--json", "-")
+        assert done.returncode == 0
+        assert "1-True.log: no step is repeated in it" in done.stderr
+        assert "no step" not in simulate(recorded(1, False), "--budget", "1.0").stderr
+
+    def test_logs_of_both_kinds_are_asked_about(self, recorded):
+        done = simulate(recorded(4), UNET, "--budget", "1.0")
+        assert done.returncode == 2
+        assert "say --semantics" in done.stderr
