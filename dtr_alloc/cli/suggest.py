@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dtr_alloc import _autoload
 from dtr_alloc.cli.run import Job
-from dtr_alloc.lab.advice import advise
+from dtr_alloc.lab.advice import advise, ways_to_fit
 
 if TYPE_CHECKING:
     from dtr_alloc.torch.observe import Observed, Observer
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
               help="Steps of the optimizer that are seen.")  # fmt: skip
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(min=1),
               metavar="S", help="The most time that they are given.")  # fmt: skip
+@click.option("--budget", default="unlimited", metavar="B",
+              help="Run them under a budget, where there is no room without; with swapping.")  # fmt: skip
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--json", "path", metavar="FILE", help="Write it there as JSON, - for stdout.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -39,14 +41,15 @@ if TYPE_CHECKING:
 def command(
     steps: int,
     seconds: float,
+    budget: str,
     device: str | None,
     path: str | None,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> Job:
-    """Runs some steps of SCRIPT (with -m: of the module SCRIPT) with ARGUMENTS without a limit,
-    ends it, and says which budget it could do with.
+    """Runs some steps of SCRIPT (with -m: of the module SCRIPT) with ARGUMENTS, without a limit or
+    under --budget, ends it, and says which budget it could do with.
 
     The job is ended at once, as by a kill: nothing that it would do at its end is done. A job
     without an optimizer runs to its end, or for --seconds.
@@ -57,7 +60,8 @@ def command(
     folder = Path(tempfile.mkdtemp(prefix="dtr-alloc-"))
     pid = os.getpid()
     _autoload.settings.update(log=str(folder / "steps.log"), log_steps=f"..{steps}")
-    os.environ["DTR_ALLOC_BUDGET"] = "unlimited"
+    os.environ["DTR_ALLOC_BUDGET"] = budget
+    _autoload.settings.update(ways_to_fit(budget))
     if device is not None:
         os.environ["DTR_ALLOC_DEVICE"] = device
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -56,9 +57,17 @@ class Advice:
         return [_held(found), *fillers, _outlooks(found), *_words(self.observed, found)]
 
 
+def ways_to_fit(budget: object) -> dict[str, object]:
+    """Settings for steps that are to be seen, however slow they are, under a budget: with half of
+    the host's memory for what cannot be computed again."""
+    if budget == "unlimited":
+        return {}
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"swap": host_bytes // 2, "thrash": "off"}
+
+
 def advise(observed: Observed, log: Path) -> Advice:
-    """The advice for a job of which some steps were logged without a budget. It takes seconds to a
-    minute."""
+    """The advice for a job of which some steps were logged. It takes seconds to a minute."""
     found = _play(
         compile_log(log),
         observed.peak_bytes,
@@ -70,14 +79,22 @@ def advise(observed: Observed, log: Path) -> Advice:
     return Advice(observed, found)
 
 
-def suggest(step: Callable[[], object], *, steps: int = 5, device: str = "auto") -> Advice:
-    """Makes training steps without a budget, and says which budget the job could do with.
+def suggest(
+    step: Callable[[], object],
+    *,
+    steps: int = 5,
+    device: str = "auto",
+    budget: object = "unlimited",
+) -> Advice:
+    """Makes training steps, and says which budget the job could do with.
 
     Args:
         step: makes one whole step, such as forward, backward and the optimizer's; it is called
             ``steps`` times. The model may have been made before.
         steps: 3 and more, as a step is known once it has been seen three times.
         device: as of dtr_alloc.enable(). On CUDA nothing may have used the device yet.
+        budget: under which they are made, where there is no room for them without. What cannot be
+            computed again may go to host memory then.
 
     Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
     for fewer steps, what enable() raises, and what the steps do.
@@ -89,7 +106,7 @@ def suggest(step: Callable[[], object], *, steps: int = 5, device: str = "auto")
         raise ValueError(f"steps is {steps}; allowed: 3 and more")
     with tempfile.TemporaryDirectory(prefix="dtr-alloc-") as folder:
         log = Path(folder) / "steps.log"
-        with session("unlimited", device=device, log=str(log)):
+        with session(budget, device=device, log=str(log), **ways_to_fit(budget)):
             for _ in range(steps):
                 step()
             observed = observe()

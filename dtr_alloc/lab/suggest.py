@@ -86,7 +86,8 @@ def suggest(
 
     Args:
         program: the log of some of its steps.
-        peak_bytes: the most that the job had allocated at once, without a budget.
+        peak_bytes: the most that the job had allocated at once. What it would have without a
+            budget is more if it had one, and is played.
         held_bytes: what it has allocated between two steps, by kind.
         device: "cpu" or "cuda".
         chunk_bytes: the unit in which memory is mapped there; 0: a page.
@@ -95,6 +96,7 @@ def suggest(
     base = _run(program, None, chunk_bytes)
     # What the job has besides what the log knows of.
     unseen_bytes = max(0, peak_bytes - base.peak_bytes)
+    peak_bytes = max(peak_bytes, base.peak_bytes)
     idle_bytes = sum(held_bytes.values())
     activation_bytes = max(1, peak_bytes - idle_bytes)
 

@@ -20,21 +20,29 @@ SAVED = re.compile(r"[Ss]ave (?:it|this) as `(\w+\.py)`")
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("page", "commands"), [("start/first-budget.md", 2), ("guides/out-of-memory.md", 3)]
+    ("page", "commands"),
+    [
+        ("start/first-budget.md", 2),
+        ("guides/out-of-memory.md", 3),
+        ("guides/custom-operators.md", 1),
+        ("guides/own-heuristic.md", 3),
+    ],
 )
 def test_the_commands_of_a_guide(page: str, commands: int, tmp_path: Path) -> None:
-    """Its first Python block is the job."""
+    """Its first Python blocks are the files that it has its readers save."""
     text = (DOCS / page).read_text()
     blocks = BLOCK.findall(text)
-    saved = SAVED.search(text)
+    saved = SAVED.findall(text)
     assert saved
-    (tmp_path / saved[1]).write_text(next(code for kind, code in blocks if kind == "python"))
+    for name, code in zip(saved, (code for kind, code in blocks if kind == "python"), strict=False):
+        (tmp_path / name).write_text(code)
     console = "".join(code for kind, code in blocks if kind == "console")
-    found = re.findall(r"^\$ dtr-alloc (.*)$", console, re.MULTILINE)
+    found = re.findall(r"^\$ (dtr-alloc|python) (.*)$", console, re.MULTILINE)
     assert len(found) == commands
-    for line in found:
+    for program, line in found:
+        module = ("-m", "dtr_alloc.cli") if program == "dtr-alloc" else ()
         subprocess.run(
-            [sys.executable, "-m", "dtr_alloc.cli", *line.split()],
+            [sys.executable, *module, *line.split()],
             cwd=tmp_path,
             env={**os.environ, "DTR_ALLOC_DEVICE": "cpu"},
             check=True,

@@ -512,10 +512,14 @@ class TestASession:
             if times == 2:
                 monkeypatch.setattr(log._bridge, "log_operators", interrupted_again)
             x = torch.ones(64, 64)
-            with pytest.raises(KeyboardInterrupt):
-                for _ in range(4):  # now and then an operator drains the log by itself
+
+            def compute_and_drain(x):  # now and then an operator drains the log by itself
+                for _ in range(4):
                     x = (x @ x).split(32)[0].repeat(2, 1)
                 log.drain()
+
+            with pytest.raises(KeyboardInterrupt):
+                compute_and_drain(x)
             monkeypatch.undo()
             x = (x @ x).relu()
         assert len(oplog.compile_log(path).operators) >= groups // 2

@@ -74,6 +74,18 @@ def test_the_budget_that_is_advised_does(job):
     assert job("job.py", "4", DTR_ALLOC_BUDGET=str(int(0.5 * least))).returncode != 0
 
 
+def test_a_job_without_room_is_seen_under_a_budget(job):
+    free = suggested(job(*COMMAND, "job.py", "1000"))["suggestion"]
+    budget = int(0.4 * free["peak_bytes"])
+    held = suggested(job(*COMMAND, "--budget", str(budget), "job.py", "1000"))
+    assert held["observed"]["peak_bytes"] <= budget
+    suggestion = held["suggestion"]
+    assert abs(suggestion["peak_bytes"] / free["peak_bytes"] - 1) < 0.02
+    for asked in (suggestion, free):
+        assert asked["outlooks"][0]["share"] == pytest.approx(0.9, abs=0.01)
+        assert 1 < asked["outlooks"][0]["first"] < 1.2
+
+
 def test_a_job_without_an_optimizer_is_seen_to_its_end(job, tmp_path):
     (tmp_path / "job.py").write_text(
         "import torch\nx = torch.randn(1000)\nfor _ in range(50): x = x.sin()\n"
