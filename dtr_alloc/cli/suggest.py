@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(min=1),
               metavar="S", help="The most time that they are given.")  # fmt: skip
 @click.option("--budget", default="unlimited", metavar="B",
-              help="Run them under a budget, where there is no room without; with swapping.")  # fmt: skip
+              help="Run them under it, with swapping: where there is no room without.")  # fmt: skip
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--json", "path", metavar="FILE", help="Write it there as JSON, - for stdout.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
