@@ -183,6 +183,11 @@ def _words(observed: Observed, found: Suggestion) -> list[str]:
         f"The smallest budget found is {format_size(least.budget_bytes)}"
         + (f": {found.limit} needs that much at once." if found.limit else ".")
     )
+    if found.limit and found.limit.startswith("aten._foreach_"):
+        words.append(
+            "That is the optimizer's step over all parameters at once: with fused=True, or "
+            "foreach=False, it needs less."
+        )
     advised = found.advised
     assert advised.later is not None
     reason = (

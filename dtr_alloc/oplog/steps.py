@@ -61,17 +61,17 @@ def repeated(program: Program, times: int) -> Program:
 
 
 def computed(program: Program) -> list[int]:
-    """The operators, by their indices, that compute something: a CALL of nothing but views does
-    not, and the engine runs none."""
+    """The operators, by their indices, that a run in runtime semantics counts as ``model_ops``: not
+    EFFECT, and no CALL of nothing but views."""
     code = program.code
     operators = [at for at in _starts(code) if code[at] in (CALL, MUTATE, EFFECT)]
 
-    def makes_views_alone(at: int) -> bool:
+    def counts(at: int) -> bool:
         first = at + 4 + code[at + 2]
         aliases = code[first + 2 : first + 3 * code[first - 1] : 3]
-        return code[at] == CALL and FRESH not in aliases
+        return code[at] == MUTATE or (code[at] == CALL and FRESH in aliases)
 
-    return [index for index, at in enumerate(operators) if not makes_views_alone(at)]
+    return [index for index, at in enumerate(operators) if counts(at)]
 
 
 def _starts(code: array[int]) -> Iterator[int]:

@@ -152,3 +152,24 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     made = [each for each in found["observed"]["fullest"] if each[1] == "aten.addmm.default"]
     assert {module for *_, module in made} >= {str(layer) for layer in range(7)}
     assert all(line.startswith("step.py:") for *_, line, _ in made)
+
+
+LOGITS = """
+import torch
+from torch.nn import functional as F
+
+model = torch.nn.Sequential(torch.nn.Embedding(4000, 16), torch.nn.Linear(16, 4000))
+optimizer = torch.optim.Adam(model.parameters())
+tokens = torch.randint(0, 4000, (512,))
+for _ in range(10):
+    optimizer.zero_grad()
+    F.cross_entropy(model(tokens), tokens).backward()
+    optimizer.step()
+"""
+
+
+def test_the_operator_that_needs_the_smallest_budget_is_named(job, tmp_path):
+    """Logits, their softmax and its gradient are there at once, after operators of all kinds."""
+    (tmp_path / "job.py").write_text(LOGITS)
+    suggestion = suggested(job(*COMMAND, "job.py"))["suggestion"]
+    assert "log_softmax" in suggestion["limit"] or "nll_loss" in suggestion["limit"]
