@@ -126,7 +126,7 @@ endef
 # core is that of the virtual environment.
 VERSIONS := build/versions
 VERSIONS_TESTS ?= $(patsubst %,tests/torch/test_%.py,versions doors same_bits escapes unseen_writes \
-  custom_operators random sparse nested settings compile op_db jobs)
+  custom_operators random sparse nested settings compile op_db jobs places)
 versions: $(VENV)/core
 	@test -n "$(TORCH_PYTHONS)" || { echo "set TORCH_PYTHONS to pythons that have torch"; exit 2; }
 	$(call package_in,$(VERSIONS)/tree)
