@@ -47,8 +47,8 @@ STORAGE_READS = (
     *("__getitem__", "_write_file", "resize_"),
     *("is_shared", "_get_filename", "_shared_incref", "_shared_decref"),
 )
-STORAGE_WRITES = ("_byteswap", "copy_", "fill_")
-STORAGE_SWAPS = ("_swap_data_ptr_",)
+STORAGE_WRITES = ("_byteswap", "_set_from_file", "copy_", "fill_")
+STORAGE_SWAPS = ("_swap_data_ptr_", "_resize_with_addr_")
 
 # Not guarded: given a shape it touches no memory.
 _over_storage = torch._C.TensorBase.set_

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 from collections.abc import Callable
+from tempfile import TemporaryFile
 
 import numpy as np
 import pytest
@@ -42,6 +44,13 @@ def by_byteswap(tensor: Tensor) -> None:
     tensor.untyped_storage().byteswap(torch.float32)
 
 
+def by_file(tensor: Tensor) -> None:
+    with TemporaryFile() as file:
+        file.write(struct.pack(f"{COUNT}f", *[7.0] * COUNT))
+        file.seek(0)
+        tensor.untyped_storage()._set_from_file(file, 0, True, 4)
+
+
 def by_data(tensor: Tensor) -> None:
     tensor.data.fill_(7)
 
@@ -51,7 +60,7 @@ def without_dispatch(tensor: Tensor) -> None:
         tensor.fill_(7)
 
 
-WRITERS = [by_pointer, by_storage, by_byteswap, by_data, without_dispatch]
+WRITERS = [by_pointer, by_storage, by_byteswap, by_file, by_data, without_dispatch]
 Writer = Callable[[Tensor], None]
 
 
