@@ -46,7 +46,7 @@ def by_byteswap(tensor: Tensor) -> None:
 
 def by_file(tensor: Tensor) -> None:
     with TemporaryFile() as file:
-        file.write(struct.pack(f"{COUNT}f", *[7.0] * COUNT))
+        file.write(struct.pack(f"q{COUNT}f", COUNT, *[7.0] * COUNT))
         file.seek(0)
         tensor.untyped_storage()._set_from_file(file, 0, True, 4)
 
