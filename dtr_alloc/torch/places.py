@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -16,14 +17,16 @@ from dtr_alloc.core import lib
 
 _LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
 """Packages whose code is none of the job's."""
+_MOST_LOOKS = 16
+"""At all objects of the process, for modules."""
 
 
 class Place(NamedTuple):
     """``""`` is what is not known.
 
     Attributes:
-        module: its path from the outermost one that runs, such as ``h.3.attn``; of that one, and of
-            those that it does not know, the name of the class.
+        module: its path from the one that holds all, such as ``h.3.attn``; of that one the name of
+            the class.
         line: of the job, such as ``model.py:81``.
     """
 
@@ -37,7 +40,8 @@ class Places:
 
     def __init__(self) -> None:
         self._numbers = {Place(): 0}
-        self._paths: Any = WeakKeyDictionary()  # of an outermost module: those inside, by id
+        self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._looks = 0
         self._of_thread = _OfThread()
         self._hooks: list[Any] = []
 
@@ -67,12 +71,11 @@ class Places:
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
             return
-        of_thread = self._of_thread
-        if not of_thread.entered:
-            of_thread.paths = self._paths_from(module)
-        path = of_thread.paths.get(id(module)) or type(module).__name__
+        path = self._paths.get(module)
+        if path is None:
+            path = self._new_path(module)
         number = self._number(Place(path, _line()))
-        of_thread.entered.append(number)
+        self._of_thread.entered.append(number)
         lib.dtr_place(number)
 
     def _leave(self, *_: object) -> None:
@@ -83,20 +86,24 @@ class Places:
             entered.pop()
         lib.dtr_place(entered[-1] if entered else 0)
 
-    def _paths_from(self, outermost: torch.nn.Module) -> dict[int, str]:
-        paths = self._paths.get(outermost)
-        if paths is None:
-            paths = self._paths[outermost] = {
-                id(each): name.replace("_orig_mod.", "")  # what torch.compile() puts around
-                for name, each in outermost.named_modules()
-            }
-        return paths
+    def _new_path(self, module: torch.nn.Module) -> str:
+        """With those of all modules that there are now; a job that makes modules in each step has
+        the names of classes later on."""
+        self._looks += 1
+        if self._looks <= _MOST_LOOKS:
+            objects = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
+            found = [each for each in objects if "_modules" in vars(each)]  # else it is half made
+            inside = {id(child) for each in found for child in each.children()}
+            for outermost in (each for each in found if id(each) not in inside):
+                for name, each in outermost.named_modules():
+                    path = name.replace("_orig_mod.", "")  # what torch.compile() puts around
+                    self._paths[each] = path or type(each).__name__
+        return self._paths.setdefault(module, type(module).__name__)
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.entered: list[int] = []
-        self.paths: dict[int, str] = {}
 
 
 _files: dict[int, tuple[str, CodeType]] = {}

@@ -63,6 +63,14 @@ def test_what_fills_the_memory_has_its_module_and_line(logged: None) -> None:
     assert places[Where("blocks.*", "aten.gelu.default"), False] == 3 * size
 
 
+def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: None) -> None:
+    """As the layers of a LightningModule, which has no forward()."""
+    net = Net()
+    y = net.blocks[1](torch.ones(1024, 64))
+    assert ("blocks.1", "aten.gelu.default") in made_in(fullest(api.active()))
+    del y
+
+
 def test_a_module_that_fails_is_left(logged: None) -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
