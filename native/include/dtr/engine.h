@@ -270,8 +270,8 @@ void dtr_place(uint32_t place);
 typedef struct dtr_holder {
   uint64_t op_key;     /* of the op that made the content; 0: none that was seen */
   uint64_t size_bytes; /* all of them */
-  uint32_t place;      /* where they were made (dtr_place) or their address was asked for (dtr_pin) */
-  int32_t why_kept;    /* DTR_KEPT_... (dtr/storage.h) */
+  uint32_t place;   /* where they were made (dtr_place) or their address was asked for (dtr_pin) */
+  int32_t why_kept; /* DTR_KEPT_... (dtr/storage.h) */
 } dtr_holder;
 
 /* Since dtr_engine_reset_peak, as seen at the ends of ops, to a sixteenth. */
