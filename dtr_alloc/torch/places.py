@@ -58,15 +58,15 @@ class Places:
     def follow_modules(self) -> None:
         """Tells the engine which module runs, until stop(). That takes ten microseconds a module,
         most of them PyTorch's own, which has a slower way for modules with hooks."""
-        self._hooks += (
-            modules.register_module_forward_pre_hook(self._enter),
-            modules.register_module_forward_hook(self._leave, always_call=True),
-        )
+        self._looks = 0
+        self._hooks.append(modules.register_module_forward_pre_hook(self._enter))
+        self._hooks.append(modules.register_module_forward_hook(self._leave, always_call=True))
 
     def stop(self) -> None:
         """More calls do nothing."""
         while self._hooks:
-            self._hooks.pop().remove()
+            self._hooks[-1].remove()
+            self._hooks.pop()
 
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
