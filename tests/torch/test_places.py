@@ -12,7 +12,7 @@ from torch.nn.modules import module as modules
 
 import dtr_alloc
 from dtr_alloc.lab.where import Where, bytes_by_place, repeats_by_place
-from dtr_alloc.torch import api
+from dtr_alloc.torch import api, places
 from dtr_alloc.torch.kept import Kept, fullest
 
 
@@ -69,6 +69,14 @@ def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: No
     y = net.blocks[1](torch.ones(1024, 64))
     assert ("blocks.1", "aten.gelu.default") in made_in(fullest(api.active()))
     del y
+
+
+def test_each_session_finds_the_modules_that_there_are(tmp_path: Path) -> None:
+    for _ in range(places._MOST_LOOKS + 1):
+        with dtr_alloc.session("unlimited", device="cpu", log=str(tmp_path / "job.log")):
+            out = Net()(torch.ones(1024, 64))
+            assert ("blocks.1", "aten.gelu.default") in made_in(fullest(api.active()))
+            del out
 
 
 def test_a_module_that_fails_is_left(logged: None) -> None:
