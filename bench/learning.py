@@ -14,11 +14,9 @@ without dtr_alloc.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -28,6 +26,7 @@ from rich.table import Table
 
 import dtr_alloc
 from bench import results
+from bench.demo.worker import peak_resident_bytes
 from bench.measure import profile, train_plain
 from bench.models import JOBS, differences
 
@@ -35,13 +34,6 @@ FRACTIONS = (0.5, 0.3, 0.2)
 POLICIES = ("marginal", "adaptive")
 LAST = 8
 """Steps that count."""
-
-
-def _resident_peak() -> int:
-    """Bytes; of this program alone, as getrusage's begins with what its parent had."""
-    status = Path("/proc/self/status").read_text()
-    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
-    return int(kib) * 1024
 
 
 def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
@@ -81,7 +73,7 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         "planned_in": planned_in,
         "planned_after": None if planned_in is None else ends[planned_in] - ends[0],
         "waiting_step": median(own_seconds[1:learned_in]),
-        "resident_bytes": _resident_peak(),
+        "resident_bytes": peak_resident_bytes(),
         "seconds": min(seconds[-LAST:]),
         "state": job.state(),
     }
