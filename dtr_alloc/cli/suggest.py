@@ -59,9 +59,9 @@ def command(
     # Not by the variable: what the job starts has no business with the file.
     folder = Path(tempfile.mkdtemp(prefix="dtr-alloc-"))
     pid = os.getpid()
-    _autoload.settings.update(log=str(folder / "steps.log"), log_steps=f"..{steps}")
+    log = str(folder / "steps.log")
+    _autoload.settings.update(log=log, log_steps=f"..{steps}", **ways_to_fit(budget))
     os.environ["DTR_ALLOC_BUDGET"] = budget
-    _autoload.settings.update(ways_to_fit(budget))
     if device is not None:
         os.environ["DTR_ALLOC_DEVICE"] = device
 

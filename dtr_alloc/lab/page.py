@@ -49,8 +49,7 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
     rows = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
     body = (
         html_table(figures(stats)),
-        "" if timeline is None else html.pictures(_pictures(timeline)),
-        "" if timeline is None else _places(timeline),
+        "" if timeline is None else html.pictures(_pictures(timeline)) + _places(timeline),
         html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
         html.details("All counters", html_table(counter_rows(stats))),
         html.details("The job", html_table(rows)),

@@ -44,7 +44,8 @@ def repeats_by_place(entries: Iterable[Repeats]) -> list[tuple[Where, float, int
     """Seconds and times by place, what took longest first."""
     found: dict[Where, tuple[float, int]] = {}
     for entry in entries:
-        seconds, times = found.get(where(entry), (0.0, 0))
-        found[where(entry)] = seconds + entry.seconds, times + entry.times
+        place = where(entry)
+        seconds, times = found.get(place, (0.0, 0))
+        found[place] = seconds + entry.seconds, times + entry.times
     rows = [(place, *spent) for place, spent in found.items()]
     return sorted(rows, key=lambda row: -row[1])

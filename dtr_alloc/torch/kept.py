@@ -14,6 +14,7 @@ from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.costs import operator_name
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
+from dtr_alloc.torch.places import Place
 
 _REASONS = {
     lib.DTR_KEPT_NOT: "",
@@ -86,7 +87,7 @@ def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:
     """See dtr_alloc.kept()."""
     others = (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY)
     when = lib.DTR_HOLDERS_KEPT_MOST if at_peak else lib.DTR_HOLDERS_NOW
-    return _listed(runtime, when, lambda holder: holder.why_kept not in others)
+    return _listed(runtime, when, lambda why: why not in others)
 
 
 def fullest(runtime: Any) -> list[Kept]:
@@ -95,24 +96,32 @@ def fullest(runtime: Any) -> list[Kept]:
     return _listed(runtime, lib.DTR_HOLDERS_FULLEST, lambda _: True)
 
 
-def _listed(runtime: Any, when: int, counts: Callable[[Any], bool]) -> list[Kept]:
+def _listed(runtime: Any, when: int, counts: Callable[[int], bool]) -> list[Kept]:
+    """Of what is kept for a reason that counts."""
     ask = partial(lib.dtr_engine_holders, runtime.engine, when)
-    rules = _rules(runtime)
+    holders = [
+        (holder.size_bytes, holder.why_kept, holder.op_key, holder.place)
+        for holder in listed("dtr_holder", ask)
+        if counts(holder.why_kept)
+    ]
+    rules, places = _rules(runtime), runtime.places.by_number()
     sizes: Counter[tuple[str, str, str, str]] = Counter()
-    for holder in filter(counts, listed("dtr_holder", ask)):
-        sizes[_said(runtime, rules, holder)] += holder.size_bytes
+    for size_bytes, why, key, place in holders:
+        sizes[_said(rules, why, key, places[place])] += size_bytes
     return [Kept(size_bytes, *said) for said, size_bytes in sizes.most_common()]
 
 
 def repeats(runtime: Any) -> list[Repeats]:
-    """What ran again since the process enabled dtr_alloc, what took longest first."""
-    rules = _rules(runtime)
-    found = []
-    for each in listed("dtr_repeats", partial(lib.dtr_engine_repeats, runtime.engine)):
-        place = runtime.places[each.place]
-        operator = _operator(each.op_key, rules)
-        found.append(Repeats(each.cost_ns / 1e9, each.times, operator, place.line, place.module))
-    return found
+    """What ran again in the session, if account was kept there, what took longest first."""
+    counted = [
+        (each.cost_ns / 1e9, each.times, each.op_key, each.place)
+        for each in listed("dtr_repeats", partial(lib.dtr_engine_repeats, runtime.engine))
+    ]
+    rules, places = _rules(runtime), runtime.places.by_number()
+    return [
+        Repeats(seconds, times, _operator(key, rules), places[place].line, places[place].module)
+        for seconds, times, key, place in counted
+    ]
 
 
 def _rules(runtime: Any) -> dict[int, Rule]:
@@ -132,16 +141,16 @@ def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
         if handle := runtime.handle(part):
             check(lib.dtr_why_kept(runtime.engine, handle, holder))
         if holder.why_kept != lib.DTR_KEPT_NOT:
-            return Kept(part.untyped_storage().nbytes(), *_said(runtime, rules, holder))
+            place = runtime.places.by_number()[holder.place]
+            said = _said(rules, holder.why_kept, holder.op_key, place)
+            return Kept(part.untyped_storage().nbytes(), *said)
     return None if found else Kept(0, "", "what it holds does not lie in storages")
 
 
-def _said(runtime: Any, rules: dict[int, Rule], holder: Any) -> tuple[str, str, str, str]:
+def _said(rules: dict[int, Rule], why: int, key: int, place: Place) -> tuple[str, str, str, str]:
     """All of a Kept but its size."""
-    why, key = holder.why_kept, holder.op_key
     if why == lib.DTR_KEPT_PARAMETER:
         return "", _REASONS[why], "", ""
-    place = runtime.places[holder.place]
     return _operator(key, rules), _in_words(why, rules.get(key)), place.line, place.module
 
 

@@ -52,8 +52,9 @@ class Places:
     def _number(self, place: Place) -> int:
         return self._numbers.setdefault(place, len(self._numbers))
 
-    def __getitem__(self, number: int) -> Place:
-        return list(self._numbers)[number]
+    def by_number(self) -> list[Place]:
+        """All that were met until now."""
+        return list(self._numbers)
 
     def follow_modules(self) -> None:
         """Tells the engine which module runs, until stop(). That takes ten microseconds a module,
