@@ -15,7 +15,7 @@ PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%
 DEV := $(VENV)/core $(VENV)/dev-packages
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak conformance frameworks versions wheel clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak interrupts conformance frameworks versions wheel clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -234,6 +234,10 @@ MINUTES ?= 60
 soak: $(DEV)
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
 	$(PY) -m bench.long_run
+
+# Jobs that are interrupted at every place of the package's code where Python may raise: an hour.
+interrupts: $(DEV)
+	$(PY) tests/torch/interrupted_jobs.py all 1 build/interrupts
 
 # Which results of PyTorch's operators, modules and optimizers can be evicted, if not why: a few minutes.
 conformance: $(DEV)

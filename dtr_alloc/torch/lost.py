@@ -7,7 +7,6 @@ reads it meets an exception.
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from dtr_alloc import costs
 from dtr_alloc.core import ffi, lib, listed
+from dtr_alloc.torch.live_objects import live_objects
 
 _SHOWN = 8
 
@@ -74,8 +74,8 @@ def _evicted(runtime: Any) -> list[tuple[int, int, int, int]]:
 def message(runtime: Any, lost: Sequence[Lost]) -> str:
     """Names what was lost: bytes, operators, and the shapes of the tensors that Python knows."""
     shapes: dict[int, list[str]] = defaultdict(list)
-    for tensor in gc.get_objects():
-        if issubclass(type(tensor), Tensor) and (handle := runtime.handle(tensor)):
+    for tensor in live_objects(Tensor):
+        if handle := runtime.handle(tensor):
             text = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
             shapes[int(ffi.cast("intptr_t", handle))].append(text)
     named = [

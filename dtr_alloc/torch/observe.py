@@ -6,7 +6,6 @@ held for, and how long a step takes.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
 from dtr_alloc.torch.kept import Kept, fullest
+from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.runtime import Runtime
 
 
@@ -95,10 +95,9 @@ def held_bytes(runtime: Runtime, allocated_bytes: int) -> tuple[dict[str, int], 
     """What the process's tensors on the device are held for, by kind, and how much of that is not
     in the session's memory, because it was there before. A storage counts once, for the first kind
     that has it; what is of no kind is "other"."""
-    objects = gc.get_objects()
-    parameters = [each for each in objects if issubclass(type(each), torch.nn.Parameter)]
-    optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
-    modules = [each for each in objects if issubclass(type(each), torch.nn.Module)]
+    parameters = live_objects(torch.nn.Parameter)
+    optimizers = live_objects(torch.optim.Optimizer)
+    modules = live_objects(torch.nn.Module)
     kinds: dict[str, Iterable[Any]] = {
         "parameters": parameters,
         "gradients": [parameter.grad for parameter in parameters],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from dtr_alloc.core import lib
+from dtr_alloc.torch.live_objects import live_objects
 
 _LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
 """Packages whose code is none of the job's."""
@@ -92,8 +92,8 @@ class Places:
         the names of classes later on."""
         self._looks += 1
         if self._looks <= _MOST_LOOKS:
-            objects = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
-            found = [each for each in objects if "_modules" in vars(each)]  # else it is half made
+            every = live_objects(torch.nn.Module)
+            found = [each for each in every if "_modules" in vars(each)]  # else it is half made
             inside = {id(child) for each in found for child in each.children()}
             for outermost in (each for each in found if id(each) not in inside):
                 for name, each in outermost.named_modules():

@@ -1,7 +1,8 @@
 """Jobs that are interrupted at a place of the package's code, and what must hold afterwards.
 
-``python tests/torch/interrupted_jobs.py JOB SHARE FOLDER`` runs a job once for every place that it
-meets (of a SHARE of them), each time in a forked process, and prints what does not hold.
+``python tests/torch/interrupted_jobs.py JOBS SHARE FOLDER`` runs each of the JOBS ("all", or names
+with commas) once for every place that it meets, or for a SHARE of them, each time in a forked
+process. It prints what does not hold, and fails then.
 """
 
 from __future__ import annotations
@@ -254,8 +255,9 @@ def logged(injector: Injector, folder: Path) -> None:
     enable(log=folder / "log.gz")
     Job().step()
     with injector.following():
+        job = Job()
         for _ in range(8):
-            Job().step()
+            job.step()
     dtr_alloc.disable()
     oplog.compile_log(folder / "log.gz")
     enable()
@@ -375,12 +377,12 @@ def run_forked(name: str, injector: Injector, folder: Path) -> tuple[str, dict[P
     return found
 
 
-def sweep(name: str, share: float, folder: Path) -> int:
-    """Interrupts a job at its places, or at a share of them; how many runs there were."""
+def sweep(name: str, share: float, folder: Path) -> bool:
+    """Interrupts a job at its places, or at a share of them; whether all held."""
     failure, met, _ = run_forked(name, Injector(), folder)
     assert not failure, failure
     draw = random.Random(0)
-    runs = raised = 0
+    runs = raised = failed = 0
     for place, times in met.items():
         for occurrence in {1, times}:
             if draw.random() >= share:
@@ -390,14 +392,17 @@ def sweep(name: str, share: float, folder: Path) -> int:
             runs += 1
             raised += was_raised
             if failure:
+                failed += 1
                 print(f"{name}: {way.__name__} at {place}, time {occurrence}:\n{failure}\n")
     assert runs == 0 or raised > runs // 2, f"{raised} of {runs} raised"
     print(f"{name}: {len(met)} places, {runs} interrupts, {raised} raised", file=sys.stderr)
-    return runs
+    return failed == 0
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     _expected += trained()
-    for job in sys.argv[1].split(","):
-        sweep(job, float(sys.argv[2]), Path(sys.argv[3]))
+    jobs = JOBS if sys.argv[1] == "all" else sys.argv[1].split(",")
+    Path(sys.argv[3]).mkdir(parents=True, exist_ok=True)
+    held = [sweep(job, float(sys.argv[2]), Path(sys.argv[3])) for job in jobs]
+    sys.exit(not all(held))
