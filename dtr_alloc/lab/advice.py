@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dtr_alloc.config import format_size
 from dtr_alloc.lab.executors import cores
-from dtr_alloc.lab.suggest import WORTH, Suggestion
+from dtr_alloc.lab.suggest import WORTH, Limit, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
 from dtr_alloc.lab.where import bytes_by_place
 from dtr_alloc.oplog import compile_log
@@ -37,7 +37,9 @@ class Advice:
 
     def document(self) -> dict[str, Any]:
         """The same for programs: numbers, texts, lists and dictionaries."""
-        return dataclasses.asdict(self)
+        document = dataclasses.asdict(self)
+        document["observed"]["fullest"] = [each._asdict() for each in self.observed.fullest]
+        return document
 
     def print_to(self, console: Console) -> None:
         for each in self._shown():
@@ -157,6 +159,11 @@ def _times(slowness: float | None) -> str:
     return "too slow" if slowness is None else f"{slowness:.2f}"
 
 
+def _called(limit: Limit) -> str:
+    module = f" of {limit.module}" if limit.module else ""
+    return f"{limit.operator}{module}" + (f" ({limit.line})" if limit.line else "")
+
+
 def _words(observed: Observed, found: Suggestion) -> list[str]:
     words = []
     if found.operators == 0:
@@ -181,9 +188,9 @@ def _words(observed: Observed, found: Suggestion) -> list[str]:
     least = found.outlooks[-1]
     words.append(
         f"The smallest budget found is {format_size(least.budget_bytes)}"
-        + (f": {found.limit} needs that much at once." if found.limit else ".")
+        + (f": {_called(found.limit)} needs that much at once." if found.limit else ".")
     )
-    if found.limit and found.limit.startswith("aten._foreach_"):
+    if found.limit and found.limit.operator.startswith("aten._foreach_"):
         words.append(
             "That is the optimizer's step over all parameters at once: with fused=True, or "
             "foreach=False, it needs less."

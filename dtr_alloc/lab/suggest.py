@@ -50,6 +50,16 @@ class Outlook:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A call of an operator: in which module, by its path, and at which line of the job that was
+    called; "" is what the log does not say."""
+
+    operator: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
 class Suggestion:
     """What is known, and what is advised.
 
@@ -59,7 +69,7 @@ class Suggestion:
         operators: of the step; 0: no step was repeated, and all that was seen stands for it.
         outlooks: from the largest budget to the smallest that works.
         advised: the one that is advised; None: no budget below the peak works.
-        limit: the operator that the smallest budget is for.
+        limit: what the smallest budget is for; None: nothing fails with less, it takes too long.
     """
 
     peak_bytes: int
@@ -67,7 +77,7 @@ class Suggestion:
     operators: int
     outlooks: Sequence[Outlook]
     advised: Outlook | None
-    limit: str | None
+    limit: Limit | None
 
     @property
     def activation_bytes(self) -> int:
@@ -152,13 +162,15 @@ def _slowness(cost: float | None) -> float | None:
     return None if cost is None or 1 + cost > SLOWEST else 1 + cost
 
 
-def _limit(program: Program, budget_bytes: int, chunk_bytes: int, most: int) -> str | None:
-    """The operator at which a run with this budget fails; None: it thrashes, or does not fail."""
+def _limit(program: Program, budget_bytes: int, chunk_bytes: int, most: int) -> Limit | None:
+    """Where a run with this budget fails; None: it thrashes, or does not fail."""
     run = _run(program, max(0, budget_bytes), chunk_bytes, most)
     operators = computed(program)
     if run.status != "oom" or run.model_ops >= len(operators):
         return None
-    return program.operator_names[program.operators[operators[run.model_ops]]]
+    index = operators[run.model_ops]
+    place = program.places[program.operator_places[index] if program.operator_places else 0]
+    return Limit(program.operator_names[program.operators[index]], *place)
 
 
 def _run(

@@ -32,20 +32,26 @@ integers are read as well. Names are any strings and stand for tensors as the pr
 
 What still has names at the end is what the program wants to have.
 
-Two annotations are ours; simrd passes over them.
+Three annotations are ours; simrd passes over them.
 
 ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "EFFECT", "NAME": "item", "ARGS": ["x1"], "RESULT": [],
 "TIME": "7"}``
     An operator that is never repeated, since nothing can be got by that: it reads its arguments and
     takes its time. What it makes are constants; their lines follow it, in the order of RESULT.
 
-The other stands right before a CALL, MUTATE or EFFECT and says what the operator allocated while
+Another stands right before a CALL, MUTATE or EFFECT and says what the operator allocated while
 it ran, in order, for simulation on a heap:
 
 ``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": ["+4096", "=0", "-0"]}``
     ``+N``: a temporary of N bytes; ``-i``: the i-th temporary of this operator is freed (from 0);
     ``=k``: here the memory of result k is allocated. Without it an operator allocates its
     results in order and nothing else.
+
+A third one says where in the job the operators stand that follow, up to the next of its kind:
+
+``{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "PLACE", "NAME": "h.3.attn", "ARGS": ["model.py:81"]}``
+    In which module, by its path, and at which line of the job that was called; ``""`` is what is
+    not known. Before the first of them nothing is.
 
 Two levels: ``read`` gives typed instructions, each line checked by itself, with bounded memory;
 ``compile_log`` checks the program and packs it into numbers (``Program``) for the simulator.
@@ -72,6 +78,7 @@ from dtr_alloc.oplog.format import (
     effect,
     open_file,
     packer,
+    place,
     read,
     to_line,
 )

@@ -52,7 +52,7 @@ class _Line(Struct, frozen=True, gc=False, rename="upper", tag_field="INSTRUCTIO
 class Annotate(_Line, frozen=True, tag="ANNOTATE"):
     annotation: str
     trace: Names | None = None  # of WORKSPACE
-    name: str | None = None  # from here on: of EFFECT_LINE
+    name: str | None = None  # from here on: of EFFECT_LINE, the first two of PLACE_LINE, too
     args: Names | None = None
     result: Names | None = None
     time: Number | None = None
@@ -115,11 +115,17 @@ RECORDED = Annotate("RECORDED")
 """Before START, in what was recorded of a job here."""
 WORKSPACE = "WORKSPACE"
 EFFECT_LINE = "EFFECT"
+PLACE_LINE = "PLACE"
 
 
 def effect(name: str, args: Names, result: Names, time: int) -> Annotate:
     """An operator that is never repeated."""
     return Annotate(EFFECT_LINE, None, name, args, result, time)
+
+
+def place(module: str, line: str) -> Annotate:
+    """Where in the job the operators from here on are called; "" is what is not known."""
+    return Annotate(PLACE_LINE, None, module, (line,))
 
 
 # Not strict: a number may be written as a string.

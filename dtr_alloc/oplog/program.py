@@ -15,6 +15,7 @@ from dtr_alloc.oplog.format import (
     EFFECT_LINE,
     MOST,
     MOST_SHOWN,
+    PLACE_LINE,
     WORKSPACE,
     Alias,
     Annotate,
@@ -90,6 +91,13 @@ class Program:
     operators: array[int] = field(default_factory=lambda: array("i"))
     """For each operator, the index of its name in operator_names."""
 
+    places: list[tuple[str, str]] = field(default_factory=lambda: [("", "")])
+    """Of operators: the path of a module, and the line of the job that called it; each once, and
+    first what is not known."""
+
+    operator_places: array[int] = field(default_factory=lambda: array("i"))
+    """For each operator, the index of its place in places; empty where the log does not say."""
+
     workspace: array[int] = field(default_factory=_numbers)
     """What operators allocated inside, as pairs: ALLOCATE, bytes; FREE, index of the temporary;
     RESULT, index of the result."""
@@ -162,7 +170,8 @@ class _Compiler:
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
         self.operator_ids: dict[str, int] = {}
         self.counts: Counter[type] = Counter()
-        self.bytes = self.time = self.edges = 0
+        self.bytes = self.time = self.edges = self.place = 0
+        self.place_ids = {self.program.places[0]: 0}
 
     def error(self, reason: str) -> LogError:
         return self.reader.error(reason)
@@ -251,6 +260,8 @@ class _Compiler:
                     self.with_workspace(line.trace)
                 elif line.annotation == EFFECT_LINE:
                     self.effect(line, ())
+                elif line.annotation == PLACE_LINE:
+                    self.at_place(line)
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
         self.program.recorded = self.reader.recorded
@@ -317,9 +328,16 @@ class _Compiler:
         if index == len(program.operator_names):
             program.operator_names.append(name)
         program.operators.append(index)
+        program.operator_places.append(self.place)
         if trace:
             program.workspace.extend(self.workspace(trace, results))
         program.workspace_at.append(len(program.workspace))
+
+    def at_place(self, line: Annotate) -> None:
+        place = (line.name or "", line.args[0] if line.args else "")
+        self.place = self.place_ids.setdefault(place, len(self.place_ids))
+        if self.place == len(self.program.places):
+            self.program.places.append(place)
 
     def with_workspace(self, trace: Names | None) -> None:
         line = self.next(WORKSPACE)

@@ -60,6 +60,7 @@ class OpLogRecorder:
         self._engine = runtime.engine
         self._bridge = runtime.bridge
         self._rules = runtime.recorder.rules
+        self._places = runtime.places
         self._steps = steps
         self._step = 1
         self._writer = oplog.Writer(path, recorded=True)
@@ -165,7 +166,10 @@ class OpLogRecorder:
                 ]
                 group.append(oplog.Annotate(oplog.WORKSPACE, tuple(trace)))
                 continue
-            if kind == lib.DTR_OP_LOG_CONSTANT:
+            if kind == lib.DTR_OP_LOG_PLACE:
+                (number,) = take(1)
+                group.append(oplog.place(*self._places.by_number()[number]))
+            elif kind == lib.DTR_OP_LOG_CONSTANT:
                 number, size = take(2)
                 group += (oplog.Constant(_name(number)), oplog.Memory(_name(number), size))
             elif kind == lib.DTR_OP_LOG_CALL:

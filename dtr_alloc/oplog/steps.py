@@ -33,7 +33,11 @@ def repeated(program: Program, times: int) -> Program:
     starts = [*_starts(code), len(code)]
     released = {code[at + 1] for at in starts[:-1] if code[at] == RELEASE}
     once = {code[at + 1] for at in starts[:-1] if code[at] == CONSTANT} - released
-    many = Program(f"{program.path}, {times} times", operator_names=program.operator_names)
+    many = Program(
+        f"{program.path}, {times} times",
+        operator_names=program.operator_names,
+        places=program.places,
+    )
     of_once: dict[int, int] = {}
     for step in range(times):
         of_step: dict[int, int] = {}
@@ -54,6 +58,7 @@ def repeated(program: Program, times: int) -> Program:
         for name in sorted(alive - set(of_once.values())):
             many.code.extend((RELEASE, name))
         many.operators.extend(program.operators)
+        many.operator_places.extend(program.operator_places)
         filled = len(many.workspace)
         many.workspace.extend(program.workspace)
         many.workspace_at.extend(filled + at for at in program.workspace_at[1:])

@@ -385,6 +385,15 @@ class Bridge:
         """Whether operators of this thread come by, and of threads that autograd runs for it."""
         self._library.dtr_bridge_include_thread(on)
 
+    def follow_places(self, on: bool) -> None:
+        """Whether operators have the places that place() says, and autograd's those of the
+        operators whose gradients they compute."""
+        self._library.dtr_bridge_follow_places(on)
+
+    def place(self, number: int) -> None:
+        """This thread is there from now on: a number for what dtr_place is told, 0 for none."""
+        self._library.dtr_bridge_place(number)
+
     def log_operators(self, on: bool) -> None:
         """Whether an op log is written."""
         self._library.dtr_bridge_op_log(on)

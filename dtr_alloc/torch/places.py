@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.modules import module as modules
 
-from dtr_alloc.core import lib
+from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.live_objects import live_objects
 
 _LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
@@ -36,9 +36,14 @@ class Place(NamedTuple):
 
 class Places:
     """Those that were met, by number, which the engine keeps for what it is told (dtr_place,
-    dtr_pin). 0 is none."""
+    dtr_pin). 0 is none.
 
-    def __init__(self) -> None:
+    Args:
+        bridge: which tells it.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
         self._numbers = {Place(): 0}
         self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self._looks = 0
@@ -57,9 +62,11 @@ class Places:
         return list(self._numbers)
 
     def follow_modules(self) -> None:
-        """Tells the engine which module runs, until stop(). That takes ten microseconds a module,
-        most of them PyTorch's own, which has a slower way for modules with hooks."""
+        """Tells the engine in which module operators are called, until stop(). That takes ten
+        microseconds a module, most of them PyTorch's own, which has a slower way for modules with
+        hooks."""
         self._looks = 0
+        self._bridge.follow_places(True)
         self._hooks.append(modules.register_module_forward_pre_hook(self._enter))
         self._hooks.append(modules.register_module_forward_hook(self._leave, always_call=True))
 
@@ -68,6 +75,7 @@ class Places:
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()
+        self._bridge.follow_places(False)
 
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
@@ -77,7 +85,7 @@ class Places:
             path = self._new_path(module)
         number = self._number(Place(path, _line()))
         self._of_thread.entered.append(number)
-        lib.dtr_place(number)
+        self._bridge.place(number)
 
     def _leave(self, *_: object) -> None:
         if torch.compiler.is_compiling():
@@ -85,7 +93,7 @@ class Places:
         entered = self._of_thread.entered
         if entered:  # else it began before
             entered.pop()
-        lib.dtr_place(entered[-1] if entered else 0)
+        self._bridge.place(entered[-1] if entered else 0)
 
     def _new_path(self, module: torch.nn.Module) -> str:
         """With those of all modules that there are now; a job that makes modules in each step has

@@ -64,7 +64,7 @@ class Runtime:
         self.recorder = Recorder(self.bridge, device_type)
         custom_operators.after_each_word(self.bridge.forget_rules)
         self.pins = Pins(self)
-        self.places = Places()
+        self.places = Places(self.bridge)
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)

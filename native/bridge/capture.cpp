@@ -350,6 +350,7 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     return;
   }
   const In in(Phase::capture);
+  Places::instance().tell(thread.position);
   const bool writes_op_log = settings.writes_op_log.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
@@ -516,6 +517,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
       thread.put(count++, entry & ~int64_t{7});
   }
   const In in(Phase::capture);
+  Places::instance().tell(thread.position);
   explained([&] {
     OpenOp op(thread, count, DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD, key);
     closure.surroundings().keep({}, settings.device);
@@ -581,11 +583,13 @@ std::mutex& generator_mutex() {
 void before_fork() {
   generator_mutex().lock();
   Rules::instance().mutex().lock();
+  Places::instance().mutex().lock();
   dropped_mutex.lock();
 }
 
 void after_fork() {
   dropped_mutex.unlock();
+  Places::instance().mutex().unlock();
   Rules::instance().mutex().unlock();
   generator_mutex().unlock();
 }
@@ -773,6 +777,14 @@ DTR_EXPORT void dtr_bridge_phases(int32_t on, int64_t* ns) {
   const auto taken = dtr_bridge::Phases::of_thread().take();
   std::copy(taken.begin(), taken.end(), ns);
   dtr_bridge::Phases::is_on() = on != 0;
+}
+
+// Whether places are followed, and that this thread is at one from now on (dtr_place).
+DTR_EXPORT void dtr_bridge_follow_places(int32_t on) {
+  dtr_bridge::Places::instance().follow(on != 0);
+}
+DTR_EXPORT void dtr_bridge_place(uint32_t place) {
+  dtr_bridge::Places::instance().move(dtr_bridge::Thread::current().position, place);
 }
 
 DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }

@@ -10,6 +10,7 @@
 #include "bridge.h"
 #include "closure.h"
 #include "phases.h"
+#include "places.h"
 
 namespace dtr_bridge {
 
@@ -85,6 +86,7 @@ class Thread {
   void given_away() { spare_.release(); }
 
   Types types;
+  Position position;
   bool runs_op = false;
   Taping* taping = nullptr;  // of the operator that runs now, if others run inside of it (D4)
   uint32_t since_drain = 0;  // operators in the op log

@@ -108,6 +108,7 @@ void OpLogRecorder::set_mode(Mode mode, Deferred& deferred, bool coached) {
 void OpLogRecorder::turn(Mode mode, Deferred& deferred) {
   if (mode == Mode::writing && mode_ != Mode::writing) {
     operators_ = 0;
+    place_ = 0;
     std::vector<uint64_t> numbers;
     for (const auto& entry : names_) numbers.push_back(entry.first);
     std::sort(numbers.begin(), numbers.end());
@@ -137,6 +138,13 @@ uint64_t OpLogRecorder::geometry_of(const dtr_tensor_desc& desc) const {
 void OpLogRecorder::put(LogName name) {
   put(static_cast<int64_t>(name.number));
   put(name.view);
+}
+
+void OpLogRecorder::put_place() {
+  if (coached_ || place_ == place_of_thread()) return;
+  place_ = place_of_thread();
+  put(DTR_OP_LOG_PLACE);
+  put(place_);
 }
 
 void OpLogRecorder::put_constant(uint64_t number, const Known& known) {
@@ -202,6 +210,7 @@ void OpLogRecorder::put_views(const Storage* storage, LogName base,
                               int64_t cost_ns) {
   const uint64_t number = storage->log_number;
   Known& known = names_.at(number);
+  put_place();
   put(DTR_OP_LOG_CALL);
   put(operator_name);
   put(cost_ns);
@@ -434,8 +443,10 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_
                                      [](const Argument& a) { return a.overwritten; });
   const bool repeatable = pure && (!called.empty() || mutated > 0);
   const int64_t index = is_writing() ? operators_ : -1;
-  if (is_writing())
+  if (is_writing()) {
+    put_place();
     put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
+  }
   const auto put_head = [&](int64_t kind, int64_t time) {
     put(kind);
     // Who coaches needs no name, and wants to know the call again.

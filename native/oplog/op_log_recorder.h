@@ -170,6 +170,8 @@ class OpLogRecorder final : public Observer {
 
   void put(int64_t number) { records_.push_back(number); }
   void put(LogName name);
+  // If it is another than that of the operator before.
+  void put_place();
   void put_constant(uint64_t number, const Known& known);
   void put_view_releases(uint64_t number, Known& known);
   void put_releases(uint64_t number, Known& known);
@@ -210,6 +212,7 @@ class OpLogRecorder final : public Observer {
   uint64_t last_number_ = 0, last_coached_ = uint64_t{1} << 62;
   bool coached_ = false;
   int64_t operators_ = 0;  // lines of operators so far
+  uint32_t place_ = 0;     // of the last of them
   std::unordered_map<uint64_t, Known> names_;
   std::unordered_map<void*, uint64_t> others_;  // memory of others: the numbers of their handles
   std::vector<int64_t> records_;

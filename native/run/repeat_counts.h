@@ -12,12 +12,6 @@
 
 namespace dtr {
 
-// The place of the thread's ops, as the job says it (dtr_place).
-inline uint32_t& place_of_thread() {
-  thread_local uint32_t place = 0;
-  return place;
-}
-
 class RepeatCounts final : public Observer {
  public:
   void ran_again(const Op* op) override {

@@ -342,9 +342,9 @@ def test_a_forked_child_and_a_process_that_the_job_starts_leave_its_log_alone(sh
 def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
     # A limit on the size of files stands for the disk.
     full = (
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "import resource, signal; "  # on one line, as the log has numbers of lines
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
     )
     result = run_code(full + short_job(), tmp_path, DTR_ALLOC_LOG="job.log")
     assert (result.returncode, result.stdout) == (0, short[0]), result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
 from dtr_alloc.lab.where import Where, bytes_by_place, repeats_by_place
+from dtr_alloc.oplog import compile_log
 from dtr_alloc.torch import api, places
 from dtr_alloc.torch.kept import Kept, fullest
 
@@ -63,6 +66,27 @@ def test_what_fills_the_memory_has_its_module_and_line(logged: None) -> None:
     assert places[Where("blocks.*", "aten.gelu.default"), False] == 3 * size
 
 
+def test_the_log_has_the_module_of_each_operator(tmp_path: Path) -> None:
+    """Also of those that compute gradients, or what checkpointing computes again for them."""
+    path = tmp_path / "job.log"
+    with dtr_alloc.session("unlimited", device="cpu", log=str(path)):
+        net = Net()
+        out = torch.ones(1024, 64)
+        for block in net.blocks:
+            out = checkpoint(block, out, use_reentrant=False)
+        out.square().sum().backward()
+        out.exp()
+    program = compile_log(path)
+    names = [program.operator_names[operator] for operator in program.operators]
+    where = [program.places[place][0] for place in program.operator_places]
+    called = Counter(zip(names, where, strict=True))
+    for block in range(3):
+        assert called["aten.addmm.default", f"blocks.{block}.inner"] == 2
+        assert called["aten.gelu_backward.default", f"blocks.{block}"] == 1
+        assert called["aten.mm.default", f"blocks.{block}.inner"] == (1 if block == 0 else 2)
+    assert called["aten.sum.default", ""] == called["aten.exp.default", ""] == 1
+
+
 def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: None) -> None:
     """As the layers of a LightningModule, which has no forward()."""
     net = Net()
@@ -104,7 +128,7 @@ def test_hooks_are_there_for_accounts_only(tmp_path: Path) -> None:
 def test_all_that_runs_again_is_counted_once(tmp_path: Path) -> None:
     net = Net(blocks=12)
     report = str(tmp_path / "run.html")
-    with dtr_alloc.session("2MiB", device="cpu", report=report, heuristic="marginal"):
+    with dtr_alloc.session("2MiB", device="cpu", report=report, heuristic="lru", thrash="off"):
         for _ in range(2):
             net(torch.ones(1024, 64)).sum().backward()
         timeline = api.active().timeline

@@ -149,21 +149,23 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     suggestion = found["suggestion"]
     assert suggestion["held_bytes"]["parameters"] == parameters
     assert suggestion["peak_bytes"] > parameters + 8 * 1024 * 64 * 4
-    made = [each for each in found["observed"]["fullest"] if each[1] == "aten.addmm.default"]
-    assert {module for *_, module in made} >= {str(layer) for layer in range(7)}
-    assert all(line.startswith("step.py:") for *_, line, _ in made)
+    made = [
+        each for each in found["observed"]["fullest"] if each["operator"] == "aten.addmm.default"
+    ]
+    assert {each["module"] for each in made} >= {str(layer) for layer in range(7)}
+    assert all(each["line"].startswith("step.py:") for each in made)
 
 
 LOGITS = """
 import torch
-from torch.nn import functional as F
 
 model = torch.nn.Sequential(torch.nn.Embedding(4000, 16), torch.nn.Linear(16, 4000))
 optimizer = torch.optim.Adam(model.parameters())
 tokens = torch.randint(0, 4000, (512,))
+loss = torch.nn.CrossEntropyLoss()
 for _ in range(10):
     optimizer.zero_grad()
-    F.cross_entropy(model(tokens), tokens).backward()
+    loss(model(tokens), tokens).backward()
     optimizer.step()
 """
 
@@ -171,5 +173,7 @@ for _ in range(10):
 def test_the_operator_that_needs_the_smallest_budget_is_named(job, tmp_path):
     """Logits, their softmax and its gradient are there at once, after operators of all kinds."""
     (tmp_path / "job.py").write_text(LOGITS)
-    suggestion = suggested(job(*COMMAND, "job.py"))["suggestion"]
-    assert "log_softmax" in suggestion["limit"] or "nll_loss" in suggestion["limit"]
+    limit = suggested(job(*COMMAND, "job.py"))["suggestion"]["limit"]
+    assert "log_softmax" in limit["operator"] or "nll_loss" in limit["operator"]
+    assert limit["module"] == "CrossEntropyLoss"
+    assert limit["line"] == "job.py:10"

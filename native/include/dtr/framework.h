@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 10
+#define DTR_BRIDGE_ABI_VERSION 11
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -159,6 +159,7 @@ typedef struct dtr_core {
   void (*op_log_name)(dtr_frame* frame, int32_t name);
   void (*op_log_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                       int64_t cost_ns);
+  void (*place)(uint32_t place);
 } dtr_core;
 
 #ifdef __cplusplus
