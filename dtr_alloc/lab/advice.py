@@ -17,7 +17,7 @@ from dtr_alloc.config import format_size
 from dtr_alloc.lab.executors import cores
 from dtr_alloc.lab.suggest import WORTH, Limit, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
-from dtr_alloc.lab.where import bytes_by_place
+from dtr_alloc.lab.where import bytes_by_place, bytes_of_blocks
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.report import console_html
 
@@ -159,6 +159,24 @@ def _times(slowness: float | None) -> str:
     return "too slow" if slowness is None else f"{slowness:.2f}"
 
 
+def _alternatives(observed: Observed, found: Suggestion) -> list[str]:
+    """What would take less without a budget, or beside one."""
+    words = []
+    blocks, size = bytes_of_blocks(observed.fullest)
+    if size > 0.3 * found.activation_bytes:
+        words.append(
+            f"By hand: {format_size(size)} are made in the modules {blocks}; of that "
+            "torch.utils.checkpoint around each keeps what one of them makes and the inputs of "
+            "all, and runs each twice in a step."
+        )
+    if observed.is_float32:
+        words.append(
+            "With other results: all is float32, and torch.autocast to bfloat16 halves what matrix "
+            f"products make and save: {format_size(found.activation_bytes // 2)} at most."
+        )
+    return words
+
+
 def _called(limit: Limit) -> str:
     module = f" of {limit.module}" if limit.module else ""
     return f"{limit.operator}{module}" + (f" ({limit.line})" if limit.line else "")
@@ -212,4 +230,4 @@ def _words(observed: Observed, found: Suggestion) -> list[str]:
             f"{1 / advised.share:.1f} times as large fits into the peak of today, "
             f"{format_size(found.peak_bytes)}."
         )
-    return words
+    return words + _alternatives(observed, found)

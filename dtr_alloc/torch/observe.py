@@ -36,6 +36,7 @@ class Observed:
             optimizer states, buffers, other.
         fullest: what filled the memory when most of it was in use, to a sixteenth.
         chunk_bytes: the unit in which the pool maps memory.
+        is_float32: all parameters are, and nothing was cast, as autocast does.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Observed:
     held_bytes: dict[str, int]
     fullest: list[Kept]
     chunk_bytes: int
+    is_float32: bool
 
 
 class Observer:
@@ -88,7 +90,14 @@ def observe() -> Observed:
         held,
         fullest(runtime),
         stats["chunk_bytes"],
+        _is_float32(runtime),
     )
+
+
+def _is_float32(runtime: Runtime) -> bool:
+    types = {parameter.dtype for parameter in live_objects(torch.nn.Parameter)}
+    casts = any(rule.name == "aten._to_copy.default" for rule in runtime.recorder.rules)
+    return types == {torch.float32} and not casts
 
 
 def held_bytes(runtime: Runtime, allocated_bytes: int) -> tuple[dict[str, int], int]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -177,3 +178,30 @@ def test_the_operator_that_needs_the_smallest_budget_is_named(job, tmp_path):
     assert "log_softmax" in limit["operator"] or "nll_loss" in limit["operator"]
     assert limit["module"] == "CrossEntropyLoss"
     assert limit["line"] == "job.py:10"
+
+
+BLOCKS = """
+import torch
+from torch import nn
+
+blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))
+optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+for _ in range(10):
+    x = torch.ones(2048, 64)
+    with torch.autocast("cpu", torch.bfloat16, enabled={enabled}):
+        for block in blocks:
+            x = block(x)
+    x.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_other_ways_to_save_memory_are_named(job, tmp_path, enabled):
+    (tmp_path / "job.py").write_text(BLOCKS.format(enabled=enabled))
+    process = job("-m", "dtr_alloc.cli", "suggest", "job.py")
+    assert process.returncode == 0, process.stderr
+    words = " ".join(process.stdout.split())
+    assert re.search(r"MiB are made in the modules \*; of that torch.utils.checkpoint", words)
+    assert ("bfloat16 halves" in words) != enabled
