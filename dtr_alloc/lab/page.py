@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures
 from dtr_alloc.lab import html
-from dtr_alloc.lab.where import Where, bytes_by_place, repeats_by_place
+from dtr_alloc.lab.where import bytes_by_place, repeats_by_place
 from dtr_alloc.report import counter_rows, html_table, kept_text
 
 if TYPE_CHECKING:
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.timeline import Moment, Span, Timeline
 
 USED, LIMIT, AGAIN, MOVED, KEPT = "#1f8dd6", "#e0483e", "#e08a1e", "#c065b0", "#8a8a8a"
+MODULE = "#7fa8c9"
 """Colors that are seen on light and on dark."""
 _BARS = 12
+_NAMES = 40
+"""Below this part of the memory what fills it has no name."""
+_LETTERS = 100
+"""Of a line of small text."""
 _LABEL = 48
 """Characters beside a bar; the end of a longer name is what tells it from others."""
 _ROWS = 100
@@ -189,18 +195,33 @@ def _steps(steps: Sequence[Moment]) -> Figure:
 
 
 def _fullest(entries: Sequence[Kept]) -> Figure:
-    rows = bytes_by_place(entries)
-    others = sum(size for _of, size in rows[_BARS:])
-    rows = [*rows[:_BARS], *([((Where("", "others"), True), others)] if others else [])]
-    figure, axes = _bars(
-        [place.label for (place, _), _ in rows],
-        [size for _, size in rows],
-        [format_size(size) for _, size in rows],
-        [KEPT if is_kept else USED for (_, is_kept), _ in rows],
-    )
-    axes.barh([0], [0], color=USED, alpha=0.8, label="can be evicted")
-    axes.barh([0], [0], color=KEPT, alpha=0.8, label="cannot, or others")
+    """Modules, from left to right what is in them, and at the end their operators."""
+    sizes: Counter[tuple[str, ...]] = Counter()
+    colors = {}
+    for (place, is_kept), size in bytes_by_place(entries):
+        path = (*place.modules, place.short_operator)
+        colors[path] = KEPT if is_kept else USED
+        for depth in range(len(path)):
+            sizes[path[: depth + 1]] += size
+    least = sum(entry.size_bytes for entry in entries) / _NAMES
+    columns = max(len(path) for path in sizes)
+    figure = Figure(figsize=(html.WIDTH, 5), layout="constrained")
+    axes = figure.subplots()
+    free: dict[tuple[str, ...], float] = defaultdict(float)  # where the next one in it begins
+    for path, size in sorted(sizes.items(), key=lambda item: (len(item[0]), -item[1])):
+        column, begin = len(path) - 1, free[path[:-1]]
+        free[path] = begin
+        free[path[:-1]] += size
+        color, width = (colors[path], columns - column) if path in colors else (MODULE, 1)
+        axes.barh(begin, width, size, left=column, align="edge", color=color, alpha=0.7, ec="white")
+        if size >= least:
+            name = f"{format_size(size)} {path[-1]}"[: _LETTERS * width // columns]
+            axes.text(column + 0.03, begin + size / 2, name, va="center", fontsize=7)
+    for color, label in ((USED, "can be evicted"), (KEPT, "cannot")):
+        axes.barh([0], [0], color=color, alpha=0.7, label=label)
     figure.legend(loc="outside upper center", ncols=2)
+    axes.invert_yaxis()
+    axes.set_axis_off()
     return figure
 
 
@@ -210,16 +231,13 @@ def _repeats(entries: Sequence[Repeats]) -> Figure:
         [place.label for place, _, _ in rows],
         [seconds for _, seconds, _ in rows],
         [f"{seconds:.3g} s, {times:,} times" for _, seconds, times in rows],
-        [AGAIN] * len(rows),
-    )[0]
+    )
 
 
-def _bars(
-    names: Sequence[str], lengths: Sequence[float], values: Sequence[str], colors: Sequence[str]
-) -> tuple[Figure, Axes]:
+def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str]) -> Figure:
     figure = Figure(figsize=(html.WIDTH, 0.8 + 0.22 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(range(len(names)), lengths, color=colors, alpha=0.8)
+    axes.barh(range(len(names)), lengths, color=AGAIN, alpha=0.8)
     for row, (length, value) in enumerate(zip(lengths, values, strict=True)):
         axes.text(length, row, f" {value}", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), [name[-_LABEL:] for name in names])
@@ -227,7 +245,7 @@ def _bars(
     axes.margins(x=0.3)
     axes.grid(False)
     axes.xaxis.set_visible(False)
-    return figure, axes
+    return figure
 
 
 def _place_text(entry: Kept | Repeats) -> str:

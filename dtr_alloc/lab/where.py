@@ -21,10 +21,18 @@ class Where(NamedTuple):
     operator: str
 
     @property
+    def short_operator(self) -> str:
+        return self.operator.removeprefix("aten.").removesuffix(".default")
+
+    @property
     def label(self) -> str:
         """For a picture."""
-        operator = self.operator.removeprefix("aten.").removesuffix(".default")
-        return f"{self.module}: {operator}" if self.module else operator
+        return f"{self.module}: {self.short_operator}" if self.module else self.short_operator
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The parts of the path; a number belongs to what it counts."""
+        return tuple(re.split(r"\.(?!\*)", self.module)) if self.module else ()
 
 
 def where(entry: Kept | Repeats) -> Where:
