@@ -196,27 +196,30 @@ def _steps(steps: Sequence[Moment]) -> Figure:
 
 def _fullest(entries: Sequence[Kept]) -> Figure:
     """Modules, from left to right what is in them, and at the end their operators."""
-    sizes: Counter[tuple[str, ...]] = Counter()
-    colors = {}
-    for (place, is_kept), size in bytes_by_place(entries):
-        path = (*place.modules, place.short_operator)
-        colors[path] = KEPT if is_kept else USED
-        for depth in range(len(path)):
-            sizes[path[: depth + 1]] += size
-    least = sum(entry.size_bytes for entry in entries) / _NAMES
-    columns = max(len(path) for path in sizes)
+    made = bytes_by_place(entries)
+    modules: Counter[tuple[str, ...]] = Counter()
+    for (place, _), size in made:
+        for depth in range(len(place.modules)):
+            modules[place.modules[: depth + 1]] += size
+    blocks = [(path[:-1], path[-1], size, MODULE) for path, size in modules.items()]
+    for (place, is_kept), size in made:
+        blocks.append((place.modules, place.short_operator, size, KEPT if is_kept else USED))
+    least = sum(size for _, size in made) / _NAMES
+    columns = 1 + max(len(inside) for inside, _, _, _ in blocks)
     figure = Figure(figsize=(html.WIDTH, 5), layout="constrained")
     axes = figure.subplots()
     free: dict[tuple[str, ...], float] = defaultdict(float)  # where the next one in it begins
-    for path, size in sorted(sizes.items(), key=lambda item: (len(item[0]), -item[1])):
-        column, begin = len(path) - 1, free[path[:-1]]
-        free[path] = begin
-        free[path[:-1]] += size
-        color, width = (colors[path], columns - column) if path in colors else (MODULE, 1)
+    for inside, name, size, color in sorted(blocks, key=lambda block: (len(block[0]), -block[2])):
+        column, begin, width = len(inside), free[inside], 1
+        free[inside] += size
+        if color == MODULE:
+            free[*inside, name] = begin
+        else:
+            width = columns - column
         axes.barh(begin, width, size, left=column, align="edge", color=color, alpha=0.7, ec="white")
         if size >= least:
-            name = f"{format_size(size)} {path[-1]}"[: _LETTERS * width // columns]
-            axes.text(column + 0.03, begin + size / 2, name, va="center", fontsize=7)
+            text = f"{format_size(size)} {name}"[: _LETTERS * width // columns]
+            axes.text(column + 0.03, begin + size / 2, text, va="center", fontsize=7)
     for color, label in ((USED, "can be evicted"), (KEPT, "cannot")):
         axes.barh([0], [0], color=color, alpha=0.7, label=label)
     figure.legend(loc="outside upper center", ncols=2)

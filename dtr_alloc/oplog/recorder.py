@@ -155,6 +155,7 @@ class OpLogRecorder:
             pairs = iter(take(2 * count))
             return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
 
+        places = self._places.by_number()
         group: list[oplog.Instruction] = []
         while at < len(numbers):
             (kind,) = take(1)
@@ -168,7 +169,7 @@ class OpLogRecorder:
                 continue
             if kind == lib.DTR_OP_LOG_PLACE:
                 (number,) = take(1)
-                group.append(oplog.place(*self._places.by_number()[number]))
+                group.append(oplog.place(*places[number]))
             elif kind == lib.DTR_OP_LOG_CONSTANT:
                 number, size = take(2)
                 group += (oplog.Constant(_name(number)), oplog.Memory(_name(number), size))
