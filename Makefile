@@ -122,8 +122,8 @@ endef
 
 # What stands for the tests of PyTorch's side, under other pythons and builds of torch:
 #   make versions TORCH_PYTHONS="/a/bin/python /b/bin/python"
-# Those need pytest, pytest-timeout, hypothesis, expecttest, numpy and what dtr_alloc depends on; the
-# core is that of the virtual environment.
+# Those need pytest, pytest-timeout, hypothesis, expecttest, numpy, matplotlib and what dtr_alloc
+# depends on; the core is that of the virtual environment.
 VERSIONS := build/versions
 VERSIONS_TESTS ?= $(patsubst %,tests/torch/test_%.py,versions doors same_bits escapes unseen_writes \
   custom_operators random sparse nested settings compile op_db jobs places)
