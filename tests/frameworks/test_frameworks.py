@@ -70,6 +70,23 @@ def test_a_snippet_of_the_guide_runs(section: str, tmp_path: Path) -> None:
     run(snippet, tmp_path)
 
 
+@pytest.mark.parametrize(("index", "framework"), enumerate(("transformers", "lightning")))
+def test_a_job_of_the_guide_is_advised(index: int, framework: str, tmp_path: Path) -> None:
+    pytest.importorskip(framework)
+    snippet = SNIPPETS["From an empty environment to an answer"][index]
+    (tmp_path / "job.py").write_text(snippet)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtr_alloc.cli", "suggest", "job.py"],
+        cwd=tmp_path,
+        env={**os.environ, "DTR_ALLOC_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Advised: DTR_ALLOC_BUDGET=" in done.stdout
+    assert re.search(r"layers\.\*|transformer\.h\.\*", done.stdout)
+
+
 def test_a_fit_that_raises_ends_its_session() -> None:
     lightning = pytest.importorskip("lightning")
     from dtr_alloc.integrations.lightning import BudgetCallback
