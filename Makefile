@@ -235,7 +235,7 @@ soak: $(DEV)
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
 	$(PY) -m bench.long_run
 
-# Jobs that are interrupted at every place of the package's code where Python may raise: an hour.
+# Jobs that are interrupted at every place of the package's code where Python may raise. It takes long.
 interrupts: $(DEV)
 	$(PY) tests/torch/interrupted_jobs.py all 1 build/interrupts
 

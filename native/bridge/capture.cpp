@@ -161,6 +161,7 @@ void op_log_begins(Thread& thread, const Rule& rule) {
 
 void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   op_log_begins(thread, rule);
+  Places::instance().tell(thread.position);
   const size_t base = stack->size() - rule.arguments;
   std::vector<at::Tensor> given;
   for (size_t i = base; i < stack->size(); ++i)
@@ -350,7 +351,6 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     return;
   }
   const In in(Phase::capture);
-  Places::instance().tell(thread.position);
   const bool writes_op_log = settings.writes_op_log.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
@@ -517,7 +517,6 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
       thread.put(count++, entry & ~int64_t{7});
   }
   const In in(Phase::capture);
-  Places::instance().tell(thread.position);
   explained([&] {
     OpenOp op(thread, count, DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD, key);
     closure.surroundings().keep({}, settings.device);

@@ -104,6 +104,7 @@ class OpenOp {
   // tensors: how many of the numbers were put.
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
       : thread_(thread), flags_(flags) {
+    Places::instance().tell(thread.position);
     const In in(Phase::engine);
     need_ = core->op_begin(thread.frame(), tensors, flags, key);
     if (need_ < 0) fail_with_last_error(-need_);

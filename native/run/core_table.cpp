@@ -185,7 +185,7 @@ dtr_core core_table(Engine* engine) {
   table.pin = &pin;
   table.unpin = &unpin;
   table.engine_holders = &engine_holders;
-  table.place = [](uint32_t place) { place_of_thread() = place; };
+  table.place = &dtr_place;
   table.op_log_name = &op_log_name;
   table.op_log_view = &op_log_view;
   return table;

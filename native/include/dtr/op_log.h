@@ -24,9 +24,9 @@ enum {
                             *   -1 - i for the name i, if its old content was not read */
   DTR_OP_LOG_RELEASE = 5,  /* name[2] */
   DTR_OP_LOG_MEMORY = 6,   /* of the next operator: pairs, pairs[2] of DTR_MEMORY_... */
-  DTR_OP_LOG_PLACE = 8,    /* of the operators from here on, 0 at first: as told by dtr_place */
-  DTR_OP_LOG_EFFECT = 7    /* operator, cost_ns, names, names[2], constants: it is not recomputed,
+  DTR_OP_LOG_EFFECT = 7,   /* operator, cost_ns, names, names[2], constants: it is not recomputed,
                             *   and made the constants that follow, as many as that */
+  DTR_OP_LOG_PLACE = 8     /* of the operators from here on, 0 at first: as told by dtr_place */
 };
 
 /* What an operator did while it ran. */
