@@ -219,7 +219,8 @@ Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* aliased)
     if (!Heap::is_open(block)) block = absent;
     const uint64_t low = block->offset, top = block->end();
     uint64_t lacking = 0, loose = 0, found = 0;
-    for (; Heap::is_open(block) && found < size; block = high ? block->previous() : block->next()) {
+    for (; Heap::is_open(block) && found < size && lacking < best.lacking;
+         block = high ? block->previous() : block->next()) {
       const uint64_t part = std::min(block->size, size - found);
       const uint64_t begin = high ? block->end() - part : block->offset;
       if (Heap::is_absent(block)) {

@@ -7,15 +7,16 @@
 
 namespace dtr {
 
+template <typename Nanoseconds>
 class ScopedTimer {
  public:
-  explicit ScopedTimer(int64_t& total_ns) : total_ns_(total_ns), begin_ns_(now_ns()) {}
+  explicit ScopedTimer(Nanoseconds& total_ns) : total_ns_(total_ns), begin_ns_(now_ns()) {}
   ScopedTimer(const ScopedTimer&) = delete;
   ScopedTimer& operator=(const ScopedTimer&) = delete;
-  ~ScopedTimer() { total_ns_ += now_ns() - begin_ns_; }
+  ~ScopedTimer() { total_ns_ += static_cast<Nanoseconds>(now_ns() - begin_ns_); }
 
  private:
-  int64_t& total_ns_;
+  Nanoseconds& total_ns_;
   int64_t begin_ns_;
 };
 

@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/ranges.h"
+#include "base/scoped_timer.h"
 #include "policy/score.h"
 
 namespace dtr {
@@ -19,24 +20,14 @@ namespace {
 // closely.
 constexpr size_t kMostLooks = 16;
 
+// Of a scan of the heap, for each block: a price, not a reading, so that two runs decide alike.
+constexpr double kScanNs = 100;
+
 // Of move_some(), for each storage that can be moved.
 constexpr uint64_t kMostDraws = 64;
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
-
-// All blocks of a pool, by address.
-std::vector<dtr_block> blocks_of(dtr_pool* pool) {
-  std::vector<dtr_block> blocks;
-  uint64_t count = 0;
-  check_status(dtr_pool_snapshot(pool, nullptr, 0, &count));
-  do {
-    blocks.resize(count + count / 8 + 8);
-    check_status(dtr_pool_snapshot(pool, blocks.data(), blocks.size(), &count));
-  } while (count > blocks.size());
-  blocks.resize(count);
-  return blocks;
-}
 
 // A stretch of neighboring blocks that are free or can be moved.
 struct Run {
@@ -53,14 +44,17 @@ struct Touched {
 };
 
 // Whether blocks of these sizes find places in the holes, the largest first.
-bool fit(std::vector<uint64_t> sizes, std::multiset<uint64_t> holes) {
+bool fit(std::vector<uint64_t> sizes, const std::vector<uint64_t>& holes) {
   std::sort(sizes.rbegin(), sizes.rend());
+  const auto largest = std::max_element(holes.begin(), holes.end());
+  if (!sizes.empty() && (largest == holes.end() || *largest < sizes.front())) return false;
+  std::multiset<uint64_t> left(holes.begin(), holes.end());
   for (const uint64_t size : sizes) {
-    const auto hole = holes.lower_bound(size);
-    if (hole == holes.end()) return false;
+    const auto hole = left.lower_bound(size);
+    if (hole == left.end()) return false;
     const uint64_t rest = *hole - size;
-    holes.erase(hole);
-    if (rest > 0) holes.insert(rest);
+    left.erase(hole);
+    if (rest > 0) left.insert(rest);
   }
   return true;
 }
@@ -73,30 +67,18 @@ std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
 
 }  // namespace
 
-// Times a scan of the whole heap until the scope ends, or end().
-class Compactor::ScanTimer {
- public:
-  // is_fixed: the price of a move is given, so no clock may decide.
-  ScanTimer(double& last_ns, uint64_t& total_ns, bool is_fixed)
-      : last_ns_(last_ns), total_ns_(total_ns), is_fixed_(is_fixed), begin_ns_(now_ns()) {}
-  ScanTimer(const ScanTimer&) = delete;
-  ScanTimer& operator=(const ScanTimer&) = delete;
-  ~ScanTimer() { end(); }
-  void end() {
-    if (over_) return;
-    over_ = true;
-    const int64_t spent = now_ns() - begin_ns_;
-    if (!is_fixed_) last_ns_ = static_cast<double>(spent);
-    total_ns_ += static_cast<uint64_t>(spent);
+// All blocks of a pool, by address.
+const std::vector<dtr_block>& Compactor::blocks_of(dtr_pool* pool) {
+  uint64_t count = 0;
+  blocks_.resize(blocks_.capacity());
+  check_status(dtr_pool_snapshot(pool, blocks_.data(), blocks_.size(), &count));
+  while (count > blocks_.size()) {
+    blocks_.resize(count + count / 8 + 8);
+    check_status(dtr_pool_snapshot(pool, blocks_.data(), blocks_.size(), &count));
   }
-
- private:
-  double& last_ns_;
-  uint64_t& total_ns_;
-  bool is_fixed_;
-  int64_t begin_ns_;
-  bool over_ = false;
-};
+  blocks_.resize(count);
+  return blocks_;
+}
 
 Compactor::Scans& Compactor::scans_of(const Device& device) {
   if (scans_.size() <= device.number) scans_.resize(device.number + 1);
@@ -104,7 +86,7 @@ Compactor::Scans& Compactor::scans_of(const Device& device) {
 }
 
 uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
-  const std::vector<dtr_block> blocks = blocks_of(pool);
+  const std::vector<dtr_block>& blocks = blocks_of(pool);
   const uint64_t before = environment_.stats.moved_bytes;
   for (size_t i = blocks.size(); i-- > 0;) {
     if (blocks[i].state != 1 || blocks[i].is_small) continue;
@@ -207,18 +189,21 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
 }
 
 bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
-  ScanTimer scan(scans_of(device).last_ns, environment_.stats.search_ns,
-                 device.move_price.is_fixed());
-  const std::vector<dtr_block> blocks = blocks_of(device.pool);
+  std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
+  const std::vector<dtr_block>& blocks = blocks_of(device.pool);
+  scans_of(device).last_ns = kScanNs * static_cast<double>(blocks.size());
   std::vector<Storage*> in_way(blocks.size(), nullptr);
   std::vector<double> cost(blocks.size(), 0);
   std::vector<bool> ends(blocks.size(), false);  // a run
+  std::vector<Range> frees;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const dtr_block& block = blocks[i];
     if (block.state == 1 && !block.is_small)
       in_way[i] = graph_.by_address.find(pointer(block.address));
     if (block.state == 1) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
     if (block.is_small) ends[i] = true;
+    if (block.state == 0 && !block.is_small)
+      frees.push_back({block.address, block.address + block.size_bytes});
     if (in_way[i] && !ends[i]) cost[i] = mover_.move_ns(in_way[i]);
   }
   // Two pointers: for each last block the latest first one that makes the run large enough.
@@ -255,7 +240,6 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
     if (run.cost_ns >= most_ns) return false;
     std::vector<Storage*> moving;
     std::vector<uint64_t> sizes;
-    std::multiset<uint64_t> holes;
     for (size_t i = run.first; i <= run.last; ++i) {
       if (!in_way[i] || blocks[i].address >= run.end ||
           blocks[i].address + blocks[i].size_bytes <= run.begin)
@@ -264,18 +248,17 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
       sizes.push_back(blocks[i].size_bytes);
     }
     if (moving.empty()) return false;
-    for (const dtr_block& block : blocks) {
-      if (block.state != 0 || block.is_small) continue;
-      const uint64_t end = block.address + block.size_bytes;
-      if (block.address >= run.end || end <= run.begin) {
-        holes.insert(block.size_bytes);
+    std::vector<uint64_t> holes;
+    for (const Range& free : frees) {
+      if (free.begin >= run.end || free.end <= run.begin) {
+        holes.push_back(free.end - free.begin);
       } else {
-        if (block.address < run.begin) holes.insert(run.begin - block.address);
-        if (end > run.end) holes.insert(end - run.end);
+        if (free.begin < run.begin) holes.push_back(run.begin - free.begin);
+        if (free.end > run.end) holes.push_back(free.end - run.end);
       }
     }
-    if (!fit(std::move(sizes), std::move(holes))) continue;
-    scan.end();
+    if (!fit(std::move(sizes), holes)) continue;
+    scan.reset();
     return mover_.move_all(largest_first(std::move(moving)), pointer(run.begin), pointer(run.end),
                            false, deferred);
   }
@@ -287,9 +270,8 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   dtr_pool_get_room(device.pool, size_bytes, &room);
   const uint64_t chunk = room.chunk_bytes;
   if (chunk == 0 || !room.in_one_piece || room.lacking_chunks == 0) return false;
-  ScanTimer scan(scans_of(device).last_ns, environment_.stats.search_ns,
-                 device.move_price.is_fixed());
-  const std::vector<dtr_block> blocks = blocks_of(device.pool);
+  std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
+  const std::vector<dtr_block>& blocks = blocks_of(device.pool);
   const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
   std::vector<Storage*> owners(blocks.size(), nullptr);
   std::vector<Touched> touched;
@@ -345,13 +327,13 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
       moving.push_back(owners[i]);
       sizes.push_back(blocks[i].size_bytes);
     }
-    std::multiset<uint64_t> holes;
+    std::vector<uint64_t> holes;
     for (const Range& gap : gaps) {
-      if (gap.begin < begin) holes.insert(std::min(gap.end, begin) - gap.begin);
-      if (gap.end > end) holes.insert(gap.end - std::max(gap.begin, end));
+      if (gap.begin < begin) holes.push_back(std::min(gap.end, begin) - gap.begin);
+      if (gap.end > end) holes.push_back(gap.end - std::max(gap.begin, end));
     }
-    if (!fit(std::move(sizes), std::move(holes))) continue;
-    scan.end();
+    if (!fit(std::move(sizes), holes)) continue;
+    scan.reset();
     return mover_.move_all(largest_first(std::move(moving)), pointer(begin), pointer(end), true,
                            deferred);
   }

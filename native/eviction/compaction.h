@@ -70,15 +70,17 @@ class Compactor {
     double last_ns = 0;
     uint32_t in_vain = 0;  // since the last that was not
   };
-  class ScanTimer;
 
   Scans& scans_of(const Device& device);
+  // All blocks of a pool, by address; until the next call.
+  const std::vector<dtr_block>& blocks_of(dtr_pool* pool);
 
   Environment& environment_;
   const Graph& graph_;
   const GraphCapture& capture_;
   Mover& mover_;
-  std::vector<Scans> scans_;   // by device
+  std::vector<Scans> scans_;  // by device
+  std::vector<dtr_block> blocks_;
   uint64_t largest_hole_ = 0;  // that a window's member could move to; 0: none moves
 };
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/clock.h"
+#include "base/scoped_timer.h"
 
 namespace dtr {
 
@@ -57,8 +57,10 @@ double RoomMaker::remap_ns(const Device& device, uint64_t size_bytes) {
 // so a window goes, but not while a remap would do with some more bytes, wherever they are: near the
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
 // less than what would be evicted, and where no window helps.
-RoomMaker::Way RoomMaker::choose_victims(Device& device, const SearchContext& context,
-                                         uint64_t size_bytes, std::unique_lock<EngineMutex>& lock) {
+RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
+                                         std::unique_lock<EngineMutex>& lock) {
+  const ScopedTimer timer(parts_.environment.stats.search_ns);
+  const SearchContext context = parts_.search.context_of(device);
   const dtr_engine_options& options = parts_.environment.options;
   dtr_pool_room room{};
   dtr_pool_get_room(device.pool, size_bytes, &room);
@@ -140,10 +142,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
   {
     Refused refused{parts_.lifecycle, deferred, {}};
     while (!freed) {
-      const int64_t begin = now_ns();
-      const SearchContext context = parts_.search.context_of(device);
-      const Way way = choose_victims(device, context, size_bytes, lock);
-      stats.search_ns += static_cast<uint64_t>(now_ns() - begin);
+      const Way way = choose_victims(device, size_bytes, lock);
       if (way == Way::remap)
         return parts_.compactor.open_hole_instead(device, size_bytes, remap_ns(device, size_bytes),
                                                   deferred)

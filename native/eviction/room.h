@@ -49,8 +49,7 @@ class RoomMaker {
   enum class Way { single, window, remap };
   class Evicting;
 
-  Way choose_victims(Device& device, const SearchContext& context, uint64_t size_bytes,
-                     std::unique_lock<EngineMutex>& lock);
+  Way choose_victims(Device& device, uint64_t size_bytes, std::unique_lock<EngineMutex>& lock);
   static double remap_ns(const Device& device, uint64_t size_bytes);
   bool settle_a_constant(const Device& device, Deferred& deferred);
 

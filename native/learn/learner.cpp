@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
-
 namespace dtr {
 
 namespace {
@@ -25,8 +23,6 @@ constexpr uint32_t kMostTimes = 6;          // that it listens
 constexpr uint64_t kHeard = 3;              // steps, before they are played
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
-// Real times differ by so much from one window to the next on a machine with other work.
-constexpr double kSlower = 1.1;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
 // is taken for another.
 constexpr uint32_t kWindows = 3;  // of two steps each, before and after
@@ -66,19 +62,20 @@ Learner::Mark Learner::now() const {
   return {static_cast<int64_t>(stats.total_cost_ns), static_cast<int64_t>(stats.recompute_cost_ns)};
 }
 
-Learner::Mark Learner::now_with_memory() const {
+Learner::Mark Learner::now_with_room() const {
   Mark mark = now();
   if (parts_.environment.pools.empty()) return mark;
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
-  // What moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
-  const double moved_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
-                              ? 0
-                              : static_cast<double>(parts_.environment.stats.move_ns);
+  // What searches and moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
+  const dtr_engine_stats& own = parts_.environment.stats;
+  const double measured_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
+                                 ? 0
+                                 : static_cast<double>(own.search_ns + own.move_ns);
   const MapPrice price = MapPrice::of(of.device_type, stats.chunk_bytes);
-  mark.memory_ns =
-      static_cast<int64_t>(moved_ns + price.remap_ns * static_cast<double>(stats.remaps) +
+  mark.room_ns =
+      static_cast<int64_t>(measured_ns + price.remap_ns * static_cast<double>(stats.remaps) +
                            price.map_ns * static_cast<double>(stats.mapped_chunks));
   return mark;
 }
@@ -102,7 +99,7 @@ void Learner::begin(Deferred& deferred) {
   step_ = {};
   step_ns_ = 0;
   evictions_ = parts_.environment.stats.evictions;
-  marks_.assign(1, now_with_memory());
+  marks_.assign(1, now_with_room());
   phase_ = Phase::listening;
   ++times_;
   parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
@@ -129,7 +126,7 @@ void Learner::give_up(Deferred& deferred) {
 }
 
 void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  if (++heard_ % kMarkEvery == 0) marks_.push_back(now_with_memory());
+  if (++heard_ % kMarkEvery == 0) marks_.push_back(now_with_room());
   if (heard_ < next_look_) return;
   next_look_ = next_look(heard_);
   hear();
@@ -232,7 +229,7 @@ void Learner::add_held(Stage& stage) const {
 }
 
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  before_ = cost_between(recent_mark(), now_with_memory());
+  before_ = cost_between(recent_mark(), now_with_room());
   usual_ = policy();
   task_ = std::make_unique<Task>();
   task_->program = log_.last_steps(step_);
@@ -317,7 +314,6 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
   if (windows_.count <= kWindows || !task_->is_done) return;
   before_ = cost_between(windows_.first, windows_.begin);
-  before_pace_ = windows_.pace;
   follow();
 }
 
@@ -345,24 +341,16 @@ void Learner::follow_usual() {
 
 void Learner::begin_windows() {
   windows_ = {};
-  windows_.begin = now_with_memory();
-  windows_.begin_ns = now_ns();
+  windows_.begin = now_with_room();
 }
 
 // Whether another two steps have ended. The first two are half of what was before.
 bool Learner::window_ended() {
   if (++windows_.operators < kStepsOfWindow * step_.period) return false;
   windows_.operators = 0;
-  const int64_t own_ns = now().own_ns - windows_.begin.own_ns;
-  const int64_t time_ns = now_ns();
-  const Mark at = now_with_memory();
-  if (windows_.count++ == 0)
-    windows_.first = at;
-  else
-    windows_.pace = std::min(windows_.pace, static_cast<double>(time_ns - windows_.begin_ns) /
-                                                static_cast<double>(own_ns));
+  const Mark at = now_with_room();
+  if (windows_.count++ == 0) windows_.first = at;
   windows_.begin = at;
-  windows_.begin_ns = time_ns;
   return true;
 }
 
@@ -370,9 +358,8 @@ void Learner::check_step(Deferred& deferred) {
   if (!window_ended() || windows_.count <= kWindows) return;
   const double cost = cost_between(windows_.first, windows_.begin);
   if (windows_.count == kWindows + 1) {
-    const bool is_timed = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
     const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
-    if (cost > most || (is_timed && windows_.pace > kSlower * before_pace_)) {
+    if (cost > most) {
       follow_usual();
       phase_ = Phase::done;
       return;

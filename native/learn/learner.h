@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -81,13 +80,14 @@ class Learner final : public Coach {
     following,
     done
   };
-  // What was computed up to some point, by the engine's counters, and what moves and maps took.
+  // What was computed up to some point, by the engine's counters, and what it took to make room: to
+  // search, to move, to map.
   struct Mark {
-    int64_t own_ns = 0, again_ns = 0, memory_ns = 0;
+    int64_t own_ns = 0, again_ns = 0, room_ns = 0;
   };
   // Beside the job's own compute, in terms of that.
   static double cost_between(const Mark& from, const Mark& to) {
-    return static_cast<double>(to.again_ns - from.again_ns + to.memory_ns - from.memory_ns) /
+    return static_cast<double>(to.again_ns - from.again_ns + to.room_ns - from.room_ns) /
            static_cast<double>(std::max<int64_t>(to.own_ns - from.own_ns, 1));
   }
 
@@ -95,10 +95,8 @@ class Learner final : public Coach {
   struct Windows {
     Mark begin;  // of the one that runs
     uint64_t operators = 0;
-    int64_t begin_ns = 0;  // in real time
-    uint32_t count = 0;    // that ended
-    Mark first;            // the end of the first that counts
-    double pace = std::numeric_limits<double>::infinity();
+    uint32_t count = 0;  // that ended
+    Mark first;          // the end of the first that counts
   };
 
   void begin(Deferred& deferred);
@@ -124,7 +122,7 @@ class Learner final : public Coach {
   void follow_usual();
   EvictionPolicy policy() const;
   Mark now() const;
-  Mark now_with_memory() const;
+  Mark now_with_room() const;
   double repeats_since(const Mark& mark) const;
   // While it listens: two steps ago.
   const Mark& recent_mark() const;
@@ -142,7 +140,6 @@ class Learner final : public Coach {
   double promised_ = 0;      // and what they will repeat, as rehearsed
   EvictionPolicy usual_;     // and by which
   bool is_planned_ = false;  // what is followed has a plan
-  double before_pace_ = 0;   // and the least real time for a nanosecond of its own compute
   Windows windows_;
   double expected_ = 0;  // what steps cost when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened
