@@ -59,6 +59,16 @@ bool fit(std::vector<uint64_t> sizes, const std::vector<uint64_t>& holes) {
   return true;
 }
 
+// How much of each free range lies on either side of another range.
+std::vector<uint64_t> holes_outside(const std::vector<Range>& free, uint64_t begin, uint64_t end) {
+  std::vector<uint64_t> holes;
+  for (const Range& range : free) {
+    if (range.begin < begin) holes.push_back(std::min(range.end, begin) - range.begin);
+    if (range.end > end) holes.push_back(range.end - std::max(range.begin, end));
+  }
+  return holes;
+}
+
 std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
   std::sort(storages.begin(), storages.end(),
             [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
@@ -248,16 +258,7 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
       sizes.push_back(blocks[i].size_bytes);
     }
     if (moving.empty()) return false;
-    std::vector<uint64_t> holes;
-    for (const Range& free : frees) {
-      if (free.begin >= run.end || free.end <= run.begin) {
-        holes.push_back(free.end - free.begin);
-      } else {
-        if (free.begin < run.begin) holes.push_back(run.begin - free.begin);
-        if (free.end > run.end) holes.push_back(free.end - run.end);
-      }
-    }
-    if (!fit(std::move(sizes), holes)) continue;
+    if (!fit(std::move(sizes), holes_outside(frees, run.begin, run.end))) continue;
     scan.reset();
     return mover_.move_all(largest_first(std::move(moving)), pointer(run.begin), pointer(run.end),
                            false, deferred);
@@ -327,12 +328,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
       moving.push_back(owners[i]);
       sizes.push_back(blocks[i].size_bytes);
     }
-    std::vector<uint64_t> holes;
-    for (const Range& gap : gaps) {
-      if (gap.begin < begin) holes.push_back(std::min(gap.end, begin) - gap.begin);
-      if (gap.end > end) holes.push_back(gap.end - std::max(gap.begin, end));
-    }
-    if (!fit(std::move(sizes), holes)) continue;
+    if (!fit(std::move(sizes), holes_outside(gaps, begin, end))) continue;
     scan.reset();
     return mover_.move_all(largest_first(std::move(moving)), pointer(begin), pointer(end), true,
                            deferred);

@@ -11,7 +11,7 @@
 // to where the request is.
 //
 // Scanning all blocks takes longer than a search for victims. So a scan happens only if the
-// expected saving exceeds the time of several scans; each scan in vain doubles that threshold.
+// expected saving exceeds the price of several scans; each scan in vain doubles that threshold.
 #pragma once
 
 #include <cstdint>

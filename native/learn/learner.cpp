@@ -69,10 +69,10 @@ Learner::Mark Learner::now_with_room() const {
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
   // What searches and moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
-  const dtr_engine_stats& own = parts_.environment.stats;
+  const dtr_engine_stats& engine = parts_.environment.stats;
   const double measured_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
                                  ? 0
-                                 : static_cast<double>(own.search_ns + own.move_ns);
+                                 : static_cast<double>(engine.search_ns + engine.move_ns);
   const MapPrice price = MapPrice::of(of.device_type, stats.chunk_bytes);
   mark.room_ns =
       static_cast<int64_t>(measured_ns + price.remap_ns * static_cast<double>(stats.remaps) +
@@ -348,9 +348,8 @@ void Learner::begin_windows() {
 bool Learner::window_ended() {
   if (++windows_.operators < kStepsOfWindow * step_.period) return false;
   windows_.operators = 0;
-  const Mark at = now_with_room();
-  if (windows_.count++ == 0) windows_.first = at;
-  windows_.begin = at;
+  windows_.begin = now_with_room();
+  if (windows_.count++ == 0) windows_.first = windows_.begin;
   return true;
 }
 
