@@ -264,26 +264,28 @@ bool Pool::remap(Heap& heap, const Stretch& stretch) {
 // Shows the memory of so many chunks elsewhere in absent ones of `kept`. What was moved before a
 // failure is moved.
 void Pool::alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event) {
-  std::vector<uint64_t> moved;
+  std::vector<Chunks::Run> moved;
   struct Noted {
     AliasedChunks& aliased;
-    std::vector<uint64_t>& moved;
+    std::vector<Chunks::Run>& moved;
     Driver::Event event;
     ~Noted() { aliased.add(std::move(moved), event); }
   } noted{aliased_, moved, event};
   moved.reserve(count);
   uint64_t to = kept.begin;
   for (const Chunks::Run& run : loose_runs(count, kept, true)) {
-    for (uint64_t from = run.end; from > run.begin;) {
-      from -= chunk_;
+    for (uint64_t end = run.end; end > run.begin;) {
       while (!Heap::is_absent(heap.block_at(to))) to = heap.block_at(to)->end();
-      Heap& other = heap_at(from);
+      const uint64_t gap = std::min(heap.block_at(to)->end(), kept.end) - to;
+      const Chunks::Run from{end - std::min(end - run.begin, gap), end};
+      Heap& other = heap_at(from.begin);
       heap.prepare();
       other.prepare();
       chunks_.move(from, to);
-      moved.push_back(chunks_.number(from));
-      other.empty(from, from + chunk_);
-      heap.fill(to, to + chunk_);
+      moved.push_back(from);
+      other.empty(from.begin, from.end);
+      heap.fill(to, to + (end - from.begin));
+      end = from.begin;
     }
   }
 }

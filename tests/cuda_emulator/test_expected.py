@@ -84,7 +84,7 @@ for _ in range(6):
         loss = step(batch)
         sizes.append(batch)
     except torch.cuda.OutOfMemoryError as error:
-        assert "out of memory" in str(error) and "budget 16777216 bytes" in str(error)
+        assert "out of memory" in str(error) and "budget 16.0 MiB (16777216 bytes)" in str(error)
         batch //= 2
 assert sizes, batch
 assert torch.cuda.memory_stats()["num_ooms"] > 0

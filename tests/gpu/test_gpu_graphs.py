@@ -102,7 +102,7 @@ def test_random_numbers_of_a_graph_are_the_same_while_others_are_drawn_again():
             found.append(result.clone())
             for tensor, right in zip(made, kept, strict=True):
                 if evicts:
-                    assert dtr_alloc.evict(tensor)
+                    assert dtr_alloc.evict(tensor), dtr_alloc.why_kept(tensor)
                 assert torch.equal(tensor, right)
         return found
 

@@ -11,8 +11,19 @@ LONG = 200_000_000
 """Cycles that a stream sleeps: about a tenth of a second, so that the host runs ahead."""
 
 
+def load_kernels():
+    """Runs what the tests queue behind a sleep: a kernel is loaded when it is first launched, which
+    may wait for all that runs."""
+    torch.cuda._sleep(1)
+    numbers = torch.arange(8, device=DEVICE, dtype=torch.float32)
+    torch.full((8,), -1.0, device=DEVICE).copy_(numbers * 2 + 1)
+    torch.ones(8, device=DEVICE)
+    torch.cuda.synchronize()
+
+
 @own_process(cuda_only="streams")
 def test_memory_that_another_stream_still_reads_is_not_given_away():
+    load_kernels()
     side = torch.cuda.Stream()
     numbers = torch.arange(MIB, device=DEVICE, dtype=torch.float32)
     address = numbers.data_ptr()
@@ -31,6 +42,7 @@ def test_memory_that_another_stream_still_reads_is_not_given_away():
 
 @own_process(cuda_only="streams")
 def test_eviction_waits_for_work_that_is_queued_on_another_stream():
+    load_kernels()
     side = torch.cuda.Stream()
     numbers = torch.arange(MIB, device=DEVICE, dtype=torch.float32)
     made = numbers + 1
@@ -49,6 +61,7 @@ def test_eviction_waits_for_work_that_is_queued_on_another_stream():
 
 @own_process(cuda_only="streams")
 def test_a_rematerialization_waits_for_inputs_of_another_stream():
+    load_kernels()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(LONG)
@@ -61,9 +74,9 @@ def test_a_rematerialization_waits_for_inputs_of_another_stream():
     with torch.cuda.stream(side):
         torch.cuda._sleep(LONG)
         again = made * 2
+    torch.cuda.synchronize()
     assert bool((again.cpu() == 6).all())
     assert bool((total.cpu() == 4).all())
-    torch.cuda.synchronize()
 
 
 def prefetched(batches):
@@ -112,11 +125,11 @@ def test_batches_prefetched_on_a_side_stream_arrive_under_a_budget():
 class TwoStreams(nn.Module):
     """Two branches, each on a stream of its own, that are added."""
 
-    def __init__(self):
+    def __init__(self, side):
         super().__init__()
         self.left = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
         self.right = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
-        self.side = torch.cuda.Stream()
+        self.side = side
 
     def forward(self, x):
         main = torch.cuda.current_stream()
@@ -133,10 +146,11 @@ class TwoStreams(nn.Module):
 @own_process(cuda_only="streams")
 def test_a_model_on_two_streams_trains_to_the_same_bits():
     torch.use_deterministic_algorithms(True)
+    side = torch.cuda.Stream()  # the same for all: cuBLAS keeps a workspace for each stream
 
     def gradients():
         torch.manual_seed(2)
-        model = TwoStreams().to(DEVICE)
+        model = TwoStreams(side).to(DEVICE)
         x = torch.randn(8192, 512).to(DEVICE)
         torch.cuda.synchronize()
         held = dtr_alloc.stats()["allocated_bytes"]
