@@ -8,8 +8,13 @@ Environment:
         be started with libasan preloaded, as ``make sanitize`` does).
 """
 
+import functools
 import os
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from cffi import FFI
@@ -41,12 +46,32 @@ def sources() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files if BRIDGE not in path.parents)
 
 
+@functools.cache
+def link_time_args() -> list[str]:
+    """``-flto=auto``, unless the compiler (``CXX``, or g++) does not link what it compiles so, as
+    where an image leaves out its link-time plugin: then none, and standard error says so."""
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text("int probe() { return 0; }\n")
+        flags = ["-flto=auto", "-fPIC", "-shared", str(source), "-o", str(source.with_suffix(".so"))]
+        try:
+            done = subprocess.run([*compiler, *flags], capture_output=True, text=True, check=False)
+        except OSError:
+            return ["-flto=auto"]  # there is no such compiler, as the build will say
+    if done.returncode == 0:
+        return ["-flto=auto"]
+    said = done.stderr.strip().splitlines()[:1]
+    print(f"dtr_alloc: {compiler[0]} cannot optimize while linking {said}", file=sys.stderr)
+    return []
+
+
 def kind_args() -> list[str]:
     """For the compiler and the linker alike."""
     build = os.environ.get("DTR_ALLOC_BUILD", "release")
     kinds = {
         # Without -flto a call from one file into another costs an operator 4 % more.
-        "release": ["-O3", "-flto=auto", "-g0", "-DNDEBUG"],
+        "release": ["-O3", *link_time_args(), "-g0", "-DNDEBUG"],
         "debug": ["-O1", "-g", "-UNDEBUG"],
         "sanitize": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *SANITIZERS],
     }

@@ -43,7 +43,7 @@ int64_t CostTable::prior(uint64_t bytes, uint8_t device_type) {
                (device_type == 0 ? kHostBytesPerNs : kDeviceBytesPerNs));
 }
 
-void CostTable::average(Entry& entry, double reading_ns) {
+void CostTable::average(Entry& entry, double reading_ns, bool queued) {
   if (entry.fixed) return;
   ++entry.readings;
   if (entry.readings == 1) {
@@ -52,8 +52,11 @@ void CostTable::average(Entry& entry, double reading_ns) {
     // The first call is often cold, and can take a thousand times as long. Nothing is as
     // often too small, so the smaller of the first two starts the mean, as one reading.
     entry.mean_ns = std::min(entry.mean_ns, reading_ns);
+  } else if (queued && reading_ns < entry.mean_ns) {
+    // Waiting only adds, and most where a job begins, so the least is nearest to the op's own time.
+    entry.mean_ns = reading_ns;
   } else {
-    const double weight = entry.readings >= kLeastWeightFrom
+    const double weight = queued || entry.readings >= kLeastWeightFrom
                               ? kLeastWeight
                               : 1.0 / static_cast<double>(entry.readings - 1);
     const double clipped = std::min(reading_ns, kMostTimesMean * entry.mean_ns);
@@ -61,7 +64,7 @@ void CostTable::average(Entry& entry, double reading_ns) {
   }
 }
 
-int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) {
+int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns, bool queued) {
   const int64_t reading = clamped(reading_ns);
   if (slots_.empty() || 2 * (size_ + 1) > slots_.size()) grow();
   Entry* entry = &slot(signature);
@@ -70,13 +73,13 @@ int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) 
     *entry = {signature, op_key, 0, 0, false};
     ++size_;
   }
-  average(*entry, static_cast<double>(reading));
+  average(*entry, static_cast<double>(reading), queued);
   return cost_of(*entry);
 }
 
 void CostTable::add_again(uint64_t signature, int64_t reading_ns) {
   if (!find(signature)) return;
-  average(slot(signature), static_cast<double>(clamped(reading_ns)));
+  average(slot(signature), static_cast<double>(clamped(reading_ns)), false);
 }
 
 bool CostTable::fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings) {

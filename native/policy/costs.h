@@ -71,8 +71,9 @@ class CostTable {
   int64_t estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const;
   // The latter.
   static int64_t prior(uint64_t bytes, uint8_t device_type);
-  // One more reading of a call; returns the cost to reckon with, 1 to kMostNs.
-  int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);
+  // One more reading of a call; returns the cost to reckon with, 1 to kMostNs. `queued`: it is the
+  // time between two events, in which the device may have waited for the host.
+  int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns, bool queued = false);
   // The same for an operator that ran again: known, unless the table was full.
   void add_again(uint64_t signature, int64_t reading_ns);
 
@@ -100,7 +101,7 @@ class CostTable {
   Entry& slot(uint64_t signature);
   const Entry* find(uint64_t signature) const;
   void grow();
-  static void average(Entry& entry, double reading_ns);
+  static void average(Entry& entry, double reading_ns, bool queued);
 
   std::vector<Entry> slots_;  // linear probing; a power of two, at most half full
   size_t size_ = 0;

@@ -59,7 +59,7 @@ void CallTimer::take_in(CallTiming& timing, uint64_t signature, uint64_t op_key,
     if (Mover::copy_took(devices_.with(timing.queued_in), timing.timers[i], timing.ns[i])) continue;
     const auto found = pending.find(timing.timers[i]);
     if (found == pending.end()) continue;
-    costs.add(found->second.signature, found->second.op_key, timing.ns[i]);
+    costs.add(found->second.signature, found->second.op_key, timing.ns[i], true);
     pending.erase(found);
   }
   if (timing.timer) pending[timing.timer] = {signature, op_key};

@@ -1,5 +1,5 @@
 // Commands on stdin to a CostTable (native/policy/costs.h), one answer a line:
-//   add SIGNATURE NS, again SIGNATURE NS, fix SIGNATURE NS READINGS,
+//   add SIGNATURE NS, queued SIGNATURE NS, again SIGNATURE NS, fix SIGNATURE NS READINGS,
 //   estimate SIGNATURE BYTES DEVICE, readings SIGNATURE, fill FIRST COUNT NS, size, clear
 #include <cstdint>
 #include <iostream>
@@ -12,9 +12,9 @@ int main() {
   std::string command;
   while (std::cin >> command) {
     uint64_t a = 0, b = 0, c = 0;
-    if (command == "add") {
+    if (command == "add" || command == "queued") {
       std::cin >> a >> b;
-      std::cout << table.add(a, 7, static_cast<int64_t>(b)) << "\n";
+      std::cout << table.add(a, 7, static_cast<int64_t>(b), command == "queued") << "\n";
     } else if (command == "again") {
       std::cin >> a >> b;
       table.add_again(a, static_cast<int64_t>(b));

@@ -66,6 +66,13 @@ class TestTheTable:
         assert answers[39] == 1000
         assert 990_000 < answers[-1] <= 1_000_000
 
+    def test_of_what_was_queued_the_least_reading_counts(self, table):
+        """In the others the device waited for the host."""
+        early = ["queued 5 90000", "queued 5 5000", "queued 5 4000", "queued 5 1000"]
+        assert table(*early)[1:] == [5000, 4000, 1000]
+        assert table(*early, "queued 5 2600")[-1] == 1100  # a sixteenth of the way
+        assert 1990 < table(*early, *["queued 5 2000"] * 100)[-1] <= 2000, "it rose for good"
+
     def test_the_weight_of_a_reading_never_falls_below_a_sixteenth(self, table):
         mean, after = table(*["add 5 1600"] * 1000, "add 5 0")[-2:]
         assert mean == 1600
