@@ -19,51 +19,60 @@ int64_t median(std::vector<int64_t>& of) {
   return *middle;
 }
 
-// Address space for one chunk, which may have memory behind it; given back in any case.
-class OneChunk {
+// Address space for chunks, which may have memory behind it; given back in any case.
+class Chunks {
  public:
-  OneChunk(const CudaApi& cuda, uint64_t size, const CuMemAllocationProp& kind)
-      : cuda_(cuda), size_(size), kind_(kind) {
-    cuda_.check(cuda_.reserve(&address_, size_, 0, 0, 0), "cuMemAddressReserve");
+  Chunks(const CudaApi& cuda, uint64_t chunk_bytes, uint64_t count, const CuMemAllocationProp& kind)
+      : cuda_(cuda), chunk_(chunk_bytes), count_(count), kind_(kind) {
+    handles_.reserve(count);
+    cuda_.check(cuda_.reserve(&address_, chunk_ * count_, 0, 0, 0), "cuMemAddressReserve");
   }
-  ~OneChunk() {
-    if (mapped_) cuda_.unmap(address_, size_);
-    if (handle_ != 0) cuda_.release(handle_);
-    cuda_.address_free(address_, size_);
+  ~Chunks() {
+    if (mapped_ > 0) cuda_.unmap(address_, chunk_ * mapped_);
+    for (CuHandle handle : handles_) cuda_.release(handle);
+    cuda_.address_free(address_, chunk_ * count_);
   }
-  OneChunk(const OneChunk&) = delete;
-  OneChunk& operator=(const OneChunk&) = delete;
+  Chunks(const Chunks&) = delete;
+  Chunks& operator=(const Chunks&) = delete;
 
-  void create() { cuda_.check(cuda_.create(&handle_, size_, &kind_, 0), "cuMemCreate"); }
+  void create() {
+    while (handles_.size() < count_) {
+      CuHandle handle = 0;
+      cuda_.check(cuda_.create(&handle, chunk_, &kind_, 0), "cuMemCreate");
+      handles_.push_back(handle);
+    }
+  }
   void map() {
-    cuda_.check(cuda_.map(address_, size_, 0, handle_, 0), "cuMemMap");
-    mapped_ = true;
+    for (; mapped_ < count_; ++mapped_)
+      cuda_.check(cuda_.map(address_ + mapped_ * chunk_, chunk_, 0, handles_[mapped_], 0),
+                  "cuMemMap");
   }
   void set_access() {
     CuMemAccessDesc access{kind_.location, 3};
-    cuda_.check(cuda_.set_access(address_, size_, &access, 1), "cuMemSetAccess");
+    cuda_.check(cuda_.set_access(address_, chunk_ * count_, &access, 1), "cuMemSetAccess");
   }
   void unmap() {
-    cuda_.check(cuda_.unmap(address_, size_), "cuMemUnmap");
-    mapped_ = false;
+    cuda_.check(cuda_.unmap(address_, chunk_ * count_), "cuMemUnmap");
+    mapped_ = 0;
   }
   void release() {
-    cuda_.check(cuda_.release(handle_), "cuMemRelease");
-    handle_ = 0;
+    for (; !handles_.empty(); handles_.pop_back())
+      cuda_.check(cuda_.release(handles_.back()), "cuMemRelease");
   }
 
  private:
   const CudaApi& cuda_;
-  uint64_t size_;
+  uint64_t chunk_, count_;
   CuMemAllocationProp kind_;
   CuAddress address_ = 0;
-  CuHandle handle_ = 0;
-  bool mapped_ = false;
+  std::vector<CuHandle> handles_;
+  uint64_t mapped_ = 0;  // chunks
 };
 
 }  // namespace
 
-CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t rounds) {
+CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t chunks,
+                            uint64_t rounds) {
   cuda_require_virtual_memory(device);
   std::shared_ptr<const CudaApi> cuda = cuda_api();
   CuDevice handle = 0;
@@ -78,20 +87,24 @@ CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t round
     throw InvalidArgument("chunk_bytes is " + std::to_string(chunk_bytes) +
                           "; allowed: a multiple of the granularity, " + size_text(granularity));
   }
-  constexpr uint64_t kMostRounds = 1 << 20;
+  constexpr uint64_t kMostRounds = 1 << 20, kMostChunks = 1 << 16;
+  if (chunks == 0 || chunks > kMostChunks) {
+    throw InvalidArgument("chunks is " + std::to_string(chunks) + "; allowed: 1 to " +
+                          std::to_string(kMostChunks));
+  }
   if (rounds == 0 || rounds > kMostRounds) {
     throw InvalidArgument("rounds is " + std::to_string(rounds) + "; allowed: 1 to " +
                           std::to_string(kMostRounds));
   }
-  OneChunk chunk(*cuda, chunk_bytes, kind);
-  using Step = void (OneChunk::*)();
-  const Step steps[] = {&OneChunk::create, &OneChunk::map, &OneChunk::set_access, &OneChunk::unmap,
-                        &OneChunk::release};
+  Chunks all(*cuda, chunk_bytes, chunks, kind);
+  using Step = void (Chunks::*)();
+  const Step steps[] = {&Chunks::create, &Chunks::map, &Chunks::set_access, &Chunks::unmap,
+                        &Chunks::release};
   std::vector<int64_t> times[5];
   for (uint64_t round = 0; round < rounds; ++round) {
     for (int step = 0; step < 5; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      (chunk.*steps[step])();
+      (all.*steps[step])();
       const auto taken = std::chrono::steady_clock::now() - begin;
       times[step].push_back(std::chrono::nanoseconds(taken).count());
     }

@@ -60,8 +60,7 @@ STAGES: tuple[tuple[Part, ...], ...] = (
     (Part("peak", 70),),
     (Part("mapping", 20, "driver"),),
     (Part("bandwidth", 20, "driver"),),
-    (Part("largest_batch", 110),),
-    (Part("waits", 60),),
+    (Part("largest_batch", 110), Part("waits", 60)),
     (Part("heap_calls", 60, "driver"),),
 )
 PARTS = tuple(part for stage in STAGES for part in stage)
@@ -176,6 +175,7 @@ def describe(row: Row) -> str:
     names = ("test", "job", "way", "allocator", "budget_fraction", "fraction")
     named = [f"{row[name]}" for name in names if row.get(name) is not None]
     sizes = [f"{row[name]} MiB" for name in ("size_mib", "chunk_mib") if name in row]
+    sizes += [f"{row['chunks']} times"] if "chunks" in row else []
     return " ".join([*named, *sizes])
 
 

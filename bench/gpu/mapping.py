@@ -1,7 +1,8 @@
-"""What mapping a chunk of device memory costs, call by call and by the chunk's size.
+"""What mapping device memory costs, call by call, by the chunk's size and the number of chunks.
 
-The core times the calls that its driver makes for a chunk (allocator/cuda_map_times.cpp):
-cuMemCreate, cuMemMap, cuMemSetAccess, cuMemUnmap, cuMemRelease. In the dry run they go to the
+The core times the calls that its driver makes (allocator/cuda_map_times.cpp): cuMemCreate,
+cuMemMap and cuMemRelease for each chunk, cuMemSetAccess and cuMemUnmap once for all that lie side by
+side. In the dry run they go to the
 stand-in for libcuda of the tests, whose times mean nothing.
 """
 
@@ -17,8 +18,9 @@ from bench.results import MIB
 from dtr_alloc import compiler
 from dtr_alloc.core import DriverError, check, ffi, lib
 
-CHUNKS_MIB = (2, 8, 32, 128, 512)
-ROUNDS = 64
+SHAPES = ((2, 1), (8, 1), (32, 1), (128, 1), (512, 1), (2, 16), (2, 256))
+"""MiB of a chunk, and how many there are."""
+ROUNDS = 32
 CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease")
 
 
@@ -38,20 +40,21 @@ def rows(options: Options) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         if options.device != "cuda":
             use_stand_in(Path(folder))
-        for size_mib in CHUNKS_MIB[:2] if options.tiny else CHUNKS_MIB:
+        for size_mib, chunks in (SHAPES[0], SHAPES[-2]) if options.tiny else SHAPES:
             try:
-                yield measure(size_mib, 4 if options.tiny else ROUNDS)
+                yield measure(size_mib, chunks, 4 if options.tiny else ROUNDS)
             except DriverError as error:
-                yield {"chunk_mib": size_mib, "error": str(error)}
+                yield {"chunk_mib": size_mib, "chunks": chunks, "error": str(error)}
 
 
-def measure(size_mib: int, rounds: int) -> Row:
-    """Medians over so many times that one chunk was mapped and unmapped."""
+def measure(size_mib: int, chunks: int, rounds: int) -> Row:
+    """Medians over so many times that the chunks were mapped and unmapped, of all together."""
     times = [ffi.new("int64_t *") for _ in CALLS]
-    check(lib.dtr_cuda_map_times(0, size_mib * MIB, rounds, *times))
+    check(lib.dtr_cuda_map_times(0, size_mib * MIB, chunks, rounds, *times))
     medians = {name: time[0] / 1e3 for name, time in zip(CALLS, times, strict=True)}
     return {
         "chunk_mib": size_mib,
+        "chunks": chunks,
         "rounds": rounds,
         "microseconds": medians,
         "map_us": sum(medians[name] for name in CALLS[:3]),
