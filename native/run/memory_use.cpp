@@ -23,10 +23,12 @@ uint64_t next_after(uint64_t bytes) {
 std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool) {
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
-  std::vector<dtr_run_block> run(1024);
-  uint64_t count = run.size();
-  for (; count == run.size(); run.resize(2 * run.size()))
+  std::vector<dtr_run_block> run;
+  uint64_t count = 0;
+  while (count == run.size()) {
+    run.resize(std::max<size_t>(1024, 2 * run.size()));
     dtr_pool_run(pool, nullptr, run.data(), run.size(), &count);
+  }
   std::vector<BlockInUse> blocks;
   for (uint64_t i = 0; i < count; ++i)
     if (run[i].state == 1)

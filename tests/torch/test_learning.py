@@ -139,10 +139,13 @@ import torch
 import dtr_alloc
 
 torch.set_num_threads(1)
-budget, costs = int(sys.argv[1]), sys.argv[2]
+budget, costs, others = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 settings = {{"device": "cpu", "costs": costs, "debug": "no-moves"}}
 steps = []
 with dtr_alloc.session(budget=budget, **settings) if budget else nullcontext():
+    held = [torch.zeros(640) for _ in range(others)]
+    for tensor in held:
+        dtr_alloc.pin(tensor)
     torch.manual_seed(0)
     layers = []
     for _ in range(8):
@@ -183,11 +186,14 @@ class TestPlan:
         assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
 
     BUDGET = 650_000
+    OTHER = 2560
 
     @staticmethod
-    def run(budget: int, costs: Path) -> tuple[str, list[dict[str, int]]]:
-        """What the parameters end as, and what each step adds to the counters."""
-        command = (sys.executable, "-W", "ignore", "-c", ODDLY, str(budget), str(costs))
+    def run(budget: int, costs: Path, others: int = 0) -> tuple[str, list[dict[str, int]]]:
+        """What the parameters end as, and what each step adds to the counters. The job holds so
+        many tensors of OTHER bytes all the time."""
+        arguments = (str(budget), str(costs), str(others))
+        command = (sys.executable, "-W", "ignore", "-c", ODDLY, *arguments)
         found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
         steps = found["steps"]
         added = [{name: b[name] - a[name] for name in b} for a, b in pairwise(steps)]
@@ -212,6 +218,15 @@ class TestPlan:
                 assert planned[step] == usual
         for name in ("plan_misses", "remaps"):
             assert sum(step[name] for step in steps[-8:]) == 0
+
+    def test_a_plan_goes_around_all_that_the_job_holds_besides(self, tmp_path: Path) -> None:
+        costs = tmp_path / "costs.json"
+        self.run(1 << 30, costs)
+        fix_costs(costs)
+        others = 1500
+        _parameters, steps = self.run(self.BUDGET + others * self.OTHER, costs, others)
+        assert steps[-1]["planned"] > 50
+        assert steps[-1]["plan_misses"] == 0
 
 
 CHAIN = """
