@@ -14,10 +14,9 @@ AliasedChunks::~AliasedChunks() {
   }
 }
 
-void AliasedChunks::add(std::vector<Chunks::Run> runs, Driver::Event event) {
-  batches_.push_back({std::move(runs), event});
-  for (const Chunks::Run& run : batches_.back().runs)
-    aliased_.set_range(run.begin / chunk_, run.end / chunk_);
+void AliasedChunks::add(std::vector<uint64_t> chunks, Driver::Event event) {
+  batches_.push_back({std::move(chunks), event});
+  for (uint64_t chunk : batches_.back().chunks) aliased_.set(chunk);
 }
 
 void AliasedChunks::poll() {
@@ -31,14 +30,14 @@ void AliasedChunks::wait() {
   }
 }
 
-// One run at a time: what the driver refuses stays, and is tried again.
+// One at a time: what the driver refuses stays, and is tried again.
 void AliasedChunks::drop_front() {
   Batch& batch = batches_.front();
-  while (!batch.runs.empty()) {
-    const Chunks::Run run = batch.runs.back();
-    driver_.unalias(base_ + run.begin, run.end - run.begin);
-    aliased_.clear_range(run.begin / chunk_, run.end / chunk_);
-    batch.runs.pop_back();
+  while (!batch.chunks.empty()) {
+    const uint64_t chunk = batch.chunks.back();
+    driver_.unalias(base_ + chunk * chunk_, chunk_);
+    aliased_.clear(chunk);
+    batch.chunks.pop_back();
   }
   driver_.destroy_event(batch.event);
   batches_.pop_front();

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "bitset.h"
-#include "chunks.h"
 #include "driver.h"
 
 namespace dtr {
@@ -30,9 +29,9 @@ class AliasedChunks {
   AliasedChunks(const AliasedChunks&) = delete;
   AliasedChunks& operator=(const AliasedChunks&) = delete;
 
-  // What is aliased until the event, which is this object's from now on. Events come in the order in
-  // which they complete.
-  void add(std::vector<Chunks::Run> runs, Driver::Event event);
+  // Chunks, by their numbers, that are aliased until the event, which is this object's from now on.
+  // Events come in the order in which they complete.
+  void add(std::vector<uint64_t> chunks, Driver::Event event);
   // Drops what is done; never waits.
   void poll();
   // Drops everything, after waiting for it.
@@ -46,7 +45,7 @@ class AliasedChunks {
 
  private:
   struct Batch {
-    std::vector<Chunks::Run> runs;
+    std::vector<uint64_t> chunks;
     Driver::Event event;
   };
   void drop_front();

@@ -62,15 +62,14 @@ void Chunks::unmap(Run run) {
   events_.add(EventKind::kSegmentFree, base_ + run.begin, run.end - run.begin);
 }
 
-void Chunks::move(Run from, uint64_t to) {
-  const uint64_t size = from.end - from.begin;
-  driver_.alias(base_ + to, base_ + from.begin, size);
-  mapped_.set_range(number(to), number(to + size));
-  mapped_.clear_range(number(from.begin), number(from.end));
-  maps_ += number(size);
-  unmaps_ += number(size);
-  events_.add(EventKind::kSegmentFree, base_ + from.begin, size);
-  events_.add(EventKind::kSegmentAllocate, base_ + to, size);
+void Chunks::move(uint64_t from, uint64_t to) {
+  driver_.alias(base_ + to, base_ + from);
+  mapped_.set(number(to));
+  mapped_.clear(number(from));
+  ++maps_;
+  ++unmaps_;
+  events_.add(EventKind::kSegmentFree, base_ + from, chunk_);
+  events_.add(EventKind::kSegmentAllocate, base_ + to, chunk_);
 }
 
 std::string Chunks::check() const {

@@ -87,9 +87,9 @@ class Chunks {
   void map(Run run);
   // Of a run that is mapped. Nothing has changed if the driver refuses.
   void unmap(Run run);
-  // The memory of a run is shown from `to` on, where none was mapped (Driver::alias). The run is not
+  // The memory of a chunk is shown in one that was not mapped (Driver::alias). The first one is not
   // mapped then, nor is it to be (aliased_chunks.h). Nothing has changed if the driver refuses.
-  void move(Run from, uint64_t to);
+  void move(uint64_t from, uint64_t to);
 
   // [begin, end) of a hole is used from now on, or becomes part of the hole: one that is free for
   // everybody, with its neighbors. Where a heap ends, a chunk does.

@@ -158,32 +158,20 @@ class CudaVmmDriver final : public CudaDriver {
   // before work at the other begins, as it is in stream order.
   bool can_alias() const override { return true; }
 
-  // One call gives access to all of it: for a chunk it takes thirty times as long as to map it
-  // (bench/results/gpu_driver.json).
-  void alias(uint64_t to, uint64_t from, uint64_t size_bytes) override {
+  void alias(uint64_t to, uint64_t from) override {
     CurrentContext current(cuda_, context_.get());
-    handles_.reserve(handles_.size() + size_bytes / chunk_);
-    const char* call = "cuMemMap";
-    CuResult result = kCudaSuccess;
-    uint64_t shown = 0;
-    for (; shown < size_bytes && result == kCudaSuccess; shown += chunk_) {
-      result = cuda_.map(to + shown, chunk_, 0, handles_.find(from + shown)->second, 0);
-      if (result != kCudaSuccess) break;
-    }
-    if (result == kCudaSuccess) {
-      call = "cuMemSetAccess";
-      CuMemAccessDesc access{kind_.location, 3};
-      result = cuda_.set_access(to, size_bytes, &access, 1);
-    }
+    auto entry = handles_.find(from);
+    CuHandle handle = entry->second;
+    handles_.reserve(handles_.size() + 1);
+    cuda_.check(cuda_.map(to, chunk_, 0, handle, 0), "cuMemMap");
+    CuMemAccessDesc access{kind_.location, 3};
+    CuResult result = cuda_.set_access(to, chunk_, &access, 1);
     if (result != kCudaSuccess) {
-      if (shown > 0) cuda_.unmap(to, shown);
-      cuda_.check(result, call);
+      cuda_.unmap(to, chunk_);
+      cuda_.check(result, "cuMemSetAccess");
     }
-    for (uint64_t at = 0; at < size_bytes; at += chunk_) {
-      auto entry = handles_.find(from + at);
-      handles_[to + at] = entry->second;
-      handles_.erase(from + at);
-    }
+    handles_.erase(entry);
+    handles_[to] = handle;
   }
 
   void unalias(uint64_t address, uint64_t size_bytes) override {

@@ -14,7 +14,7 @@ namespace {
 
 }  // namespace
 
-void Driver::alias(uint64_t, uint64_t, uint64_t) { missing("alias"); }
+void Driver::alias(uint64_t, uint64_t) { missing("alias"); }
 void Driver::unalias(uint64_t, uint64_t) { missing("unalias"); }
 Driver::Event Driver::create_event(bool) { missing("create_event"); }
 void Driver::destroy_event(Event) { missing("destroy_event"); }

@@ -45,12 +45,11 @@ class Driver {
   // Returns that memory to the system.
   virtual void unmap(uint64_t address, uint64_t size_bytes) = 0;
 
-  // ---- Optional: memory that is shown at two addresses, for a while. What is behind
-  // [from, from + size_bytes) is from now on behind [to, to + size_bytes), which was unmapped; at
-  // `from` it remains to be seen, for work that was queued earlier, until unalias() of it. To all
-  // other verbs `from` is unmapped.
+  // ---- Optional: memory that is shown at two addresses, for a while. The chunk of memory behind
+  // `from` is from now on that behind `to`, which was unmapped; at `from` it remains to be seen,
+  // for work that was queued earlier, until unalias(from). To all other verbs `from` is unmapped.
   virtual bool can_alias() const { return false; }
-  virtual void alias(uint64_t to, uint64_t from, uint64_t size_bytes);
+  virtual void alias(uint64_t to, uint64_t from);
   virtual void unalias(uint64_t address, uint64_t size_bytes);
 
   // ---- Optional: streams. A driver without them runs all work at once, in the order of calls;

@@ -264,28 +264,26 @@ bool Pool::remap(Heap& heap, const Stretch& stretch) {
 // Shows the memory of so many chunks elsewhere in absent ones of `kept`. What was moved before a
 // failure is moved.
 void Pool::alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event) {
-  std::vector<Chunks::Run> moved;
+  std::vector<uint64_t> moved;
   struct Noted {
     AliasedChunks& aliased;
-    std::vector<Chunks::Run>& moved;
+    std::vector<uint64_t>& moved;
     Driver::Event event;
     ~Noted() { aliased.add(std::move(moved), event); }
   } noted{aliased_, moved, event};
   moved.reserve(count);
   uint64_t to = kept.begin;
   for (const Chunks::Run& run : loose_runs(count, kept, true)) {
-    for (uint64_t end = run.end; end > run.begin;) {
+    for (uint64_t from = run.end; from > run.begin;) {
+      from -= chunk_;
       while (!Heap::is_absent(heap.block_at(to))) to = heap.block_at(to)->end();
-      const uint64_t gap = std::min(heap.block_at(to)->end(), kept.end) - to;
-      const Chunks::Run from{end - std::min(end - run.begin, gap), end};
-      Heap& other = heap_at(from.begin);
+      Heap& other = heap_at(from);
       heap.prepare();
       other.prepare();
       chunks_.move(from, to);
-      moved.push_back(from);
-      other.empty(from.begin, from.end);
-      heap.fill(to, to + (end - from.begin));
-      end = from.begin;
+      moved.push_back(chunks_.number(from));
+      other.empty(from, from + chunk_);
+      heap.fill(to, to + chunk_);
     }
   }
 }

@@ -73,7 +73,7 @@ Learner::Mark Learner::now_with_room() const {
   const double measured_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
                                  ? 0
                                  : static_cast<double>(engine.search_ns + engine.move_ns);
-  const MapPrice price = MapPrice::of(of.device_type, stats.chunk_bytes);
+  const MapPrice price = MapPrice::of(of.device_type);
   mark.room_ns =
       static_cast<int64_t>(measured_ns + price.remap_ns * static_cast<double>(stats.remaps) +
                            price.map_ns * static_cast<double>(stats.mapped_chunks));
@@ -196,7 +196,7 @@ Stage Learner::stage() const {
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
-  stage.map_price = MapPrice::of(of.device_type, stats.chunk_bytes);
+  stage.map_price = MapPrice::of(of.device_type);
   const Device* device = nullptr;
   for (const auto& each : parts_.devices)
     if (each->pool == of.pool) device = each.get();

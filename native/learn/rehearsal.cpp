@@ -38,13 +38,13 @@ constexpr size_t kMostPlans = 12;
 constexpr double kSlabSlack = 1.1;
 constexpr uint64_t kSlabSpare = 32768;
 
-// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json);
-// a chunk of a device is reckoned as a copy of its bytes many times over, as room.cpp does.
+// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json),
+// and showing a chunk of a GPU elsewhere 34 to 57 us, be it of 2 MiB or of 128, one by one or many at
+// once (cuMemMap, cuMemSetAccess and cuMemUnmap in bench/results/gpu_mapping.json).
 constexpr double kMapPageNs = 2000;
+constexpr double kMapChunkNs = 40e3;
 // About what a step of U-Net takes longer for each (bench.learning).
 constexpr double kRemapNs = 50e3;
-constexpr double kDeviceCopies = 30;
-constexpr double kDeviceBytesPerNs = 200;
 constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
 
 struct Choice {
@@ -76,9 +76,8 @@ std::vector<EvictionPolicy> policies(const EvictionPolicy& usual) {
 
 }  // namespace
 
-MapPrice MapPrice::of(uint8_t device_type, uint64_t chunk_bytes) {
-  const double of_device = kDeviceCopies * static_cast<double>(chunk_bytes) / kDeviceBytesPerNs;
-  return {device_type == kCpu ? kMapPageNs : of_device, kRemapNs};
+MapPrice MapPrice::of(uint8_t device_type) {
+  return {device_type == kCpu ? kMapPageNs : kMapChunkNs, kRemapNs};
 }
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,

@@ -24,7 +24,7 @@ struct MapPrice {
   double map_ns = 0;    // for each chunk that is mapped
   double remap_ns = 0;  // and each time that chunks are taken from elsewhere
 
-  static MapPrice of(uint8_t device_type, uint64_t chunk_bytes);
+  static MapPrice of(uint8_t device_type);
 };
 
 // The memory of a job, as it is played.
