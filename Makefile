@@ -203,13 +203,13 @@ $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
 
 # What only a GPU can show (docs/guides/cuda.md), on a machine with one and without internet:
-#   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=440] [PARTS="same_bits ..."]
+#   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=540] [PARTS="same_bits ..."]
 # GPU_PYTHON has PyTorch; it is used as it is, with what WHEELS holds beside it (cffi and
 # pycparser, where it lacks them). `make gpu DRY_RUN=1` does the same on the CPU, in tiny sizes.
 GPU := build/gpu
 GPU_PYTHON ?= $(if $(DRY_RUN),$(abspath $(PY)),python3)
 OUT ?= $(GPU)/results
-LIMIT ?= 440
+LIMIT ?= 540
 PARTS ?=
 gpu: export DTR_ALLOC_CACHE := $(abspath $(GPU)/cache)
 gpu: export PYTHONPATH := $(abspath $(GPU)/tree):$(abspath $(GPU)/site):$(PYTHONPATH)

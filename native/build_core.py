@@ -54,7 +54,14 @@ def link_time_args() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text("int probe() { return 0; }\n")
-        flags = ["-flto=auto", "-fPIC", "-shared", str(source), "-o", str(source.with_suffix(".so"))]
+        flags = [
+            "-flto=auto",
+            "-fPIC",
+            "-shared",
+            str(source),
+            "-o",
+            str(source.with_suffix(".so")),
+        ]
         try:
             done = subprocess.run([*compiler, *flags], capture_output=True, text=True, check=False)
         except OSError:

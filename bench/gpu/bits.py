@@ -12,6 +12,7 @@ import gc
 import hashlib
 import os
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Bits:
             torch.set_num_threads(1)
         self._budgeted, self._device = way == "dtr_alloc", device
         self._profiles: dict[str, Profile] = {}
+        self._refused: Counter[str] = Counter()
         if self._budgeted:
             dtr_alloc.enable(budget="unlimited", device=device)
 
@@ -51,7 +53,8 @@ class Bits:
         self, job: str, scale: float, steps: int, warn_only: bool, fraction: float | None = None
     ) -> dict[str, Any]:
         """Trains a job from its seed: "bits" is a hash for each tensor of its state. `fraction`: of
-        its activation memory, under dtr_alloc, once it has run without a limit."""
+        its activation memory, under dtr_alloc, once it has run without a limit. "refused": requests
+        for memory in all runs of the job so far for which there was no room."""
         be_deterministic(warn_only)
         factory = LIBRARY_JOBS[job][1] if job in LIBRARY_JOBS else JOBS[job]
         with warnings.catch_warnings(record=True) as caught:
@@ -86,6 +89,10 @@ class Bits:
                 answer["peak_bytes"] = after["peak_allocated_bytes"]
                 for key in ("evictions", "rematerializations"):
                     answer[key] = after[key] - before[key]
+                self._refused[name] += (
+                    after["out_of_memory_errors"] - before["out_of_memory_errors"]
+                )
+                answer["refused"] = self._refused[name]
                 if fraction is None:
                     self._profiles[name] = Profile(idle, after["peak_allocated_bytes"])
                 # Copying the state out takes memory that no step takes.

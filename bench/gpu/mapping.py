@@ -1,9 +1,8 @@
 """What mapping device memory costs, call by call, by the chunk's size and the number of chunks.
 
 The core times the calls that its driver makes (allocator/cuda_map_times.cpp): cuMemCreate,
-cuMemMap and cuMemRelease for each chunk, cuMemSetAccess and cuMemUnmap once for all that lie side by
-side. In the dry run they go to the
-stand-in for libcuda of the tests, whose times mean nothing.
+cuMemMap and cuMemRelease for each chunk, cuMemSetAccess and cuMemUnmap once for all that lie side
+by side. In the dry run they go to the stand-in for libcuda of the tests, whose times mean nothing.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Trainer:
         after = self._counters()
         answer: dict[str, Any] = {"outcome": "trains", "seconds": seconds, "host_seconds": host}
         if before:
-            names = ("evictions", "rematerializations", "recompute_seconds", "recorded_ops")
+            names = ("evictions", "rematerializations", "recompute_seconds", "search_seconds")
+            names += ("recorded_ops", "mapped_chunks", "remaps", "planned")
             answer |= {
                 "idle_bytes": idle,
                 "peak_bytes": after["peak_allocated_bytes"],

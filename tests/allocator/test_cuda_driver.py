@@ -289,7 +289,14 @@ def test_the_cost_of_mapping_is_measured_beside_the_pools(fake_cuda):
 
 @pytest.mark.parametrize(
     ("chunk", "chunks", "rounds"),
-    [(0, 1, 1), (4096, 1, 1), (CHUNK, 0, 1), (CHUNK, 1 << 30, 1), (CHUNK, 1, 0), (CHUNK, 1, 1 << 30)],
+    [
+        (0, 1, 1),
+        (4096, 1, 1),
+        (CHUNK, 0, 1),
+        (CHUNK, 1 << 30, 1),
+        (CHUNK, 1, 0),
+        (CHUNK, 1, 1 << 30),
+    ],
 )
 def test_a_chunk_or_a_count_that_cannot_be_measured_is_refused(fake_cuda, chunk, chunks, rounds):
     """The message has the argument and what is allowed."""
