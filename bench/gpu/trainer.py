@@ -99,8 +99,10 @@ class Trainer:
         after = self._counters()
         answer: dict[str, Any] = {"outcome": "trains", "seconds": seconds, "host_seconds": host}
         if before:
-            names = ("evictions", "rematerializations", "recompute_seconds", "search_seconds")
-            names += ("recorded_ops", "mapped_chunks", "remaps", "planned")
+            names = [
+                *("evictions", "rematerializations", "recompute_seconds", "search_seconds"),
+                *("recorded_ops", "mapped_chunks", "remaps", "planned"),
+            ]
             answer |= {
                 "idle_bytes": idle,
                 "peak_bytes": after["peak_allocated_bytes"],
