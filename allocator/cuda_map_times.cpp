@@ -20,20 +20,21 @@ int64_t median(std::vector<int64_t>& of) {
 }
 
 // Address space for chunks, which may have memory behind it; given back in any case.
-class Chunks {
+class TimedChunks {
  public:
-  Chunks(const CudaApi& cuda, uint64_t chunk_bytes, uint64_t count, const CuMemAllocationProp& kind)
+  TimedChunks(const CudaApi& cuda, uint64_t chunk_bytes, uint64_t count,
+              const CuMemAllocationProp& kind)
       : cuda_(cuda), chunk_(chunk_bytes), count_(count), kind_(kind) {
     handles_.reserve(count);
     cuda_.check(cuda_.reserve(&address_, chunk_ * count_, 0, 0, 0), "cuMemAddressReserve");
   }
-  ~Chunks() {
+  ~TimedChunks() {
     if (mapped_ > 0) cuda_.unmap(address_, chunk_ * mapped_);
     for (CuHandle handle : handles_) cuda_.release(handle);
     cuda_.address_free(address_, chunk_ * count_);
   }
-  Chunks(const Chunks&) = delete;
-  Chunks& operator=(const Chunks&) = delete;
+  TimedChunks(const TimedChunks&) = delete;
+  TimedChunks& operator=(const TimedChunks&) = delete;
 
   void create() {
     while (handles_.size() < count_) {
@@ -96,10 +97,10 @@ CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t chunk
     throw InvalidArgument("rounds is " + std::to_string(rounds) + "; allowed: 1 to " +
                           std::to_string(kMostRounds));
   }
-  Chunks all(*cuda, chunk_bytes, chunks, kind);
-  using Step = void (Chunks::*)();
-  const Step steps[] = {&Chunks::create, &Chunks::map, &Chunks::set_access, &Chunks::unmap,
-                        &Chunks::release};
+  TimedChunks all(*cuda, chunk_bytes, chunks, kind);
+  using Step = void (TimedChunks::*)();
+  const Step steps[] = {&TimedChunks::create, &TimedChunks::map, &TimedChunks::set_access,
+                        &TimedChunks::unmap, &TimedChunks::release};
   std::vector<int64_t> times[5];
   for (uint64_t round = 0; round < rounds; ++round) {
     for (int step = 0; step < 5; ++step) {

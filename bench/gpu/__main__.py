@@ -186,15 +186,8 @@ def numbers(row: Row) -> str:
     if "skipped" in row:
         return f"skipped: {row['skipped'][:150]}"
     names = (
-        *(
-            "outcome",
-            "ratio",
-            "first_ratio",
-            "step_seconds",
-            "host_seconds",
-            "above_bytes",
-            "largest_batch",
-        ),
+        *("outcome", "ratio", "first_ratio", "step_seconds", "host_seconds"),
+        *("above_bytes", "largest_batch"),
         *("waits", "added_waits", "ns_per_pair", "map_us", "unmap_us", "gigabytes_per_second"),
     )
     told = {name: row[name] for name in names if row.get(name) is not None}
