@@ -54,7 +54,7 @@ class Bits:
     ) -> dict[str, Any]:
         """Trains a job from its seed: "bits" is a hash for each tensor of its state. `fraction`: of
         its activation memory, under dtr_alloc, once it has run without a limit. "refused": requests
-        for memory in all runs of the job so far for which there was no room."""
+        for memory for which there was no room, in all runs of the job so far that trained."""
         be_deterministic(warn_only)
         factory = LIBRARY_JOBS[job][1] if job in LIBRARY_JOBS else JOBS[job]
         with warnings.catch_warnings(record=True) as caught:

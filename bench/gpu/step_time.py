@@ -44,10 +44,6 @@ class Turns:
             self.host.setdefault(way, []).extend(answer["host_seconds"][1:])
         return answer
 
-    def ratio(self, way: str) -> float:
-        """Of the medians so far, to plain PyTorch's."""
-        return median(self.seconds[way]) / median(self.seconds["plain"])
-
     def row(self, way: str) -> Row:
         seconds, plain = median(self.seconds[way]), median(self.seconds["plain"])
         return {
@@ -56,7 +52,7 @@ class Turns:
             "step_seconds": seconds,
             "plain_step_seconds": plain,
             "host_seconds": median(self.host[way]),
-            "ratio": self.ratio(way),
+            "ratio": seconds / plain,
             "spread": (max(self.seconds[way]) - min(self.seconds[way])) / seconds,
         }
 
@@ -133,7 +129,7 @@ def _under(
     return {
         "outcome": "trains",
         **turns.row("dtr_alloc"),
-        "first_ratio": first.ratio("dtr_alloc"),
+        "first_ratio": first.row("dtr_alloc")["ratio"],
         "peak_bytes": last["peak_bytes"],
         "steps_added_up": block + 1,
         "added": last["added"],
