@@ -23,6 +23,8 @@ from dtr_alloc.torch.kept import Kept, Repeats, fullest, repeats
 MOST = 1024
 _FIRST_INTERVAL = 0.01
 """Seconds between two moments, at first."""
+_PAUSE = 256
+"""The session has taken so many times as long as the thread that takes moments has run."""
 _IN_USE = 1
 """The state of such a block (dtr_block)."""
 _SCATTERED = 1 / 64
@@ -173,7 +175,8 @@ class Timeline:
 
     def _sample(self) -> None:
         interval = _FIRST_INTERVAL
-        while not self._ended.wait(interval):
+        pause = interval
+        while not self._ended.wait(pause):
             with self._lock:
                 moment = self._moment()
             self.samples.append(moment)
@@ -184,6 +187,7 @@ class Timeline:
             if len(self.samples) >= MOST:
                 del self.samples[1::2]
                 interval *= 2
+            pause = max(interval, _PAUSE * time.thread_time() - self.seconds)
 
     def _moment(self) -> Moment:
         engine, pool = self._engine, self._pool
