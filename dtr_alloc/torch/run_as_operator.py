@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dtr_alloc.torch import api, escapes
 
@@ -52,11 +53,12 @@ def run_as_operator(
     called.
 
     Args:
-        function: returns a tensor, or a list or tuple of tensors, in memory that PyTorch allocated.
-            It uses no tensors but its arguments, and others that stay as they are.
-        arguments: tensors, and values of any other type, which are kept. Those of a decorated
-            function may be given by name.
-        mutated: positions or names of the tensors that it overwrites.
+        function: returns a tensor, or tensors in lists, tuples and dictionaries, in memory that
+            PyTorch allocated. It uses no tensors but its arguments, and others that stay as they
+            are.
+        arguments: tensors, also in lists, tuples and dictionaries, and values of any other type,
+            which are kept. Those of a decorated function may be given by name.
+        mutated: positions or names of the arguments whose tensors it overwrites.
         name: for messages, logs and costs; by default that of the function.
 
     Raises TypeError where mutated says what is no tensor among the arguments, and RuntimeError
@@ -94,29 +96,36 @@ def _run_as_operator(
     name: str,
 ) -> Any:
     """run_as_operator() for arguments by their names, or by their positions."""
-    values, names = list(arguments.values()), list(arguments)
-    positions: list[int] = []
-    for which in mutated:
-        position = names.index(which) if which in arguments else which
-        if (
-            not isinstance(position, int)
-            or not 0 <= position < len(values)
-            or not isinstance(values[position], Tensor)
-        ):
+    names: dict[Any, Any] = dict(enumerate(arguments))
+    overwritten = [which if which in arguments else names.get(which) for which in mutated]
+    for which, argument in zip(mutated, overwritten, strict=True):
+        if argument is None or not _tensors(arguments[argument]):
             raise TypeError(f"{name}: mutated has {which!r}, which is no tensor of its arguments")
-        positions.append(position)
-    for which, value in arguments.items():
-        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+    for argument, value in arguments.items():
+        if torch.is_grad_enabled() and any(each.requires_grad for each in _tensors(value)):
             raise RuntimeError(
-                f"{name}: the argument {which} wants a gradient, which run_as_operator does not "
+                f"{name}: the argument {argument} wants a gradient, which run_as_operator does not "
                 "give: call it in a torch.autograd.Function, or under torch.no_grad()"
             )
+    leaves, spec = tree_flatten(list(arguments.values()))
+    is_overwritten = [
+        argument in overwritten for argument, value in arguments.items() for _ in tree_leaves(value)
+    ]
+    made: Any = None
+
+    def of_leaves(leaves: list[Any]) -> list[Any]:
+        nonlocal made
+        given = tree_unflatten(leaves, spec)
+        results, made = tree_flatten(escapes.addresses_not_kept(function, *given))
+        return results
+
     with torch.no_grad():
         runtime = api._runtime
-        if runtime is None or not runtime.is_active or not runtime.recorder.sees(values):
-            return function(*values)
+        if runtime is None or not runtime.is_active or not runtime.recorder.sees(leaves):
+            return function(*arguments.values())
+        positions = [position for position, is_so in enumerate(is_overwritten) if is_so]
+        return tree_unflatten(runtime.recorder.run(of_leaves, leaves, name, positions), made)
 
-        def of_list(values: list[Any]) -> Any:
-            return escapes.addresses_not_kept(function, *values)
 
-        return runtime.recorder.run(of_list, values, name, positions)
+def _tensors(value: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]

@@ -81,16 +81,37 @@ def test_a_decorated_function_runs_as_an_operator_at_each_call() -> None:
         assert torch.equal(evicted(x), expected)
 
 
+def test_tensors_in_lists_and_dictionaries_are_arguments_and_results() -> None:
+    @dtr_alloc.run_as_operator(mutated=["overwritten"])
+    def twice(added: list[Tensor], overwritten: dict[str, Tensor]) -> dict[str, Any]:
+        double(overwritten["x"])
+        return {"sum": added[0] + added[1], "of": [added[0] * 3, len(added)]}
+
+    with checked_session():
+        a, b, x = (torch.linspace(-1, 1, 4096) * factor for factor in (1, 2, 3))
+        made = twice([a, b], {"x": x})
+        sum_, product, doubled = (a + b).clone(), (a * 3).clone(), (torch.linspace(-1, 1, 4096) * 6)
+        a.add_(100)
+        assert made["of"][1] == 2
+        assert torch.equal(evicted(made["sum"]), sum_)
+        assert torch.equal(evicted(made["of"][0]), product)
+        assert torch.equal(evicted(x), doubled)
+
+
 def test_what_is_wrong_is_named() -> None:
     x = torch.ones(16)
     with pytest.raises(TypeError, match="mutated has 3, which is no tensor of its arguments"):
         dtr_alloc.run_as_operator(sine, x, mutated=[3])
     with pytest.raises(TypeError, match="mutated has 'y', which is no tensor of its arguments"):
         dtr_alloc.run_as_operator(sine, mutated=["y"])(x)
+    with pytest.raises(TypeError, match="mutated has 1, which is no tensor of its arguments"):
+        dtr_alloc.run_as_operator(lambda x, numbers: x, x, [1, 2], mutated=[1])
     with pytest.raises(TypeError, match="takes any arguments"):
         dtr_alloc.run_as_operator(lambda *tensors: tensors[0])
     with pytest.raises(RuntimeError, match="the argument x wants a gradient"):
         dtr_alloc.run_as_operator(sine)(torch.ones(16, requires_grad=True))
+    with pytest.raises(RuntimeError, match="the argument 0 wants a gradient"):
+        dtr_alloc.run_as_operator(lambda xs: xs[0], [torch.ones(16, requires_grad=True)])
 
 
 def test_inside_of_another_it_is_just_called() -> None:
