@@ -469,12 +469,12 @@ void run_trial(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stac
   reinterpret_cast<Trial*>(torch::jit::pop(*stack).toInt())->run_again();
 }
 
-// settle(int entry) -> (): as before an operator that overwrites the tensor. Inside of an operator
-// it does nothing: that one's schema says what it overwrites.
+// settle(int entry) -> (): as before an operator that overwrites the tensor. Inside of an operator,
+// also one that runs again, it does nothing: that one's schema says what it overwrites.
 void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
   const int64_t entry = torch::jit::pop(*stack).toInt();
-  if (thread.runs_op) return;
+  if (thread.runs_op || thread.taping) return;
   thread.put(0, entry);
   OpenOp op(thread, 1, 0, 0);
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +97,17 @@ def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(
         assert torch.equal(evicted(result), expected)
         assert library.calls == 3
         assert dtr_alloc.evict(x), "nobody has its address now"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not here")
+def test_kernels_of_triton_repeat() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("triton_job.py"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_an_array_may_outlive_the_operator_that_made_it(library: Library) -> None:

@@ -56,6 +56,18 @@ def test_what_it_overwrites_is_computed_again_from_what_was_there() -> None:
         assert torch.equal(evicted(x), expected)
 
 
+def test_it_may_write_into_storages_whose_addresses_were_given_away() -> None:
+    def written_over(x: Tensor) -> Tensor:
+        x.untyped_storage().copy_(x.untyped_storage())  # as Triton's interpreter does
+        return x * 2
+
+    with checked_session():
+        x = torch.linspace(-1, 1, 4096) * 3
+        x.data_ptr()
+        y = dtr_alloc.run_as_operator(written_over, x)
+        assert torch.equal(evicted(y), x * 2)
+
+
 def test_a_decorated_function_runs_as_an_operator_at_each_call() -> None:
     calls = 0
 
