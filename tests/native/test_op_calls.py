@@ -206,6 +206,35 @@ class TestThreads:
         shared.release()
 
 
+def test_frames_go_on_when_the_threads_that_used_them_have_ended(make_toy):
+    """So many threads at once that their memory goes back to the system with them."""
+    toy = make_toy()
+    source = toy.unseen(WORDS)
+    all_are_here = threading.Barrier(16)
+    frames, made = [], []
+
+    def use():
+        made.append(toy.one("f", source, words=WORDS))
+        frames.append(toy.frame)
+        all_are_here.wait()
+
+    threads = [threading.Thread(target=use) for _ in range(all_are_here.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for frame, tensor in list(zip(frames, made, strict=True)):
+        other = threading.Thread(target=use)
+        all_are_here = threading.Barrier(1)
+        other.start()
+        toy.frame = frame
+        assert toy.evict(tensor)
+        assert toy.content(tensor) == tensor.expected()
+        made.append(toy.one("g", tensor, words=WORDS))
+        other.join()
+    release(source, *made)
+
+
 def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):
     """On the stand-in for libcuda: the pool must map memory for the result, and whichever call
     of the driver fails, the operator fails or (an event that times it) does without."""
