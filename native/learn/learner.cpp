@@ -18,6 +18,10 @@ namespace {
 
 constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
+// Where nothing is repeated in so many, the steps are taken to differ, at first; and so many stand for
+// a step.
+constexpr uint64_t kStretch = 1 << 14;
+constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens
 constexpr uint64_t kHeard = 3;              // steps, before they are played
@@ -86,8 +90,10 @@ double Learner::repeats_since(const Mark& mark) const {
          static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
 
+uint64_t Learner::pace() const { return step_.period > 0 ? step_.period : kPace; }
+
 const Learner::Mark& Learner::recent_mark() const {
-  return marks_[(heard_ - std::min(heard_, kStepsOfWindow * step_.period)) / kMarkEvery];
+  return marks_[(heard_ - std::min(heard_, kStepsOfWindow * pace())) / kMarkEvery];
 }
 
 // ---- listening ----
@@ -131,24 +137,42 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   next_look_ = next_look(heard_);
   hear();
   step_ = log_.repetition();
-  const bool is_long = log_.operators() >= kMostOperators || log_.numbers() >= kMostNumbers;
+  const bool is_first_stretch = times_ == 1 && step_.period == 0;
+  const bool is_long = log_.operators() >= (is_first_stretch ? kStretch : kMostOperators) ||
+                       log_.numbers() >= kMostNumbers;
   // A first step fills memory, and is what the others are foreseen by.
   const bool is_heard = step_.steps >= kHeard;
   if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
   if (!is_heard && !is_long) return;
-  if (step_.period == 0) {
-    rest(Phase::done, deferred);
-    if (times_ < kMostTimes) begin(deferred);
-  } else if (parts_.environment.stats.evictions == evictions_ ||
-             repeats_since(recent_mark()) < Rehearsal::kLeastGain) {
+  pace_ns_ = log_.cost_of_last(pace());
+  const bool repeats_little = parts_.environment.stats.evictions == evictions_ ||
+                              repeats_since(recent_mark()) < Rehearsal::kLeastGain;
+  const bool can_rehearse =
+      parts_.environment.options.learn != DTR_LEARN_STEP && can_play() && !repeats_little;
+  if (can_rehearse) {
+    rehearse(deferred, lock);
+  } else if (step_.period == 0) {
+    listen_again(deferred);
+  } else if (repeats_little) {
     rest(Phase::resting, deferred);
     log_.clear();
     begin_windows();
-  } else if (parts_.environment.options.learn == DTR_LEARN_STEP || !can_play()) {
-    rest(Phase::done, deferred);
   } else {
-    rehearse(deferred, lock);
+    rest(Phase::done, deferred);
   }
+}
+
+void Learner::listen_again(Deferred& deferred) {
+  rest(Phase::done, deferred);
+  if (times_ < kMostTimes) begin(deferred);
+}
+
+// What was heard was of no use. A step may be there all the same, and longer than what was heard.
+void Learner::end(Deferred& deferred) {
+  if (step_.period == 0)
+    listen_again(deferred);
+  else
+    phase_ = Phase::done;
 }
 
 void Learner::go_on(Deferred& deferred) {
@@ -166,10 +190,7 @@ void Learner::go_on(Deferred& deferred) {
 void Learner::rest_on(Deferred& deferred) {
   const Mark begin_of_window = windows_.begin;
   if (!window_ended() || repeats_since(begin_of_window) < Rehearsal::kLeastGain) return;
-  if (times_ < kMostTimes)
-    begin(deferred);
-  else
-    phase_ = Phase::done;
+  listen_again(deferred);
 }
 
 // ---- rehearsing ----
@@ -253,7 +274,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   lock.unlock();
   task_->thread.join();
   lock.lock();
-  follow();
+  follow(deferred);
 }
 
 void Learner::end_rehearsal() {
@@ -314,14 +335,14 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
   window_ended();
   if (windows_.count <= kWindows || !task_->is_done) return;
   before_ = cost_between(windows_.first, windows_.begin);
-  follow();
+  follow(deferred);
 }
 
-void Learner::follow() {
+void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
   end_rehearsal();
   if (!found) {
-    phase_ = Phase::done;
+    end(deferred);
     return;
   }
   parts_.follow(found->policy);
@@ -346,7 +367,7 @@ void Learner::begin_windows() {
 
 // Whether another two steps have ended. The first two are half of what was before.
 bool Learner::window_ended() {
-  if (++windows_.operators < kStepsOfWindow * step_.period) return false;
+  if (++windows_.operators < kStepsOfWindow * pace()) return false;
   windows_.operators = 0;
   windows_.begin = now_with_room();
   if (windows_.count++ == 0) windows_.first = windows_.begin;
@@ -360,15 +381,16 @@ void Learner::check_step(Deferred& deferred) {
     const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
     if (cost > most) {
       follow_usual();
-      phase_ = Phase::done;
+      end(deferred);
       return;
     }
     expected_ = cost;
+    if (step_.period == 0 && times_ == 1) {
+      end(deferred);
+      return;
+    }
   } else if (cost > kDrift * expected_ + kSomeDrift) {
-    if (times_ < kMostTimes)
-      begin(deferred);
-    else
-      phase_ = Phase::done;
+    listen_again(deferred);
     return;
   }
   windows_.first = windows_.begin;
@@ -378,7 +400,7 @@ void Learner::check_step(Deferred& deferred) {
 void Learner::check_grinding() {
   const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
   if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
-      most * static_cast<double>(kStepsOfWindow) * static_cast<double>(step_ns_))
+      most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
   follow_usual();
   phase_ = Phase::done;

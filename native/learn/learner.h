@@ -2,7 +2,8 @@
 //
 // 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
 //    repeated at its end. As long as next to nothing is computed again there is nothing to learn but
-//    that: then it *rests*, without a log, until something is.
+//    that: then it *rests*, without a log, until something is. Where no step is repeated, what was
+//    heard last stands for the steps to come: it has no plan, but a policy.
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
 // 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
 //    where the job differs: so any step is as right as one that was learned. If the job's steps cost
@@ -101,6 +102,8 @@ class Learner final : public Coach {
 
   void begin(Deferred& deferred);
   void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  void listen_again(Deferred& deferred);
+  void end(Deferred& deferred);
   void go_on(Deferred& deferred);
   void rest_on(Deferred& deferred);
   void hear();
@@ -108,7 +111,7 @@ class Learner final : public Coach {
   void begin_windows();
   bool window_ended();
   void wait_for_rehearsal(Deferred& deferred);
-  void follow();
+  void follow(Deferred& deferred);
   void check_step(Deferred& deferred);
   void check_grinding();
   void rest(Phase phase, Deferred& deferred);
@@ -124,6 +127,8 @@ class Learner final : public Coach {
   Mark now() const;
   Mark now_with_room() const;
   double repeats_since(const Mark& mark) const;
+  // The operators of a step, or what stands for one where none is repeated.
+  uint64_t pace() const;
   // While it listens: two steps ago.
   const Mark& recent_mark() const;
 
@@ -135,6 +140,7 @@ class Learner final : public Coach {
   uint64_t evictions_ = 0;  // when it began to listen
   StepLog::Repetition step_;
   int64_t step_ns_ = 0;
+  int64_t pace_ns_ = 0;
   std::vector<Mark> marks_;  // since it listens, at every so many operators
   double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute
   double promised_ = 0;      // and what they will repeat, as rehearsed
