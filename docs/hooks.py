@@ -200,7 +200,7 @@ def notebook(text: str) -> str:
 def _output(data: dict[str, Any]) -> str:
     """As HTML, in a block that Markdown leaves as it is, or as text."""
     if "text/html" in data:
-        return f"<div>{''.join(data['text/html'])}</div>"
+        return f"<div style='overflow-x: auto'>{''.join(data['text/html'])}</div>"
     return f"```text\n{''.join(data['text/plain'])}\n```"
 
 

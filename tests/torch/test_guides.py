@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -95,7 +96,10 @@ def test_the_commands_of_guides(
         "OMP_NUM_THREADS": "1",
     }
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    (tmp_path / "snapshot.pickle").symlink_to(snapshots / "two_devices.pickle")
+    snapshot = pickle.loads((snapshots / "two_devices.pickle").read_bytes())
+    del snapshot["device_traces"][1:]  # a model is compared with one device
+    snapshot["segments"] = [each for each in snapshot["segments"] if each["device"] == 0]
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
     (tmp_path / "train.py").write_text(OF_THE_READER)
     for page in reading:
         for name, code in SAVED.findall((DOCS / page).read_text()):
