@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -14,9 +13,13 @@ from pathlib import Path
 import pytest
 
 import dtr_alloc
+from dtr_alloc.lab.fragment import torch_export
+from dtr_alloc.traces import trace_file
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+HISTORY = ROOT / "tests/data/caching/plain-tight-2.13.0.trace"
+"""What PyTorch's allocator recorded: a reader's snapshot.pickle."""
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 SAVED = re.compile(r"`(\w+\.py)`[^`]*^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -80,7 +83,7 @@ def test_every_page_with_commands_is_read() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("reading", READINGS, ids=lambda pages: Path(pages[0]).stem)
 def test_the_commands_of_guides(
-    reading: tuple[str, ...], tmp_path: Path, snapshots: Path, subtests: pytest.Subtests
+    reading: tuple[str, ...], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """As a reader would, in a shell. A command that is skipped says why."""
     programs = {"dtr-alloc": "dtr_alloc.cli", "torchrun": "torch.distributed.run", "python": ""}
@@ -96,10 +99,7 @@ def test_the_commands_of_guides(
         "OMP_NUM_THREADS": "1",
     }
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    snapshot = pickle.loads((snapshots / "two_devices.pickle").read_bytes())
-    del snapshot["device_traces"][1:]  # a model is compared with one device
-    snapshot["segments"] = [each for each in snapshot["segments"] if each["device"] == 0]
-    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+    torch_export.write(trace_file.read(HISTORY), tmp_path / "snapshot.pickle")
     (tmp_path / "train.py").write_text(OF_THE_READER)
     for page in reading:
         for name, code in SAVED.findall((DOCS / page).read_text()):
