@@ -1,7 +1,7 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
 ``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->``,
-``<!-- conformance -->`` and ``<!-- frameworks -->`` (of results), or
-``<!-- picture NAME.svg -->``."""
+``<!-- conformance -->`` and ``<!-- frameworks -->`` (of results), ``<!-- changes -->``, or
+``<!-- picture NAME.svg -->``. A notebook is a page like others, with the outputs that it holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
 _MARK = re.compile(
-    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|picture) ?([\w.-]*) -->$",
+    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|changes|picture) ?([\w.-]*) -->$",
     re.MULTILINE,
 )
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
@@ -150,6 +150,11 @@ def frameworks(root: Path = ROOT) -> str:
     return markdown(json.loads((root / "bench/results/frameworks_cpu.json").read_text()))
 
 
+def changes(root: Path = ROOT) -> str:
+    """The changelog without its title."""
+    return (root / "CHANGELOG.md").read_text().partition("\n")[2]
+
+
 def _picture(name: str) -> str:
     """A picture if `make pictures` has drawn it; in any case the command."""
     command = f"*Picture: `{name}`, drawn by `make pictures`.*"
@@ -163,6 +168,7 @@ PARTS = {
     "peers": peers,
     "conformance": conformance,
     "frameworks": frameworks,
+    "changes": changes,
 }
 
 
@@ -178,10 +184,43 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     return _MARK.sub(written, markdown)
 
 
+def notebook(text: str) -> str:
+    """A notebook as Markdown: its cells, and what they returned when it was executed."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts.append(f"```python\n{source}\n```")
+            parts += [_output(output["data"]) for output in cell["outputs"]]
+    return "\n\n".join(parts)
+
+
+def _output(data: dict[str, Any]) -> str:
+    """As HTML, in a block that Markdown leaves as it is, or as text."""
+    if "text/html" in data:
+        return f"<div style='overflow-x: auto'>{''.join(data['text/html'])}</div>"
+    return f"```text\n{''.join(data['text/plain'])}\n```"
+
+
+def on_page_read_source(page: Any, **_: object) -> str | None:
+    """Called by mkdocs for each page."""
+    is_notebook = page.file.src_uri.endswith(".ipynb")
+    return notebook(page.file.content_string) if is_notebook else None
+
+
 def on_files(files, config):  # type: ignore[no-untyped-def]
-    """Called by mkdocs: the pictures that are drawn belong to the site."""
+    """Called by mkdocs: notebooks are pages, and the pictures that are drawn belong to the site."""
     from mkdocs.structure.files import File
 
+    class Notebook(File):
+        def is_documentation_page(self) -> bool:
+            return True
+
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        files.append(Notebook(file.src_uri, file.src_dir, file.dest_dir, file.use_directory_urls))
     for path in sorted(PICTURES.glob("*.svg")):
         uri = f"studies/drawn/{path.name}"
         files.append(File.generated(config, uri, abs_src_path=str(path)))

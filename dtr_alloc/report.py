@@ -97,7 +97,7 @@ def console_html(shown: Iterable[Table | str], width: int) -> str:
 
     from rich.console import Console
 
-    console = Console(file=StringIO(), record=True, markup=False, width=width)
+    console = Console(file=StringIO(), record=True, markup=False, width=width, force_jupyter=False)
     for each in shown:
         console.print(each)
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
@@ -113,7 +113,7 @@ def render(
     from rich.console import Console
 
     text = StringIO()
-    console = Console(file=text, width=width, markup=False, highlight=False)
+    console = Console(file=text, width=width, markup=False, highlight=False, force_jupyter=False)
     rows = figures(stats) or list(counter_rows(stats))  # where there was an error, that is all
     console.print(title)
     console.print(_table(rows))

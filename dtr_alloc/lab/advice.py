@@ -47,7 +47,7 @@ class Advice:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        self.print_to(Console(file=text, markup=False, width=100))
+        self.print_to(Console(file=text, markup=False, width=100, force_jupyter=False))
         return text.getvalue()
 
     def _repr_html_(self) -> str:

@@ -95,6 +95,12 @@ def test_a_notebook_shows_the_figures():
     assert "20 % more compute" in text
 
 
+def test_in_a_notebook_a_table_is_returned_and_not_shown(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "1.00 GiB" in report.render(SESSION)
+    assert "as it is" in report.console_html(["as it is"], width=80)
+
+
 def test_the_table_says_what_was_kept_the_largest_first():
     entries = [
         {"size_bytes": 2**30 // n, "operator": "lib.op", "why": "it is so", "line": f"model.py:{n}"}

@@ -54,7 +54,7 @@ from dtr_alloc.traces.trace import TraceError
 )
 def command(**options: Any) -> None:
     """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
-    draws it. docs/guides/where-memory-goes.md explains every number and picture."""
+    draws it. docs/guides/fragmentation-study.md explains every number and picture."""
     _run(**options)
 
 

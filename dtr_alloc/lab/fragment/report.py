@@ -180,7 +180,7 @@ def _number(value: float | None, unit: float, digits: int) -> str:
 
 
 def document(found: Iterable[Report]) -> dict[str, Any]:
-    """The report as JSON has it; docs/guides/where-memory-goes.md says what is in it."""
+    """The report as JSON has it; docs/guides/fragmentation-study.md says what is in it."""
     from dtr_alloc.report import package_version
 
     return {
