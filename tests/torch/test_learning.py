@@ -18,6 +18,7 @@ from harness import fix_costs
 import dtr_alloc
 from bench.measure import Profile, profile
 from bench.models import JOBS, differences
+from bench.models.lstm import UnrolledLstm
 
 STEPS = 24
 """More than it takes to hear a few steps of the jobs here, and to follow for a few."""
@@ -90,6 +91,18 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     return shape, costs
 
 
+class RaggedLstm(UnrolledLstm):
+    """Over another number of steps each time."""
+
+    def train(self, i: int) -> torch.Tensor:
+        whole = self.x
+        self.x = whole[: self.STEPS - (7 * i * i + 3 * i) % 11]
+        try:
+            return super().train(i)
+        finally:
+            self.x = whole
+
+
 class TestPolicy:
     def test_it_computes_less_again(self, lstm: tuple[Profile, Path]) -> None:
         shape, costs = lstm
@@ -106,6 +119,18 @@ class TestPolicy:
         first, second = (in_a_child("lstm", shape.budget(TIGHT), costs) for _ in range(2))
         assert first == second
         assert first["learned"] > 0
+
+    def test_a_job_whose_steps_all_differ_gets_one(
+        self, lstm: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it did in its first 16,384 operators stands for the others."""
+        shape, costs = lstm
+        monkeypatch.setitem(JOBS, "ragged", RaggedLstm)
+        free, _counters = train("ragged", 1 << 30, costs)
+        found, counters = train("ragged", shape.budget(TIGHT), costs, debug="no-moves")
+        assert counters[-1]["learned"] > 0
+        assert counters[-1]["planned"] == 0
+        assert not differences(free, found)
 
     def test_without_a_costs_file_it_is_learned_beside_the_job(
         self, lstm: tuple[Profile, Path]
