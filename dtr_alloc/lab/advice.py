@@ -167,7 +167,7 @@ def _fillers(observed: Observed) -> Iterator[Table]:
         table = _table(title, (*columns, *more), _NUMBERS)
         rows = Counter[tuple[str, ...]]()
         for key, size in sizes.items():
-            if not is_kept or (key[-1] and size > _LEAST * observed.peak_bytes):
+            if size > _LEAST * observed.peak_bytes and (key[-1] or not is_kept):
                 rows[key if is_kept else key[:-1]] += size
         for (module, operator, line, *why), size in rows.most_common(_FILLERS):
             table.add_row(module, operator, line, format_size(size), *why)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -38,9 +38,9 @@ class AtPeak:
     """A step when most is in use.
 
     Attributes:
-        kinds: bytes by kind. Activations are what the step made and frees; workspaces what the
-            operator that runs has meanwhile; batches what the step makes of no parameter, outside
-            of modules; "other" what is of none, such as data that stay from step to step.
+        kinds: bytes by kind. Batches are what is made of no parameter, outside of modules, and what
+            stays from step to step but belongs to no module or optimizer; activations what else
+            steps make; workspaces what the operator that runs has meanwhile.
         optimizer_bytes: the most that the optimizer's step makes and frees.
         fused_peak_bytes: the peak if it made nothing.
         blocks: of those that made the most; None: no modules are alike.
@@ -135,18 +135,20 @@ class _Step:
         ]
 
     def mark_data(self) -> None:
-        """What the step made, outside of modules, of nothing but data and what it does not write
-        to. Nothing tells data from results where it updates nothing."""
+        """What is made outside of modules, of nothing but data and what the step does not update.
+        Nothing tells data from results where it updates nothing."""
         if not self.updated:
             return
         knows_modules = any(self.modules[self.start :])
-        for memory in self.old:
-            memory.is_data = knows_modules and memory not in self.updated
-        for memory in self.made:
-            memory.is_data = memory.is_constant or (
-                not self.modules[memory.born]
-                and all(read.is_data for read in self.read[memory.born])
-            )
+        updated = set(map(id, self.updated))
+        for memory in self.memory:
+            if memory.born < self.start and (memory.is_constant or memory.died == _NEVER):
+                memory.is_data = knows_modules and id(memory) not in updated
+            else:
+                memory.is_data = memory.is_constant or (
+                    not self.modules[memory.born]
+                    and all(read.is_data for read in self.read[memory.born])
+                )
 
     def in_use(self, memory: list[_Memory]) -> list[int]:
         """Bytes at each operator."""
@@ -197,21 +199,29 @@ def at_peak(
 def _kinds(
     step: _Step, peak: int, held_bytes: Mapping[str, int], peak_bytes: int
 ) -> dict[str, int]:
-    there = [each for each in step.made if each.born <= peak < each.died]
-    results = [each for each in step.made if each.died == _NEVER and not each.is_data]
-    gradients = held_bytes.get("gradients", 0)
-    if 2 * sum(each.size_bytes for each in results) > gradients:  # made anew in each step
-        here = sum(each.size_bytes for each in results if each.born <= peak)
-        gradients = min(gradients, here)
+    def size_of(found: Iterable[_Memory]) -> int:
+        return sum(each.size_bytes for each in found)
+
+    there = [each for each in step.memory if each.born <= peak < each.died]
+    stays = [each for each in there if each.born < step.start and each.died == _NEVER]
+    passes = [each for each in there if each.born < step.start and each.died < _NEVER]
+    made = [each for each in there if each.born >= step.start]
     kinds = {kind: size for kind, size in held_bytes.items() if kind != "other"}
-    kinds |= {
-        "gradients": gradients,
-        "batches": sum(each.size_bytes for each in there if each.is_data),
-        "activations": sum(
-            each.size_bytes for each in there if each.died < _NEVER and not each.is_data
-        ),
-        "workspaces": step.workspaces[peak],
-    }
+    gradients = kinds.get("gradients", 0)
+    results = [each for each in step.made if each.died == _NEVER and not each.is_data]
+    known = sum(kinds.values())
+    others = size_of(each for each in passes if not each.is_data)
+    if 2 * size_of(results) > gradients:  # they are made anew in each step
+        known -= gradients
+        here = others + size_of(each for each in results if each.born <= peak)
+        kinds["gradients"] = min(gradients, here)
+        others = here - kinds["gradients"]
+    kinds["batches"] = size_of(each for each in passes + made if each.is_data)
+    kinds["batches"] += max(0, size_of(stays) - known)
+    kinds["activations"] = others + size_of(
+        each for each in made if each.died < _NEVER and not each.is_data
+    )
+    kinds["workspaces"] = step.workspaces[peak]
     return kinds | {"other": max(0, peak_bytes - sum(kinds.values()))}
 
 
