@@ -6,7 +6,7 @@ import dataclasses
 import io
 import os
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _FILLERS = 8
 """Rows of what fills the memory."""
+_MAKERS = 3
+"""Named of what is never evicted for one reason."""
 _LEAST = 0.01
 """Of the peak; what is less is not worth a word."""
 _NUMBERS = ("size", "share")
@@ -63,7 +65,8 @@ class Advice:
         found = self.suggestion
         outlooks = [_outlooks(found)] if found.outlooks else []
         words = _words(self.observed, found)
-        return [_held(found), *_fillers(self.observed), *outlooks, *words]
+        stays = _stays(self.observed)
+        return [_held(found), _fillers(self.observed), *stays, *outlooks, *words]
 
 
 def ways_to_fit(budget: object) -> dict[str, object]:
@@ -152,27 +155,37 @@ def _held(found: Suggestion) -> Table:
     return table
 
 
-def _fillers(observed: Observed) -> Iterator[Table]:
-    """What of it has a maker that is known, and what of that stays for a reason."""
-    sizes: Counter[tuple[str, str, str, str]] = Counter()
+def _places(observed: Observed) -> Counter[tuple[Limit, str]]:
+    """Bytes by what made them, if that is known, and by why they stay, "" if they need not."""
+    sizes: Counter[tuple[Limit, str]] = Counter()
     for entry in observed.fullest:
         if entry.operator:
             place = where(entry)
-            sizes[place.module, place.operator, entry.line, entry.why] += entry.size_bytes
+            sizes[Limit(place.operator, place.module, entry.line), entry.why] += entry.size_bytes
+    return sizes
+
+
+def _fillers(observed: Observed) -> Table:
     columns = ("module", "operator", "line", "size")
-    for title, more, is_kept in (
-        ("What fills it, by what made it", (), False),
-        ("What of it is never evicted, and why", ("why",), True),
-    ):
-        table = _table(title, (*columns, *more), _NUMBERS)
-        rows = Counter[tuple[str, ...]]()
-        for key, size in sizes.items():
-            if size > _LEAST * observed.peak_bytes and (key[-1] or not is_kept):
-                rows[key if is_kept else key[:-1]] += size
-        for (module, operator, line, *why), size in rows.most_common(_FILLERS):
-            table.add_row(module, operator, line, format_size(size), *why)
-        if rows:
-            yield table
+    table = _table("What fills it, by what made it", columns, _NUMBERS)
+    sizes: Counter[Limit] = Counter()
+    for (made, _), size in _places(observed).items():
+        sizes[made] += size
+    for made, size in sizes.most_common(_FILLERS):
+        if size > _LEAST * observed.peak_bytes:
+            table.add_row(made.module, made.operator, made.line, format_size(size))
+    return table
+
+
+def _stays(observed: Observed) -> Iterator[str]:
+    """What is never evicted, by the reason."""
+    found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for (made, why), size in _places(observed).most_common():
+        if why and size > _LEAST * observed.peak_bytes:
+            found[why].append((size, _called(made)))
+    for why, makers in found.items():
+        listed = ", ".join(f"{format_size(size)} by {called}" for size, called in makers[:_MAKERS])
+        yield f"Never evicted, because {why}: {listed}."
 
 
 def _outlooks(found: Suggestion) -> Table:
