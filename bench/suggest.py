@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,7 +115,8 @@ def _train(name: str, scale: float, budget: int | str, most: int = STEPS) -> _St
     """Steps under a budget; None: it does not work."""
     gc.collect()
     steps = _Steps(most)
-    with dtr_alloc.session(budget, device="cpu"):
+    # What frameworks print is none of the results.
+    with dtr_alloc.session(budget, device="cpu"), redirect_stdout(sys.stderr):
         dtr_alloc.reset_peak_stats()
         try:
             train(name, scale, FULL_STEPS, steps.ended)
