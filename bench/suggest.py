@@ -1,18 +1,29 @@
-"""Whether `dtr_alloc.suggest` is right: what it says of jobs, beside what is measured of them.
+"""Whether `dtr-alloc suggest` is right: what it says of jobs, beside what is measured of them.
 
     python -m bench.suggest [--job NAME]... [--smoke] [--json PATH]
 
+Jobs of frameworks are among them where those are installed (`make frameworks` installs them).
 Of each job a row has the smallest budget that is suggested and the smallest that trains, found by
-bisection, over each other; and for some of the budgets that suggest lists the compute of its first
-steps, as predicted, beside the processor time of the fastest of STEPS steps over that of a run with
-nothing evicted, in the same process, and the compute that was really repeated.
+bisection; and for some of the budgets that suggest lists, as predicted and as it was, the compute
+of the first STEPS steps, and at LEARNED of as many once the step was learned, over the job's own,
+and the median time of these steps beside the range that is stated. A step that is not learned in
+MOST_STEPS has no second part. Of the times it is counted how many lie in their range; and how many
+do if all are in terms of a step without a budget, once as `suggest` saw it and once as it was here:
+a machine with other work has no one time for a step.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import count
-from multiprocessing import get_context
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -21,68 +32,185 @@ from rich.table import Table
 
 import dtr_alloc
 from bench import results
-from bench.measure import profile, try_train
-from bench.models import JOBS
-from bench.smallest_budget import bisect
+from bench.measure import Profile, forget_broken_backward
+from bench.suggest_worker import NAMES, train
 
 STEPS = 8
+MOST_STEPS = 48
 SHARES = (0.7, 0.5, 0.3)
 """Of the activation memory, at which costs are measured."""
+LEARNED = 0.5
+"""Where it is waited for what is learned."""
 RESOLUTION = 0.01
 SCALED = ("mlp", "resnet", "transformer", "unet", "densenet", "accumulation", "autocast")
 """Jobs that are tried with a batch of twice the size, too."""
+FULL_STEPS = 10_000
+"""More than `suggest` waits for."""
+
+
+class NotInstalled(Exception):
+    """A job's framework."""
+
+
+class _Enough(Exception):
+    pass
 
 
 def _suggested(name: str, scale: float) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    job = JOBS[name](scale=scale)
-    suggestion: dict[str, Any] = dtr_alloc.suggest(
-        partial(lambda numbers: job.step(next(numbers)), count()), device="cpu"
-    ).document()["suggestion"]
-    return suggestion
+    """The document, but what fills the memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        options = ["--device", "cpu", "--json", str(found), "-m", "bench.suggest_worker"]
+        job = [name, str(scale), str(FULL_STEPS)]
+        command = [sys.executable, "-m", "dtr_alloc.cli", "suggest", *options, *job]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if "ModuleNotFoundError" in ended.stderr:
+            raise NotInstalled(ended.stderr.strip().rsplit("\n", 1)[-1])
+        if ended.returncode:
+            raise RuntimeError(f"{name}: {ended.stderr}")
+        document: dict[str, Any] = json.loads(found.read_text())
+        return document["suggestion"] | {"times": document["observed"]["step_seconds"]}
 
 
-def measure(name: str, scale: float) -> dict[str, Any]:
-    """The row of a job."""
-    torch.set_num_threads(1)
-    with get_context("spawn").Pool(1) as pool:  # it knows nothing of what is measured
-        suggestion = pool.apply(_suggested, (name, scale))
-    outlooks = suggestion["outlooks"]
-    shape, free = profile(name, STEPS, scale=scale)
-    worked = bisect(name, shape, STEPS, RESOLUTION, scale=scale)
-    smallest = worked[-1][0] if worked else shape.peak_bytes
-    costs = []
+class _Steps:
+    """The steps of one run: a counter of all at the end of each, and their times."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.ends = [time.perf_counter()]
+        self.counters: list[dict[str, Any]] = []
+        self._last: int | None = None
+
+    def ended(self) -> None:
+        self.ends.append(time.perf_counter())
+        self.counters.append(dtr_alloc.stats())
+        count = len(self.counters)
+        if count >= STEPS and self._last is None and self._is_learned():
+            self._last = count + STEPS
+        if count >= (self._most if self._last is None else min(self._last, self._most + STEPS)):
+            raise _Enough
+
+    def _is_learned(self) -> bool:
+        return self._most > STEPS and bool(self.counters[-1]["learned"])
+
+    def first(self) -> dict[str, float]:
+        return self._of(1, STEPS)
+
+    def later(self) -> dict[str, float] | None:
+        """None: no step was learned in time."""
+        count = len(self.counters)
+        return None if self._last is None else self._of(count - STEPS, count)
+
+    def _of(self, begin: int, end: int) -> dict[str, float]:
+        """Of these steps, the computed in terms of the job's own, and the median time of one."""
+        own, again = (
+            self.counters[end - 1][key] - self.counters[begin - 1][key]
+            for key in ("total_cost_ns", "recompute_cost_ns")
+        )
+        times = [self.ends[i + 1] - self.ends[i] for i in range(begin, end)]
+        return {"computed": 1 + again / own, "seconds": median(times)}
+
+
+def _train(name: str, scale: float, budget: int | str, most: int = STEPS) -> _Steps | None:
+    """Steps under a budget; None: it does not work."""
+    gc.collect()
+    steps = _Steps(most)
+    # What frameworks print is none of the results.
+    with dtr_alloc.session(budget, device="cpu"), redirect_stdout(sys.stderr):
+        dtr_alloc.reset_peak_stats()
+        try:
+            train(name, scale, FULL_STEPS, steps.ended)
+        except _Enough:
+            pass
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            forget_broken_backward()
+    return steps
+
+
+def _smallest(name: str, scale: float, shape: Profile) -> int:
+    low, high = 0.0, 1.0
+    while high - low > RESOLUTION:
+        middle = (low + high) / 2
+        works = _train(name, scale, shape.budget(middle))
+        low, high = (low, middle) if works else (middle, high)
+    return shape.budget(high)
+
+
+def _costs(name: str, scale: float, outlooks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for outlook in outlooks:
         share = min(SHARES, key=lambda share: abs(share - outlook["share"]))
         if abs(share - outlook["share"]) > 0.01 or outlook["first"] is None:
             continue
-        run = try_train(name, outlook["budget_bytes"], STEPS, scale=scale)
-        costs.append(
-            {
-                "share": share,
-                "predicted": outlook["first"],
-                "step_ratio": None if run is None else run.step_seconds / free.step_seconds,
-                "computed": None if run is None else 1 + _repeated(run.added),
-            }
+        steps = _train(
+            name, scale, outlook["budget_bytes"], MOST_STEPS if share == LEARNED else STEPS
         )
+        yield {
+            "share": share,
+            "predicted": {"first": outlook["first"], "later": outlook["later"]},
+            "seconds": outlook["seconds"],
+            "first": steps and steps.first(),
+            "later": steps and steps.later(),
+        }
+
+
+def measure(name: str, scale: float) -> dict[str, Any]:
+    """The row of a job. Raises NotInstalled."""
+    suggestion = _suggested(name, scale)
+    free = _train(name, scale, "unlimited")
+    assert free is not None
+    shape = Profile(
+        max(each["allocated_bytes"] for each in free.counters),
+        free.counters[-1]["peak_allocated_bytes"],
+    )
+    outlooks = suggestion["outlooks"]
+    costs = list(_costs(name, scale, outlooks))
     return {
         "job": name,
         "scale": scale,
         "peak_bytes": shape.peak_bytes,
         "suggested_peak_bytes": suggestion["peak_bytes"],
-        "smallest_bytes": smallest,
+        "smallest_bytes": _smallest(name, scale, shape),
         "suggested_smallest_bytes": outlooks[-1]["budget_bytes"] if outlooks else None,
         "resolution_bytes": int(RESOLUTION * shape.activation_bytes),
+        "step_seconds": free.first()["seconds"],
+        "suggested_step_seconds": suggestion["times"],
         "costs": costs,
     }
 
 
-def _repeated(added: dict[str, Any]) -> float:
-    return float(added["recompute_cost_ns"] / added["total_cost_ns"])
+def summary(rows: list[dict[str, Any]]) -> str:
+    """How many predictions were right."""
+    smallest, computed, timed, scaled = [], [], [], []
+    for row in rows:
+        if row["suggested_smallest_bytes"] is not None:
+            smallest.append(abs(row["suggested_smallest_bytes"] / row["smallest_bytes"] - 1) < 0.05)
+        for cost in row["costs"]:
+            for when in ("first", "later"):
+                was, predicted = cost[when], cost["predicted"][when]
+                if was and predicted:
+                    computed.append(abs(predicted / was["computed"] - 1) < 0.1)
+                if was and cost["seconds"]:
+                    low, high = cost["seconds"]
+                    timed.append(low <= was["seconds"] <= high)
+                    own = row["step_seconds"] / median(row["suggested_step_seconds"])
+                    scaled.append(low <= was["seconds"] / own <= high)
+    return "; ".join(
+        f"{what}: {sum(right)} of {len(right)}"
+        for what, right in (
+            ("smallest budget within 5 %", smallest),
+            ("compute within 10 %", computed),
+            ("step time within its range", timed),
+            ("in terms of a step without a budget", scaled),
+        )
+    )
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(title="As suggested / as measured: smallest budget, step (compute)")
+    shown = Table(
+        title="As suggested / as measured: smallest budget; compute, first and learned; step"
+    )
     for column in ("job", "smallest MiB", "ratio", *map(str, SHARES)):
         shown.add_column(column, justify="left" if column == "job" else "right")
     for row in rows:
@@ -98,30 +226,44 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cell(cost: dict[str, Any]) -> str:
-    if cost["step_ratio"] is None:
-        return f"{cost['predicted']:.2f} / fails"
-    return f"{cost['predicted']:.2f} / {cost['step_ratio']:.2f} ({cost['computed']:.2f})"
+    lines = []
+    for when in ("first", "later"):
+        was, predicted = cost[when], cost["predicted"][when]
+        said = "too slow" if predicted is None else f"{predicted:.2f}"
+        if was:
+            lines.append(f"{said} / {was['computed']:.2f} ({1000 * was['seconds']:.1f} ms)")
+        elif when == "first":
+            lines.append(f"{said} / fails")
+    if cost["seconds"]:
+        low, high = cost["seconds"]
+        lines.append(f"{1000 * low:.1f} to {1000 * high:.1f} ms")
+    return "\n".join(lines)
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
-@click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
+@click.option("--job", "jobs", multiple=True, type=click.Choice(NAMES), help="Default: all.")
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
 @click.option("--smoke", is_flag=True, help="One job.")
 def main(jobs: tuple[str, ...], path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
-    names = jobs or (("mlp",) if smoke else tuple(JOBS))
+    names = jobs or (("mlp",) if smoke else NAMES)
     cells = [(name, 1.0) for name in names]
     if not smoke:
         cells += [(name, 2.0) for name in names if name in SCALED]
     console = results.console()
-    rows = []
+    rows, skipped = [], {}
     for name, scale in cells:
         with console.status(f"{name} x {scale:g}"):
-            rows.append(measure(name, scale))
+            try:
+                rows.append(measure(name, scale))
+            except NotInstalled as error:
+                skipped[name] = str(error)
+                console.print(f"{name} is skipped: {error}")
     console.print(table(rows))
+    console.print(summary(rows))
     if path:
         document = results.environment("cpu", 0) | {"bench": "suggest", "steps": STEPS}
-        results.write_json(document | {"results": rows}, path)
+        results.write_json(document | {"skipped": skipped, "results": rows}, path)
 
 
 if __name__ == "__main__":

@@ -80,18 +80,20 @@ class Job:
     def run(self) -> None:
         """Runs the job to its end in this process; what it raises passes through."""
         sys.excepthook = _job_excepthook(sys.excepthook)
+        left = None  # what the job has at its end stays for at_end
         try:
             if self.is_module:
                 _set_first_path(os.getcwd())
-                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+                left = runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             else:
                 _set_first_path(os.path.dirname(os.path.realpath(self.target)))
-                runpy.run_path(self.target, run_name="__main__")
+                left = runpy.run_path(self.target, run_name="__main__")
         except SystemExit as end:
             if self.at_end is None or end.code not in (None, 0):
                 raise
         if self.at_end is not None:
             self.at_end()
+        del left
 
 
 def _set_first_path(folder: str) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     context_settings={"allow_interspersed_args": False},
     short_help="Say which budget a job could do with, and what it would cost.",
 )
-@click.option("--steps", default=5, show_default=True, type=click.IntRange(min=2), metavar="N",
-              help="Steps of the optimizer that are seen.")  # fmt: skip
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(min=3), metavar="N",
+              help="Steps of the optimizer that are recorded.")  # fmt: skip
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(min=1),
               metavar="S", help="The most time that they are given.")  # fmt: skip
 @click.option("--budget", default="unlimited", metavar="B",
@@ -51,8 +51,9 @@ def command(
     """Runs some steps of SCRIPT (with -m: of the module SCRIPT) with ARGUMENTS, without a limit or
     under --budget, ends it, and says which budget it could do with.
 
-    The job is ended at once, as by a kill: nothing that it would do at its end is done. A job
-    without an optimizer runs to its end, or for --seconds.
+    Four more steps than are recorded are run, and timed. The job is ended at once, as by a kill:
+    nothing that it would do at its end is done. A job without an optimizer runs to its end, or for
+    --seconds.
     """
     if not is_module and not os.path.exists(script):
         raise click.UsageError(f"there is no script {script!r}")

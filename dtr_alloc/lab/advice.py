@@ -6,7 +6,9 @@ import dataclasses
 import io
 import os
 import tempfile
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,9 @@ from rich.table import Table
 
 from dtr_alloc.config import format_size
 from dtr_alloc.lab.executors import cores
-from dtr_alloc.lab.suggest import WORTH, Limit, Suggestion
+from dtr_alloc.lab.suggest import GAIN, WORTH, Limit, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
-from dtr_alloc.lab.where import bytes_by_place, bytes_of_blocks
+from dtr_alloc.lab.where import where
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.report import console_html
 
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
 _FILLERS = 8
 """Rows of what fills the memory."""
+_MAKERS = 3
+"""Named of what is never evicted for one reason."""
+_LEAST = 0.01
+"""Of the peak; what is less is not worth a word."""
+_NUMBERS = ("size", "share")
+"""Columns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +63,10 @@ class Advice:
 
     def _shown(self) -> list[Table | str]:
         found = self.suggestion
-        fillers = [_fillers(self.observed)] if self.observed.fullest else []
-        return [_held(found), *fillers, _outlooks(found), *_words(self.observed, found)]
+        outlooks = [_outlooks(found)] if found.outlooks else []
+        words = _words(self.observed, found)
+        stays = _stays(self.observed)
+        return [_held(found), _fillers(self.observed), *stays, *outlooks, *words]
 
 
 def ways_to_fit(budget: object) -> dict[str, object]:
@@ -77,6 +87,8 @@ def advise(observed: Observed, log: Path) -> Advice:
         observed.device,
         observed.chunk_bytes,
         threads=cores(),
+        steps=observed.steps,
+        step_seconds=observed.step_seconds,
     )
     return Advice(observed, found)
 
@@ -92,7 +104,7 @@ def suggest(
 
     Args:
         step: makes one whole step, such as forward, backward and the optimizer's; it is called
-            ``steps`` times. The model may have been made before.
+            ``steps`` times, and four times more to be timed. The model may have been made before.
         steps: 3 and more, as a step is known once it has been seen three times.
         device: as of dtr_alloc.enable(). On CUDA nothing may have used the device yet.
         budget: under which they are made, where there is no room for them without. What cannot be
@@ -101,8 +113,8 @@ def suggest(
     Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
     for fewer steps, what enable() raises, and what the steps do.
     """
-    from dtr_alloc.torch.api import session
-    from dtr_alloc.torch.observe import observe
+    from dtr_alloc.torch.api import active, session
+    from dtr_alloc.torch.observe import TIMED, clock, observe
 
     if steps < 3:
         raise ValueError(f"steps is {steps}; allowed: 3 and more")
@@ -111,45 +123,88 @@ def suggest(
         with session(budget, device=device, log=str(log), **ways_to_fit(budget)):
             for _ in range(steps):
                 step()
-            observed = observe()
+            if (recorder := active().log) is not None:
+                recorder.close()
+            ends = [clock()]
+            for _ in range(TIMED):
+                step()
+                ends.append(clock())
+            observed = observe(steps, [after - before for before, after in pairwise(ends)])
         return advise(observed, log)
 
 
-def _held(found: Suggestion) -> Table:
-    table = Table(title="Memory at its peak", show_header=False)
-    table.add_column("for")
-    table.add_column("size", justify="right")
-    table.add_column("share", justify="right")
-    kinds = {**found.held_bytes, "activations and workspaces": found.activation_bytes}
-    for kind, size in [*kinds.items(), ("all", found.peak_bytes)]:
-        if size:
-            table.add_row(kind, format_size(size), f"{100 * size / found.peak_bytes:.0f} %")
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %"
+
+
+def _table(title: str, columns: Iterable[str], right: Container[str], **options: Any) -> Table:
+    table = Table(title=title, **options)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+def _held(found: Suggestion) -> Table:
+    table = _table("Memory at its peak", ("for", "size", "share"), _NUMBERS, show_header=False)
+    kinds = {**found.held_bytes, "activations and workspaces": found.activation_bytes}
+    if found.at_peak:
+        kinds = dict(found.at_peak.kinds)
+    for kind, size in [*kinds.items(), ("all", found.peak_bytes)]:
+        if size > _LEAST / 2 * found.peak_bytes:
+            table.add_row(kind, format_size(size), _percent(size, found.peak_bytes))
+    return table
+
+
+def _places(observed: Observed) -> Counter[tuple[Limit, str]]:
+    """Bytes by what made them, if that is known, and by why they stay, "" if they need not."""
+    sizes: Counter[tuple[Limit, str]] = Counter()
+    for entry in observed.fullest:
+        if entry.operator:
+            place = where(entry)
+            sizes[Limit(place.operator, place.module, entry.line), entry.why] += entry.size_bytes
+    return sizes
 
 
 def _fillers(observed: Observed) -> Table:
-    table = Table(title="What fills it, by what made it", show_header=False)
-    for name in ("module", "operator", "size"):
-        table.add_column(name, justify="right" if name == "size" else "left")
-    made = (entry for entry in observed.fullest if entry.operator)
-    for (place, is_kept), size in bytes_by_place(made)[:_FILLERS]:
-        operator = f"{place.operator} (cannot be evicted)" if is_kept else place.operator
-        table.add_row(place.module, operator, format_size(size))
+    columns = ("module", "operator", "line", "size")
+    table = _table("What fills it, by what made it", columns, _NUMBERS)
+    sizes: Counter[Limit] = Counter()
+    for (made, _), size in _places(observed).items():
+        sizes[made] += size
+    for made, size in sizes.most_common(_FILLERS):
+        if size > _LEAST * observed.peak_bytes:
+            table.add_row(made.module, made.operator, made.line, format_size(size))
     return table
 
 
+def _stays(observed: Observed) -> Iterator[str]:
+    """What is never evicted, by the reason."""
+    found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for (made, why), size in _places(observed).most_common():
+        if why and size > _LEAST * observed.peak_bytes:
+            found[why].append((size, _called(made)))
+    for why, makers in found.items():
+        listed = ", ".join(f"{format_size(size)} by {called}" for size, called in makers[:_MAKERS])
+        yield f"Never evicted, because {why}: {listed}."
+
+
 def _outlooks(found: Suggestion) -> Table:
-    table = Table(title="Compute of a step, in terms of one without a budget")
-    for column in ("budget", "of the peak", "of the activations", "first steps", "once learned"):
-        table.add_column(column, justify="right")
+    columns = ["budget", "of the peak", "of the activations", "first steps", "once learned"]
+    is_timed = any(each.seconds for each in found.outlooks)
+    title = "Compute of a step, in terms of one without a budget"
+    if is_timed:
+        columns.append("step")
+        title += "; and its time"
+    table = _table(title, columns, columns)
     for each in found.outlooks:
         later = _times(each.later) + (" (plan)" if each.is_planned else "")
         table.add_row(
             format_size(each.budget_bytes),
-            f"{100 * each.budget_bytes / found.peak_bytes:.0f} %",
+            _percent(each.budget_bytes, found.peak_bytes),
             f"{100 * each.share:.0f} %",
             _times(each.first),
             later,
+            *([_seconds(*each.seconds)] if each.seconds else []),
             style="bold" if each == found.advised else None,
         )
     return table
@@ -159,22 +214,17 @@ def _times(slowness: float | None) -> str:
     return "too slow" if slowness is None else f"{slowness:.2f}"
 
 
-def _alternatives(observed: Observed, found: Suggestion) -> list[str]:
-    """What would take less without a budget, or beside one."""
-    words = []
-    blocks, size = bytes_of_blocks(observed.fullest)
-    if size > 0.3 * found.activation_bytes:
-        words.append(
-            f"By hand: {format_size(size)} are made in the modules {blocks}; of that "
-            "torch.utils.checkpoint around each keeps what one of them makes and the inputs of "
-            "all, and runs each twice in a step."
-        )
-    if observed.is_float32:
-        words.append(
-            "With other results: all is float32, and torch.autocast to bfloat16 halves what matrix "
-            f"products make and save: {format_size(found.activation_bytes // 2)} at most."
-        )
-    return words
+def _seconds(low: float, high: float) -> str:
+    """A range in a unit that suits both."""
+    unit, factor = ("s", 1) if high >= 1 else ("ms", 1000)
+    digits = 2 if factor * high < 10 else 1 if factor * high < 100 else 0
+    return f"{factor * low:.{digits}f} to {factor * high:.{digits}f} {unit}"
+
+
+def _budget(size_bytes: int) -> str:
+    """A setting of at least so much."""
+    unit, factor = ("MiB", 2**20) if size_bytes >= 16 * 2**20 else ("KiB", 2**10)
+    return f"{-(-size_bytes // factor)}{unit}"
 
 
 def _called(limit: Limit) -> str:
@@ -183,51 +233,90 @@ def _called(limit: Limit) -> str:
 
 
 def _words(observed: Observed, found: Suggestion) -> list[str]:
-    words = []
-    if found.operators == 0:
-        words.append(
-            f"No step was repeated in {observed.steps} of the optimizer's; what was seen last "
-            "stands for it, and nothing can be learned of steps that all differ."
+    if not found.outlooks and not found.operators:
+        return [
+            "No step of an optimizer was seen, and nothing that was repeated three times: what a "
+            "budget would cost is not known."
+        ]
+    return [*_seen(observed, found), *_advised(found), *_alternatives(observed, found)]
+
+
+def _seen(observed: Observed, found: Suggestion) -> Iterator[str]:
+    if observed.steps == 0:
+        yield (
+            f"No step of an optimizer was seen; the {found.operators:,} operators that are "
+            "repeated at the end count as one."
         )
-    idle = sum(found.held_bytes.values())
-    if found.advised is None or found.activation_bytes < 0.2 * found.peak_bytes:
-        words.append(
-            f"{100 * idle / found.peak_bytes:.0f} % of the peak is held between steps, which is "
-            "never computed again: a budget gains little here. Sharding, or swapping to host "
-            "memory (DTR_ALLOC_SWAP), may."
-        )
-    if found.held_bytes.get("optimizer states", 0) > 0.3 * found.peak_bytes:
-        words.append(
-            "Much of it is the optimizer's states: an optimizer with smaller ones, or sharding "
-            "(FSDP, ZeRO), saves what no budget can."
-        )
-    if found.advised is None:
-        return words
-    least = found.outlooks[-1]
-    words.append(
-        f"The smallest budget found is {format_size(least.budget_bytes)}"
-        + (f": {_called(found.limit)} needs that much at once." if found.limit else ".")
-    )
-    if found.limit and found.limit.operator.startswith("aten._foreach_"):
-        words.append(
-            "That is the optimizer's step over all parameters at once: with fused=True, or "
-            "foreach=False, it needs less."
-        )
+    elif found.operators == 0:
+        yield (
+            f"Steps seen: {observed.steps}; it takes three to see that one is repeated. "
+            if observed.steps < 3
+            else f"Of {observed.steps} steps none repeats another, and none can be learned. "
+        ) + "What was seen last stands for all."
+    if times := observed.step_seconds:
+        yield f"Without a budget a step took {_seconds(min(times), max(times))}."
+
+
+def _advised(found: Suggestion) -> Iterator[str]:
+    needs = f": {_called(found.limit)} needs that much at once." if found.limit else "."
     advised = found.advised
-    assert advised.later is not None
+    if advised is None:
+        idle = sum(found.held_bytes.values())
+        yield f"No budget is advised: none that works saves {100 * GAIN:.0f} % of the peak" + needs
+        if idle > 0.5 * found.peak_bytes:
+            yield (
+                f"{_percent(idle, found.peak_bytes)} of the peak is held between steps and never "
+                "computed again: parameters and what belongs to them fill it, and a budget is not "
+                "for this job."
+            )
+        return
+    yield f"The smallest budget found is {format_size(found.outlooks[-1].budget_bytes)}{needs}"
     reason = (
         f"the smallest at which a step computes at most {WORTH:g} times as much"
-        if advised.later <= WORTH
+        if advised.later is not None and advised.later <= WORTH
         else "the cheapest that saves memory"
     )
-    words.append(
-        f"Advised: DTR_ALLOC_BUDGET={advised.budget_bytes // 2**20}MiB, {reason} "
+    yield (
+        f"Advised: DTR_ALLOC_BUDGET={_budget(advised.budget_bytes)}, {reason} "
         f"({_times(advised.later)})."
     )
-    if advised.share < 1:
-        words.append(
-            "If activations grow with the batch and nothing else does, a batch "
-            f"{1 / advised.share:.1f} times as large fits into the peak of today, "
-            f"{format_size(found.peak_bytes)}."
+    yield (
+        "If activations grow with the batch and nothing else does, a batch "
+        f"{1 / advised.share:.1f} times as large fits into the peak of today, "
+        f"{format_size(found.peak_bytes)}."
+    )
+
+
+def _alternatives(observed: Observed, found: Suggestion) -> Iterator[str]:
+    """What would take less without a budget, or beside one."""
+    peak_bytes, seen = found.peak_bytes, found.at_peak
+    states = found.held_bytes.get("optimizer states", 0)
+    model = states + sum(found.held_bytes.get(kind, 0) for kind in ("parameters", "gradients"))
+    if found.advised is None or model > 0.5 * peak_bytes:
+        yield (
+            f"Parameters, gradients and optimizer states fill {format_size(model)}. Sharding "
+            f"(FSDP2) over two processes takes {format_size(model // 2)} off each."
+            + (f" DTR_ALLOC_SWAP keeps {format_size(states)} of states in host memory between "
+               "steps, and copies them twice a step." if states else "")
+        )  # fmt: skip
+    if seen and seen.optimizer_bytes > _LEAST * peak_bytes:
+        saved = peak_bytes - seen.fused_peak_bytes
+        yield (
+            f"The optimizer's step makes {format_size(seen.optimizer_bytes)} for itself. Adam, "
+            "AdamW, SGD and Adagrad with fused=True make nothing"
+            + (f": the peak is {format_size(saved)} lower then." if saved else ".")
         )
-    return words + _alternatives(observed, found)
+    if seen and (blocks := seen.blocks):
+        saved = blocks.size_bytes - blocks.kept_bytes
+        if saved > 0.1 * peak_bytes:
+            yield (
+                f"By hand: torch.utils.checkpoint around each of the modules {blocks.modules} "
+                f"keeps {format_size(blocks.kept_bytes)} of the {format_size(blocks.size_bytes)} "
+                f"that they make, and computes up to {100 * blocks.compute:.0f} % of a step "
+                "again."
+            )
+    if observed.is_float32 and (half := found.activation_bytes // 2) > _LEAST * peak_bytes:
+        yield (
+            "With other results: all is float32, and torch.autocast to bfloat16 halves what matrix "
+            f"products make and save: {format_size(half)} at most."
+        )

@@ -7,12 +7,14 @@ the rule with which a job begins and by what it would learn, at smaller and smal
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from dtr_alloc.lab import simulate
+from dtr_alloc.lab.at_peak import AtPeak, at_peak
 from dtr_alloc.oplog import Program, computed
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -25,8 +27,15 @@ SLOWEST = 4.0
 """A step that takes longer, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
 WORTH = 1.15
 """A step that takes no longer is what most jobs accept: so the smallest such budget is advised."""
+GAIN = 0.05
+"""A budget that saves less of the peak is not advised."""
 MARGIN = 1.03
 """More than the smallest budget found: a job is not played to the last detail."""
+REPEAT_SECONDS = 50e-6
+"""What an operator that runs again takes beside its own time at most, for evicting, searching and
+starting it: 30 µs in the median of 21 runs of the bench's jobs, and less than this in 14."""
+SPREAD = 0.1
+"""A step takes so much more or less in another process, even where those that were timed agree."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Outlook:
             None: it fails, or takes more than SLOWEST.
         later: the same once the step is learned.
         is_planned: whether by a plan with addresses.
+        seconds: the least and the most that a step is expected to take; None: no step was timed.
     """
 
     budget_bytes: int
@@ -47,6 +57,7 @@ class Outlook:
     first: float | None
     later: float | None
     is_planned: bool
+    seconds: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,10 @@ class Suggestion:
     Attributes:
         peak_bytes: without a budget.
         held_bytes: what stays allocated between two steps, by kind.
-        operators: of the step; 0: no step was repeated, and all that was seen stands for it.
-        outlooks: from the largest budget to the smallest that works.
-        advised: the one that is advised; None: no budget below the peak works.
+        operators: of the step; 0: no step was repeated, and what was seen last stands for it.
+        outlooks: from the largest budget to the smallest that works; empty if no step was seen,
+            neither of an optimizer nor one that was repeated.
+        advised: the one that is advised; None: none that works saves GAIN of the peak.
         limit: what the smallest budget is for; None: nothing fails with less, it takes too long.
     """
 
@@ -78,6 +90,8 @@ class Suggestion:
     outlooks: Sequence[Outlook]
     advised: Outlook | None
     limit: Limit | None
+    at_peak: AtPeak | None
+    """Of a step that is repeated."""
 
     @property
     def activation_bytes(self) -> int:
@@ -91,6 +105,8 @@ def suggest(
     device: str = "cpu",
     chunk_bytes: int = 0,
     threads: int = 1,
+    steps: int = 0,
+    step_seconds: Sequence[float] = (),
 ) -> Suggestion:
     """Plays the step of a job's log.
 
@@ -102,6 +118,8 @@ def suggest(
         device: "cpu" or "cuda".
         chunk_bytes: the unit in which memory is mapped there; 0: a page.
         threads: that play at the same time.
+        steps: that the log has; 0: nobody said where they end.
+        step_seconds: of further ones, each, without a budget.
     """
     base = _run(program, None, chunk_bytes)
     # What the job has besides what the log knows of.
@@ -124,13 +142,40 @@ def suggest(
         found = rehearse(budget_bytes, learn=False)
         return found.usual_cost is not None and 1 + found.usual_cost <= SLOWEST
 
+    asked = rehearse(peak_bytes, learn=False)
+    peak = None
+    if asked.operators:
+        peak = at_peak(program, asked.operators, held_bytes, peak_bytes)
+    elif steps == 0:
+        return Suggestion(peak_bytes, held_bytes, 0, [], None, None, None)
+
+    def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
+        if not step_seconds or not costs:
+            return None
+        operators = asked.operators or len(computed(program)) // steps
+        # A step that is repeated may have several optimizers, and each ends one here.
+        ends = max(1, round(steps * operators / len(computed(program))))
+        whole = range(0, len(step_seconds) - ends + 1, ends)
+        times = [sum(step_seconds[at : at + ends]) for at in whole]
+        if not times:
+            return None
+        # What was measured for the first time may have taken longer than it does.
+        own = usual = statistics.median(times)
+        if asked.operators:
+            own = min(own, asked.step_cost / 1e9)
+        again = max(costs) * (own + operators * REPEAT_SECONDS)
+        least, most = min(*times, usual * (1 - SPREAD)), max(*times, usual * (1 + SPREAD))
+        return least + min(costs) * own, most + again
+
     def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook:
+        costs = (played.usual_cost, played.learned_cost)
         return Outlook(
             budget_bytes,
             (budget_bytes - idle_bytes) / activation_bytes,
             _slowness(played.usual_cost),
             _slowness(played.learned_cost),
             played.is_planned,
+            seconds([cost for cost in costs if cost is not None and 1 + cost <= SLOWEST]),
         )
 
     low, high = idle_bytes, peak_bytes
@@ -147,14 +192,16 @@ def suggest(
         for outlook in map(outlook_of, budgets, found)
         if outlook.first is not None or outlook.later is not None
     ]
-    cheap = [each for each in outlooks if each.later is not None and each.later <= WORTH]
+    saving = [each for each in outlooks if each.budget_bytes <= (1 - GAIN) * peak_bytes]
+    cheap = [each for each in saving if each.later is not None and each.later <= WORTH]
     return Suggestion(
         peak_bytes,
         held_bytes,
-        found[-1].operators,
+        asked.operators,
         outlooks,
-        cheap[-1] if cheap else outlooks[0] if outlooks else None,
+        cheap[-1] if cheap else saving[0] if saving else None,
         _limit(program, low - unseen_bytes, chunk_bytes, int(SLOWEST * base.model_cost)),
+        peak,
     )
 
 

@@ -40,17 +40,6 @@ def where(entry: Kept | Repeats) -> Where:
     return Where(_NUMBER.sub("*", entry.module), operator)
 
 
-def bytes_of_blocks(entries: Iterable[Kept]) -> tuple[str, int]:
-    """Of modules that repeat, such as ``h.*``, those that made the most, and how much of it can be
-    evicted; ("", 0) if none does."""
-    sizes: Counter[str] = Counter({"": 0})
-    for entry in entries:
-        head, star, _ = where(entry).module.partition("*")
-        if star and not entry.why:
-            sizes[head + star] += entry.size_bytes
-    return sizes.most_common(1)[0]
-
-
 def bytes_by_place(entries: Iterable[Kept]) -> list[tuple[tuple[Where, bool], int]]:
     """Sizes by place, and by whether what is there cannot be evicted, the largest first."""
     sizes: Counter[tuple[Where, bool]] = Counter()

@@ -99,4 +99,4 @@ from dtr_alloc.oplog.program import (
     compile_instructions,
     compile_log,
 )
-from dtr_alloc.oplog.steps import computed, repeated
+from dtr_alloc.oplog.steps import computed, instructions, made_bytes, repeated

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from dtr_alloc.oplog.program import (
+    ALLOCATE,
     CALL,
     CONSTANT,
     COPY,
     COPY_FROM,
     EFFECT,
+    FREE,
     FRESH,
     MUTATE,
     RELEASE,
@@ -77,6 +79,30 @@ def computed(program: Program) -> list[int]:
         return code[at] == MUTATE or (code[at] == CALL and FRESH in aliases)
 
     return [index for index, at in enumerate(operators) if counts(at)]
+
+
+def made_bytes(program: Program, operator: int, results: list[int]) -> int:
+    """The most that an operator has allocated at once while it runs; results: bytes of each."""
+    trace = program.workspace[program.workspace_at[operator] : program.workspace_at[operator + 1]]
+    temporaries: list[int] = []
+    missing = dict(enumerate(results))
+    held = most = 0
+    for kind, value in zip(trace[::2], trace[1::2], strict=True):
+        if kind == ALLOCATE:
+            temporaries.append(value)
+            held += value
+        elif kind == FREE:
+            held -= temporaries[value]
+        else:
+            held += missing.pop(value)
+        most = max(most, held)
+    return max(most, held + sum(missing.values()))
+
+
+def instructions(program: Program) -> Iterator[array[int]]:
+    """The code, cut."""
+    for at, end in pairwise([*_starts(program.code), len(program.code)]):
+        yield program.code[at:end]
 
 
 def _starts(code: array[int]) -> Iterator[int]:

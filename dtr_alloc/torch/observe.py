@@ -7,8 +7,10 @@ held for, and how long a step takes.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from dtr_alloc.torch.kept import Kept, fullest
 from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.runtime import Runtime
 
+TIMED = 4
+"""Steps that are made for their time, after those that are recorded: that takes time itself."""
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -29,8 +34,8 @@ class Observed:
 
     Attributes:
         device: "cpu" or "cuda".
-        steps: of an optimizer that ended; 0: the job has none, or ended before.
-        step_seconds: the median of the steps after the first; 0 where none was seen whole.
+        steps: that were recorded; 0: the job has no optimizer, or ended before.
+        step_seconds: of each step that was timed; none if something was evicted.
         peak_bytes: the most that was allocated at once, with what the session found on the device.
         held_bytes: what was allocated when the last step ended, by kind: parameters, gradients,
             optimizer states, buffers, other.
@@ -41,7 +46,7 @@ class Observed:
 
     device: str
     steps: int
-    step_seconds: float
+    step_seconds: list[float]
     peak_bytes: int
     held_bytes: dict[str, int]
     fullest: list[Kept]
@@ -50,13 +55,15 @@ class Observed:
 
 
 class Observer:
-    """Ends the op log and calls ``then``, once: after so many steps of optimizers, so many seconds,
-    or by finish(), whichever comes first, on the thread where that is. A session must be on.
+    """Ends the op log and calls ``then``, once: when so many steps of optimizers were recorded and
+    TIMED more were timed, after so many seconds, or by finish(), whichever comes first, on the
+    thread where that is. A session must be on, and its log end with the steps.
     """
 
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
         self._steps = steps
         self._seen = 0
+        self._ends: list[float] = []
         self._then = then
         self._once = threading.Lock()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
@@ -67,15 +74,25 @@ class Observer:
     def _step_ended(self) -> None:
         self._seen += 1
         if self._seen >= self._steps:
+            self._ends.append(clock())
+        if len(self._ends) > TIMED:
             self.finish()
 
     def finish(self) -> None:
         if self._once.acquire(blocking=False):
             self._timer.cancel()
-            self._then(observe())
+            times = [after - before for before, after in pairwise(self._ends)]
+            self._then(observe(min(self._seen, self._steps), times))
 
 
-def observe() -> Observed:
+def clock() -> float:
+    """In seconds; what the device was given is done."""
+    if api.active().device_type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def observe(steps: int, step_seconds: list[float]) -> Observed:
     """What the session's job held and took until now. Ends the session's log."""
     runtime = api.active()
     stats = api.stats()
@@ -84,8 +101,8 @@ def observe() -> Observed:
         runtime.log.close()
     return Observed(
         runtime.device_type,
-        stats["steps"],
-        stats["step_seconds"],
+        steps,
+        [] if stats["evictions"] or stats["swaps"] else step_seconds,
         stats["peak_allocated_bytes"] + outside_bytes,
         held,
         fullest(runtime),

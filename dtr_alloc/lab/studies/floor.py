@@ -56,24 +56,6 @@ Row = list[Any]
 # ---- one log ----
 
 
-def _made_bytes(program: Program, operator: int, results: list[int]) -> int:
-    """The most that the operator has allocated at once while it runs; results: bytes of each."""
-    trace = program.workspace[program.workspace_at[operator] : program.workspace_at[operator + 1]]
-    temporaries: list[int] = []
-    missing = dict(enumerate(results))
-    held = most = 0
-    for kind, value in zip(trace[::2], trace[1::2], strict=True):
-        if kind == oplog.ALLOCATE:
-            temporaries.append(value)
-            held += value
-        elif kind == oplog.FREE:
-            held -= temporaries[value]
-        else:
-            held += missing.pop(value)
-        most = max(most, held)
-    return max(most, held + sum(missing.values()))
-
-
 def least_bytes(program: Program) -> int:
     """A budget below which no schedule runs the log: the most that an operator reads, makes and
     needs meanwhile, with the constants that are alive then."""
@@ -131,7 +113,7 @@ def least_bytes(program: Program) -> int:
                 fresh = [size if alias < 0 else 0 for _, size, alias in results]
                 for (name, _, _), buffer in zip(results, buffers, strict=True):
                     define(name, buffer)
-            most = max(most, need + _made_bytes(program, operator, fresh))
+            most = max(most, need + oplog.made_bytes(program, operator, fresh))
             operator += 1
         elif kind in (oplog.COPY, oplog.COPY_FROM):
             define(code[at + 1], names[code[at + 2]])
