@@ -188,15 +188,19 @@ StepLog::Repetition StepLog::repetition() const {
       left = i;
       right = i + z[i];
     }
-    if (z[i] < i || kShare * (i + z[i]) < count || std::abs(live(0) - live(i)) > kBalance * most)
+    // What dies behind the last operator may do so because the job ends: that a step earlier counts.
+    if (i == 1 || z[i] < i || kShare * (i + z[i]) < count ||
+        std::abs(live(1) - live(i + 1)) > kBalance * most)
       continue;
-    double high = live(0);
-    uint64_t low = 0;
+    double high = live(i);
+    uint64_t low = i;
     for (uint64_t k = 1; k < i; ++k) {
       high = std::max(high, live(k));
       if (live(k) <= live(low)) low = k;
     }
-    if (high - live(low) >= kSwing * most) return {i, count - low, (i + z[i] - low) / i};
+    if (high - live(low) < kSwing * most) continue;
+    low %= i;
+    return {i, count - low, (i + z[i] - low) / i};
   }
   return {};
 }

@@ -105,6 +105,15 @@ def test_a_first_step_unlike_the_others_is_none_of_them(hear):
     assert hear(job) == (STEP, end, 3, 3 * STEP, STEP)
 
 
+def test_what_dies_at_the_jobs_end_hides_no_step(hear):
+    job = Job()
+    weight = job.constant()
+    for _ in range(4):
+        job.step(weight, LAYERS)
+    job.release(weight)
+    assert hear(job) == (STEP, job.operators, 4, 4 * STEP, STEP)
+
+
 def test_layers_that_repeat_are_no_step(hear):
     job = Job()
     made = [job.constant()]
