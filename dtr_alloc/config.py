@@ -147,6 +147,11 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def error_size(size_bytes: int) -> str:
+    """The same for errors, with the bytes."""
+    return f"{format_size(size_bytes)} ({size_bytes} bytes)"
+
+
 @dataclass(frozen=True)
 class Budget:
     """How much memory a job may have: a number of bytes, a share of the device, or no limit.
@@ -474,7 +479,7 @@ def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
             return means
         size_bytes = parse_size(value)
         if size_bytes < least:
-            raise ValueError(f"less than {least} bytes")
+            raise ValueError(f"less than {error_size(least)}")
         return size_bytes
 
     return parse

@@ -10,7 +10,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, PoolOptions
+from dtr_alloc.config import (
+    UNLIMITED_BYTES,
+    Budget,
+    Config,
+    ConfigError,
+    PoolOptions,
+    error_size,
+)
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 
 _lock = threading.Lock()
@@ -29,9 +36,15 @@ class Pools:
         """Each pool gets the budget; all keep theirs if one cannot do with it.
 
         Raises what dtr_alloc.core.check does for DTR_OUT_OF_MEMORY if what cannot be evicted does
-        not fit, and ConfigError for a share of a device of unknown size.
+        not fit, and ConfigError for less than a chunk and a share of a device of unknown size.
         """
-        self.set_budget_bytes([budget.resolve(of["total_bytes"]) for of in self.stats()])
+        budgets = []
+        for of in self.stats():
+            size_bytes, least = budget.resolve(of["total_bytes"]), of["chunk_bytes"]
+            if size_bytes < least:
+                raise ConfigError("budget", str(budget), f"{error_size(least)} and more")
+            budgets.append(size_bytes)
+        self.set_budget_bytes(budgets)
 
     def set_budget_bytes(self, budgets: list[int]) -> None:
         """As set_budget, with a number of bytes for each pool; 2**64 - 1: no limit."""

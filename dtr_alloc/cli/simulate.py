@@ -280,7 +280,7 @@ def _warn_of_little(program: Program) -> None:
     if program.recorded and not simulate.rehearse(program, UNLIMITED_BYTES, learn=False).operators:
         click.echo(
             f"{program.path}: no step is repeated in it, so it may say little of those that "
-            "follow; three steps and more are enough (--log-steps)",
+            "follow; four steps and more are enough (--log-steps)",
             err=True,
         )
 

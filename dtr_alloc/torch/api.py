@@ -110,7 +110,8 @@ def _enable(config: Config, light: bool) -> None:
         if is_enabled():
             assert _runtime is not None
             raise StateError(
-                f"dtr_alloc is enabled already, with budget {_runtime.config.budget}; "
+                "dtr_alloc is enabled already, with budget "
+                f"{report.budget_text(_runtime.config.budget)}; "
                 "call disable() first, or set_budget() to change the budget"
             )
         if _runtime is None and config.device != "cpu":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dtr_alloc import costs
+from dtr_alloc.config import error_size
 from dtr_alloc.core import ffi, lib, listed
 from dtr_alloc.torch.live_objects import live_objects
 
@@ -79,7 +80,7 @@ def message(runtime: Any, lost: Sequence[Lost]) -> str:
             text = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
             shapes[int(ffi.cast("intptr_t", handle))].append(text)
     named = [
-        f"{of.size_bytes} bytes of {of.operator or 'a constant in host memory'}"
+        f"{error_size(of.size_bytes)} of {of.operator or 'a constant in host memory'}"
         + "".join(f", {shape}" for shape in dict.fromkeys(shapes[of.handle]))
         for of in lost[:_SHOWN]
     ]
@@ -87,6 +88,6 @@ def message(runtime: Any, lost: Sequence[Lost]) -> str:
         named.append(f"and {len(lost) - _SHOWN} more")
     return (
         f"disable: the session has ended, and the content of {len(lost)} storages "
-        f"({sum(of.size_bytes for of in lost)} bytes) is lost, because it could not be computed "
+        f"of {error_size(sum(of.size_bytes for of in lost))} is lost, because it could not be computed "
         f"again; reading it raises an error. {'; '.join(named)}. The first error: {lost[0].error}"
     )

@@ -630,10 +630,14 @@ std::string largest(const std::vector<dtr_holder>& holders, const char* title, I
   for (const auto& [key, bytes] : held) largest.emplace_back(bytes, key);
   std::sort(largest.rbegin(), largest.rend());
   std::string text;
-  for (size_t i = 0; i < std::min(largest.size(), kShown); ++i)
+  for (size_t i = 0; i < std::min(largest.size(), kShown); ++i) {
+    const auto bytes = static_cast<unsigned long long>(largest[i].first);
+    char size[64];
+    std::snprintf(size, sizeof size, " %.1f MiB (%llu bytes)", static_cast<double>(bytes) / 0x1p20,
+                  bytes);
     text += (i ? std::string(", ") : std::string(" ") + title + ": ") +
-            Rules::instance().name_of(largest[i].second) + " " + std::to_string(largest[i].first) +
-            " bytes";
+            Rules::instance().name_of(largest[i].second) + size;
+  }
   return text.empty() ? text : text + ".";
 }
 

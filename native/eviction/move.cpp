@@ -164,9 +164,8 @@ bool Mover::move_to(Storage* storage, Place to, Deferred& deferred) {
   // The block's own stream may be another one than that of the copy.
   if (status == DTR_OK && queues) status = dtr_pool_record_stream(device.pool, from, stream);
   if (status != DTR_OK)
-    throw_status(status, "move: the content of storage " + std::to_string(storage->id) + " (" +
-                             std::to_string(bytes) +
-                             " bytes) cannot be copied: " + dtr_last_error());
+    throw_status(status, "move: the content of storage " + std::to_string(storage->id) + ", " +
+                             size_text(bytes) + ", cannot be copied: " + dtr_last_error());
   if (handle && framework->replace(handle, to.address()) != from) return false;
   lifecycle_.change_address(storage, to.address());
   if (queues) storage->used_on = storage->remade_on = stream;  // O2

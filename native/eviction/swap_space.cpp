@@ -143,10 +143,10 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
     if (!storage->live && !storage->parent) dead_.keep(storage);
     if (!has_buffer && storage->parent) return Outcome::no_host_memory;
     lifecycle_.unlock(storage, deferred);
-    throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + " (" +
-                             std::to_string(bytes) + " bytes) cannot go to host memory, of which " +
-                             std::to_string(host_.in_use_bytes()) + " of " +
-                             std::to_string(host_.cap_bytes()) + " bytes are in use: " + text);
+    throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + ", " +
+                             size_text(bytes) + ", cannot go to host memory, of which " +
+                             size_text(host_.in_use_bytes()) + " of " +
+                             size_text(host_.cap_bytes()) + " are in use: " + text);
   }
   if (timed && device.way_out.add(bytes, end - begin)) cost_model_.bounds().reset_all();
   ++environment_.stats.swaps;

@@ -125,9 +125,9 @@ void Contents::compare_inputs(const Op* op, Deferred& deferred) {
          !(others_hold(input) ? checksum_of(edge) != edge.checksum : has_changed(input))))
       continue;
     if (!input->live || !input->parent)
-      throw StateError("storage " + std::to_string(input->id) + " (" +
-                       std::to_string(input->size_bytes) +
-                       " bytes) is needed for a rematerialization, but was changed by something "
+      throw StateError("storage " + std::to_string(input->id) + ", " +
+                       size_text(input->size_bytes) +
+                       ", is needed for a rematerialization, but was changed by something "
                        "other than an operator (through numpy, DLPack, a raw pointer or a "
                        "storage); materialize what depends on it before");
     changed(input, deferred);

@@ -443,7 +443,7 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   advice_ = {};
   if (found)
     advice_ = {static_cast<uint64_t>(kMargin * static_cast<double>(found->bytes + unknown)),
-               1 + found->repeats};
+               step_.period > 0 ? 1 + found->repeats : 0};
   return advice_;
 }
 

@@ -43,7 +43,8 @@ class Coach {
   // A budget with which a step would compute no more than it may.
   struct Advice {
     uint64_t budget_bytes = 0;  // 0: none is known
-    double slowness = 1;        // all that a step computes, in terms of what it computes first
+    // All that a step computes, in terms of what it computes first; 0: no step is known.
+    double slowness = 0;
   };
 
   virtual ~Coach() = default;

@@ -85,12 +85,13 @@ std::string Engine::advice(Transaction& call) try {
   const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, call.lock);
   if (advice.budget_bytes == 0) return "";
   constexpr uint64_t kMiB = 1 << 20;
-  char text[128];
-  std::snprintf(text, sizeof text,
-                " For what ran so far a budget of %llu MiB would do, with %.1f times the compute.",
-                static_cast<unsigned long long>((advice.budget_bytes + kMiB - 1) / kMiB),
-                advice.slowness);
-  return text;
+  const uint64_t mebibytes = (advice.budget_bytes + kMiB - 1) / kMiB;
+  const std::string text =
+      " For what ran so far a budget of " + std::to_string(mebibytes) + " MiB would do";
+  if (advice.slowness == 0) return text + ".";
+  char slowness[64];
+  std::snprintf(slowness, sizeof slowness, ", with %.1f times the compute.", advice.slowness);
+  return text + slowness;
 } catch (const std::bad_alloc&) {
   if (!call.lock) call.lock.lock();
   return "";

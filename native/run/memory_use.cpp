@@ -142,12 +142,15 @@ std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,
   if (swap_costs.is_on())
     text += "; swapped to host memory " + size_text(swap_space_.memory().in_use_bytes()) + " of " +
             size_text(swap_space_.memory().cap_bytes());
-  text += ". This point of the job needs a budget of at least " +
-          size_text(size_bytes + stats.allocated_bytes - evictable);
+  const uint64_t least = size_bytes + stats.allocated_bytes - evictable;
   const size_t by_driver = refusal.find(kRefusedByDriver);
-  if (by_driver == std::string::npos) return text + "; raise the budget or shrink the batch.";
-  return text + ", but the system grants less than that" + refusal.substr(by_driver) +
-         ". Raise that limit or shrink the batch.";
+  if (by_driver != std::string::npos)
+    return text + ". The system grants less than the budget" + refusal.substr(by_driver) +
+           ". Raise that limit or shrink the batch.";
+  // Else evicting was not enough, or goes on for too long.
+  if (least > stats.budget_bytes)
+    text += ". This point of the job needs a budget of at least " + size_text(least);
+  return text + ". Raise the budget or shrink the batch.";
 }
 
 }  // namespace dtr

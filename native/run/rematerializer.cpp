@@ -35,8 +35,8 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
     }
     if (!step.inputs.op) {
       if (!target->parent)
-        throw StateError("storage " + std::to_string(target->id) + " (" +
-                         std::to_string(target->size_bytes) + " bytes) is needed, but " +
+        throw StateError("storage " + std::to_string(target->id) + ", " +
+                         size_text(target->size_bytes) + ", is needed, but " +
                          (target->live ? "is lost: when a session ended, it could not be brought "
                                          "back, and disable() said why"
                                        : "memory that it was computed from was changed or replaced "
@@ -205,9 +205,8 @@ void Rematerializer::take_result(const Op* op, Storage* storage, const dtr_tenso
                      std::to_string(desc.device_index) + " where it gave one on device " +
                      std::to_string(storage->device_index) + " the first time");
   if (desc.storage_bytes != storage->size_bytes)
-    throw StateError("op " + std::to_string(op->id) + " gave " +
-                     std::to_string(desc.storage_bytes) + " bytes where it gave " +
-                     std::to_string(storage->size_bytes) + " the first time");
+    throw StateError("op " + std::to_string(op->id) + " gave " + size_text(desc.storage_bytes) +
+                     " where it gave " + size_text(storage->size_bytes) + " the first time");
   parts_.verifier.compare(storage, op, desc.data);
   // The op may have consumed an old version: its memory changes hands.
   Storage* consumed = parts_.graph.by_handle.find(desc.handle);

@@ -321,8 +321,8 @@ void StorageLifecycle::require_idle(std::vector<uint64_t> lost) const {
   std::sort(lost.begin(), lost.end());
   for (const Storage* storage : live_evicted())
     if (!std::binary_search(lost.begin(), lost.end(), storage->id))
-      throw StateError("storage " + std::to_string(storage->id) + " (" +
-                       std::to_string(storage->size_bytes) + " bytes) is evicted");
+      throw StateError("storage " + std::to_string(storage->id) + ", " +
+                       size_text(storage->size_bytes) + ", is evicted");
   for (const Storage* storage : with_handles())
     if (storage->locks > 0)
       throw StateError("storage " + std::to_string(storage->id) + " is locked by an op in flight");

@@ -148,7 +148,7 @@ class TestFailure:
         (op_id,) = toy.closures
         right = toy.closures[op_id]
         toy.closures[op_id] = right._replace(results=(2 * WORDS,))
-        with pytest.raises(WrongState, match=f"gave {2 * PAGE} bytes where it gave {PAGE}"):
+        with pytest.raises(WrongState, match=r"gave 8.0 KiB \(8192 bytes\) where it gave 4.0 KiB"):
             toy.materialize(y)
         toy.closures[op_id] = right._replace(results=())
         with pytest.raises(WrongState, match="fewer results"):

@@ -8,7 +8,7 @@ import pytest
 from native_pool import MIB, check, ffi, lib
 
 from dtr_alloc import pools
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, load_config
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, load_config
 from dtr_alloc.core import StateError
 
 GIB = 1 << 30
@@ -63,6 +63,13 @@ def test_a_budget_that_one_device_cannot_do_with_leaves_all_as_they_were(two_dev
         two_devices.set_budget(Budget(4 * MIB))
     assert two_devices.budget_bytes() == [64 * MIB] * 2
     check(lib.dtr_pool_free(two_devices.handles[1], address))
+
+
+def test_a_budget_of_less_than_a_chunk_is_named_and_changes_nothing(two_devices):
+    two_devices.set_budget(Budget(64 * MIB))
+    with pytest.raises(ConfigError, match=r"budget is '1024'; allowed: 2.00 MiB \(2097152 bytes\)"):
+        two_devices.set_budget(Budget(1024))
+    assert two_devices.budget_bytes() == [64 * MIB] * 2
 
 
 def test_counters_add_up_and_sizes_of_a_device_do_not(two_devices):

@@ -97,3 +97,8 @@ def test_every_function_that_the_journey_names_is_defined_in_its_file() -> None:
             rf"^(  )?[A-Za-z][^;=\n]*\b{name}\([^;\n]*$", (ROOT / file).read_text(), re.MULTILINE
         )
     ]
+
+
+def test_what_is_public_is_what_is_listed() -> None:
+    assert sorted(dir(dtr_alloc)) == sorted(dtr_alloc.__all__)
+    assert all(getattr(dtr_alloc, name).__doc__ for name in dtr_alloc.__all__ if name[0] != "_")

@@ -124,9 +124,9 @@ def test_a_session_ends_though_a_tensor_cannot_be_computed_again():
     with pytest.raises(StateError) as caught:
         dtr_alloc.disable()
     for text in (
-        "content of 2 storages (8000 bytes) is lost",
-        "4000 bytes of aten::mul.Tensor, float32 (1000,)",
-        "4000 bytes of aten::exp.default, float32 (10, 100), float32 (2, 100)",
+        "content of 2 storages of 7.81 KiB (8000 bytes) is lost",
+        "3.91 KiB (4000 bytes) of aten::mul.Tensor, float32 (1000,)",
+        "3.91 KiB (4000 bytes) of aten::exp.default, float32 (10, 100), float32 (2, 100)",
         "changed by something other than an operator",
     ):
         assert text in str(caught.value)
