@@ -88,6 +88,7 @@ def message(runtime: Any, lost: Sequence[Lost]) -> str:
         named.append(f"and {len(lost) - _SHOWN} more")
     return (
         f"disable: the session has ended, and the content of {len(lost)} storages "
-        f"of {error_size(sum(of.size_bytes for of in lost))} is lost, because it could not be computed "
-        f"again; reading it raises an error. {'; '.join(named)}. The first error: {lost[0].error}"
+        f"of {error_size(sum(of.size_bytes for of in lost))} is lost, because it could not be "
+        "computed again; reading it raises an error. "
+        f"{'; '.join(named)}. The first error: {lost[0].error}"
     )
