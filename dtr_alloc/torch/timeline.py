@@ -23,6 +23,8 @@ from dtr_alloc.torch.kept import Kept, Repeats, fullest, repeats
 MOST = 1024
 _FIRST_INTERVAL = 0.01
 """Seconds between two moments, at first."""
+_STEPLESS_SECONDS = 2.0
+"""Between two moments that a job shows before its first step."""
 _PAUSE = 256
 """The session has taken so many times as long as the thread that takes moments has run."""
 _IN_USE = 1
@@ -47,7 +49,15 @@ class Moment(NamedTuple):
     recompute_cost_ns: int
     moved_bytes: int
     swapped_out_bytes: int
+    swapped_in_bytes: int
     planned: int
+    constant_bytes: int
+    """In use by dead constants that something may need."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Free, in the largest free block."""
+        return max(0, self.reserved_bytes - self.allocated_bytes - self.scattered_bytes)
 
     def seconds_a_step(self, before: Moment) -> float:
         """On average since a moment with fewer steps."""
@@ -75,7 +85,7 @@ def _recent(before: Moment, now: Moment) -> dict[str, Any]:
     """What a running job shows: of its first device's pool, and of the steps since it did so."""
     return {
         "steps": now.steps,
-        "step_seconds": now.seconds_a_step(before),
+        "step_seconds": now.seconds_a_step(before) if now.steps > before.steps else 0.0,
         "budget_bytes": now.budget_bytes,
         "allocated_bytes": now.allocated_bytes,
         "recompute_share": now.recompute_share(before),
@@ -116,22 +126,27 @@ class Timeline:
         self._live = Live(progress)
         self._shown = self._moment()
         self._hook: Any = None
-        self._thread = threading.Thread(target=self._sample, daemon=True, name="dtr_alloc timeline")
+        self._threads = [
+            threading.Thread(target=target, daemon=True, name="dtr_alloc timeline")
+            for target in (self._show_without_steps, *([self._sample] if samples else []))
+        ]
 
     def start(self) -> None:
         """Begins the rows. Whatever is raised meanwhile, stop() undoes it."""
         self._live.open()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
-        if self._samples:
-            self._thread.start()
+        self._show(self._shown)
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Ends the rows; what they say stays. It may be called again, and without a start()."""
         self.abandon()
         self._live.close()
         self._ended.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join()
         if self._end is None:
             self._end = time.perf_counter()
             if self._samples:
@@ -169,9 +184,20 @@ class Timeline:
                     self.steps = self.steps[1::2]  # multiples of the new stride
                     self._stride *= 2
             if is_shown:
-                before, self._shown = self._shown, moment
-                peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
-                self._live.show(_recent(before, moment) | peak)
+                self._show(moment)
+
+    def _show(self, moment: Moment) -> None:
+        before, self._shown = self._shown, moment
+        peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
+        self._live.show(_recent(before, moment) | peak)
+
+    def _show_without_steps(self) -> None:
+        """What a job without an optimizer shows."""
+        while not self._ended.wait(_STEPLESS_SECONDS):
+            with self._lock:
+                if self.step_count:
+                    return
+                self._show(self._moment())
 
     def _sample(self) -> None:
         interval = _FIRST_INTERVAL
@@ -213,7 +239,9 @@ class Timeline:
             engine.recompute_cost_ns,
             engine.moved_bytes,
             engine.swapped_out_bytes,
+            engine.swapped_in_bytes,
             engine.planned,
+            engine.kept_constant_bytes,
         )
 
 
