@@ -7,13 +7,15 @@ It lies in a folder that only its user can use, and goes with the session.
 
 from __future__ import annotations
 
+import atexit
 import json
 import mmap
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,20 +48,85 @@ def folder() -> Path:
     return path
 
 
+class _Line:
+    """The last line of a terminal, drawn by rich, which gives way to whatever the job prints.
+
+    Streams keep their identity, as loggers and bars hold them; rich's own redirection replaces
+    them, and holds back a bar's text until its line ends. While a bar's line is open, nothing is
+    drawn.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console  # not in every job
+
+        self._stream = sys.stderr
+        self._write = sys.stderr.write
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._is_drawn = self._is_open = False
+        self._console = Console(file=sys.stderr, markup=False, highlight=False)
+        self._streams: list[tuple[Any, Callable[[str], int]]] = []
+        for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
+            with suppress(AttributeError):  # of one that a job has put there
+                if stream.isatty():
+                    self._streams.append((stream, self._follow(stream)))
+
+    def _follow(self, stream: Any) -> Callable[[str], int]:
+        write = stream.write
+
+        def written(text: str) -> int:
+            if os.getpid() != self._pid:  # the lock may be held for ever in a forked child
+                return int(write(text))
+            with self._lock:
+                self._clear()
+                self._is_open = not text.endswith("\n") if text else self._is_open
+                return int(write(text))
+
+        stream.write = written
+        return written
+
+    def _clear(self) -> None:
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write("\r\033[K")
+            self._stream.flush()
+
+    def draw(self, text: str) -> None:
+        """Draws the text in place of what was drawn before, cut to the width."""
+        with self._lock:
+            self._clear()
+            if not self._is_open:
+                self._console.print(text, end="", no_wrap=True, overflow="ellipsis")
+                self._is_open, self._is_drawn = False, True
+                self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves what was drawn last above what follows."""
+        with self._lock:
+            if self._is_drawn:
+                self._is_drawn = False
+                self._write("\n")
+            for stream, written in self._streams:
+                if stream.__dict__.get("write") is written:
+                    del stream.write
+
+
 class Live:
     """What one session shows. Without a folder there is no file, and the job goes on."""
 
     def __init__(self, progress: bool) -> None:
         self._progress = progress
-        self._is_terminal = sys.stderr.isatty()
         self._pid = os.getpid()
         self._next = self._next_line = 0.0
-        self._has_line = False
+        self._line: _Line | None = None
         self._path: Path | None = None
         self._memory: mmap.mmap | None = None
 
     def open(self) -> None:
-        """Makes the file."""
+        """Makes the file, and takes the last line of a terminal."""
+        atexit.register(self.close)  # a job need not end its session
+        if self._progress and sys.stderr.isatty():
+            self._line = _Line()
         with suppress(OSError):
             path = folder() / f"{self._pid}.json"
             with suppress(FileNotFoundError):
@@ -80,23 +147,26 @@ class Live:
     def show(self, values: dict[str, Any]) -> None:
         """Shows numbers of the last steps, with what tells the job from others."""
         now = time.monotonic()
-        self._next = now + EVERY_SECONDS
         if self._memory is not None:
             job = {"pid": self._pid, "rank": os.environ.get("RANK"), "job": sys.argv[:1]}
             text = json.dumps({**job, **values}).encode()
             if len(text) <= _SIZE:
                 self._memory[:] = text.ljust(_SIZE)
-        if self._progress and now >= self._next_line:
-            self._next_line = now + (0 if self._is_terminal else _LINE_SECONDS)
-            begin, end = ("\r\033[K", "") if self._is_terminal else ("", "\n")
-            print(f"{begin}dtr_alloc: {line(values)}", end=end, file=sys.stderr, flush=True)
-            self._has_line = self._is_terminal
+        if not values["steps"]:
+            return
+        self._next = now + EVERY_SECONDS
+        if self._line is not None:
+            self._line.draw(f"dtr_alloc: {line(values)}")
+        elif self._progress and now >= self._next_line:
+            self._next_line = now + _LINE_SECONDS
+            print(f"dtr_alloc: {line(values)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Takes the file away. It may be called again; a forked child leaves its parent's."""
-        if self._has_line and self._pid == os.getpid():
-            print(file=sys.stderr)
-            self._has_line = False
+        atexit.unregister(self.close)
+        if self._line is not None and self._pid == os.getpid():
+            self._line.close()
+            self._line = None
         if self._path is not None and self._pid == os.getpid():
             self._path.unlink(missing_ok=True)
             self._path = None

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dtr_alloc import live
 from dtr_alloc.cli.common import InputError
-from dtr_alloc.config import format_size
+from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
 
 @click.command("top", short_help="Watch running jobs.")
@@ -44,13 +44,12 @@ def _table(pids: Sequence[int]) -> Table:
         raise InputError(str(error)) from None
     if missing := set(pids) - {values["pid"] for values in jobs}:
         raise InputError(
-            f"process {min(missing)} shows nothing; allowed: a job of yours that has a budget and "
-            "has made a step of its optimizer"
+            f"process {min(missing)} shows nothing; allowed: a job of yours that has a budget"
         )
-    table = Table(box=box.SIMPLE)
-    table.add_column("pid")
-    table.add_column("rank")
-    table.add_column("job")
+    table = Table(box=box.SIMPLE, padding=(0, 0), pad_edge=False)
+    table.add_column("pid", no_wrap=True)
+    table.add_column("rank", no_wrap=True)
+    table.add_column("job", overflow="fold")
     for name in ("step", "s a step", "budget", "peak", "again", "plan"):
         table.add_column(name, justify="right", no_wrap=True)
     for values in jobs:
@@ -59,14 +58,15 @@ def _table(pids: Sequence[int]) -> Table:
 
 
 def _cells(values: dict[str, Any]) -> tuple[str, ...]:
+    budget, has_steps = values["budget_bytes"], values["steps"] > 0
     return (
         str(values["pid"]),
         values["rank"] or "",
         Path(*values["job"]).name,
-        f"{values['steps']:,}",
-        f"{values['step_seconds']:.3g}",
-        format_size(values["budget_bytes"]),
-        format_size(values["peak_allocated_bytes"]),
-        f"{values['recompute_share']:.0%}",
+        f"{values['steps']:,}" if has_steps else "-",
+        f"{values['step_seconds']:.3g}" if has_steps else "-",
+        "none" if budget >= UNLIMITED_BYTES else format_size(budget),
+        format_size(values["peak_allocated_bytes"]) if has_steps else "-",
+        f"{values['recompute_share']:.0%}" if has_steps else "-",
         "yes" if values["is_planned"] else "",
     )

@@ -7,6 +7,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +54,17 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
         timeline: of the session; None: there are no pictures.
     """
     rows = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
-    body = (
+    body: tuple[str, ...] = (
         html_table(figures(stats)),
         "" if timeline is None else html.pictures(_pictures(timeline)) + _places(timeline),
         html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
         html.details("All counters", html_table(counter_rows(stats))),
         html.details("The job", html_table(rows)),
     )
+    error = sys.__dict__.get("last_value")  # what the interpreter printed last
+    if error is not None:
+        text = escape(f"The last error was {type(error).__name__}: {error}")
+        body = (f"<p>{text}</p>\n", *body)
     words = advice(stats) or str(stats.get("error", ""))
     return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
 
@@ -118,10 +123,17 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
     figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     seconds = [moment.seconds for moment in samples]
-    axes.fill_between(
-        seconds, [moment.allocated_bytes for moment in samples], color=USED, alpha=0.7, lw=0
-    )
-    axes.plot([], [], color=USED, lw=5, alpha=0.7, label="in use")
+    bottom = [0] * len(samples)
+    for label, color, sizes in (
+        ("in use", USED, [max(0, each.allocated_bytes - each.constant_bytes) for each in samples]),
+        ("kept constants", KEPT, [each.constant_bytes for each in samples]),
+        ("free, in one piece", MODULE, [each.whole_bytes for each in samples]),
+        ("free, in pieces", AGAIN, [each.scattered_bytes for each in samples]),
+    ):
+        if any(sizes):
+            top = [below + size for below, size in zip(bottom, sizes, strict=True)]
+            axes.fill_between(seconds, bottom, top, color=color, alpha=0.7, lw=0, label=label)
+            bottom = top
     axes.plot(seconds, [moment.reserved_bytes for moment in samples], color="black", lw=0.8,
               label="held of the system")  # fmt: skip
     budgets = [
@@ -147,6 +159,7 @@ def _work(samples: Sequence[Moment]) -> Figure:
         ("evicted_bytes", USED, "evicted"),
         ("moved_bytes", MOVED, "moved"),
         ("swapped_out_bytes", KEPT, "swapped out"),
+        ("swapped_in_bytes", AGAIN, "swapped in"),
     ):
         values = [getattr(moment, name) for moment in samples]
         if values[-1] > values[0]:

@@ -47,7 +47,15 @@ class Moment(NamedTuple):
     recompute_cost_ns: int
     moved_bytes: int
     swapped_out_bytes: int
+    swapped_in_bytes: int
     planned: int
+    constant_bytes: int
+    """In use by dead constants that something may need."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Free, in the largest free block."""
+        return max(0, self.reserved_bytes - self.allocated_bytes - self.scattered_bytes)
 
     def seconds_a_step(self, before: Moment) -> float:
         """On average since a moment with fewer steps."""
@@ -75,7 +83,7 @@ def _recent(before: Moment, now: Moment) -> dict[str, Any]:
     """What a running job shows: of its first device's pool, and of the steps since it did so."""
     return {
         "steps": now.steps,
-        "step_seconds": now.seconds_a_step(before),
+        "step_seconds": now.seconds_a_step(before) if now.steps > before.steps else 0.0,
         "budget_bytes": now.budget_bytes,
         "allocated_bytes": now.allocated_bytes,
         "recompute_share": now.recompute_share(before),
@@ -122,6 +130,7 @@ class Timeline:
         """Begins the rows. Whatever is raised meanwhile, stop() undoes it."""
         self._live.open()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
+        self._show(self._shown)
         if self._samples:
             self._thread.start()
 
@@ -169,9 +178,12 @@ class Timeline:
                     self.steps = self.steps[1::2]  # multiples of the new stride
                     self._stride *= 2
             if is_shown:
-                before, self._shown = self._shown, moment
-                peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
-                self._live.show(_recent(before, moment) | peak)
+                self._show(moment)
+
+    def _show(self, moment: Moment) -> None:
+        before, self._shown = self._shown, moment
+        peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
+        self._live.show(_recent(before, moment) | peak)
 
     def _sample(self) -> None:
         interval = _FIRST_INTERVAL
@@ -213,7 +225,9 @@ class Timeline:
             engine.recompute_cost_ns,
             engine.moved_bytes,
             engine.swapped_out_bytes,
+            engine.swapped_in_bytes,
             engine.planned,
+            engine.kept_constant_bytes,
         )
 
 

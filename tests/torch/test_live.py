@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,8 +41,10 @@ def top(*arguments: str) -> tuple[int, str]:
 
 def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
     with dtr_alloc.session(budget="64MiB", device="cpu"):
+        (values,) = live.running()
+        assert values["steps"] == 0
+        assert " - " in top("--once")[1]
         step = stepper()
-        assert list(live.running()) == []
         for _ in range(3):
             step()
         (values,) = live.running()
@@ -53,6 +59,19 @@ def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
     status, text = top(str(os.getpid()))
     assert status == 2
     assert f"process {os.getpid()} shows nothing; allowed: a job of yours" in text
+
+
+def test_a_job_that_does_not_end_its_session_leaves_nothing(folder: Path) -> None:
+    job = """
+import torch, dtr_alloc
+dtr_alloc.enable("64MiB", device="cpu")
+(shown,) = dtr_alloc.live.running()
+torch.ones(5)
+raise SystemExit(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", "import dtr_alloc.live" + job], check=False)
+    assert ended.returncode == 3
+    assert list(folder.iterdir()) == []
 
 
 def test_what_a_job_left_that_was_killed_is_taken_away(folder: Path) -> None:
@@ -82,6 +101,33 @@ def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixtur
     (text,) = capsys.readouterr().err.splitlines()
     assert text.startswith("dtr_alloc: step 1, ")
     assert "of 64.00 MiB at the peak, 0% of the compute again" in text
+
+
+class Terminal(io.StringIO):
+    """What a terminal is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_the_line_gives_way_to_what_the_job_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
+        step = stepper()
+        step()
+        print("loss")
+        print("bar", end="")
+        step()
+        print()
+    text = re.sub(r"[^\n\r]*\r\033\[K", "", terminal.getvalue())
+    assert text == "loss\nbar\n"
+    assert "dtr_alloc: step 1, " in terminal.getvalue()
+    assert "write" not in vars(terminal)
 
 
 def test_a_forked_child_leaves_what_its_parent_shows(folder: Path) -> None:

@@ -107,5 +107,13 @@ def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str)
     assert all(link.startswith("#") for link in page.links), "it needs nothing else"
     assert not re.search(r"#000000|url\((?!#)", text)
     assert page.tags.count("svg") == 6
-    for said in ("dtr_alloc: my_job.py", words, "16.00 MiB", "aten.tanh.default", "Steps"):
+    for said in (
+        "dtr_alloc: my_job.py",
+        words,
+        "16.00 MiB",
+        "aten.tanh.default",
+        "Steps",
+        "free, in",
+    ):
         assert said in text, said
+    assert ("The last error was OutOfMemoryError: " in text) == (status == 1)
