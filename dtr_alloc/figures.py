@@ -15,6 +15,8 @@ CHEAP = 0.1
 """So much recomputation, in terms of the job's own compute, is hardly felt."""
 DEAR = 1.0
 """And so much makes a step take twice as long."""
+MUCH = 0.05
+"""Of the budget: so much that is never evicted is named."""
 FULL = 0.7
 """A budget of which so much is never evicted has little to give."""
 
@@ -53,8 +55,18 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "evictions", f"{stats['evictions']:,}{size}"
     if "peak_kept_bytes" in stats:
         yield "never evicted, at most", format_size(stats["peak_kept_bytes"])
+        for entry in stats.get("kept", ()):
+            if entry["size_bytes"] > MUCH * stats.get("budget_bytes", UNLIMITED_BYTES):
+                yield f"of that: {kept_text(entry)}", format_size(entry["size_bytes"])
     if "contiguity_evictions" in stats:
         yield "limited by", limit(stats)
+
+
+def kept_text(entry: Mapping[str, Any]) -> str:
+    """What made what is kept, and why it is (dtr_alloc.kept(), as a dictionary)."""
+    made = f"{entry['operator']}, as " if entry["operator"] else ""
+    where = f" at {entry['line']}" if entry["line"] else ""
+    return f"{made}{entry['why']}{where}"
 
 
 def recomputed(stats: Mapping[str, Any]) -> float | None:

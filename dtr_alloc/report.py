@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import Budget, Config, format_size, is_page
-from dtr_alloc.figures import advice, figures
+from dtr_alloc.figures import advice, figures, kept_text
 from dtr_alloc.output_file import OutputFile
 
 if TYPE_CHECKING:
@@ -222,13 +222,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
         file.append(text.encode())
         file.put_in_place()
     return place
-
-
-def kept_text(entry: Mapping[str, Any]) -> str:
-    """What made what is kept, and why it is (dtr_alloc.kept(), as a dictionary)."""
-    made = f"{entry['operator']}, as " if entry["operator"] else ""
-    where = f" at {entry['line']}" if entry["line"] else ""
-    return f"{made}{entry['why']}{where}"
 
 
 def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

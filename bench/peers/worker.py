@@ -21,7 +21,7 @@ from bench.turns import KEEP_MEMORY, Budget, Child
 
 WARM_STEPS = 2
 """Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
-LEARN_STEPS = 18
+LEARN_STEPS = 30
 """And so many are enough to learn a step, and to see what came of it."""
 FIRST_STEPS = 2 * WARM_STEPS + LEARN_STEPS
 COUNTED = (

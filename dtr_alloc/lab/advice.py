@@ -196,6 +196,7 @@ def _outlooks(found: Suggestion) -> Table:
         columns.append("step")
         title += "; and its time"
     table = _table(title, columns, columns)
+    table.columns[-1].no_wrap = True
     for each in found.outlooks:
         later = _times(each.later) + (" (plan)" if each.is_planned else "")
         table.add_row(

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
-from dtr_alloc.figures import advice, figures
+from dtr_alloc.figures import advice, figures, kept_text
 from dtr_alloc.lab import html
 from dtr_alloc.lab.where import bytes_by_place, repeats_by_place
-from dtr_alloc.report import counter_rows, html_table, kept_text
+from dtr_alloc.report import counter_rows, html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

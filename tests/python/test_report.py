@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -110,6 +111,19 @@ def test_the_table_says_what_was_kept_the_largest_first():
     assert "kept: lib.op, as it is so at model.py:1" in text
     assert "model.py:6" not in text
     assert f"{(2**30 // 6 + 2**30 // 7) / 2**20:.2f} MiB" in text.split("kept: others")[1]
+
+
+def test_what_much_of_the_budget_is_kept_for_is_among_the_figures():
+    entries = [
+        {"size_bytes": size, "operator": operator, "why": why, "line": "model.py:81"}
+        for size, operator, why in (
+            (2**28, "lib.op", "it is so"),
+            (2**20, "lib.other", "it is not"),
+        )
+    ]
+    text = report.render({**SESSION, "peak_kept_bytes": 2**29, "kept": entries}, width=120)
+    assert re.search(r"of that: lib.op, as it is so at model.py:81 .*256.00 MiB", text)
+    assert "lib.rest" not in text
 
 
 def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
