@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dtr_alloc
+from dtr_alloc.report import render
 
 _COUNTERS = ("evictions", "rematerializations", "recompute_seconds", "search_seconds")
 
@@ -55,6 +56,10 @@ class BudgetedJob:
         if self._has_begun and dtr_alloc.is_enabled():
             dtr_alloc.disable()
         self._has_begun = False
+
+    def report(self) -> str:
+        """The figures of the session so far, or of the last one, as text, with advice."""
+        return render(dtr_alloc.stats())
 
     def __enter__(self) -> Any:
         return self

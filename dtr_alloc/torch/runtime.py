@@ -72,6 +72,7 @@ class Runtime:
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._before: dict[str, int] = {}  # what was counted when the session began
+        self._ended: dict[str, int] = {}  # of its budget and peaks, when it has ended
         self.is_light = False
         self.is_active = False
         self._step_hooks: list[Any] = []
@@ -112,6 +113,7 @@ class Runtime:
         counted = self._counters()
         for name, before in self._before.items():
             counted[name] -= before
+        counted |= self._ended
         seconds = {
             f"{name}_seconds": counted.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
         }
@@ -131,6 +133,7 @@ class Runtime:
 
     def reset_peak(self) -> None:
         """Starts the peaks anew from the present values."""
+        self._ended = {}
         self.pools.reset_peak()
         check(lib.dtr_engine_reset_peak(self.engine))
 
@@ -312,6 +315,12 @@ class Runtime:
                 "enable() was called on another thread"
             )
         budgets = self.pools.budget_bytes()
+        # What comes back is above the budget.
+        ended = {
+            name: value
+            for name, value in self._counters().items()
+            if name == "budget_bytes" or name.startswith("peak_")
+        }
         lost: list[Lost] = []
         try:
             # The promise ends here: what was evicted needs its place again.
@@ -321,6 +330,7 @@ class Runtime:
                 lost = bring_back_all(self)
                 check(lib.dtr_engine_reset(self.engine, [of.id for of in lost], len(lost)))
             self.is_active = False
+            self._ended = ended
             self._unwind()
         except BaseException:
             if self.is_active:

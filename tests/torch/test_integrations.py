@@ -23,6 +23,16 @@ def test_its_own_session_ends_also_if_training_raises() -> None:
     assert not dtr_alloc.is_enabled()
 
 
+def test_its_figures_can_be_read_after_it_has_ended() -> None:
+    with BudgetedJob("8MiB", device="cpu") as job:
+        tensors = [torch.ones(1 << 18) * n for n in range(12)]
+    stats = dtr_alloc.stats()
+    assert stats["budget_bytes"] == 8 << 20
+    assert stats["peak_allocated_bytes"] <= 8 << 20, "of what came back at the end, too"
+    assert sum(int(tensor[0]) for tensor in tensors) == 66
+    assert "8.00 MiB" in job.report()
+
+
 def test_a_session_of_others_goes_on() -> None:
     job = BudgetedJob()
     with pytest.raises(dtr_alloc.StateError, match="no session is on"):
