@@ -6,10 +6,11 @@ seen on light and on dark.
 
 from __future__ import annotations
 
-import base64
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from html import escape
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -83,9 +84,14 @@ def pictures(drawn: Iterable[str]) -> str:
     return '<div class="pictures">\n' + "\n".join(drawn) + "\n</div>\n"
 
 
+def style() -> AbstractContextManager[None]:
+    """In which figures are made for svg()."""
+    return mpl.rc_context(_STYLE)
+
+
 def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
     """What ``draw`` makes of the data, WIDTH wide."""
-    with mpl.rc_context(_STYLE):
+    with style():
         text = io.StringIO()
         draw(*data).savefig(text, format="svg", metadata={"Date": None})
     drawn = _BLACK.sub("currentColor", text.getvalue().partition("<svg")[2])
@@ -94,12 +100,20 @@ def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") 
     return _figure(title, head + drawn, caption)
 
 
-def png(title: str, figure: Figure, dpi: int = 110) -> str:
-    """A figure that is an image for the most part."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=dpi)
-    coded = base64.b64encode(data.getvalue()).decode()
-    return _figure(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{coded}">', "")
+def narrowed(figure: Figure) -> Figure:
+    """Made for a wide screen: as wide as a page has it, with its titles in lines."""
+    grids = [axes.get_gridspec() for axes in figure.axes]
+    beside = max(grid.ncols for grid in grids if grid is not None)
+    figure.set_size_inches(WIDTH, figure.get_figheight() * (0.75 if beside == 1 else 1))
+    text_size = 9 if beside == 1 else 7
+    for axes in figure.axes:
+        title = " ".join(axes.get_title(loc="left").split())
+        lines = textwrap.fill(title, (60 if beside == 1 else 80) // beside)
+        axes.set_title(lines, loc="left", fontsize=text_size)
+        axes.tick_params(labelsize=text_size)
+        axes.xaxis.label.set_fontsize(text_size)
+        axes.set_ylabel(textwrap.fill(axes.get_ylabel(), 30))
+    return figure
 
 
 def _figure(title: str, drawn: str, caption: str) -> str:

@@ -1,4 +1,5 @@
-"""The page of a run in Chromium, where that is installed: narrow and wide, on light and dark."""
+"""The pages of a run and of a trace in Chromium, where that is installed: narrow and wide, on light
+and dark."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import dtr_alloc
+from dtr_alloc.lab.fragment import example, report
 from dtr_alloc.lab.page import page as page_of
 from dtr_alloc.torch import api
 
@@ -60,6 +62,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(dtr_alloc.stats(), {}, timeline)
 
 
+@pytest.fixture(scope="module")
+def page_of_a_trace() -> str:
+    found = report.reports("a job", example.training())
+    return report.page(found, by_event=False, maps=True)
+
+
 def shown(page: str, width: int, scheme: str, folder: Path) -> dict[str, Any]:
     """What Chromium makes of a page, that wide."""
     page = page.replace("color-scheme: light dark", f"color-scheme: {scheme}")
@@ -79,10 +87,18 @@ def lightness(color: str) -> float:
 
 @pytest.mark.parametrize("width", [360, 1300])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_is_seen(page: str, tmp_path: Path, width: int, scheme: str) -> None:
-    found = shown(page, width, scheme, tmp_path)
+@pytest.mark.parametrize(("of", "pictures"), [("page", 6), ("page_of_a_trace", 4)])
+def test_all_is_seen(
+    of: str,
+    pictures: int,
+    tmp_path: Path,
+    width: int,
+    scheme: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    found = shown(request.getfixturevalue(of), width, scheme, tmp_path)
     assert found["outside"] == [0]
-    assert len(found["pictures"]) == 6
+    assert len(found["pictures"]) == pictures
     assert min(found["pictures"]) > 300
     dark, light = sorted((lightness(found["color"]), lightness(found["background"])))
     assert dark < 0.15

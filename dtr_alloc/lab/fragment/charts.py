@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 LIVE, LOST, RESERVED = "#0072b2", "#e69f00", "#000000"
 MOST_POINTS = 2000
-"""A line of more gets the largest and the smallest of each part instead."""
+"""All lines of a kind in a picture that have more get the largest and the smallest of each part
+instead."""
 CUT_OFF = 2.5
 """What takes more than so many times the peak of live bytes is cut off, and its number stands."""
 
@@ -32,7 +33,8 @@ def live_picture(
     unit, name = size_unit(max(measures.peak_reserved_bytes for _, measures in rows))
     figure, panels = _panels(len(rows), (10, 4.2), (6.2, 2.6))
     for panel, (series, measures) in zip(panels, rows, strict=False):
-        _live(panel, trace, series, measures, clock, unit)
+        points = thinned(series, clock, max(2, MOST_POINTS // len(rows)))
+        _live(panel, trace, points, measures, clock, unit)
         panel.set_title(live_title(measures), loc="left", fontsize=12 if len(rows) == 1 else 8.5)
         panel.set_ylabel(name)
         panel.set_xlabel(clock.label)
@@ -77,9 +79,9 @@ def _label_outer(panels: Sequence[Axes]) -> None:
 
 
 def _live(
-    axes: Axes, trace: Trace, series: Any, measures: Measures, clock: Clock, unit: float
+    axes: Axes, trace: Trace, points: Any, measures: Measures, clock: Clock, unit: float
 ) -> None:
-    at, live, reserved = thinned(series, clock)
+    at, live, reserved = points
     live, reserved = live / unit, reserved / unit
     axes.fill_between(at, 0, live, step="post", color=LIVE, alpha=0.35, lw=0, label="live")
     axes.fill_between(
@@ -88,7 +90,7 @@ def _live(
     axes.step(at, reserved, where="post", color=RESERVED, lw=1, label="reserved")
     axes.step(at, live, where="post", color=LIVE, lw=0.8)
     if measures.budget_bytes:
-        axes.axhline(measures.budget_bytes / unit, color="0.3", ls="--", lw=1, label="budget")
+        axes.axhline(measures.budget_bytes / unit, color="0.5", ls="--", lw=1, label="budget")
     worst = clock.at(trace, min(measures.worst_event, len(trace) - 1))
     axes.axvline(worst, color=FAILED, ls=":", lw=1.3, label="worst moment")
     if not measures.completed:
@@ -107,17 +109,18 @@ def live_title(measures: Measures) -> str:
     )
 
 
-def thinned(series: Any, clock: Clock) -> tuple[Any, Any, Any]:
-    """Times, live and reserved bytes; of many rows, both ends of each part's range."""
+def thinned(series: Any, clock: Clock, most: int) -> tuple[Any, Any, Any]:
+    """Times, live and reserved bytes; of more rows than twice the most, both ends of each part's
+    range."""
     import numpy as np
 
     at = np.asarray(series.event if clock.by_event else series.time_ns, dtype=np.float64)
     at = at / clock.scale
     live = np.asarray(series.live_bytes, dtype=np.float64)
     reserved = np.asarray(series.reserved_bytes, dtype=np.float64)
-    if len(at) <= 2 * MOST_POINTS:
+    if len(at) <= 2 * most:
         return at, live, reserved
-    starts = np.unique(np.linspace(0, len(at) - 1, MOST_POINTS).astype(int))
+    starts = np.unique(np.linspace(0, len(at) - 1, most).astype(int))
     low = [np.minimum.reduceat(column, starts) for column in (live, reserved)]
     high = [np.maximum.reduceat(column, starts) for column in (live, reserved)]
     both = [np.column_stack(pair).ravel() for pair in zip(high, low, strict=True)]

@@ -105,8 +105,9 @@ def map_picture(
         aspect="auto",
         interpolation="antialiased",
     )
+    axes.grid(False)
     for offset in drawn.axis.offsets[1:]:
-        axes.axhline(offset / unit, color="0.3", lw=0.6)
+        axes.axhline(offset / unit, color="0.5", lw=0.6)
     what = "unused addresses cut out at the lines" if len(drawn.axis.offsets) > 1 else "address"
     axes.set_ylabel(f"{what if what == 'address' else f'address ({what})'}, {name}")
     axes.set_title(wrapped(title, 104), loc="left")
@@ -128,7 +129,7 @@ def _events(axes: Axes, trace: Trace, clock: Clock) -> None:
     steps = [event for event, kind in enumerate(kinds) if kind == Kind.STEP]
     if len(steps) <= 40:
         for event in steps:
-            axes.axvline(clock.at(trace, event), color="0.25", lw=0.7, ls=":")
+            axes.axvline(clock.at(trace, event), color="0.5", lw=0.7, ls=":")
     failed = [event for event, kind in enumerate(kinds) if kind == Kind.OUT_OF_MEMORY]
     for event in failed[:200]:
         axes.axvline(clock.at(trace, event), color=FAILED, lw=1.6)
@@ -146,7 +147,7 @@ def _events(axes: Axes, trace: Trace, clock: Clock) -> None:
             ha="right" if on_left else "left",
             va="top",
             fontsize=9,
-            bbox={"fc": "w", "ec": FAILED, "pad": 2},
+            bbox={"fc": "none", "ec": FAILED, "pad": 2},
         )
 
 

@@ -277,8 +277,12 @@ def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
     body = ""
     for report in found:
         body += console_html([table(report)], width=120)
-        drawn = figures(report, by_event=by_event, maps=maps)
-        body += html.pictures(html.png(_TITLES.get(name, name), drawn[name]) for name in drawn)
+        with html.style():
+            drawn = figures(report, by_event=by_event, maps=maps)
+        body += html.pictures(
+            html.svg(_TITLES.get(name, name), html.narrowed, figure)
+            for name, figure in drawn.items()
+        )
     label = ", ".join(report.label for report in found)
     words = " ".join(f"{report.label}: {finding(report.rows[0])}." for report in found)
     return html.document(f"Where the memory of {label} went", words, body)
