@@ -14,7 +14,7 @@ class TestReset:
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         assert toy.evict(y)
-        with pytest.raises(WrongState, match=f"{PAGE} bytes. is evicted"):
+        with pytest.raises(WrongState, match=f"{PAGE} bytes., is evicted"):
             toy.reset()
         toy.verify()
         assert toy.content(y) == y.expected()
@@ -33,7 +33,7 @@ class TestReset:
         of_y, of_z = toy.evicted()
         assert of_y[1:] == (y.handle, op_key("f"), PAGE)
         assert of_z[1:] == (z.handle, op_key("g"), PAGE)
-        with pytest.raises(WrongState, match=f"storage {of_z.id} .* is evicted"):
+        with pytest.raises(WrongState, match=f"storage {of_z.id}, .* is evicted"):
             toy.reset(lost=[of_y.id])
         toy.verify()
         toy.materialize(y)
@@ -44,7 +44,7 @@ class TestReset:
         assert not toy.resident(z)
         assert not toy.evict(z)
         assert toy.stats().live_storages == 1
-        with pytest.raises(WrongState, match=f"storage {of_z.id} .* is lost"):
+        with pytest.raises(WrongState, match=f"storage {of_z.id}, .* is lost"):
             toy.one("f", z)
         toy.verify()
         toy.materialize_all()

@@ -159,7 +159,7 @@ def test_an_operator_that_fails_when_its_session_ends_loses_its_result_alone() -
     y = evicted(dtr_alloc.run_as_operator(scaled, x, name="scaled"))
     z = evicted(x * 3)
     fails = True
-    with pytest.raises(dtr_alloc.StateError, match=r"4096 bytes of scaled, float32 .*gone"):
+    with pytest.raises(dtr_alloc.StateError, match=r"4096 bytes. of scaled, float32 .*gone"):
         dtr_alloc.disable()
     assert torch.equal(z, x * 3)
     with pytest.raises(RuntimeError, match="lost"):
@@ -176,7 +176,7 @@ def test_out_of_memory_names_what_fills_the_budget() -> None:
             torch.zeros(4 * MIB)
         for part in ("requested", "budget", "largest free block", "locked", "pinned", "evictable"):
             assert part in str(error.value)
-        assert "aten::cos.default 2097152 bytes" in str(error.value)
+        assert "aten::cos.default 2.0 MiB (2097152 bytes)" in str(error.value)
         for tensor in kept:
             dtr_alloc.unpin(tensor)
         del kept

@@ -115,7 +115,7 @@ def test_an_error_names_the_limit_that_stands_in_the_way():
     assert "OutOfMemoryError" in last
     assert "mmap of 2.0 GiB" in last
     assert "the address space of the process is limited to 1.5 GiB" in last
-    assert "raise the budget" not in last
+    assert "Raise the budget" not in last
 
 
 def test_budgets_can_be_raised_and_what_does_not_fit_leaves_the_session_whole():
