@@ -123,7 +123,7 @@ def test_what_much_of_the_budget_is_kept_for_is_among_the_figures():
     ]
     text = report.render({**SESSION, "peak_kept_bytes": 2**29, "kept": entries}, width=120)
     assert re.search(r"of that: lib.op, as it is so at model.py:81 .*256.00 MiB", text)
-    assert "lib.rest" not in text
+    assert "lib.other" not in text
 
 
 def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
