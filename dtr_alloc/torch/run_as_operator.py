@@ -96,21 +96,21 @@ def _run_as_operator(
     name: str,
 ) -> Any:
     """run_as_operator() for arguments by their names, or by their positions."""
+    leaves_of = {argument: tree_leaves(value) for argument, value in arguments.items()}
     names: dict[Any, Any] = dict(enumerate(arguments))
     overwritten = [which if which in arguments else names.get(which) for which in mutated]
     for which, argument in zip(mutated, overwritten, strict=True):
-        if argument is None or not _tensors(arguments[argument]):
+        if argument is None or not any(isinstance(each, Tensor) for each in leaves_of[argument]):
             raise TypeError(f"{name}: mutated has {which!r}, which is no tensor of its arguments")
-    for argument, value in arguments.items():
-        if torch.is_grad_enabled() and any(each.requires_grad for each in _tensors(value)):
-            raise RuntimeError(
-                f"{name}: the argument {argument} wants a gradient, which run_as_operator does not "
-                "give: call it in a torch.autograd.Function, or under torch.no_grad()"
-            )
+    owners = [argument for argument, leaves in leaves_of.items() for _ in leaves]
     leaves, spec = tree_flatten(list(arguments.values()))
-    is_overwritten = [
-        argument in overwritten for argument, value in arguments.items() for _ in tree_leaves(value)
-    ]
+    if torch.is_grad_enabled():
+        for argument, leaf in zip(owners, leaves, strict=True):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                raise RuntimeError(
+                    f"{name}: the argument {argument} wants a gradient, which run_as_operator does "
+                    "not give: call it in a torch.autograd.Function, or under torch.no_grad()"
+                )
     made: Any = None
 
     def of_leaves(leaves: list[Any]) -> list[Any]:
@@ -123,9 +123,5 @@ def _run_as_operator(
         runtime = api._runtime
         if runtime is None or not runtime.is_active or not runtime.recorder.sees(leaves):
             return function(*arguments.values())
-        positions = [position for position, is_so in enumerate(is_overwritten) if is_so]
+        positions = [at for at, argument in enumerate(owners) if argument in overwritten]
         return tree_unflatten(runtime.recorder.run(of_leaves, leaves, name, positions), made)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
