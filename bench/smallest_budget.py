@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -29,22 +30,20 @@ from dtr_alloc.lab.studies.floor import least_bytes
 from dtr_alloc.oplog import compile_log
 
 MOST_REPEATS = 20_000
+R = TypeVar("R")
 
 
 def bisect(
-    name: str, shape: Profile, steps: int, resolution: float, **options: Any
-) -> list[tuple[int, Run]]:
+    shape: Profile, resolution: float, train: Callable[[int], R | None]
+) -> list[tuple[int, R]]:
     """The budgets that worked with their runs, the smallest last; `resolution` is a fraction
-    of activation memory."""
-    worked: list[tuple[int, Run]] = []
+    of activation memory. train: a run under a budget, None where it does not work."""
+    worked: list[tuple[int, R]] = []
     low, high = 0.0, 1.0
     while high - low > resolution:
         middle = (low + high) / 2
         budget = shape.budget(middle)
-        try:
-            run = try_train(name, budget, steps, most_repeats=MOST_REPEATS, **options)
-        except Thrashing:
-            run = None
+        run = train(budget)
         if run is None:
             low = middle
         else:
@@ -60,7 +59,14 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
         log = Path(folder) / "job.log"
         shape, free = profile(name, steps, settings={"log": log}, **options)
         bound = least_bytes(compile_log(log))
-    runs = bisect(name, shape, steps, resolution, **options)
+
+    def train(budget: int) -> Run | None:
+        try:
+            return try_train(name, budget, steps, most_repeats=MOST_REPEATS, **options)
+        except Thrashing:
+            return None
+
+    runs = bisect(shape, resolution, train)
     budget, tightest = runs[-1] if runs else (shape.peak_bytes, free)
     wrong = [bad for _, run in [(0, free), *runs] for bad in differences(reference, run.state)]
     return {

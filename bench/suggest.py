@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +34,7 @@ from rich.table import Table
 import dtr_alloc
 from bench import results
 from bench.measure import Profile, forget_broken_backward
+from bench.smallest_budget import bisect
 from bench.suggest_worker import NAMES, train
 
 STEPS = 8
@@ -129,15 +131,6 @@ def _train(name: str, scale: float, budget: int | str, most: int = STEPS) -> _St
     return steps
 
 
-def _smallest(name: str, scale: float, shape: Profile) -> int:
-    low, high = 0.0, 1.0
-    while high - low > RESOLUTION:
-        middle = (low + high) / 2
-        works = _train(name, scale, shape.budget(middle))
-        low, high = (low, middle) if works else (middle, high)
-    return shape.budget(high)
-
-
 def _costs(name: str, scale: float, outlooks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for outlook in outlooks:
         share = min(SHARES, key=lambda share: abs(share - outlook["share"]))
@@ -166,12 +159,13 @@ def measure(name: str, scale: float) -> dict[str, Any]:
     )
     outlooks = suggestion["outlooks"]
     costs = list(_costs(name, scale, outlooks))
+    worked = bisect(shape, RESOLUTION, partial(_train, name, scale))
     return {
         "job": name,
         "scale": scale,
         "peak_bytes": shape.peak_bytes,
         "suggested_peak_bytes": suggestion["peak_bytes"],
-        "smallest_bytes": _smallest(name, scale, shape),
+        "smallest_bytes": worked[-1][0] if worked else shape.peak_bytes,
         "suggested_smallest_bytes": outlooks[-1]["budget_bytes"] if outlooks else None,
         "resolution_bytes": int(RESOLUTION * shape.activation_bytes),
         "step_seconds": free.first()["seconds"],
