@@ -88,24 +88,19 @@ def least_bytes(program: Program) -> int:
             alive += size
         return buffer
 
-    code = program.code
-    at = operator = 0
-    while at < len(code):
-        kind = code[at]
+    operator = 0
+    for code in oplog.instructions(program):
+        kind = code[0]
         if kind == oplog.CONSTANT:
-            define(code[at + 1], new(code[at + 2], True))
-            at += 3
+            define(code[1], new(code[2], True))
         elif kind in (oplog.CALL, oplog.EFFECT, oplog.MUTATE):
-            arguments = code[at + 3 : at + 3 + code[at + 2]]
-            at += 3 + len(arguments)
+            end = 3 + code[2]
+            arguments = code[3:end]
             read = {names[name] for name in arguments}
             need = alive + sum(sizes[buffer] for buffer in read - constants)
             fresh: list[int] = []
-            if kind == oplog.MUTATE:
-                at += 1 + code[at]
-            else:
-                results = [code[at + 1 + 3 * i : at + 4 + 3 * i] for i in range(code[at])]
-                at += 1 + 3 * len(results)
+            if kind != oplog.MUTATE:
+                results = [code[at : at + 3] for at in range(end + 1, len(code), 3)]
                 buffers = [
                     new(size, kind == oplog.EFFECT) if alias < 0 else names[arguments[alias]]
                     for _, size, alias in results
@@ -116,11 +111,9 @@ def least_bytes(program: Program) -> int:
             most = max(most, need + oplog.made_bytes(program, operator, fresh))
             operator += 1
         elif kind in (oplog.COPY, oplog.COPY_FROM):
-            define(code[at + 1], names[code[at + 2]])
-            at += 3
+            define(code[1], names[code[2]])
         else:
-            let_go(code[at + 1])
-            at += 2
+            let_go(code[1])
     return most
 
 
