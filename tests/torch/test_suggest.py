@@ -51,6 +51,18 @@ def words_of(process):
     return " ".join(process.stdout.split())
 
 
+@pytest.fixture
+def asked(job, tmp_path):
+    """Of a job's code: what is said, and the document."""
+
+    def ask(code):
+        (tmp_path / "job.py").write_text(code)
+        process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
+        return words_of(process), json.loads((tmp_path / "found.json").read_text())
+
+    return ask
+
+
 def suggested(process):
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout[process.stdout.index("{") :])
@@ -109,11 +121,9 @@ with torch.no_grad():
 """
 
 
-def test_a_job_without_an_optimizer_is_seen_to_its_end(job, tmp_path):
-    (tmp_path / "job.py").write_text(INFERENCE)
-    process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
-    assert "operators that are repeated at the end count as one" in words_of(process)
-    found = json.loads((tmp_path / "found.json").read_text())
+def test_a_job_without_an_optimizer_is_seen_to_its_end(asked):
+    words, found = asked(INFERENCE)
+    assert "operators that are repeated at the end count as one" in words
     assert found["observed"]["steps"] == 0
     suggestion = found["suggestion"]
     assert 10 <= suggestion["operators"] <= 12
@@ -128,14 +138,12 @@ def test_a_job_without_an_optimizer_is_seen_to_its_end(job, tmp_path):
         "x = [torch.randn(1000) for _ in range(200)]",
     ],
 )
-def test_nothing_is_advised_to_a_job_of_which_no_step_was_seen(job, tmp_path, code):
-    (tmp_path / "job.py").write_text(f"import torch; {code}\n")
-    process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
-    words = words_of(process)
+def test_nothing_is_advised_to_a_job_of_which_no_step_was_seen(asked, code):
+    words, found = asked(f"import torch; {code}\n")
     assert "No step of an optimizer was seen" in words
     assert "Advised" not in words
     assert "a batch" not in words
-    assert json.loads((tmp_path / "found.json").read_text())["suggestion"]["outlooks"] == []
+    assert found["suggestion"]["outlooks"] == []
 
 
 def test_steps_of_which_none_repeats_another_are_said_to_be_so(job):
@@ -157,11 +165,10 @@ for _ in range(10):
 """
 
 
-def test_the_advised_setting_of_a_tiny_job_is_as_large_as_was_played(job, tmp_path):
-    (tmp_path / "job.py").write_text(TINY)
-    process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
-    setting = re.search(r"DTR_ALLOC_BUDGET=(\d+)KiB", words_of(process))
-    suggestion = json.loads((tmp_path / "found.json").read_text())["suggestion"]
+def test_the_advised_setting_of_a_tiny_job_is_as_large_as_was_played(asked, job):
+    words, found = asked(TINY)
+    setting = re.search(r"DTR_ALLOC_BUDGET=(\d+)KiB", words)
+    suggestion = found["suggestion"]
     over = int(setting[1]) * 1024 - suggestion["advised"]["budget_bytes"]
     assert 0 <= over < 1024
     kinds = suggestion["at_peak"]["kinds"]
@@ -183,19 +190,16 @@ for _ in range(10):
 """
 
 
-def test_a_budget_is_not_for_a_job_that_parameters_fill(job, tmp_path):
-    (tmp_path / "job.py").write_text(PARAMETERS_ONLY)
-    process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
-    words = words_of(process)
+def test_a_budget_is_not_for_a_job_that_parameters_fill(asked):
+    words, document = asked(PARAMETERS_ONLY)
     assert "a budget is not for this job" in words
     assert "Advised" not in words
-    found = json.loads((tmp_path / "found.json").read_text())["suggestion"]
+    found = document["suggestion"]
     # Adam without fused makes a temporary or two of the size of a parameter.
     parameter = 256 * 256 * 4
     assert parameter <= found["at_peak"]["optimizer_bytes"] < 4 * parameter
     assert "with fused=True make nothing" in words
-    (tmp_path / "job.py").write_text(PARAMETERS_ONLY.replace("ters())", "ters(), fused=True)"))
-    fused = suggested(job(*COMMAND, "job.py"))["suggestion"]
+    fused = asked(PARAMETERS_ONLY.replace("ters())", "ters(), fused=True)"))[1]["suggestion"]
     assert fused["at_peak"]["optimizer_bytes"] < 1024
     assert found["at_peak"]["fused_peak_bytes"] == pytest.approx(fused["peak_bytes"], rel=0.01)
 
@@ -222,9 +226,8 @@ for _ in range(10):
 """
 
 
-def test_what_is_never_evicted_is_named_with_its_line_and_the_reason(job, tmp_path):
-    (tmp_path / "job.py").write_text(GIVEN_AWAY)
-    words = words_of(job("-m", "dtr_alloc.cli", "suggest", "job.py"))
+def test_what_is_never_evicted_is_named_with_its_line_and_the_reason(asked):
+    words, _ = asked(GIVEN_AWAY)
     assert "its address was given away: 512.00 KiB by aten.tanh.default (job.py:11)" in words
 
 
