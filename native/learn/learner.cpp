@@ -167,7 +167,7 @@ void Learner::listen_again(Deferred& deferred) {
   if (times_ < kMostTimes) begin(deferred);
 }
 
-// What was heard was of no use. A step may be there all the same, and longer than what was heard.
+// Nothing more comes of what was heard. Where that was no step, there may be one that is longer.
 void Learner::end(Deferred& deferred) {
   if (step_.period == 0)
     listen_again(deferred);
