@@ -43,7 +43,8 @@ SHARES = (0.7, 0.5, 0.3)
 """Of the activation memory, at which costs are measured."""
 LEARNED = 0.5
 """Where it is waited for what is learned."""
-RESOLUTION = 0.01
+RESOLUTION = 0.0025
+"""Of the activation memory, for the smallest budget."""
 SCALED = ("mlp", "resnet", "transformer", "unet", "densenet", "accumulation", "autocast")
 """Jobs that are tried with a batch of twice the size, too."""
 FULL_STEPS = 10_000

@@ -105,16 +105,18 @@ class _Step:
                 index, end = len(self.read), 3 + code[2]
                 reads = [named[name] for name in code[3:end]]
                 fresh = []
+                counts = kind != oplog.CALL
                 if kind == oplog.MUTATE:
                     for at in code[end + 1 :]:
                         reads[max(at, -1 - at)].writers.append(index)
                 else:
                     for at in range(end + 1, len(code), 3):
                         name, size_bytes, alias = code[at : at + 3]
-                        fresh.append(size_bytes if alias == oplog.FRESH else 0)
-                        made = new(size_bytes, False) if alias == oplog.FRESH else reads[alias]
-                        define(name, made)
-                if kind != oplog.CALL or any(fresh):
+                        is_fresh = alias == oplog.FRESH
+                        counts |= is_fresh
+                        fresh.append(size_bytes if is_fresh else 0)
+                        define(name, new(size_bytes, False) if is_fresh else reads[alias])
+                if counts:
                     counted.append(index)
                 for memory in reads:
                     memory.readers.append(index)

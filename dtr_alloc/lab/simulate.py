@@ -301,8 +301,10 @@ class Rehearsal:
     Shares are in terms of what the operators of a step cost first; None: it does not work.
     """
 
+    heard: int
+    """Operators of the log that make memory or overwrite it."""
     operators: int
-    """Of the step; 0: the log repeats none, and its end stands for it."""
+    """Those of the step; 0: the log repeats none, and its end stands for it."""
     step_cost: int
     usual_repeated: float | None
     """What the heuristic that the job begins with computes again."""
@@ -359,6 +361,7 @@ def rehearse(
         return None if value < 0 else value
 
     return Rehearsal(
+        out.heard,
         out.operators,
         out.step_cost,
         share(out.usual_repeated),

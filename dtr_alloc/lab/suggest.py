@@ -21,15 +21,15 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the activation memory."""
 MOVE_BYTES_PER_S = {"cpu": 4e9, "cuda": 200e9}
 """As the engine has it where costs are given (native/policy/move_price.h)."""
-SMALL = 0.02
-"""The smallest budget is found up to this share of the activation memory."""
+CLOSE = 0.005
+"""The smallest budget is found up to this share of it."""
 SLOWEST = 4.0
 """A step that takes longer, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
 WORTH = 1.15
 """A step that takes no longer is what most jobs accept: so the smallest such budget is advised."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
-MARGIN = 1.03
+MARGIN = 1.01
 """More than the smallest budget found: a job is not played to the last detail."""
 REPEAT_SECONDS = 50e-6
 """What an operator that runs again takes beside its own time at most, for evicting, searching and
@@ -152,9 +152,9 @@ def suggest(
     def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
         if not step_seconds or not costs:
             return None
-        operators = asked.operators or len(computed(program)) // steps
+        operators = asked.operators or asked.heard // steps
         # A step that is repeated may have several optimizers, and each ends one here.
-        ends = max(1, round(steps * operators / len(computed(program))))
+        ends = max(1, round(steps * operators / asked.heard))
         whole = range(0, len(step_seconds) - ends + 1, ends)
         times = [sum(step_seconds[at : at + ends]) for at in whole]
         if not times:
@@ -179,7 +179,7 @@ def suggest(
         )
 
     low, high = idle_bytes, peak_bytes
-    while high - low > max(1, SMALL * activation_bytes):
+    while high - low > max(1, CLOSE * high):
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)
     smallest = min(peak_bytes, math.ceil(high * MARGIN))

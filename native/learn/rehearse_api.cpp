@@ -165,6 +165,7 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   policy.heuristic = options.runtime.common.heuristic;
   policy.room = options.runtime.room;
   policy.dealloc = static_cast<Dealloc>(options.runtime.common.dealloc);
+  out.heard = heard.operators();
   out.operators = step.period;
   const uint64_t steps =
       step.period > 0 && program.counted_from > 0 ? program.calls.size() / step.period - 1 : 1;
@@ -195,7 +196,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
   // A run without a limit checks everything that both take.
   const int32_t status = dtr::guard([&] {
     dtr::require(out, "out");
-    *out = {0, 0, -1, -1, -1, -1, 0};
+    *out = {0, 0, 0, -1, -1, -1, -1, 0};
     dtr::require(options, "options");
     dtr::require_between("space", options->runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
     dtr::require_between("maps_on", options->maps_on, -1, 1);

@@ -17,12 +17,13 @@ from torch import nn
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.GELU())])
-optimizer = torch.optim.Adam(model.parameters())
+optimizer = torch.optim.Adam(model.parameters(), foreach=True)
 x = torch.randn(2048, 64)
 for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
+    extremes = [(p.grad.min().item(), p.grad.max().item()) for p in model.parameters()]
     print("step", step, flush=True)
 print("the end")
 """
@@ -85,7 +86,7 @@ def test_the_budget_that_is_advised_does(job):
     assert budgets == sorted(budgets, reverse=True)
     least, most = (pick(found["observed"]["step_seconds"]) for pick in (min, max))
     for each in suggestion["outlooks"]:
-        assert 0.9 * least <= each["seconds"][0] <= each["seconds"][1]
+        assert 0.9 * least <= each["seconds"][0] <= most * (each["first"] or each["later"])
         assert each["seconds"][1] > most
     advised = suggestion["advised"]
     assert advised["later"] <= 1.15

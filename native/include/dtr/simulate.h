@@ -164,8 +164,9 @@ typedef struct dtr_rehearsal_options {
 
 /* Shares are in terms of what the step's operators cost first. -1: it does not work. */
 typedef struct dtr_rehearsal_result {
-  uint64_t operators;    /* of the step that is repeated at the program's end; 0: there is none, and
-                             the end of the program stands for it */
+  uint64_t heard;        /* operators of the program that make memory or overwrite it */
+  uint64_t operators;    /* those of the step that is repeated at its end; 0: there is none, and the
+                            end of the program stands for it */
   int64_t step_cost;     /* of these operators */
   double usual_repeated; /* what a step computes again by the policy that it begins with, */
   double usual_cost;     /* and with what is moved and mapped */
