@@ -35,7 +35,7 @@ import dtr_alloc
 from bench import results
 from bench.measure import Profile, forget_broken_backward
 from bench.smallest_budget import bisect
-from bench.suggest_worker import NAMES, train
+from bench.suggest_worker import FRAMEWORKS, NAMES, train
 
 STEPS = 8
 MOST_STEPS = 48
@@ -67,7 +67,7 @@ def _suggested(name: str, scale: float) -> dict[str, Any]:
         job = [name, str(scale), str(FULL_STEPS)]
         command = [sys.executable, "-m", "dtr_alloc.cli", "suggest", *options, *job]
         ended = subprocess.run(command, capture_output=True, text=True)
-        if "ModuleNotFoundError" in ended.stderr:
+        if name in FRAMEWORKS and "ModuleNotFoundError" in ended.stderr:
             raise NotInstalled(ended.stderr.strip().rsplit("\n", 1)[-1])
         if ended.returncode:
             raise RuntimeError(f"{name}: {ended.stderr}")
