@@ -40,6 +40,7 @@ struct PoolStats {
   uint64_t ever_requested_bytes;
   uint64_t chunk_bytes;
   uint64_t host_waits;
+  uint64_t host_wait_ns;
   uint64_t peak_live_blocks;
   uint64_t peak_unused_bytes;
 };

@@ -81,8 +81,8 @@ bool CudaDriver::event_complete(Event event) {
 
 void CudaDriver::synchronize_event(Event event) {
   CurrentContext current(cuda_, context_.get());
-  ++host_waits_;
-  cuda_.check(cuda_.event_synchronize(event), "cuEventSynchronize");
+  const CuResult result = count_wait([&] { return cuda_.event_synchronize(event); });
+  cuda_.check(result, "cuEventSynchronize");
 }
 
 void CudaDriver::stream_wait_event(uint64_t stream, Event event) {
@@ -111,8 +111,8 @@ void CudaDriver::destroy_stream(uint64_t stream) {
 
 void CudaDriver::synchronize_stream(uint64_t stream) {
   CurrentContext current(cuda_, context_.get());
-  ++host_waits_;
-  cuda_.check(cuda_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
+  const CuResult result = count_wait([&] { return cuda_.stream_synchronize(stream_of(stream)); });
+  cuda_.check(result, "cuStreamSynchronize");
 }
 
 bool CudaDriver::capturing(uint64_t stream) {
@@ -124,8 +124,7 @@ bool CudaDriver::capturing(uint64_t stream) {
 
 bool CudaDriver::synchronize_device() {
   CurrentContext current(cuda_, context_.get());
-  ++host_waits_;
-  CuResult result = cuda_.context_synchronize();
+  const CuResult result = count_wait([&] { return cuda_.context_synchronize(); });
   if (result >= kCudaFirstCaptureError && result <= kCudaLastCaptureError) return false;
   cuda_.check(result, "cuCtxSynchronize");
   return true;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -91,11 +92,24 @@ class Driver {
   virtual void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) = 0;
   virtual void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) = 0;
 
-  // How many calls made the host wait for the device. Any thread.
+  // How many calls made the host wait for the device, and how long. Any thread.
   uint64_t host_waits() const { return host_waits_; }
+  uint64_t host_wait_ns() const { return host_wait_ns_; }
 
  protected:
-  std::atomic<uint64_t> host_waits_{0};
+  // What `call` returns, which makes the host wait.
+  template <typename Call>
+  auto count_wait(Call&& call) {
+    ++host_waits_;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto result = call();
+    const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
+    host_wait_ns_ += static_cast<uint64_t>(taken.count());
+    return result;
+  }
+
+ private:
+  std::atomic<uint64_t> host_waits_{0}, host_wait_ns_{0};
 };
 
 std::unique_ptr<Driver> make_host_driver();

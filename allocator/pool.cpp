@@ -413,6 +413,7 @@ PoolStats Pool::stats() {
   stats.mapped_chunks = chunks_.maps();
   stats.unmapped_chunks = chunks_.unmaps();
   stats.host_waits = driver_->host_waits();
+  stats.host_wait_ns = driver_->host_wait_ns();
   return stats;
 }
 

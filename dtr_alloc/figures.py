@@ -49,7 +49,8 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         there, back = stats["swapped_out_bytes"], stats["swapped_in_bytes"]
         yield "swapped out and in", f"{format_size(there)} and {format_size(back)}"
     if stats.get("host_waits"):
-        yield "waits for the device", f"{stats['host_waits']:,}"
+        seconds = f"{stats['host_wait_ns'] / 1e9:.3g} s"
+        yield "waits for the device", f"{stats['host_waits']:,} ({seconds})"
     if "evictions" in stats:
         size = f" ({format_size(stats['evicted_bytes'])})" if "evicted_bytes" in stats else ""
         yield "evictions", f"{stats['evictions']:,}{size}"

@@ -73,8 +73,9 @@ typedef struct dtr_pool_stats {
   uint64_t ever_allocated_bytes; /* rounded sizes of all blocks ever given, since creation */
   uint64_t ever_requested_bytes; /* the same, as asked for */
   uint64_t chunk_bytes;          /* the unit of mapping */
-  uint64_t host_waits; /* calls of the pool's that made the host wait for the device, since
+  uint64_t host_waits;   /* calls of the pool's that made the host wait for the device, since
                           creation. Unmapping may wait inside the driver: see unmapped_chunks */
+  uint64_t host_wait_ns; /* their time */
   uint64_t peak_live_blocks;
   uint64_t peak_unused_bytes; /* mapped, and in no block in use */
 } dtr_pool_stats;
