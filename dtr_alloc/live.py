@@ -28,7 +28,7 @@ _SIZE = 4096
 EVERY_SECONDS = 0.5
 """At most so often is anything shown."""
 _LINE_SECONDS = 60.0
-"""And so often where stderr is no terminal, whose line could be written over."""
+"""And so often where stderr is no terminal, whose line could be written over, or beside a bar."""
 _TRIES = 5
 """A reader's, as a job may be writing."""
 
@@ -52,8 +52,9 @@ class _Line:
     """The last line of a terminal, drawn by rich, which gives way to whatever the job prints.
 
     Streams keep their identity, as loggers and bars hold them; rich's own redirection replaces
-    them, and holds back a bar's text until its line ends. While a bar's line is open, nothing is
-    drawn.
+    them, and holds back a bar's text until its line ends. While a line of the job is open, nothing
+    is drawn. If that is a bar, which draws itself again, what would be drawn goes above it now and
+    then.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class _Line:
         self._write = sys.stderr.write
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._is_drawn = self._is_open = False
+        self._is_drawn = self._is_open = self._is_bar = False
+        self._next = 0.0
         self._console = Console(file=sys.stderr, markup=False, highlight=False)
         self._streams: list[tuple[Any, Callable[[str], int]]] = []
         for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
@@ -79,7 +81,10 @@ class _Line:
                 return int(write(text))
             with self._lock:
                 self._clear()
-                self._is_open = not text.endswith("\n") if text else self._is_open
+                rest = text.rpartition("\n")[2]
+                goes_on = "\n" not in text
+                self._is_open = bool(rest) or (goes_on and self._is_open)
+                self._is_bar = "\r" in rest or (goes_on and self._is_bar)
                 return int(write(text))
 
         stream.write = written
@@ -95,10 +100,16 @@ class _Line:
         """Draws the text in place of what was drawn before, cut to the width."""
         with self._lock:
             self._clear()
-            if not self._is_open:
-                self._console.print(text, end="", no_wrap=True, overflow="ellipsis")
-                self._is_open, self._is_drawn = False, True
-                self._stream.flush()
+            above = self._is_open and self._is_bar and time.monotonic() >= self._next
+            if self._is_open and not above:
+                return
+            if above:
+                self._next = time.monotonic() + _LINE_SECONDS
+                self._write("\r\033[K")
+            self._console.print(text, end="\n" if above else "", no_wrap=True, overflow="ellipsis")
+            self._is_open = self._is_bar = above  # the bar's line is empty until it is drawn again
+            self._is_drawn = not above
+            self._stream.flush()
 
     def close(self) -> None:
         """Leaves what was drawn last above what follows."""

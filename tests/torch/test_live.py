@@ -130,6 +130,28 @@ def test_on_a_terminal_the_line_gives_way_to_what_the_job_prints(
     assert "write" not in vars(terminal)
 
 
+def test_above_a_bar_the_line_stands_now_and_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("dtr_alloc.live.EVERY_SECONDS", 0)
+    monkeypatch.setenv("COLUMNS", "40")
+    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
+        step = stepper()
+        for count in range(4):
+            print(f"\r{count} of 4", end="")
+            step()  # a minute is not over after the first one
+        print()
+    lines = [
+        line.split("\r")[-1].removeprefix("\033[K") for line in terminal.getvalue().split("\n")
+    ]
+    assert len(lines) == 3, lines
+    assert lines[0].startswith("dtr_alloc: step 1, ")
+    assert lines[1:] == ["3 of 4", ""]
+
+
 def test_a_forked_child_leaves_what_its_parent_shows(folder: Path) -> None:
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         stepper()()
