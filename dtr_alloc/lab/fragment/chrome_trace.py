@@ -25,8 +25,7 @@ from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.traces.trace import MOST_DEVICES, MOST_TIME_NS, Kind, Trace, TraceError
 
 LIMIT_BYTES = 64 << 20
-"""Of the JSON, before it is compressed, which is what a viewer holds. Perfetto opens that in
-seconds."""
+"""Of the JSON, before it is compressed: what a viewer holds."""
 LEAST_LIMIT_BYTES = 1 << 16
 MOST_PROFILE_BYTES = 1 << 30
 """Of its JSON."""
