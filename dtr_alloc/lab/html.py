@@ -52,9 +52,10 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 1.5rem 0 .3rem; }
 figure { margin: 0; } figcaption { max-width: 40rem; opacity: .8; font-size: .9rem; }
 svg { width: 100%; height: auto; color: inherit; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .15rem .8rem .15rem 0;
-  vertical-align: top; } th { font-weight: normal; opacity: .8; min-width: 7.5rem; }
+  vertical-align: top; overflow-wrap: anywhere; }
+th { font-weight: normal; opacity: .8; min-width: 9.25rem; max-width: 24rem; }
 pre { overflow-x: auto; font-size: .8rem; } img { width: 100%; height: auto; }
-td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+td { min-width: 9rem; font-variant-numeric: tabular-nums; }
 summary { cursor: pointer; margin-top: 1rem; }
 </style>
 </head>

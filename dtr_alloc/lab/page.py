@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MultipleLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures, kept_text
@@ -40,6 +40,8 @@ _LABEL = 48
 """Characters beside a bar; the end of a longer name is what tells it from others."""
 _ROWS = 100
 """Of a table that is seen once it is opened."""
+_SEEN = 200
+"""Of the memory's chart: what is thinner would be a name without an area."""
 _SHARES = 100
 """Of the time, for which it is said what was computed again."""
 _HEAP_ROWS = 24
@@ -124,13 +126,14 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
     axes = figure.subplots()
     seconds = [moment.seconds for moment in samples]
     bottom = [0] * len(samples)
+    seen = max(moment.reserved_bytes for moment in samples) / _SEEN
     for label, color, sizes in (
         ("in use", USED, [max(0, each.allocated_bytes - each.constant_bytes) for each in samples]),
         ("kept constants", KEPT, [each.constant_bytes for each in samples]),
         ("free, in one piece", MODULE, [each.whole_bytes for each in samples]),
         ("free, in pieces", AGAIN, [each.scattered_bytes for each in samples]),
     ):
-        if any(sizes):
+        if max(sizes) > seen:
             top = [below + size for below, size in zip(bottom, sizes, strict=True)]
             axes.fill_between(seconds, bottom, top, color=color, alpha=0.7, lw=0, label=label)
             bottom = top
@@ -203,6 +206,7 @@ def _steps(steps: Sequence[Moment]) -> Figure:
     time_axes.set_ylim(bottom=0)
     time_axes.set_title("seconds a step", loc="left", fontsize=9)
     _share(share_axes, steps, numbers)
+    share_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     share_axes.set_xlabel("step of the optimizer")
     return figure
 
@@ -236,6 +240,7 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
     for color, label in ((USED, "can be evicted"), (KEPT, "cannot")):
         axes.barh([0], [0], color=color, alpha=0.7, label=label)
     figure.legend(loc="outside upper center", ncols=2)
+    axes.margins(0)
     axes.invert_yaxis()
     axes.set_axis_off()
     return figure
@@ -256,11 +261,13 @@ def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str])
     axes.barh(range(len(names)), lengths, color=AGAIN, alpha=0.8)
     for row, (length, value) in enumerate(zip(lengths, values, strict=True)):
         axes.text(length, row, f" {value}", va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), [name[-_LABEL:] for name in names])
+    shown = [name if len(name) <= _LABEL else f"…{name[-_LABEL:]}" for name in names]
+    axes.set_yticks(range(len(names)), shown)
     axes.invert_yaxis()
-    axes.margins(x=0.3)
+    axes.margins(x=0.45)
     axes.grid(False)
     axes.xaxis.set_visible(False)
+    axes.spines.bottom.set_visible(False)
     return figure
 
 

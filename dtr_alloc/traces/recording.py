@@ -68,6 +68,7 @@ class Recording:
             self._kept.append(ffi.from_buffer(f"{ctype}[]", numbers, require_writable=True))
             setattr(self._columns, field, self._kept[-1])
         self._numbers: dict[int, int] = {0: 0}  # of names in the file, by the operator's key
+        self._began_unix_ns = 0
         self._failure: OSError | None = None
         self._draining = threading.Lock()
         self._ended = threading.Event()
@@ -75,6 +76,7 @@ class Recording:
 
     def start(self) -> None:
         """Begins with what is in the pools."""
+        self._began_unix_ns = time.time_ns()
         for device, pool in enumerate(self._pools.handles):
             check(lib.dtr_pool_set_log(pool, self._log, device))
         self._thread.start()
@@ -121,7 +123,8 @@ class Recording:
         with self._draining:
             try:
                 if self._failure is None:
-                    self._writer.close({"lost_events": int(lost)} if lost else {})
+                    end = {"began_unix_ns": self._began_unix_ns}
+                    self._writer.close(end | ({"lost_events": int(lost)} if lost else {}))
                 else:
                     self._writer.leave()
             except OSError as error:

@@ -2,62 +2,243 @@
 
 import gzip
 import json
+from collections import Counter
 
 import pytest
+from click.testing import CliRunner
 
-from dtr_alloc.lab.fragment import chrome_trace, formats
-from dtr_alloc.traces.trace import Kind, Trace
+from dtr_alloc.cli.fragment import command as fragment
+from dtr_alloc.lab.fragment import chrome_trace
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 KIB = 1 << 10
+BEGAN_NS = 1_790_000_000_000_000_000
+
+
+def made(*rows, began=True):
+    """Events a microsecond apart, of names[1] unless a row says otherwise."""
+    meta = {"source": "dtr_alloc", "time_unit": "ns"} | (
+        {"began_unix_ns": BEGAN_NS} if began else {}
+    )
+    trace = Trace(meta, ["", "aten::mm", "aten::relu_"])
+    for time, (kind, address, size, *name) in enumerate(rows):
+        trace.add(kind, time_ns=1000 * time, address=address, size_bytes=size, name=(*name, 1)[0])
+    trace.validate()
+    return trace
 
 
 @pytest.fixture
 def trace():
     """Two blocks in a budget, of which one is evicted and comes back, in two steps."""
-    made = Trace({"source": "dtr_alloc", "time_unit": "ns"}, ["", "aten::mm"])
-    for time, (kind, address, size) in enumerate(
-        [
-            (Kind.BUDGET, 0, 16 * KIB),
-            (Kind.SEGMENT_ALLOCATE, 0, 8 * KIB),
-            (Kind.STEP, 0, 0),
-            (Kind.ALLOCATE, 0, KIB),
-            (Kind.ALLOCATE, KIB, 2 * KIB),
-            (Kind.EVICT, KIB, 2 * KIB),
-            (Kind.FREE, KIB, 0),
-            (Kind.STEP, 0, 0),
-            (Kind.ALLOCATE, 4 * KIB, 2 * KIB),
-            (Kind.REMATERIALIZE, 4 * KIB, 2 * KIB),
-        ]
-    ):
-        made.add(kind, time_ns=1000 * time, address=address, size_bytes=size, name=1)
-    made.validate()
-    return made
+    return made(
+        (Kind.BUDGET, 0, 16 * KIB),
+        (Kind.SEGMENT_ALLOCATE, 0, 8 * KIB),
+        (Kind.STEP, 0, 0),
+        (Kind.ALLOCATE, 0, KIB),
+        (Kind.ALLOCATE, KIB, 2 * KIB, 2),
+        (Kind.EVICT, KIB, 2 * KIB),
+        (Kind.FREE, KIB, 0),
+        (Kind.STEP, 0, 0),
+        (Kind.ALLOCATE, 4 * KIB, 2 * KIB),
+        (Kind.REMATERIALIZE, 4 * KIB, 2 * KIB),
+    )
 
 
-def test_counters_instants_and_steps(trace, tmp_path):
-    path = tmp_path / "trace.json.gz"
-    formats.write(trace, path, "chrome")
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+@pytest.fixture
+def written(tmp_path):
+    def write(trace, limit_bytes=chrome_trace.LIMIT_BYTES, profile=None):
+        path = tmp_path / "trace.json.gz"
+        left_out = chrome_trace.write(trace, path, limit_bytes, profile)
+        text = gzip.decompress(path.read_bytes())
+        assert len(text) <= limit_bytes
+        document = json.loads(text)
+        assert document["otherData"]["left_out"] == left_out
+        return document["traceEvents"], left_out
+
+    return write
+
+
+@pytest.fixture
+def profile(tmp_path):
+    def write(*slices, base=True):
+        """Of torch.profiler: names, begins and durations in microseconds."""
+        events = [{"ph": "M", "name": "thread_name", "pid": 7, "tid": 9, "args": {"name": "main"}}]
+        for name, ts, dur in slices:
+            of = {"ph": "X", "cat": "cpu_op", "pid": 7, "tid": 9}
+            events.append({**of, "name": name, "ts": ts, "dur": dur, "args": {}})
+        path = tmp_path / "profile.json"
+        document = {"traceEvents": events} | ({"baseTimeNanoseconds": BEGAN_NS} if base else {})
+        path.write_text(json.dumps(document))
+        return path
+
+    return write
+
+
+def slices(events, track):
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    return [
+        (event["name"], event["ts"], event["dur"])
+        for event in events
+        if event["ph"] == "X" and names[event["pid"], event["tid"]] == track
+    ]
+
+
+def test_counters_instants_steps_and_what_was_computed_again(trace, written):
+    events, left_out = written(trace)
+    assert not left_out
     counters = [event for event in events if event["ph"] == "C"]
     assert [event["args"]["live"] // KIB for event in counters] == [0, 0, 1, 3, 1, 3]
     assert counters[-1]["args"] == {"live": 3 * KIB, "reserved": 8 * KIB, "budget": 16 * KIB}
-    evicted, back = (event for event in events if event["ph"] == "i")
-    assert (evicted["name"], evicted["ts"], back["name"]) == ("evict", 5, "computed again")
-    assert evicted["args"]["what"] == "aten::mm"
+    (evicted,) = (event for event in events if event["ph"] == "i")
+    assert (evicted["name"], evicted["ts"]) == ("evict", 5)
+    assert evicted["args"]["allocated by"] == "aten::relu_"
+    assert evicted["args"]["for"] == "aten::mm"
     assert evicted["args"]["bytes"] == 2 * KIB
-    steps = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
-    assert steps == [(2, 5), (7, 2)]
+    assert slices(events, "steps") == [("step 1", 2, 5), ("step 2", 7, 2)]
+    assert slices(events, "computed again") == [("aten::mm", 8, 1)]
 
 
-def test_a_trace_without_steps_has_none():
+def test_a_trace_without_steps_has_none(written):
     without = Trace({"source": "rmm"})
     without.add(Kind.ALLOCATE, address=8, size_bytes=8)
-    assert not [event for event in chrome_trace.to_events(without) if event["ph"] == "X"]
+    events, _ = written(without)
+    assert not [event for event in events if event["ph"] == "X"]
 
 
-def test_a_long_trace_is_thinned_and_has_its_peak(trace, monkeypatch):
-    monkeypatch.setattr(chrome_trace, "MOST", 2)
-    events = chrome_trace.to_events(trace)
-    live = [event["args"]["live"] for event in events if event["ph"] == "C"]
-    assert len(live) == 2
-    assert max(live) == 3 * KIB
+def test_what_an_operator_brings_back_at_once_is_one_slice(written):
+    events, _ = written(
+        made(
+            (Kind.ALLOCATE, 0, KIB),
+            (Kind.ALLOCATE, KIB, 2 * KIB),
+            (Kind.REMATERIALIZE, 0, KIB),
+            (Kind.REMATERIALIZE, KIB, 2 * KIB),
+        )
+    )
+    (again,) = (event for event in events if event["ph"] == "X")
+    assert (again["ts"], again["dur"], again["args"]["bytes"]) == (0, 3, 3 * KIB)
+
+
+def test_an_operator_that_overwrites_what_came_back_begins_nowhere_before(written):
+    events, _ = written(
+        made((Kind.ALLOCATE, 0, KIB), (Kind.REMATERIALIZE, 0, KIB), (Kind.REMATERIALIZE, 0, KIB, 2))
+    )
+    assert slices(events, "computed again") == [("aten::mm", 0, 1), ("aten::relu_", 2, 0)]
+
+
+def test_slices_of_two_threads_that_overlap_lie_in_two_lanes(written):
+    events, _ = written(
+        made(
+            (Kind.ALLOCATE, 0, KIB),
+            (Kind.ALLOCATE, KIB, KIB),
+            (Kind.REMATERIALIZE, 0, KIB),
+            (Kind.ROOM, 0, KIB),
+            (Kind.REMATERIALIZE, KIB, KIB),
+        )
+    )
+    assert slices(events, "computed again") == [("aten::mm", 0, 2), ("aten::mm", 1, 3)]
+    assert len({event["tid"] for event in events if event["ph"] == "X"}) == 2
+
+
+def test_devices_do_not_mix_and_a_name_that_events_share_is_cut(written):
+    trace = made(
+        (Kind.ALLOCATE, 0, KIB),
+        (Kind.ALLOCATE, KIB, KIB),
+        (Kind.REMATERIALIZE, 0, KIB),
+        (Kind.REMATERIALIZE, KIB, KIB),
+    )
+    trace.device[1] = trace.device[3] = 255
+    trace.names[1] = "n" * 100_000
+    trace.validate()
+    events, _ = written(trace, 1 << 16)
+    again = [(each["pid"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
+    assert again == [(0, 0, 2), (255, 1, 2)]
+
+
+def test_a_profile_lies_on_the_time_of_the_trace(trace, written, profile):
+    path = profile(("aten::linear", 3, 4), ("aten::mm", 3, 2.5), ("later", 99, 1))
+    events, left_out = written(trace, profile=path)
+    assert slices(events, "main") == [("aten::linear", 3, 4), ("aten::mm", 3, 2.5)]
+    assert left_out == {"operators": 1}
+    assert len({event["pid"] for event in events}) == 2
+
+
+def test_a_profile_that_is_none_or_of_another_run_is_named(trace, tmp_path, profile):
+    out = tmp_path / "out"
+
+    def refused(reason, path, trace=trace):
+        with pytest.raises(TraceError, match=f"profile.json.*{reason}"):
+            chrome_trace.write(trace, out, profile=path)
+
+    path = profile(("aten::mm", 3, 1))
+    refused("does not say when it began", path, made(began=False))
+    refused("none of them in the time of the trace", profile(("aten::mm", 3, 1), base=False))
+    for wrong in (
+        ("aten::mm", "later", 1),
+        ("aten::mm", 1e400, 1),
+        ("aten::mm", 3, -1),
+        ([], 3, 1),
+    ):
+        refused("event 1 is none of torch.profiler", profile(wrong))
+    for text in ("[]", "{}", "{", "[" * 100_000, '{"traceEvents": 1}'):
+        path.write_text(text)
+        refused("is no trace of torch.profiler", path)
+    path.write_bytes(b"\x1f\x8bpacked")
+    refused("is no trace of torch.profiler", path)
+
+
+def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path, profile):
+    rows = [(Kind.BUDGET, 0, 1 << 40)]
+    for size in range(1, 1000):
+        rows += [
+            (Kind.ALLOCATE, 0, size),
+            (Kind.EVICT, 0, size),
+            (Kind.FREE, 0, size),
+            (Kind.ALLOCATE, 0, 1),
+            *[(Kind.ROOM, 0, 1)] * (size == 500),
+            (Kind.REMATERIALIZE, 0, 1),
+            (Kind.FREE, 0, 1),
+        ]
+    trace_file.write(made(*rows), tmp_path / "a.trace")
+    operators = [(f"n{number}", number, 0.5 + (number == 700)) for number in range(1000)]
+    done = CliRunner().invoke(
+        fragment,
+        [*("export", str(tmp_path / "a.trace"), "--to", "chrome", "--limit", "64KiB"),
+         *("--profile", str(profile(*operators)), "-o", str(tmp_path / "out"))],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    text = gzip.decompress((tmp_path / "out").read_bytes())
+    assert (1 << 15) < len(text) <= 1 << 16
+    document = json.loads(text)
+    events, left_out = document["traceEvents"], document["otherData"]["left_out"]
+    for name, count in left_out.items():
+        assert f"{count} of {name}" in done.stderr
+    found = Counter(event["ph"] if event["ph"] != "X" else event["pid"] for event in events)
+    assert found["i"] + left_out["evict"] == 999
+    assert found[0] + left_out["computed again"] == 999
+    assert found[chrome_trace.MOST_DEVICES] + left_out["operators"] == 1000
+    evicted = sorted(event["args"]["bytes"] for event in events if event["ph"] == "i")
+    assert evicted == list(range(1000 - found["i"], 1000))
+    assert max(event["args"]["live"] for event in events if event["ph"] == "C") == 999
+    assert max(event["dur"] for event in events if event["ph"] == "X") == 2
+    assert [event["name"] for event in events if event.get("dur") == 1.5] == ["n700"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (("--to", "rmm", "--limit", "1MiB"), "--limit is for --to chrome"),
+        (("--to", "chrome", "--limit", "1KiB"), "1.00 KiB (1024 bytes); allowed: 64.00 KiB"),
+        (("--to", "chrome", "--limit", "much"), "not a size: 'much'"),
+    ],
+)
+def test_wrong_options_are_refused(trace, tmp_path, given, reason):
+    trace_file.write(trace, tmp_path / "a.trace")
+    line = ["export", str(tmp_path / "a.trace"), "-o", str(tmp_path / "out"), *given]
+    done = CliRunner().invoke(fragment, line)
+    assert done.exit_code == 2
+    assert reason in done.output

@@ -121,7 +121,7 @@ def use_trace(rng: random.Random, path: Path) -> None:
     if rng.random() < 0.005:  # matplotlib takes seconds
         command("fragment", "report", path, "--model", "exact", "--out", path.with_name("pictures"))
     if rng.random() < 0.1:
-        to = rng.choice(("torch", "rmm", "trace"))
+        to = rng.choice(("torch", "rmm", "trace", "chrome"))
         command("fragment", "export", path, "--to", to, "-o", path.with_name("exported"))
 
 

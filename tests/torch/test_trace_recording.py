@@ -3,6 +3,8 @@
 Jobs run as users start them, in processes.
 """
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +24,7 @@ import torch
 
 import dtr_alloc
 from dtr_alloc.core import StateError
-from dtr_alloc.lab.fragment import formats
+from dtr_alloc.lab.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import Kind, TraceError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -116,6 +118,34 @@ def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(t
         elif kind == Kind.FREE:
             live -= sizes.pop(address)
     assert 8 << 20 < peak <= 14 << 20
+
+
+def test_an_export_has_the_operators_of_a_profile_and_what_ran_again_on_one_time(tmp_path):
+    begin, steps = JOB.split("for _ in range(3):")
+    code = begin + (
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "with profile(activities=[ProfilerActivity.CPU]) as profiled:\n"
+        "  for _ in range(3):" + steps.replace("\n    ", "\n      ") + "\n"
+        "profiled.export_chrome_trace('profile.json')\n"
+        "import dtr_alloc\n"
+        "print('ran again', dtr_alloc.stats()['rematerializations'])\n"
+    )
+    job = start(code, tmp_path, DTR_ALLOC_TRACE="some.trace", DTR_ALLOC_BUDGET="14MiB")
+    output, errors = job.communicate()
+    assert job.returncode == 0, errors
+    trace = formats.read(tmp_path / "some.trace")
+    chrome_trace.write(trace, tmp_path / "out.json.gz", profile=tmp_path / "profile.json")
+    events = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    again = [
+        event for event in slices if event["pid"] == 0 and not event["name"].startswith("step")
+    ]
+    assert again
+    assert f"ran again {len(again)}\n" in output
+    operators = [event for event in slices if event["name"].startswith("aten::")]
+    assert sum(event["name"] == "aten::addmm" for event in operators) == 24
+    assert min(each["ts"] for each in operators) < min(each["ts"] for each in again)
+    assert max(each["ts"] for each in again) < max(each["ts"] for each in operators)
 
 
 def test_a_job_that_is_killed_leaves_what_was_written(tmp_path):

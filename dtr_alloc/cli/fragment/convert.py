@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dtr_alloc.cli.common import InputError
 from dtr_alloc.cli.fragment.options import FILE, OUT
-from dtr_alloc.lab.fragment import formats
+from dtr_alloc.config import error_size, format_size, parse_size
+from dtr_alloc.lab.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import TraceError
 
 
@@ -17,7 +19,7 @@ from dtr_alloc.traces.trace import TraceError
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
 def import_(source: Path, out: Path) -> None:
     """Makes a trace of IN: a memory snapshot of PyTorch, an RMM log, or another trace."""
-    _convert(source, out, "trace", None, allow_truncated=False)
+    _convert(source, out, "trace", allow_truncated=False)
 
 
 @click.command("export", short_help="Make another tool's file of a trace.")
@@ -32,24 +34,69 @@ def import_(source: Path, out: Path) -> None:
 )
 @click.option("--device", type=click.IntRange(min=0), help="Which, if the trace has several.")
 @click.option(
+    "--profile",
+    metavar="FILE",
+    type=FILE,
+    help="With --to chrome: what torch.profiler wrote of the same run (export_chrome_trace). Its "
+    "operators are added.",
+)
+@click.option(
+    "--limit",
+    metavar="SIZE",
+    help="With --to chrome: of the JSON before it is compressed. Of what does not fit, the longest "
+    f"and the largest stay (default: {format_size(chrome_trace.LIMIT_BYTES)}).",
+)
+@click.option(
     "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
 )
-def export(source: Path, out: Path, to: str, device: int | None, allow_truncated: bool) -> None:
-    """Writes the trace IN (or what `import` reads) in another form."""
-    _convert(source, out, to, device, allow_truncated=allow_truncated)
-
-
-def _convert(
-    source: Path, out: Path, to: str, device: int | None, *, allow_truncated: bool
+def export(
+    source: Path,
+    out: Path,
+    to: str,
+    device: int | None,
+    profile: Path | None,
+    limit: str | None,
+    allow_truncated: bool,
 ) -> None:
+    """Writes the trace IN (or what `import` reads) in another form."""
+    for name, value in (("--profile", profile), ("--limit", limit)):
+        if value is not None and to != "chrome":
+            raise click.UsageError(f"{name} is for --to chrome, not for --to {to}")
+    _convert(
+        source,
+        out,
+        to,
+        allow_truncated=allow_truncated,
+        device=device,
+        limit_bytes=_limit_bytes(limit),
+        profile=profile,
+    )
+
+
+def _limit_bytes(text: str | None) -> int:
+    try:
+        size = chrome_trace.LIMIT_BYTES if text is None else parse_size(text)
+    except ValueError as error:
+        raise click.UsageError(f"--limit: {error}") from None
+    if size < chrome_trace.LEAST_LIMIT_BYTES:
+        least = error_size(chrome_trace.LEAST_LIMIT_BYTES)
+        raise click.UsageError(f"--limit is {error_size(size)}; allowed: {least} or more")
+    return size
+
+
+def _convert(source: Path, out: Path, to: str, *, allow_truncated: bool, **options: Any) -> None:
+    """options: of formats.write()."""
     try:
         trace = formats.read(source, allow_truncated=allow_truncated)
     except (TraceError, OSError) as error:
         raise InputError(str(error)) from None
     try:
-        formats.write(trace, out, to, device)
+        left_out = formats.write(trace, out, to, **options)
     except TraceError as error:
         raise InputError(f"{source}: {error}") from None
     except OSError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{out}: {len(trace)} events")
+    if left_out:
+        kinds = ", ".join(f"{count} of {name}" for name, count in left_out.items())
+        click.echo(f"dtr_alloc: left out for the limit: {kinds}", err=True)

@@ -139,7 +139,7 @@ def holes_picture(
             is what makes the moment the worst.
     """
     import numpy as np
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure, panels = _panels(len(rows), (9, 3.2), (6.2, 2.2))
     sizes = [size for _, holes, request in rows for size in (*holes, request or 1 << 20)]
@@ -172,6 +172,7 @@ def holes_picture(
         axes.set_xlabel("size of a hole (over each bar: how many holes)")
         axes.grid(axis="y", alpha=0.3)
         axes.set_title(holes_title(name, holes), loc="left", fontsize=9)
+        axes.xaxis.set_major_locator(LogLocator(2, numticks=6))
         axes.xaxis.set_major_formatter(
             FuncFormatter(lambda size, _: format_size(int(size)).replace(".00", ""))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,22 +49,32 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
     return trace
 
 
-def write(trace: Trace, path: str | os.PathLike[str], to: str, device: int | None = None) -> None:
+def write(
+    trace: Trace,
+    path: str | os.PathLike[str],
+    to: str,
+    device: int | None = None,
+    limit_bytes: int = chrome_trace.LIMIT_BYTES,
+    profile: Path | None = None,
+) -> Counter[str]:
     """Writes a checked trace as one of WRITES, by way of a file beside it, so that a failure leaves
-    what was there.
+    what was there. The limit and the profile are those of chrome_trace.write().
+
+    Returns how many events of which kind were left out: none but for ``chrome``.
 
     Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
     """
-    makers: dict[str, Callable[[Path], None]] = {
+    makers: dict[str, Callable[[Path], Counter[str] | None]] = {
         "trace": lambda beside: trace_file.write(trace, beside),
         "torch": lambda beside: torch_export.write(trace, beside),
-        "chrome": lambda beside: chrome_trace.write(trace, beside),
+        "chrome": lambda beside: chrome_trace.write(trace, beside, limit_bytes, profile),
         "rmm": lambda beside: rmm.write(trace, beside, device=device),
     }
     path = Path(path)
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        makers[to](beside)
+        left_out = makers[to](beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+    return left_out or Counter()
