@@ -128,8 +128,8 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
     bottom = [0] * len(samples)
     seen = max(moment.reserved_bytes for moment in samples) / _SEEN
     for label, color, sizes in (
-        ("in use", USED, [max(0, each.allocated_bytes - each.constant_bytes) for each in samples]),
-        ("kept constants", KEPT, [each.constant_bytes for each in samples]),
+        ("in use, cannot be evicted", KEPT, [each.unevictable_bytes for each in samples]),
+        ("can be evicted", USED, [each.evictable_bytes for each in samples]),
         ("free, in one piece", MODULE, [each.whole_bytes for each in samples]),
         ("free, in pieces", AGAIN, [each.scattered_bytes for each in samples]),
     ):

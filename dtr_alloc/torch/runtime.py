@@ -37,8 +37,8 @@ _C10_CPU, _C10_CUDA = 0, 1
 
 _PRESENT = {
     *("budget_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "largest_free_bytes"),
-    *("total_bytes", "chunk_bytes", "host_bytes", "kept_constant_bytes", "evicted_storages"),
-    *("live_blocks", "live_storages", "live_ops"),
+    *("total_bytes", "chunk_bytes", "host_bytes", "evictable_bytes", "kept_constant_bytes"),
+    *("evicted_storages", "live_blocks", "live_storages", "live_ops"),
 }
 """Numbers in stats() that say how it is now. All but these and the peaks only grow."""
 

@@ -49,8 +49,13 @@ class Moment(NamedTuple):
     swapped_out_bytes: int
     swapped_in_bytes: int
     planned: int
-    constant_bytes: int
-    """In use by dead constants that something may need."""
+    evictable_bytes: int
+    """In use by what may be evicted."""
+
+    @property
+    def unevictable_bytes(self) -> int:
+        """In use by anything else: constants, pinned contents, what is not the engine's."""
+        return max(0, self.allocated_bytes - self.evictable_bytes)
 
     @property
     def whole_bytes(self) -> int:
@@ -227,7 +232,7 @@ class Timeline:
             engine.swapped_out_bytes,
             engine.swapped_in_bytes,
             engine.planned,
-            engine.kept_constant_bytes,
+            engine.evictable_bytes,
         )
 
 

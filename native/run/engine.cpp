@@ -379,6 +379,7 @@ void Engine::get_stats(dtr_engine_stats* out) {
   out->live_storages = graph_.storages().size();
   out->storage_accesses += cost_model_.visited_components();
   out->peak_kept_bytes = memory_use_.peak_bytes();
+  out->evictable_bytes = graph_.candidate_bytes;
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {

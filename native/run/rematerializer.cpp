@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/scoped_timer.h"
+#include "event_log.h"
 
 namespace dtr {
 
@@ -161,6 +162,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
     }
   parts_.hints.step_begins(op->cost_ns);
   remat.step_open = true;
+  remat.outer_op = std::exchange(running_op_of_thread(), op->op_key);
   remat.step_device = remat.stack.back().target->device_index;
   remat.step_begin_ns = now_ns();
   remat.room_ns_at_step = room_ns_of_thread();
@@ -277,9 +279,14 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
     parts_.environment.stats.recompute_ns += static_cast<uint64_t>(
         now_ns() - remat.step_begin_ns - (room_ns_of_thread() - remat.room_ns_at_step));
   }
+  close_step(remat, deferred);
+  end_step(remat, deferred);
+}
+
+void Rematerializer::close_step(Rematerialization& remat, Deferred& deferred) {
   drop_consumed(remat, deferred);
   remat.step_open = false;
-  end_step(remat, deferred);
+  running_op_of_thread() = remat.outer_op;
 }
 
 // Old versions that the step ran on are overwritten, in part if it failed. Those whose
@@ -324,8 +331,7 @@ void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
 }
 
 void Rematerializer::abort(Rematerialization& remat, Deferred& deferred) {
-  if (remat.step_open) drop_consumed(remat, deferred);
-  remat.step_open = false;
+  if (remat.step_open) close_step(remat, deferred);
   while (!remat.stack.empty()) end_step(remat, deferred);
 }
 

@@ -56,6 +56,7 @@ struct Rematerialization {
   std::vector<void*> held;
   std::vector<void*> refused;  // weakly: hold these without the mutex first
   bool step_open = false;
+  uint64_t outer_op = 0;      // what its thread ran before the step began
   bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;
   int64_t step_begin_ns = 0;
@@ -118,6 +119,7 @@ class Rematerializer {
   void make_handle(Storage* storage, void* address);
   void place(Storage* storage, void* address, bool held, Deferred& deferred);
   void drop_consumed(Rematerialization& remat, Deferred& deferred);
+  void close_step(Rematerialization& remat, Deferred& deferred);
   void end_step(Rematerialization& remat, Deferred& deferred);
 
   Parts parts_;

@@ -81,11 +81,13 @@ def test_the_peak_is_of_the_moment_when_most_was_kept() -> None:
             _ = [twice(x) for _ in range(count)]
             del _
         assert not [entry for entry in dtr_alloc.kept() if entry.size_bytes >= MIB]
+        assert dtr_alloc.stats()["evictable_bytes"] == x.nbytes
         (entry,) = dtr_alloc.kept(at_peak=True)
         assert (entry.size_bytes, entry.operator) == (4 * MIB, "dtr_kept.twice.default")
         assert dtr_alloc.stats()["peak_kept_bytes"] == 4 * MIB
         dtr_alloc.reset_peak_stats()
-        x + 1
+        y = x + 1
+        assert dtr_alloc.stats()["evictable_bytes"] == x.nbytes + y.nbytes
         assert dtr_alloc.kept(at_peak=True) == []
 
 

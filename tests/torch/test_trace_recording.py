@@ -142,6 +142,7 @@ def test_an_export_has_the_operators_of_a_profile_and_what_ran_again_on_one_time
     ]
     assert again
     assert f"ran again {len(again)}\n" in output
+    assert all(event["name"].startswith("aten::") for event in again)
     operators = [event for event in slices if event["name"].startswith("aten::")]
     assert sum(event["name"] == "aten::addmm" for event in operators) == 24
     assert min(each["ts"] for each in operators) < min(each["ts"] for each in again)

@@ -168,6 +168,7 @@ typedef struct dtr_engine_stats {
   uint64_t plan_misses;      /* and that could not be */
   uint64_t learned;          /* policies that were learned and followed (DTR_LEARN_POLICY) */
   uint64_t peak_kept_bytes;  /* that could not be evicted, at most (dtr_engine_holders) */
+  uint64_t evictable_bytes;  /* of contents that may be evicted, those in use by an operator too */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
