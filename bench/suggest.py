@@ -220,6 +220,32 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
+def markdown(document: dict[str, Any]) -> str:
+    """The table of the site, and the summary."""
+    lines = [
+        f"| job | smallest, MiB | {' | '.join(map(str, SHARES))} | learned, {LEARNED} |",
+        f"|---|---|{'---|' * len(SHARES)}---|",
+    ]
+    for row in document["results"]:
+        said, is_so = row["suggested_smallest_bytes"], row["smallest_bytes"]
+        smallest = "none" if said is None else f"{said / results.MIB:.2f}"
+        costs = {each["share"]: each for each in row["costs"]}
+        cells = [_compute(costs.get(share), "first") for share in SHARES]
+        cells.append(_compute(costs.get(LEARNED), "later"))
+        name = row["job"] + (f" x {row['scale']:g}" if row["scale"] != 1 else "")
+        lines.append(f"| {name} | {smallest} / {is_so / results.MIB:.2f} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", summary(document["results"]).capitalize() + ".", ""])
+
+
+def _compute(cost: dict[str, Any] | None, when: str) -> str:
+    """As predicted and as it was."""
+    if cost is None or (when == "later" and cost["first"] and cost["later"] is None):
+        return "-"
+    predicted, was = cost["predicted"][when], cost[when]
+    said = "too slow" if predicted is None else f"{predicted:.2f}"
+    return f"{said} / {was['computed']:.2f}" if was else f"{said} / fails"
+
+
 def _cell(cost: dict[str, Any]) -> str:
     lines = []
     for when in ("first", "later"):

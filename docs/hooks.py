@@ -1,7 +1,8 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
 ``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->``,
-``<!-- conformance -->`` and ``<!-- frameworks -->`` (of results), ``<!-- changes -->``, or
-``<!-- picture NAME.svg -->``. A notebook is a page like others, with the outputs that it holds."""
+``<!-- conformance -->``, ``<!-- frameworks -->`` and ``<!-- suggest -->`` (of results),
+``<!-- changes -->``, or ``<!-- picture NAME.svg -->``. A notebook is a page like others, with the
+outputs that it holds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
 _MARK = re.compile(
-    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|changes|picture) ?([\w.-]*) -->$",
+    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|suggest|changes|picture)"
+    r" ?([\w.-]*) -->$",
     re.MULTILINE,
 )
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
@@ -150,6 +152,13 @@ def frameworks(root: Path = ROOT) -> str:
     return markdown(json.loads((root / "bench/results/frameworks_cpu.json").read_text()))
 
 
+def suggest(root: Path = ROOT) -> str:
+    """Whether advice is right, by the committed results of bench.suggest."""
+    from bench.suggest import markdown
+
+    return markdown(json.loads((root / "bench/results/suggest_cpu.json").read_text()))
+
+
 def changes(root: Path = ROOT) -> str:
     """The changelog without its title."""
     return (root / "CHANGELOG.md").read_text().partition("\n")[2]
@@ -168,6 +177,7 @@ PARTS = {
     "peers": peers,
     "conformance": conformance,
     "frameworks": frameworks,
+    "suggest": suggest,
     "changes": changes,
 }
 
