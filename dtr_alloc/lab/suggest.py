@@ -31,6 +31,8 @@ GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
 MARGIN = 1.01
 """More than the smallest budget found: a job is not played to the last detail."""
+NEAR = (1, 0.99, 1.01)
+"""Near the smallest budget a play may fail, or end well, by chance: so most of these decide."""
 REPEAT_SECONDS = 50e-6
 """What an operator that runs again takes beside its own time at most, for evicting, searching and
 starting it: 30 µs in the median of 21 runs of the bench's jobs, and less than this in 14."""
@@ -138,9 +140,13 @@ def suggest(
             move_bytes_per_s=MOVE_BYTES_PER_S[device],
         )
 
-    def works(budget_bytes: int) -> bool:
+    def is_played(budget_bytes: int) -> bool:
         found = rehearse(budget_bytes, learn=False)
         return found.usual_cost is not None and 1 + found.usual_cost <= SLOWEST
+
+    def works(budget_bytes: int) -> bool:
+        first, second = (is_played(int(share * budget_bytes)) for share in NEAR[:2])
+        return first if first == second else is_played(int(NEAR[2] * budget_bytes))
 
     asked = rehearse(peak_bytes, learn=False)
     peak = None
@@ -183,6 +189,8 @@ def suggest(
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)
     smallest = min(peak_bytes, math.ceil(high * MARGIN))
+    while smallest < peak_bytes and not is_played(smallest):
+        smallest = min(peak_bytes, math.ceil(smallest * (1 + CLOSE)))
     budgets = [idle_bytes + int(share * activation_bytes) for share in SHARES]
     budgets = [*(budget for budget in budgets if budget > smallest), smallest]
     with ThreadPoolExecutor(threads) as pool:  # the core plays without python's lock
