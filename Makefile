@@ -244,9 +244,11 @@ conformance: $(DEV)
 	$(PY) -m bench.conformance --json bench/results/conformance_cpu.json
 
 # Jobs of frameworks under budgets, in an environment that has them, and what dtr_alloc depends on;
-# the core is that of the virtual environment. First the tests that need frameworks.
+# dtr_alloc is the virtual environment's. First the tests that need frameworks.
 FRAMEWORKS := build/frameworks
 frameworks: $(VENV)/core $(FRAMEWORKS)/packages
+	cp $(VENV)/lib/python*/site-packages/__editable__*dtr_alloc* \
+	  $(FRAMEWORKS)/lib/python*/site-packages
 	$(FRAMEWORKS)/bin/python -m pytest $(PYTEST_ARGS) tests/frameworks
 	$(FRAMEWORKS)/bin/python -W ignore -m bench.frameworks --json bench/results/frameworks_cpu.json
 
