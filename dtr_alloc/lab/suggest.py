@@ -123,7 +123,22 @@ def suggest(
         steps: that the log has; 0: nobody said where they end.
         step_seconds: of further ones, each, without a budget.
     """
-    base = _run(program, None, chunk_bytes)
+
+    def run(budget_bytes: int | None, slowest: float | None = None) -> simulate.Run:
+        """Plays the whole log under a budget of the job."""
+        return simulate.run_log(
+            program,
+            budget_bytes=None if budget_bytes is None else max(0, budget_bytes - unseen_bytes),
+            semantics="runtime",
+            space="heap",
+            chunk_bytes=chunk_bytes,
+            outputs=False,
+            dealloc="lazy",
+            move_bytes_per_s=MOVE_BYTES_PER_S[device],
+            max_recompute=None if slowest is None else int((slowest - 1) * base.model_cost),
+        )
+
+    base = run(None)
     # What the job has besides what the log knows of.
     unseen_bytes = max(0, peak_bytes - base.peak_bytes)
     peak_bytes = max(peak_bytes, base.peak_bytes)
@@ -140,9 +155,15 @@ def suggest(
             move_bytes_per_s=MOVE_BYTES_PER_S[device],
         )
 
+    def usual_cost(budget_bytes: int, played: simulate.Rehearsal) -> float | None:
+        """Of the step; or of the whole log, as what the step finds there may be computed again."""
+        if _slowness(played.usual_cost) is not None:
+            return played.usual_cost
+        whole = run(budget_bytes, SLOWEST)
+        return whole.remat_cost / base.model_cost if whole.status == "ok" else None
+
     def is_played(budget_bytes: int) -> bool:
-        found = rehearse(budget_bytes, learn=False)
-        return found.usual_cost is not None and 1 + found.usual_cost <= SLOWEST
+        return usual_cost(budget_bytes, rehearse(budget_bytes, learn=False)) is not None
 
     def works(budget_bytes: int) -> bool:
         first, second = (is_played(int(share * budget_bytes)) for share in NEAR[:2])
@@ -174,14 +195,15 @@ def suggest(
         return least + min(costs) * own, most + again
 
     def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook:
-        costs = (played.usual_cost, played.learned_cost)
+        first = usual_cost(budget_bytes, played)
+        later = first if _slowness(played.learned_cost) is None else played.learned_cost
         return Outlook(
             budget_bytes,
             (budget_bytes - idle_bytes) / activation_bytes,
-            _slowness(played.usual_cost),
-            _slowness(played.learned_cost),
+            _slowness(first),
+            _slowness(later),
             played.is_planned,
-            seconds([cost for cost in costs if cost is not None and 1 + cost <= SLOWEST]),
+            seconds([cost for cost in (first, later) if cost is not None]),
         )
 
     low, high = idle_bytes, peak_bytes
@@ -208,7 +230,7 @@ def suggest(
         asked.operators,
         outlooks,
         cheap[-1] if cheap else saving[0] if saving else None,
-        _limit(program, low - unseen_bytes, chunk_bytes, int(SLOWEST * base.model_cost)),
+        _limit(program, run(low, SLOWEST)),
         peak,
     )
 
@@ -217,27 +239,11 @@ def _slowness(cost: float | None) -> float | None:
     return None if cost is None or 1 + cost > SLOWEST else 1 + cost
 
 
-def _limit(program: Program, budget_bytes: int, chunk_bytes: int, most: int) -> Limit | None:
-    """Where a run with this budget fails; None: it thrashes, or does not fail."""
-    run = _run(program, max(0, budget_bytes), chunk_bytes, most)
+def _limit(program: Program, run: simulate.Run) -> Limit | None:
+    """Where it failed; None: it thrashed, or did not fail."""
     operators = computed(program)
     if run.status != "oom" or run.model_ops >= len(operators):
         return None
     index = operators[run.model_ops]
     place = program.places[program.operator_places[index] if program.operator_places else 0]
     return Limit(program.operator_names[program.operators[index]], *place)
-
-
-def _run(
-    program: Program, budget_bytes: int | None, chunk_bytes: int, most: int | None = None
-) -> simulate.Run:
-    return simulate.run_log(
-        program,
-        budget_bytes=budget_bytes,
-        semantics="runtime",
-        space="heap",
-        chunk_bytes=chunk_bytes,
-        outputs=False,
-        dealloc="lazy",
-        max_recompute=most,
-    )
