@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from io import BufferedIOBase
 from typing import IO, Any
 
 OUT_OF_MEMORY = "there is not enough memory to read it"
@@ -28,12 +29,17 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytearray:
 
     Raises TooMuch beyond ``most_bytes``, for endless devices too, and OSError.
     """
-    data = bytearray()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            data += chunk
-            if len(data) > most_bytes:
-                raise TooMuch(f"it has more than {most_bytes} bytes, the most that are read")
+        return rest(file, most_bytes)
+
+
+def rest(file: BufferedIOBase, most_bytes: int) -> bytearray:
+    """What comes in an open file, counted as decompressed; memory and errors as in read_bytes()."""
+    data = bytearray()
+    while chunk := file.read(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > most_bytes:
+            raise TooMuch(f"it has more than {most_bytes} bytes, the most that are read")
     return data
 
 

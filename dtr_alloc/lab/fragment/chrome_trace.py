@@ -14,21 +14,18 @@ import gzip
 import heapq
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dtr_alloc import bounded
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
-from dtr_alloc.traces.trace import MOST_DEVICES, MOST_TIME_NS, Kind, Trace, TraceError
+from dtr_alloc.lab.fragment import torch_profile
+from dtr_alloc.traces.trace import MOST_DEVICES, Kind, Trace, TraceError
 
 LIMIT_BYTES = 64 << 20
 """Of the JSON, before it is compressed: what a viewer holds."""
 LEAST_LIMIT_BYTES = 1 << 16
-MOST_PROFILE_BYTES = 1 << 30
-"""Of its JSON."""
 
 _LEAST_EVENT_BYTES = 80
 _MOST_COUNTER_BYTES = 192
@@ -43,10 +40,6 @@ _INSTANTS = {
 }
 _AGAIN = "computed again"
 _TRACKS = ("steps", *_INSTANTS.values(), _AGAIN)  # the last may have lanes after it
-_PROFILED = frozenset(
-    ("cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset")
-)
-"""Categories of PyTorch's profiler."""
 
 
 class _Event(NamedTuple):
@@ -341,102 +334,42 @@ def _computed_again(trace: Trace, most: int) -> tuple[_Events, list[_Event]]:
 def _profiled(trace: Trace, path: str | os.PathLike[str], most: int) -> dict[str, _Events]:
     """Operators and kernels of PyTorch's profiler. What lies outside of the trace's time is not
     taken."""
-    place = os.fspath(path)
     began_ns = trace.meta.get("began_unix_ns")
     if not isinstance(began_ns, int):
         raise TraceError(
-            f"{place}: the trace does not say when it began, as older ones, those that a killed "
-            "job left and those of others; allowed: a trace that DTR_ALLOC_TRACE wrote to its end"
+            f"{os.fspath(path)}: the trace does not say when it began, as older ones, those that a "
+            "killed job left and those of others; allowed: a trace that DTR_ALLOC_TRACE wrote to "
+            "its end"
         )
-    document = _json(place)
-    base_ns = document.get("baseTimeNanoseconds", 0)
-    if not isinstance(base_ns, int) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(f"{place} is no trace of torch.profiler")
-    processes: dict[int | str, int] = {}
-    slices: list[tuple[int, int, str, int, int]] = []
-    names: list[tuple[str, str, int | str, int]] = []
-    there, last_ns = 0, trace.time_ns[-1] if len(trace) else 0
-    for at, event in enumerate(document["traceEvents"]):
-        try:
-            phase, name, track = event["ph"], event["name"], _number(event.get("tid"))
-            if phase == "M" and name in ("process_name", "thread_name"):
-                names.append((name, _is(str, event["args"]["name"]), _process(event), track))
-            if phase != "X" or event.get("cat") not in _PROFILED:
-                continue
-            begin_ns = _nanoseconds(event["ts"]) + base_ns - began_ns
-            lasts_ns = _nanoseconds(event["dur"])
-            process = processes.setdefault(_process(event), MOST_DEVICES + len(processes))
-            name = _is(str, name)
-            if lasts_ns < 0:
-                raise ValueError
-        except (TypeError, KeyError, ValueError, OverflowError, AttributeError):
-            reason = f"event {at} is none of torch.profiler: {bounded.shown(event)}"
-            raise TraceError(f"{place}: {reason}") from None
-        there += 1
-        if 0 <= begin_ns <= last_ns:
-            slices.append((begin_ns, lasts_ns, name, process, track))
+    profile = torch_profile.read(path)
+    last_ns = trace.time_ns[-1] if len(trace) else 0
+    slices = [
+        each._replace(begin_ns=each.begin_ns - began_ns)
+        for each in profile.slices
+        if 0 <= each.begin_ns - began_ns <= last_ns
+    ]
     if not slices:
         raise TraceError(
-            f"{place} has {there} operators, and none of them in the time of the trace; allowed: "
-            "a profile of the same run"
+            f"{os.fspath(path)} has {len(profile.slices)} operators, and none of them in the time "
+            "of the trace; allowed: a profile of the same run"
         )
+    processes: dict[int | str, int] = {}
+    for each in profile.slices:
+        processes.setdefault(each.process, MOST_DEVICES + len(processes))
     told = [
         _named(kind, text, processes[process], track)
-        for kind, text, process, track in names
+        for kind, text, process, track in profile.names
         if process in processes
     ]
 
     def event_of(number: int) -> _Event:
-        begin_ns, lasts_ns, name, process, track = slices[number]
-        return _slice(name, process, track, begin_ns, lasts_ns, {})
+        name, process, track, begin_ns, lasts_ns = slices[number]
+        return _slice(name, processes[process], track, begin_ns, lasts_ns, {})
 
     operators = _heaviest(
-        list(range(len(slices))), most, lambda number: slices[number][1], event_of
+        list(range(len(slices))), most, lambda number: slices[number].lasts_ns, event_of
     )
     return {
-        "operators": _Events(there, operators.heaviest),
+        "operators": _Events(len(profile.slices), operators.heaviest),
         "names of operators' threads": _Events(len(told), told),
     }
-
-
-def _is(kind: Any, value: Any) -> Any:
-    """A value of that kind. Raises TypeError for another."""
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def _process(event: dict[str, Any]) -> int | str:
-    found: int | str = _is(int | str, event["pid"])
-    return found
-
-
-def _nanoseconds(microseconds: Any) -> int:
-    time_ns = round(_is(int | float, microseconds) * 1000)
-    if abs(time_ns) > MOST_TIME_NS:
-        raise OverflowError
-    return time_ns
-
-
-def _json(path: str) -> dict[str, Any]:
-    """An object in a file. Raises TraceError."""
-    try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            data = file.read(MOST_PROFILE_BYTES + 1)
-        if len(data) > MOST_PROFILE_BYTES:
-            raise ValueError(f"it has more than {MOST_PROFILE_BYTES} bytes, the most that are read")
-        found = json.loads(data)
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
-    except MemoryError:
-        raise TraceError(f"{path}: {bounded.OUT_OF_MEMORY}") from None
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path} is no trace of torch.profiler: {error}") from None
-    return found
-
-
-def _number(track: object) -> int:
-    """Of a thread. PyTorch gives texts to what it adds itself."""
-    return track if isinstance(track, int) and abs(track) < 2**53 else 0
