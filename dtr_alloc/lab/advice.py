@@ -274,7 +274,7 @@ def _advised(found: Suggestion) -> Iterator[str]:
     yield f"The smallest budget found is {format_size(found.outlooks[-1].budget_bytes)}{needs}"
     reason = (
         f"the smallest at which a step computes at most {WORTH:g} times as much"
-        if advised.later is not None and advised.later <= WORTH
+        if advised.later <= WORTH
         else "the cheapest that saves memory"
     )
     yield (

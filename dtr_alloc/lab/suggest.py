@@ -49,7 +49,7 @@ class Outlook:
         share: of the activation memory.
         first: the compute of a step before anything is learned, in terms of one without a budget;
             None: it fails, or takes more than SLOWEST.
-        later: the same once the step is learned.
+        later: the same once the step is learned; it works then, if not before.
         is_planned: whether by a plan with addresses.
         seconds: the least and the most that a step is expected to take; None: no step was timed.
     """
@@ -57,7 +57,7 @@ class Outlook:
     budget_bytes: int
     share: float
     first: float | None
-    later: float | None
+    later: float
     is_planned: bool
     seconds: tuple[float, float] | None
 
@@ -124,8 +124,9 @@ def suggest(
         step_seconds: of further ones, each, without a budget.
     """
 
-    def run(budget_bytes: int | None, slowest: float | None = None) -> simulate.Run:
-        """Plays the whole log under a budget of the job."""
+    def run(budget_bytes: int | None) -> simulate.Run:
+        """Plays the whole log under a budget of the job, as long as that is no slower than
+        SLOWEST."""
         return simulate.run_log(
             program,
             budget_bytes=None if budget_bytes is None else max(0, budget_bytes - unseen_bytes),
@@ -135,7 +136,7 @@ def suggest(
             outputs=False,
             dealloc="lazy",
             move_bytes_per_s=MOVE_BYTES_PER_S[device],
-            max_recompute=None if slowest is None else int((slowest - 1) * base.model_cost),
+            max_recompute=None if budget_bytes is None else int((SLOWEST - 1) * base.model_cost),
         )
 
     base = run(None)
@@ -157,9 +158,9 @@ def suggest(
 
     def usual_cost(budget_bytes: int, played: simulate.Rehearsal) -> float | None:
         """Of the step; or of the whole log, as what the step finds there may be computed again."""
-        if _slowness(played.usual_cost) is not None:
-            return played.usual_cost
-        whole = run(budget_bytes, SLOWEST)
+        if (cost := _bearable(played.usual_cost)) is not None:
+            return cost
+        whole = run(budget_bytes)
         return whole.remat_cost / base.model_cost if whole.status == "ok" else None
 
     def is_played(budget_bytes: int) -> bool:
@@ -177,7 +178,7 @@ def suggest(
         return Suggestion(peak_bytes, held_bytes, 0, [], None, None, None)
 
     def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
-        if not step_seconds or not costs:
+        if not step_seconds:
             return None
         operators = asked.operators or asked.heard // steps
         # A step that is repeated may have several optimizers, and each ends one here.
@@ -194,16 +195,19 @@ def suggest(
         least, most = min(*times, usual * (1 - SPREAD)), max(*times, usual * (1 + SPREAD))
         return least + min(costs) * own, most + again
 
-    def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook:
-        first = usual_cost(budget_bytes, played)
-        later = first if _slowness(played.learned_cost) is None else played.learned_cost
+    def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook | None:
+        """None: it does not work."""
+        first, learned = usual_cost(budget_bytes, played), _bearable(played.learned_cost)
+        later = first if learned is None else learned
+        if later is None:
+            return None
         return Outlook(
             budget_bytes,
             (budget_bytes - idle_bytes) / activation_bytes,
-            _slowness(first),
-            _slowness(later),
+            None if first is None else 1 + first,
+            1 + later,
             played.is_planned,
-            seconds([cost for cost in (first, later) if cost is not None]),
+            seconds([later if first is None else first, later]),
         )
 
     low, high = idle_bytes, peak_bytes
@@ -217,26 +221,22 @@ def suggest(
     budgets = [*(budget for budget in budgets if budget > smallest), smallest]
     with ThreadPoolExecutor(threads) as pool:  # the core plays without python's lock
         found = list(pool.map(partial(rehearse, learn=True), budgets))
-    outlooks = [
-        outlook
-        for outlook in map(outlook_of, budgets, found)
-        if outlook.first is not None or outlook.later is not None
-    ]
+    outlooks = [each for each in map(outlook_of, budgets, found) if each is not None]
     saving = [each for each in outlooks if each.budget_bytes <= (1 - GAIN) * peak_bytes]
-    cheap = [each for each in saving if each.later is not None and each.later <= WORTH]
+    cheap = [each for each in saving if each.later <= WORTH]
     return Suggestion(
         peak_bytes,
         held_bytes,
         asked.operators,
         outlooks,
         cheap[-1] if cheap else saving[0] if saving else None,
-        _limit(program, run(low, SLOWEST)),
+        _limit(program, run(low)),
         peak,
     )
 
 
-def _slowness(cost: float | None) -> float | None:
-    return None if cost is None or 1 + cost > SLOWEST else 1 + cost
+def _bearable(cost: float | None) -> float | None:
+    return None if cost is None or 1 + cost > SLOWEST else cost
 
 
 def _limit(program: Program, run: simulate.Run) -> Limit | None:
