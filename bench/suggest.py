@@ -249,12 +249,10 @@ def _compute(cost: dict[str, Any] | None, when: str) -> str:
 def _cell(cost: dict[str, Any]) -> str:
     lines = []
     for when in ("first", "later"):
-        was, predicted = cost[when], cost["predicted"][when]
-        said = "too slow" if predicted is None else f"{predicted:.2f}"
-        if was:
-            lines.append(f"{said} / {was['computed']:.2f} ({1000 * was['seconds']:.1f} ms)")
-        elif when == "first":
-            lines.append(f"{said} / fails")
+        was = cost[when]
+        if was or when == "first":
+            time_ms = f" ({1000 * was['seconds']:.1f} ms)" if was else ""
+            lines.append(_compute(cost, when) + time_ms)
     if cost["seconds"]:
         low, high = cost["seconds"]
         lines.append(f"{1000 * low:.1f} to {1000 * high:.1f} ms")
