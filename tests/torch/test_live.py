@@ -110,13 +110,19 @@ class Terminal(io.StringIO):
         return True
 
 
+def terminal_of(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Where the job prints from now on. (No fixture: pytest puts its own there behind those.)"""
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdout", shown)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("COLUMNS", "40")
+    return shown
+
+
 def test_on_a_terminal_the_line_gives_way_to_what_the_job_prints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "40")
+    terminal = terminal_of(monkeypatch)
     with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
         step = stepper()
         step()
@@ -133,11 +139,8 @@ def test_on_a_terminal_the_line_gives_way_to_what_the_job_prints(
 def test_above_a_bar_the_line_stands_now_and_then(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr("sys.stderr", terminal)
+    terminal = terminal_of(monkeypatch)
     monkeypatch.setattr("dtr_alloc.live.EVERY_SECONDS", 0)
-    monkeypatch.setenv("COLUMNS", "40")
     with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
         step = stepper()
         for count in range(4):
