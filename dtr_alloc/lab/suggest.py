@@ -125,8 +125,7 @@ def suggest(
     """
 
     def run(budget_bytes: int | None) -> simulate.Run:
-        """Plays the whole log under a budget of the job, as long as that is no slower than
-        SLOWEST."""
+        """Plays the log under a budget of the job, as long as that is no slower than SLOWEST."""
         return simulate.run_log(
             program,
             budget_bytes=None if budget_bytes is None else max(0, budget_bytes - unseen_bytes),
@@ -156,15 +155,8 @@ def suggest(
             move_bytes_per_s=MOVE_BYTES_PER_S[device],
         )
 
-    def usual_cost(budget_bytes: int, played: simulate.Rehearsal) -> float | None:
-        """Of the step; or of the whole log, as what the step finds there may be computed again."""
-        if (cost := _bearable(played.usual_cost)) is not None:
-            return cost
-        whole = run(budget_bytes)
-        return whole.remat_cost / base.model_cost if whole.status == "ok" else None
-
     def is_played(budget_bytes: int) -> bool:
-        return usual_cost(budget_bytes, rehearse(budget_bytes, learn=False)) is not None
+        return _bearable(rehearse(budget_bytes, learn=False).usual_cost) is not None
 
     def works(budget_bytes: int) -> bool:
         first, second = (is_played(int(share * budget_bytes)) for share in NEAR[:2])
@@ -197,7 +189,7 @@ def suggest(
 
     def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook | None:
         """None: it does not work."""
-        first, learned = usual_cost(budget_bytes, played), _bearable(played.learned_cost)
+        first, learned = map(_bearable, (played.usual_cost, played.learned_cost))
         later = first if learned is None else learned
         if later is None:
             return None

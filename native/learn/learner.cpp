@@ -417,7 +417,7 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   if (log_.operators() == 0) return {};
   if (advised_ > 0 && log_.operators() < next_look(advised_)) return advice_;
   advised_ = log_.operators();
-  const OwnedProgram program = log_.last_steps(step_);
+  const OwnedProgram program = log_.whole(step_);
   const Stage played = stage();
   const EvictionPolicy by = policy();
   const uint64_t unknown = budget_bytes() - played.budget_bytes;

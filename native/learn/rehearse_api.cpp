@@ -1,5 +1,6 @@
 // rehearse_api.cpp: what a job would learn, from its op log.
 #include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -157,27 +158,30 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   heard.append(Records(log).all());
   if (heard.operators() == 0) return;
   const StepLog::Repetition step = heard.repetition();
-  const OwnedProgram program = heard.last_steps(step);
-  const Stage stage = stage_of(options, program.constant_bytes);
   const std::atomic<bool> never{false};
-  const Rehearsal rehearsal(program, stage, never);
   EvictionPolicy policy;
   policy.heuristic = options.runtime.common.heuristic;
   policy.room = options.runtime.room;
   policy.dealloc = static_cast<Dealloc>(options.runtime.common.dealloc);
+  std::optional<Rehearsal::Found> usual, learned;
+  {
+    const OwnedProgram program = heard.whole(step);
+    const Stage stage = stage_of(options, 0);
+    usual = Rehearsal(program, stage, never).usual(policy);
+  }
+  const OwnedProgram program = heard.last_steps(step);
+  const Stage stage = stage_of(options, program.constant_bytes);
+  if (options.learn) learned = Rehearsal(program, stage, never).best(policy);
   out.heard = heard.operators();
   out.operators = step.period;
   const uint64_t steps =
       step.period > 0 && program.counted_from > 0 ? program.calls.size() / step.period - 1 : 1;
   out.step_cost = program.cost_ns / static_cast<int64_t>(steps);
   const auto own_ns = static_cast<double>(std::max<int64_t>(program.cost_ns, 1));
-  const std::optional<Rehearsal::Found> usual = rehearsal.usual(policy);
   if (usual) {
     out.usual_repeated = usual->repeats;
     out.usual_cost = usual->cost_ns / own_ns;
   }
-  std::optional<Rehearsal::Found> learned;
-  if (options.learn) learned = rehearsal.best(policy);
   out.is_planned = learned && !learned->plan.calls.empty();
   if (!learned) learned = usual;
   if (!learned) return;

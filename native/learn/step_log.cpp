@@ -235,6 +235,35 @@ std::unordered_set<uint64_t> StepLog::held_since_last_steps(const Repetition& of
   return held;
 }
 
+// The operators from `first` to the end of the last step, and what is between them, beginning at
+// `from` in the code. The second step and those behind it count.
+void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t from,
+                            OwnedProgram& to) const {
+  const std::vector<int64_t>& code = program_.code;
+  const uint64_t last = end_of(of), first_step = first_of(of);
+  const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
+  to.code.insert(
+      to.code.end(), code.begin() + at(from),
+      last == operators_.size() ? code.end() : code.begin() + at(operators_[last].code_at));
+  const bool fills_first = of.period > 0 && last - first_step >= 2 * of.period;
+  to.counted_from = first_step - first + (fills_first ? of.period : 0);
+  const int64_t skipped = program_.workspace_at[first];
+  for (uint64_t i = first; i < last; ++i) {
+    to.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
+    if (i >= first + to.counted_from) to.cost_ns += operators_[i].cost_ns;
+    to.calls.push_back(operators_[i].call);
+    to.made_ahead.push_back(operators_[i].made_ahead);
+  }
+  to.workspace.assign(program_.workspace.begin() + skipped,
+                      program_.workspace.begin() + program_.workspace_at[last]);
+}
+
+OwnedProgram StepLog::whole(const Repetition& of) const {
+  OwnedProgram all;
+  add_operators(of, 0, 0, all);
+  return all;
+}
+
 OwnedProgram StepLog::last_steps(const Repetition& of) const {
   const uint64_t first = first_of(of);
   const std::vector<int64_t>& code = program_.code;
@@ -267,21 +296,7 @@ OwnedProgram StepLog::last_steps(const Repetition& of) const {
                                            static_cast<int64_t>(name), alive[name]});
       steps.constant_bytes += static_cast<uint64_t>(alive[name]);
     }
-  const uint64_t last = of.period > 0 ? of.end : operators_.size();
-  const bool is_whole = last == operators_.size();
-  const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
-  steps.code.insert(steps.code.end(), code.begin() + at(from),
-                    is_whole ? code.end() : code.begin() + at(operators_[last].code_at));
-  const int64_t skipped = program_.workspace_at[first];
-  if (of.period > 0 && last - first >= 2 * of.period) steps.counted_from = of.period;
-  for (uint64_t i = first; i < last; ++i) {
-    steps.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
-    if (i >= first + steps.counted_from) steps.cost_ns += operators_[i].cost_ns;
-    steps.calls.push_back(operators_[i].call);
-    steps.made_ahead.push_back(operators_[i].made_ahead);
-  }
-  steps.workspace.assign(program_.workspace.begin() + skipped,
-                         program_.workspace.begin() + program_.workspace_at[last]);
+  add_operators(of, first, from, steps);
   return steps;
 }
 

@@ -61,6 +61,9 @@ class StepLog {
   // which a fair share of the operators follows; so what the job holds by now is there from the
   // beginning.
   OwnedProgram last_steps(const Repetition& of) const;
+  // All that was heard up to their end, of which as much counts. So what they find there can be
+  // computed again, which is a constant in last_steps().
+  OwnedProgram whole(const Repetition& of) const;
   // The numbers of the op log that are there from the second of those steps to the end.
   std::unordered_set<uint64_t> held_since_last_steps(const Repetition& of) const;
 
@@ -75,6 +78,8 @@ class StepLog {
   };
 
   uint64_t first_of(const Repetition& of) const;
+  uint64_t end_of(const Repetition& of) const { return of.period > 0 ? of.end : operators_.size(); }
+  void add_operators(const Repetition& of, uint64_t first, uint64_t from, OwnedProgram& to) const;
   uint64_t name_of(int64_t number);
   void define(uint64_t name, uint64_t size_bytes);
   void add_operator(const Operator& of);

@@ -354,7 +354,9 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
     const bool writes = (input.use == Use::mutate || input.use == Use::write_only) && now &&
                         now->log_number == number && knows(now) &&
                         std::find(overwritten.begin(), overwritten.end(), now) == overwritten.end();
-    arguments.push_back({log.arguments[i].name, writes, input.use != Use::write_only});
+    // What stays a constant whatever overwrites it does not come back by that, as if it had been read.
+    const bool reads = input.use != Use::write_only || (writes && now->constant_for_good);
+    arguments.push_back({log.arguments[i].name, writes, reads});
     if (writes) overwritten.push_back(now);
   }
   for (const OpenLog::Result& result : log.results) add_result(result);

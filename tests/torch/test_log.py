@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from bench.models import JOBS
 from dtr_alloc import oplog
+from dtr_alloc.lab import simulate
 from dtr_alloc.oplog import recorder
 from dtr_alloc.torch import api
 from dtr_alloc.torch.op_rules import rule_for
@@ -459,6 +460,22 @@ class TestASession:
             oplog.Release("x2v6"),
             oplog.Release("x2"),
         ]
+
+    def test_a_parameter_that_is_overwritten_unread_stays_a_constant(self, tmp_path):
+        with dtr_alloc.session(log=tmp_path / "job.log", device="cpu"):
+            model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+            for layer in model:
+                torch.nn.init.uniform_(layer.weight)
+            optimizer = torch.optim.AdamW(model.parameters())
+            x = torch.randn(8, 64)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            peak = dtr_alloc.stats()["peak_requested_bytes"]
+            del model, layer, optimizer, x
+        program = oplog.compile_log(tmp_path / "job.log")
+        assert simulate.baseline(program, "runtime").peak_bytes == pytest.approx(peak, rel=0.01)
 
     def test_decisions_agree_with_the_counters_and_the_log(self, tmp_path):
         with dtr_alloc.session(budget="1MiB", log=tmp_path / "job.log", device="cpu"):
