@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +35,7 @@ from bench import results
 from bench.measure import Profile, forget_broken_backward
 from bench.smallest_budget import bisect
 from bench.suggest_worker import FRAMEWORKS, NAMES, train
+from dtr_alloc.lab.suggest import SLOWEST
 
 STEPS = 8
 MOST_STEPS = 48
@@ -160,7 +160,13 @@ def measure(name: str, scale: float) -> dict[str, Any]:
     )
     outlooks = suggestion["outlooks"]
     costs = list(_costs(name, scale, outlooks))
-    worked = bisect(shape, RESOLUTION, partial(_train, name, scale))
+
+    def train_bearably(budget: int) -> _Steps | None:
+        """A short step may take longer than SLOWEST before the engine ends the job."""
+        steps = _train(name, scale, budget)
+        return steps if steps and steps.first()["computed"] <= SLOWEST else None
+
+    worked = bisect(shape, RESOLUTION, train_bearably)
     return {
         "job": name,
         "scale": scale,

@@ -39,7 +39,8 @@ class Job(ABC):
 
     def step(self, i: int) -> Tensor:
         """Train step `i`, keep the detached loss and return it."""
-        loss = self.train(i).detach()
+        # A copy: mse_loss has its mean in memory of the size of all that it is the mean of.
+        loss = self.train(i).detach().clone()
         self.losses.append(loss)
         return loss
 

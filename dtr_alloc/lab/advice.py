@@ -17,9 +17,9 @@ from rich.table import Table
 
 from dtr_alloc.config import format_size
 from dtr_alloc.lab.executors import cores
-from dtr_alloc.lab.suggest import GAIN, WORTH, Limit, Suggestion
+from dtr_alloc.lab.suggest import GAIN, WORTH, Suggestion
 from dtr_alloc.lab.suggest import suggest as _play
-from dtr_alloc.lab.where import where
+from dtr_alloc.lab.where import Call, where
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.report import console_html
 
@@ -32,6 +32,8 @@ _MAKERS = 3
 """Named of what is never evicted for one reason."""
 _LEAST = 0.01
 """Of the peak; what is less is not worth a word."""
+_LEFT = 0.001
+"""Of the peak: it doubles in a thousand steps."""
 _NUMBERS = ("size", "share")
 """Columns."""
 
@@ -155,20 +157,20 @@ def _held(found: Suggestion) -> Table:
     return table
 
 
-def _places(observed: Observed) -> Counter[tuple[Limit, str]]:
+def _places(observed: Observed) -> Counter[tuple[Call, str]]:
     """Bytes by what made them, if that is known, and by why they stay, "" if they need not."""
-    sizes: Counter[tuple[Limit, str]] = Counter()
+    sizes: Counter[tuple[Call, str]] = Counter()
     for entry in observed.fullest:
         if entry.operator:
             place = where(entry)
-            sizes[Limit(place.operator, place.module, entry.line), entry.why] += entry.size_bytes
+            sizes[Call(place.operator, place.module, entry.line), entry.why] += entry.size_bytes
     return sizes
 
 
 def _fillers(observed: Observed) -> Table:
     columns = ("module", "operator", "line", "size")
     table = _table("What fills it, by what made it", columns, _NUMBERS)
-    sizes: Counter[Limit] = Counter()
+    sizes: Counter[Call] = Counter()
     for (made, _), size in _places(observed).items():
         sizes[made] += size
     for made, size in sizes.most_common(_FILLERS):
@@ -228,13 +230,13 @@ def _budget(size_bytes: int) -> str:
     return f"{-(-size_bytes // factor)}{unit}"
 
 
-def _called(limit: Limit) -> str:
-    module = f" of {limit.module}" if limit.module else ""
-    return f"{limit.operator}{module}" + (f" ({limit.line})" if limit.line else "")
+def _called(call: Call) -> str:
+    module = f" of {call.module}" if call.module else ""
+    return f"{call.operator}{module}" + (f" ({call.line})" if call.line else "")
 
 
 def _words(observed: Observed, found: Suggestion) -> list[str]:
-    if not found.outlooks and not found.operators:
+    if observed.steps == 0 and found.operators == 0:
         return [
             "No step of an optimizer was seen, and nothing that was repeated three times: what a "
             "budget would cost is not known."
@@ -254,6 +256,17 @@ def _seen(observed: Observed, found: Suggestion) -> Iterator[str]:
             if observed.steps < 3
             else f"Of {observed.steps} steps none repeats another, and none can be learned. "
         ) + "What was seen last stands for all."
+    left_bytes = sum(each.size_bytes for each in found.left)
+    if left_bytes > _LEFT * found.peak_bytes:
+        listed = ", ".join(
+            f"{format_size(each.size_bytes)} by {_called(each.made_by)}"
+            for each in found.left[:_MAKERS]
+        )
+        yield (
+            f"Each step leaves {format_size(left_bytes)} more allocated than the one before, "
+            f"so no budget is enough for long: {listed}. Something keeps a result of each step, "
+            "such as a list of losses. loss.item() keeps nothing; loss.detach() keeps the memory."
+        )
     if times := observed.step_seconds:
         yield f"Without a budget a step took {_seconds(min(times), max(times))}."
 

@@ -14,7 +14,7 @@ from dtr_alloc import oplog
 from dtr_alloc.oplog import Program, instructions, made_bytes
 
 _BLOCK = re.compile(r"(.*?\b)(\d+)\b")
-_NEVER = 2**62
+NEVER = 2**62
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class _Memory:
     born: int
     is_constant: bool
     names: int = 0
-    died: int = _NEVER
+    died: int = NEVER
     is_data: bool = False
     readers: list[int] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
 
 
-class _Step:
+class Step:
     """The last operators of a program, and the memory of all."""
 
     def __init__(self, program: Program, operators: int) -> None:
@@ -133,7 +133,7 @@ class _Step:
         self.updated = [
             memory
             for memory in self.old
-            if memory.died == _NEVER and memory.writers and memory.writers[-1] >= self.start
+            if memory.died == NEVER and memory.writers and memory.writers[-1] >= self.start
         ]
 
     def mark_data(self) -> None:
@@ -144,7 +144,7 @@ class _Step:
         knows_modules = any(self.modules[self.start :])
         updated = set(map(id, self.updated))
         for memory in self.memory:
-            if memory.born < self.start and (memory.is_constant or memory.died == _NEVER):
+            if memory.born < self.start and (memory.is_constant or memory.died == NEVER):
                 memory.is_data = knows_modules and id(memory) not in updated
             else:
                 memory.is_data = memory.is_constant or (
@@ -179,13 +179,13 @@ def at_peak(
         held_bytes: what is allocated between steps, by kind.
         peak_bytes: of the job.
     """
-    step = _Step(program, operators)
+    step = Step(program, operators)
     step.mark_data()
     steps = range(step.start, step.end)
     totals = [a + b for a, b in zip(step.in_use(step.memory), step.workspaces, strict=True)]
     peak = max(steps, key=totals.__getitem__)
     begin = step.optimizer_start()
-    passing = [each for each in step.made if begin <= each.born and each.died < _NEVER]
+    passing = [each for each in step.made if begin <= each.born and each.died < NEVER]
     temporary = [
         in_use + (step.workspaces[i] if i >= begin else 0)
         for i, in_use in enumerate(step.in_use(passing))
@@ -198,19 +198,17 @@ def at_peak(
     )
 
 
-def _kinds(
-    step: _Step, peak: int, held_bytes: Mapping[str, int], peak_bytes: int
-) -> dict[str, int]:
+def _kinds(step: Step, peak: int, held_bytes: Mapping[str, int], peak_bytes: int) -> dict[str, int]:
     def size_of(found: Iterable[_Memory]) -> int:
         return sum(each.size_bytes for each in found)
 
     there = [each for each in step.memory if each.born <= peak < each.died]
-    stays = [each for each in there if each.born < step.start and each.died == _NEVER]
-    passes = [each for each in there if each.born < step.start and each.died < _NEVER]
+    stays = [each for each in there if each.born < step.start and each.died == NEVER]
+    passes = [each for each in there if each.born < step.start and each.died < NEVER]
     made = [each for each in there if each.born >= step.start]
     kinds = {kind: size for kind, size in held_bytes.items() if kind != "other"}
     gradients = kinds.get("gradients", 0)
-    results = [each for each in step.made if each.died == _NEVER and not each.is_data]
+    results = [each for each in step.made if each.died == NEVER and not each.is_data]
     known = sum(kinds.values())
     others = size_of(each for each in passes if not each.is_data)
     if 2 * size_of(results) > gradients:  # they are made anew in each step
@@ -221,13 +219,13 @@ def _kinds(
     kinds["batches"] = size_of(each for each in passes + made if each.is_data)
     kinds["batches"] += max(0, size_of(stays) - known)
     kinds["activations"] = others + size_of(
-        each for each in made if each.died < _NEVER and not each.is_data
+        each for each in made if each.died < NEVER and not each.is_data
     )
     kinds["workspaces"] = step.workspaces[peak]
     return kinds | {"other": max(0, peak_bytes - sum(kinds.values()))}
 
 
-def _blocks(step: _Step, peak: int) -> Blocks | None:
+def _blocks(step: Step, peak: int) -> Blocks | None:
     """By the modules of operators, which those of the backward pass have, too."""
     found = [_BLOCK.match(module) for module in step.modules]
     families = [match[1] + "*" if match else "" for match in found]
@@ -235,7 +233,7 @@ def _blocks(step: _Step, peak: int) -> Blocks | None:
     own: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     passed: defaultdict[str, int] = defaultdict(int)
     for each in step.made:
-        if each.is_constant or each.is_data or not each.born <= peak < each.died < _NEVER:
+        if each.is_constant or each.is_data or not each.born <= peak < each.died < NEVER:
             continue
         place = families[each.born], numbers[each.born]
         own[place[0]][place[1]] += 0

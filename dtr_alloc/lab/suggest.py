@@ -15,6 +15,8 @@ from functools import partial
 
 from dtr_alloc.lab import simulate
 from dtr_alloc.lab.at_peak import AtPeak, at_peak
+from dtr_alloc.lab.left_behind import Left, left_behind
+from dtr_alloc.lab.where import Call, call_of
 from dtr_alloc.oplog import Program, computed
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -63,16 +65,6 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A call of an operator: in which module, by its path, and at which line of the job that was
-    called; "" is what the log does not say."""
-
-    operator: str
-    module: str
-    line: str
-
-
-@dataclass(frozen=True)
 class Suggestion:
     """What is known, and what is advised.
 
@@ -84,6 +76,7 @@ class Suggestion:
             neither of an optimizer nor one that was repeated.
         advised: the one that is advised; None: none that works saves GAIN of the peak.
         limit: what the smallest budget is for; None: nothing fails with less, it takes too long.
+        left: what each step leaves allocated, the most first.
     """
 
     peak_bytes: int
@@ -91,9 +84,10 @@ class Suggestion:
     operators: int
     outlooks: Sequence[Outlook]
     advised: Outlook | None
-    limit: Limit | None
+    limit: Call | None
     at_peak: AtPeak | None
     """Of a step that is repeated."""
+    left: Sequence[Left]
 
     @property
     def activation_bytes(self) -> int:
@@ -167,7 +161,7 @@ def suggest(
     if asked.operators:
         peak = at_peak(program, asked.operators, held_bytes, peak_bytes)
     elif steps == 0:
-        return Suggestion(peak_bytes, held_bytes, 0, [], None, None, None)
+        return Suggestion(peak_bytes, held_bytes, 0, [], None, None, None, [])
 
     def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
         if not step_seconds:
@@ -224,6 +218,7 @@ def suggest(
         cheap[-1] if cheap else saving[0] if saving else None,
         _limit(program, run(low)),
         peak,
+        left_behind(program, steps),
     )
 
 
@@ -231,11 +226,9 @@ def _bearable(cost: float | None) -> float | None:
     return None if cost is None or 1 + cost > SLOWEST else cost
 
 
-def _limit(program: Program, run: simulate.Run) -> Limit | None:
+def _limit(program: Program, run: simulate.Run) -> Call | None:
     """Where it failed; None: it thrashed, or did not fail."""
     operators = computed(program)
     if run.status != "oom" or run.model_ops >= len(operators):
         return None
-    index = operators[run.model_ops]
-    place = program.places[program.operator_places[index] if program.operator_places else 0]
-    return Limit(program.operator_names[program.operators[index]], *place)
+    return call_of(program, operators[run.model_ops])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from dtr_alloc.oplog import Program
     from dtr_alloc.torch.kept import Kept, Repeats
 
 _NUMBER = re.compile(r"\b\d+\b")
@@ -33,6 +35,22 @@ class Where(NamedTuple):
     def modules(self) -> tuple[str, ...]:
         """The parts of the path; a number belongs to what it counts."""
         return tuple(re.split(r"\.(?!\*)", self.module)) if self.module else ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator: in which module, by its path, and at which line of the job that was
+    called; "" is what the log does not say."""
+
+    operator: str
+    module: str
+    line: str
+
+
+def call_of(program: Program, operator: int) -> Call:
+    """Of the operator with this index in a log."""
+    place = program.places[program.operator_places[operator] if program.operator_places else 0]
+    return Call(program.operator_names[program.operators[operator]], *place)
 
 
 def where(entry: Kept | Repeats) -> Where:

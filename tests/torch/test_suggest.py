@@ -344,3 +344,30 @@ def test_other_ways_to_save_memory_are_named(job, tmp_path, enabled):
         r"checkpoint around each of the modules \* keeps (\S+) MiB of the (\S+) MiB", words
     ).groups()
     assert float(kept) == pytest.approx(float(made) * 9 / 16, rel=0.1)
+
+
+KEEPS = """
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(512, 64)
+losses = []
+for _ in range(10):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), x)
+    loss.backward()
+    optimizer.step()
+    losses.append({})
+"""
+
+
+def test_what_each_step_leaves_behind_is_named(asked):
+    words, document = asked(KEEPS.format("loss.detach()"))
+    (left,) = document["suggestion"]["left"]
+    assert (left["made_by"]["operator"], left["size_bytes"]) == ("aten.mse_loss.default", 512 * 256)
+    assert "Each step leaves 128.00 KiB more allocated than the one before" in words
+    words, document = asked(KEEPS.format("loss.item()"))
+    assert document["suggestion"]["left"] == []
+    assert "Each step leaves" not in words
