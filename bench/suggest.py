@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 import torch
-from rich.table import Table
+from rich.markdown import Markdown
 
 import dtr_alloc
 from bench import results
@@ -208,24 +208,6 @@ def summary(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(
-        title="As suggested / as measured: smallest budget; compute, first and learned; step"
-    )
-    for column in ("job", "smallest MiB", "ratio", *map(str, SHARES)):
-        shown.add_column(column, justify="left" if column == "job" else "right")
-    for row in rows:
-        said, is_so = row["suggested_smallest_bytes"], row["smallest_bytes"]
-        cells = {each["share"]: _cell(each) for each in row["costs"]}
-        shown.add_row(
-            f"{row['job']} x {row['scale']:g}",
-            "none" if said is None else f"{said / results.MIB:.2f} / {is_so / results.MIB:.2f}",
-            "" if said is None else f"{said / is_so:.2f}",
-            *(cells.get(share, "-") for share in SHARES),
-        )
-    return shown
-
-
 def markdown(document: dict[str, Any]) -> str:
     """The table of the site, and the summary."""
     lines = [
@@ -252,19 +234,6 @@ def _compute(cost: dict[str, Any] | None, when: str) -> str:
     return f"{said} / {was['computed']:.2f}" if was else f"{said} / fails"
 
 
-def _cell(cost: dict[str, Any]) -> str:
-    lines = []
-    for when in ("first", "later"):
-        was = cost[when]
-        if was or when == "first":
-            time_ms = f" ({1000 * was['seconds']:.1f} ms)" if was else ""
-            lines.append(_compute(cost, when) + time_ms)
-    if cost["seconds"]:
-        low, high = cost["seconds"]
-        lines.append(f"{1000 * low:.1f} to {1000 * high:.1f} ms")
-    return "\n".join(lines)
-
-
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(NAMES), help="Default: all.")
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
@@ -284,11 +253,11 @@ def main(jobs: tuple[str, ...], path: str | None, smoke: bool) -> None:
             except NotInstalled as error:
                 skipped[name] = str(error)
                 console.print(f"{name} is skipped: {error}")
-    console.print(table(rows))
-    console.print(summary(rows))
+    document = results.environment("cpu", 0) | {"bench": "suggest", "steps": STEPS}
+    document |= {"skipped": skipped, "results": rows}
+    console.print(Markdown(markdown(document)))
     if path:
-        document = results.environment("cpu", 0) | {"bench": "suggest", "steps": STEPS}
-        results.write_json(document | {"skipped": skipped, "results": rows}, path)
+        results.write_json(document, path)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ integers are read as well. Names are any strings and stand for tensors as the pr
 ``{"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x1", "x2"], "MUTATE": [0], "TIME": "4"}``
     An operator in place. The names of the arguments with these indices stand for new tensors of
     the same size from here on; the tensors that they stood for are released. Ours may say
-    ``"UNREAD": [0]``: the old content of these is not read. simrd reads it all the same.
+    ``"UNREAD": [0]``: the old content of these is not read, so they can be computed again
+    (parameters cannot). simrd reads it all the same.
 ``{"INSTRUCTION": "COPY", "DST": "x3", "SRC": "x2"}``
     A further name for the tensor of SRC (``x3 = x2``).
 ``{"INSTRUCTION": "COPY_FROM", "DST": "x3", "SRC": "x2"}``
