@@ -192,10 +192,6 @@ class Budget:
                 return cls(share=Fraction(match["number"]) / 100)
         return cls(size_bytes=parse_size(value))
 
-    @property
-    def is_unlimited(self) -> bool:
-        return self.size_bytes is None and self.share is None
-
     def resolve(self, total_bytes: int) -> int:
         """The budget in bytes on a device of total_bytes; 2**64 - 1 if unlimited.
 

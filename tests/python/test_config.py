@@ -107,7 +107,6 @@ def test_a_share_is_never_more_than_the_device(percent, total_bytes):
 
 def test_unlimited_is_the_largest_number():
     assert Budget.parse("unlimited") == Budget.parse("Unlimited") == Budget()
-    assert Budget().is_unlimited
     assert Budget().resolve(0) == UNLIMITED_BYTES
 
 

@@ -97,7 +97,6 @@ POLICIES: dict[str, Policy] = {
     "ours, mapped": Policy(OURS, "heap", "#d55e00", moves=True),
     "ours, counted": Policy(OURS, "bytes", "#9a9a9a", ":"),
 }
-PUBLISHED_POLICIES = ("dtr-full", "dtr-eqclass", "megengine", "coop")
 
 COLUMNS = {
     "logs": ["logs", "log", "peak_bytes", "compute", "chunk_bytes"],

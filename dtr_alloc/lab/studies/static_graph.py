@@ -30,7 +30,6 @@ from dtr_alloc.oplog import (
     Memory,
     Program,
     Release,
-    Writer,
     compile_instructions,
 )
 
@@ -174,20 +173,6 @@ def from_json(name: str, value: Mapping[str, Any]) -> StaticGraph:
     )
 
 
-def to_json(graph: StaticGraph) -> dict[str, Any]:
-    """The reverse of from_json."""
-    return {
-        "nodes": len(graph),
-        "args_in_order": {str(i): list(node.inputs) for i, node in enumerate(graph.nodes)},
-        "cost_cpu": [node.cost for node in graph.nodes],
-        "cost_ram": [node.size_bytes for node in graph.nodes],
-        "outputs": sorted(graph.outputs),
-        "pinned_bytes": graph.pinned_bytes,
-        "names": [node.name for node in graph.nodes],
-        "forward": graph.forward,
-    }
-
-
 def read(path: str | os.PathLike[str]) -> dict[str, StaticGraph]:
     """The graphs of a JSON file, an object of name -> graph.
 
@@ -240,10 +225,3 @@ def instructions(graph: StaticGraph) -> Iterator[Instruction]:
 def program(graph: StaticGraph) -> Program:
     """A graph as the simulator runs it."""
     return compile_instructions(graph.name, instructions(graph))
-
-
-def write_log(graph: StaticGraph, path: str | os.PathLike[str]) -> None:
-    """A graph as an op log. Raises OSError where the disk does."""
-    with Writer(path) as log:
-        for instruction in instructions(graph):
-            log.write(instruction)
