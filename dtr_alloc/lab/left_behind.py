@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from dtr_alloc.lab.at_peak import NEVER, Step
@@ -20,26 +21,27 @@ class Left:
 
 
 def left_behind(program: Program, steps: int) -> list[Left]:
-    """The most first.
+    """The most first. What each step overwrites, as parameters are, tells where steps end.
 
     Args:
-        program: the log of so many steps, from the job's beginning. With less than three it is not
-            known what happens in each.
+        program: the log of so many steps. With less than three it is not known what is in each.
     """
     if steps < 3:
         return []
     seen = Step(program, 1)
-    births: defaultdict[tuple[Call, int], list[int]] = defaultdict(list)
-    for memory in seen.memory:
-        if memory.died == NEVER and not memory.is_constant:
-            births[call_of(program, memory.born), memory.size_bytes].append(memory.born)
-    apart = seen.end / steps / 2
-    found: defaultdict[Call, int] = defaultdict(int)
-    for (made_by, size_bytes), at in births.items():
-        # So many in each step; in the first there may have been none.
-        each = -(-len(at) // steps)
-        is_everywhere = len(at) >= (steps - 1) * each
-        if is_everywhere and all(b - a > apart for a, b in zip(at, at[each:], strict=False)):
-            found[made_by] += each * size_bytes
-    left = [Left(made_by, size_bytes) for made_by, size_bytes in found.items()]
-    return sorted(left, key=lambda each: -each.size_bytes)
+    stays = [memory for memory in seen.memory if memory.died == NEVER]
+    written = [each.writers for each in stays if each.writers and len(each.writers) % steps == 0]
+    if not written:
+        return []
+    widest = max(written, key=lambda writers: writers[-1] - writers[0])
+    each = len(widest) // steps
+    ends = widest[each - 1 :: each]
+    counts: defaultdict[tuple[Call, int], Counter[int]] = defaultdict(Counter)
+    for memory in stays:
+        if not memory.is_constant and ends[0] < memory.born <= ends[-1]:
+            step = bisect_left(ends, memory.born)
+            counts[call_of(program, memory.born), memory.size_bytes][step] += 1
+    found: Counter[Call] = Counter()
+    for (made_by, size_bytes), by_step in counts.items():
+        found[made_by] += min(by_step[step] for step in range(1, steps)) * size_bytes
+    return [Left(made_by, size_bytes) for made_by, size_bytes in found.most_common() if size_bytes]
