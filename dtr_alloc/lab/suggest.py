@@ -22,8 +22,8 @@ from dtr_alloc.oplog import Program, computed
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the activation memory."""
 MOVE_BYTES_PER_S = {"cpu": 12e9, "cuda": 200e9}
-"""The engine measures it. Here it is what moves took in the bench's jobs, 36 KiB in 5 to 6 µs, and on
-CUDA what the engine begins with (native/policy/move_price.h)."""
+"""The engine measures it. On the CPU this is what moves took in a job of the bench, 36 KiB in 5 to
+6 µs, and on CUDA what the engine begins with (native/policy/move_price.h)."""
 CLOSE = 0.005
 """The smallest budget is found up to this share of it."""
 SLOWEST = 4.0
