@@ -3,13 +3,13 @@
     python -m bench.suggest [--job NAME]... [--smoke] [--json PATH]
 
 Jobs of frameworks are among them where those are installed (`make frameworks` installs them).
-Of each job a row has the smallest budget that is suggested and the smallest that trains, at most
-SLOWEST times as slowly, found by bisection; and for some of the budgets that suggest lists, as predicted and as it was, the compute
-of the first STEPS steps, and at LEARNED of as many once the step was learned, over the job's own,
-and the median time of these steps beside the range that is stated. A step that is not learned in
-MOST_STEPS has no second part. Of the times it is counted how many lie in their range; and how many
-do if all are in terms of a step without a budget, once as `suggest` saw it and once as it was here:
-a machine with other work has no one time for a step.
+Of each job a row has the smallest budget that is suggested and the smallest that trains at most
+SLOWEST times as slowly, found by bisection; and for some of the budgets that suggest lists, as
+predicted and as it was, the compute of the first STEPS steps, and at LEARNED of as many once the
+step was learned, over the job's own, and the median time of these steps beside the range that is
+stated. A step that is not learned in MOST_STEPS has no second part. Of the times it is counted how
+many lie in their range; and how many do if all are in terms of a step without a budget, once as
+`suggest` saw it and once as it was here: a machine with other work has no one time for a step.
 """
 
 from __future__ import annotations
