@@ -45,6 +45,11 @@ class Fidelity:
     peak_reserved_error: float
     """Of the peak, signed: (model - recorded) / recorded."""
 
+    @property
+    def exact(self) -> bool:
+        """Every place, and every segment at every event, is as recorded."""
+        return not (self.unplaced or self.misplaced or self.segment_errors or self.reserved_errors)
+
 
 def compare(
     trace: Trace,
