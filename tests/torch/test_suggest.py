@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.torch.harness import fix_costs
+
 MIB = 2**20
 JOB = """
 import sys
@@ -46,6 +48,17 @@ def job(tmp_path):
     return run
 
 
+@pytest.fixture
+def costs(job, tmp_path):
+    """The environment in which the job's operators cost the same on every machine."""
+    file = tmp_path / "costs.json"
+    environ = {"DTR_ALLOC_COSTS": str(file)}
+    met = job("job.py", "3", DTR_ALLOC_BUDGET="1GiB", **environ)
+    assert met.returncode == 0, met.stderr
+    fix_costs(file)
+    return environ
+
+
 def words_of(process):
     """What is printed, on one line."""
     assert process.returncode == 0, process.stderr
@@ -72,8 +85,8 @@ def suggested(process):
 COMMAND = ("-m", "dtr_alloc.cli", "suggest", "--json", "-")
 
 
-def test_the_budget_that_is_advised_does(job):
-    process = job(*COMMAND, "job.py", "1000")
+def test_the_budget_that_is_advised_does(job, costs):
+    process = job(*COMMAND, "job.py", "1000", **costs)
     found = suggested(process)
     assert "step 7" in process.stdout
     assert "step 8" not in process.stdout  # ended within it: five were recorded, four timed
@@ -98,10 +111,10 @@ def test_the_budget_that_is_advised_does(job):
     assert job("job.py", "4", DTR_ALLOC_BUDGET=str(int(0.5 * least))).returncode != 0
 
 
-def test_a_job_without_room_is_seen_under_a_budget(job):
-    free = suggested(job(*COMMAND, "job.py", "1000"))["suggestion"]
+def test_a_job_without_room_is_seen_under_a_budget(job, costs):
+    free = suggested(job(*COMMAND, "job.py", "1000", **costs))["suggestion"]
     budget = int(0.4 * free["peak_bytes"])
-    held = suggested(job(*COMMAND, "--budget", str(budget), "job.py", "1000"))
+    held = suggested(job(*COMMAND, "--budget", str(budget), "job.py", "1000", **costs))
     assert held["observed"]["peak_bytes"] <= budget
     assert held["observed"]["step_seconds"] == []  # of a step without a budget nothing is known
     assert all(each["seconds"] is None for each in held["suggestion"]["outlooks"])
