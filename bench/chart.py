@@ -140,7 +140,7 @@ def logs(axes: Axes) -> None:
 def finish(axes: Axes) -> None:
     axes.invert_xaxis()
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:.1f}x")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}x")
     axes.grid(alpha=0.3)
 
 
