@@ -191,9 +191,9 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
     document = results.environment("cpu", SEED) | {"bench": "frameworks", "rounds": rounds}
     document |= {"processor": cpu_name(), "resolution": resolution}
     document |= {"versions": {} if smoke else versions(), "results": rows}
-    show(document, console)
     if path:
         results.write_json(document, path)
+    show(document, console)
 
 
 if __name__ == "__main__":

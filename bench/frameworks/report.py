@@ -33,7 +33,7 @@ def cells(document: dict[str, Any]) -> list[tuple[str, ...]]:
                     else f"{way['outcome']}; bound {bound:.0%}"
                     for way in (ways[name] for name in ("no limit", *SHARES))
                 ),
-                _kept(row["kept"], activation_bytes / 100),
+                kept(row["kept"], activation_bytes / 100),
             )
         )
     return lines
@@ -43,10 +43,10 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.1f}"
 
 
-def _kept(kept: list[tuple[int, str, str, str]], least_bytes: float) -> str:
+def kept(found: list[tuple[int, str, str, str]], least_bytes: float) -> str:
     """What is kept of so many bytes or more, by its reason, and the operator or the line."""
     sizes: Counter[str] = Counter()
-    for size_bytes, operator, why, line in kept:
+    for size_bytes, operator, why, line in found:
         sizes[f"{why} ({line or operator})" if line or operator else why] += size_bytes
     large = [(why, size) for why, size in sizes.most_common() if size >= least_bytes]
     return "; ".join(f"{_mib(size)} MiB: {why}" for why, size in large) or "nothing"

@@ -48,7 +48,7 @@ class Teller:
         stats = _stats()
         self._idle_bytes = max(self._idle_bytes, stats.get("allocated_bytes", 0))
         if self._step == self._first - 1 and stats.get("recorded_ops"):
-            self._kept.subtract(_kept())
+            self._kept.subtract(kept_now())
             torch.autograd.backward = self._look_and_go_back
         if self._step == self._first:
             self._before = stats
@@ -75,7 +75,7 @@ class Teller:
     def _look_and_go_back(self, *args: Any, **options: Any) -> None:
         """Most is in memory as a backward pass begins: the first one of a step."""
         torch.autograd.backward = self._backward
-        self._kept.update(_kept())
+        self._kept.update(kept_now())
         self._backward(*args, **options)
 
     def _tell(self, what: Any) -> None:
@@ -86,9 +86,12 @@ class Teller:
         return time.process_time(), time.perf_counter()
 
 
-def _kept() -> dict[tuple[str, ...], int]:
+def kept_now() -> Counter[tuple[str, ...]]:
     """What is kept, in bytes, by operator, reason and line."""
-    return {tuple(each[1:]): each.size_bytes for each in dtr_alloc.kept()}
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for each in dtr_alloc.kept():
+        sizes[each.operator, each.why, each.line] += each.size_bytes
+    return sizes
 
 
 def _stats() -> dict[str, Any]:

@@ -13,8 +13,11 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch
 
-from bench.frameworks.report import cells
+import dtr_alloc
+from bench.frameworks.report import cells, kept
+from bench.frameworks.worker import kept_now
 from bench.peers.report import markdown
 
 pytestmark = pytest.mark.long
@@ -254,6 +257,15 @@ def test_frameworks() -> None:
     ((_, state, activations, bits, *_),) = cells(document)
     assert bits == "same"
     assert 0 < float(state) < float(activations)
+
+
+def test_what_a_framework_keeps_has_its_reason() -> None:
+    with dtr_alloc.session("unlimited", device="cpu"):
+        given = [torch.randn(2**18).relu() for _ in range(2)]
+        addresses = [each.data_ptr() for each in given]
+        found = [(size_bytes, *of) for of, size_bytes in kept_now().items()]
+    assert len(set(addresses)) == 2
+    assert kept(found, least_bytes=2**20).startswith("2.0 MiB: ")
 
 
 def test_conformance() -> None:
