@@ -40,7 +40,7 @@ class Teller:
         self._begin = self._clocks()
         self._before: dict[str, Any] = {}
         self._backward = torch.autograd.backward
-        self._kept: Counter[tuple[str, ...]] = Counter()
+        self._kept: Counter[tuple[str, str, str]] = Counter()
 
     def __call__(self) -> None:
         taken = [now - begin for now, begin in zip(self._clocks(), self._begin, strict=True)]
@@ -86,9 +86,9 @@ class Teller:
         return time.process_time(), time.perf_counter()
 
 
-def kept_now() -> Counter[tuple[str, ...]]:
+def kept_now() -> Counter[tuple[str, str, str]]:
     """What is kept, in bytes, by operator, reason and line."""
-    sizes: Counter[tuple[str, ...]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
     for each in dtr_alloc.kept():
         sizes[each.operator, each.why, each.line] += each.size_bytes
     return sizes
