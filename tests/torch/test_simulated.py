@@ -263,8 +263,8 @@ PRESETS = {
 
 def test_what_trains_under_a_budget_is_simulated_decision_for_decision(trained):
     job, train, program, peak_bytes = trained
-    # Under lazy, mlp and inplace differ from their simulations late in a run: memory is always full,
-    # so it shows that a log knows torch.tensor(0.0) and torch.empty from their first use.
+    # Under lazy memory is always full, so it shows that a log knows torch.tensor(0.0) and
+    # torch.empty from their first use: mlp and inplace differ from their simulations late in a run.
     policies = ["eager"] if job in ("mlp", "inplace") else ["eager", "lazy"]
     for (heuristic, ratio), dealloc in itertools.product(PRESETS[job], policies):
         budget = int(ratio * peak_bytes)
