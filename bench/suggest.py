@@ -255,9 +255,9 @@ def main(jobs: tuple[str, ...], path: str | None, smoke: bool) -> None:
                 console.print(f"{name} is skipped: {error}")
     document = results.environment("cpu", 0) | {"bench": "suggest", "steps": STEPS}
     document |= {"skipped": skipped, "results": rows}
-    console.print(Markdown(markdown(document)))
     if path:
         results.write_json(document, path)
+    console.print(Markdown(markdown(document)))
 
 
 if __name__ == "__main__":

@@ -115,9 +115,9 @@ def main() -> None:
                 progress.console.print(f"{name}: {bad}", markup=False)
     torch.set_num_threads(1)
     document = {**results.environment("cpu", SEED), "bench": "conformance", **summary(found)}
-    console.print(Markdown(markdown(document)))
     if arguments.json:
         results.write_json(document, arguments.json)
+    console.print(Markdown(markdown(document)))
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
         "edits": {name: each.text for name, each in METHODS.items()},
     }
     document |= found
-    show(document, console)
     if path:
         results.write_json(document, path)
+    show(document, console)
 
 
 if __name__ == "__main__":
