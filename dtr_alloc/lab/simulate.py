@@ -147,7 +147,7 @@ class Run:
     scattered_times: int
     remaps: int
     mapped_chunks: int
-    windows: int
+    searches: int
     window_evictions: int
     moves: int
     moved_bytes: int

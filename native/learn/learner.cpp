@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -74,10 +73,10 @@ Learner::Mark Learner::now_with_room() const {
   dtr_pool_get_stats(of.pool, &stats);
   // What searches and moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
   const dtr_engine_stats& engine = parts_.environment.stats;
+  const RoomPrice price = RoomPrice::of(of.device_type);
   const double measured_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
-                                 ? 0
+                                 ? price.search_ns * static_cast<double>(engine.searches)
                                  : static_cast<double>(engine.search_ns + engine.move_ns);
-  const MapPrice price = MapPrice::of(of.device_type);
   mark.room_ns =
       static_cast<int64_t>(measured_ns + price.remap_ns * static_cast<double>(stats.remaps) +
                            price.map_ns * static_cast<double>(stats.mapped_chunks));
@@ -217,7 +216,7 @@ Stage Learner::stage() const {
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
-  stage.map_price = MapPrice::of(of.device_type);
+  stage.room_price = RoomPrice::of(of.device_type);
   const Device* device = nullptr;
   for (const auto& each : parts_.devices)
     if (each->pool == of.pool) device = each.get();
@@ -227,26 +226,32 @@ Stage Learner::stage() const {
   return stage;
 }
 
-// For plans: what is in the heap in every step.
+// For plans: what is in the heap in every step, and what the slabs have then.
 void Learner::add_held(Stage& stage) const {
   dtr_pool* pool = parts_.environment.pools.front().pool;
   dtr_pool_stats stats;
   dtr_pool_get_stats(pool, &stats);
   stage.pool_bytes = stats.budget_bytes;
-  const std::unordered_set<uint64_t> held = log_.held_since_last_steps(step_);
-  uint64_t heap_bytes = 0;
+  // What is dead and can be computed again is not needed, and a step's own constants go with it.
+  const uint64_t last_number = log_.last_number_before_steps(step_);
+  const auto is_held = [&](const Storage* storage) {
+    return storage->log_number <= last_number &&
+           (storage->live ? storage->log_number > 0 : !storage->parent);
+  };
+  stage.slab_bytes = stats.allocated_bytes;
   for (const BlockInUse& block : blocks_in_use(parts_.graph, pool)) {
-    heap_bytes += block.size_bytes;
+    stage.slab_bytes -= std::min(stage.slab_bytes, block.size_bytes);
     Storage* storage = block.storage;
-    // What is dead and can be computed again is not needed.
-    const bool is_held =
-        !storage || (storage->live ? held.count(storage->log_number) > 0 : !storage->parent);
+    if (storage && !is_held(storage)) continue;
     const bool moves = parts_.environment.options.moving && storage && storage->live &&
                        parts_.mover.is_movable(storage);
-    if (is_held)
-      stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
+    stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
   }
-  stage.slab_bytes = stats.allocated_bytes - std::min(stats.allocated_bytes, heap_bytes);
+  parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
+    const bool is_small = storage->size_bytes < StepBlocks::kLeastBytes;
+    if (is_small && dtr_pool_contains(pool, address) && !is_held(storage))
+      stage.slab_bytes -= std::min(stage.slab_bytes, storage->size_bytes);
+  });
 }
 
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {

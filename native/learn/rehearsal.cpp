@@ -45,6 +45,8 @@ constexpr double kMapPageNs = 2000;
 constexpr double kMapChunkNs = 40e3;
 // About what a step of U-Net takes longer for each (bench.learning).
 constexpr double kRemapNs = 50e3;
+// Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
+constexpr double kSearchNs = 5000;
 constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
 
 struct Choice {
@@ -76,8 +78,8 @@ std::vector<EvictionPolicy> policies(const EvictionPolicy& usual) {
 
 }  // namespace
 
-MapPrice MapPrice::of(uint8_t device_type) {
-  return {device_type == kCpu ? kMapPageNs : kMapChunkNs, kRemapNs};
+RoomPrice RoomPrice::of(uint8_t device_type) {
+  return {device_type == kCpu ? kMapPageNs : kMapChunkNs, kRemapNs, kSearchNs};
 }
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
@@ -101,6 +103,10 @@ double Rehearsal::repeats(const Simulation& run) const {
          static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
 }
 
+double Rehearsal::search_ns(const Simulation& run) const {
+  return stage_.room_price.search_ns * static_cast<double>(run.result.searches);
+}
+
 double Rehearsal::cost_ns(const Simulation& run) const {
   // A pool that maps nothing says nothing of chunks.
   const uint64_t filled = program_.counted_from > 0
@@ -108,8 +114,8 @@ double Rehearsal::cost_ns(const Simulation& run) const {
                               : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   return static_cast<double>(run.result.remat_cost + run.result.move_cost) +
-         stage_.map_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
-         stage_.map_price.remap_ns * static_cast<double>(run.result.remaps);
+         stage_.room_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
+         stage_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
 
 std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,
@@ -119,21 +125,22 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   played_ += program_.workspace_at.size() + run.result.remat_ops;
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK || cost_ns(run) >= most_ns) return std::nullopt;
-  return Found{policy, cost_ns(run), repeats(run)};
+  return Found{policy, cost_ns(run), repeats(run), search_ns(run)};
 }
 
 // With all of the memory and with less; none if it fails, or costs as much as most_ns.
 std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& policy,
                                                      double most_ns) const {
-  Found sum{policy, 0, 0};
+  Found sum{policy, 0, 0, 0};
   for (const double share : kShares) {
     const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
     const std::optional<Found> found = play(policy, budget, kPlays * most_ns - sum.cost_ns);
     if (!found) return std::nullopt;
     sum.cost_ns += found->cost_ns;
     sum.repeats += found->repeats;
+    sum.search_ns += found->search_ns;
   }
-  return Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays};
+  return Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays, sum.search_ns / kPlays};
 }
 
 std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual,
@@ -151,14 +158,14 @@ std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) con
   const auto own_ns = static_cast<double>(program_.cost_ns);
   const std::optional<Found> first = play_near(usual, std::numeric_limits<double>::infinity());
   // A plan does what it promises, and leaves little for a policy to gain.
-  Found planned = first.value_or(Found{usual, kHopeless * own_ns, kHopeless});
+  Found planned = first.value_or(Found{usual, kHopeless * own_ns, kHopeless, 0});
+  // What is searched for is saved, too.
+  planned.cost_ns += planned.search_ns;
+  const double most_ns = planned.cost_ns - kLeastPlanGain * own_ns;
   plan(planned);
-  const auto gains = [&](const Found& found, double least) {
-    return !first || found.cost_ns <= first->cost_ns - least * own_ns;
-  };
-  if (!planned.plan.calls.empty() && gains(planned, kLeastPlanGain)) return planned;
+  if (!planned.plan.calls.empty() && planned.cost_ns <= most_ns) return planned;
   std::optional<Found> best = best_policy(usual, first);
-  if (best && !gains(*best, kLeastGain)) best.reset();
+  if (best && first && best->cost_ns > first->cost_ns - kLeastGain * own_ns) best.reset();
   return best;
 }
 
@@ -262,7 +269,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   // One step counted, as many as the program has.
   const auto share = static_cast<double>(program.operators / period - 1) /
                      static_cast<double>(program.operators / period - 2);
-  Found found{policy, share * cost_ns(run), share * repeats(run), std::move(*plan)};
+  Found found{policy, share * (cost_ns(run) + search_ns(run)), share * repeats(run),
+              share * search_ns(run), std::move(*plan)};
   if (found.cost_ns >= most_ns) return std::nullopt;
   return found;
 }

@@ -19,12 +19,13 @@
 
 namespace dtr {
 
-// What the kernel, or the driver, takes.
-struct MapPrice {
-  double map_ns = 0;    // for each chunk that is mapped
-  double remap_ns = 0;  // and each time that chunks are taken from elsewhere
+// What room takes beside the compute that is repeated.
+struct RoomPrice {
+  double map_ns = 0;     // for each chunk that is mapped, the kernel or the driver
+  double remap_ns = 0;   // and each time that chunks are taken from elsewhere
+  double search_ns = 0;  // the choice of what to evict; a plan has none
 
-  static MapPrice of(uint8_t device_type);
+  static RoomPrice of(uint8_t device_type);
 };
 
 // The memory of a job, as it is played.
@@ -32,7 +33,7 @@ struct Stage {
   uint64_t budget_bytes = 0;
   uint64_t chunk_bytes = 0;
   bool fixed = false;
-  MapPrice map_price;
+  RoomPrice room_price;
   double move_bytes_per_s = 0;  // 0: nothing is moved
   uint64_t history_ops = 0;
   // For plans: all of the pool's budget, the bytes of its slabs, and what is in its heap all the
@@ -55,6 +56,7 @@ class Rehearsal {
     EvictionPolicy policy;
     double cost_ns;      // beside the job's own
     double repeats;      // computed again, in terms of the job's own compute
+    double search_ns;    // to choose what to evict; part of the cost of a plan alone
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
   };
   // By a policy as it is; none if it does not play the program to its end.
@@ -95,6 +97,7 @@ class Rehearsal {
                                  double most_ns) const;
   double repeats(const Simulation& run) const;
   double cost_ns(const Simulation& run) const;
+  double search_ns(const Simulation& run) const;
   // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`.
   std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,
                             uint64_t* peak_bytes = nullptr) const;

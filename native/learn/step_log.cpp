@@ -58,9 +58,9 @@ class Records {
 uint64_t StepLog::name_of(int64_t number) {
   const auto [entry, is_new] = names_.emplace(number, sizes_.size());
   if (!is_new) return entry->second;
+  last_number_ = std::max(last_number_, static_cast<uint64_t>(number));
   if (unused_.empty()) {
     sizes_.push_back(0);
-    defined_at_.push_back(0);
   } else {
     entry->second = unused_.back();
     unused_.pop_back();
@@ -70,7 +70,6 @@ uint64_t StepLog::name_of(int64_t number) {
 
 void StepLog::define(uint64_t name, uint64_t size_bytes) {
   sizes_[name] = size_bytes;
-  defined_at_[name] = operators_.size();
   live_bytes_ += size_bytes;
 }
 
@@ -115,7 +114,7 @@ void StepLog::append(const std::vector<int64_t>& records) {
       continue;
     }
     const int64_t last_kind = std::exchange(last_kind_, kind);
-    const uint64_t code_at = code.size();
+    const uint64_t code_at = code.size(), last_number = last_number_;
     Hash hash;
     hash.add(static_cast<uint64_t>(kind));
     const auto said = static_cast<uint64_t>(in.next());
@@ -165,7 +164,7 @@ void StepLog::append(const std::vector<int64_t>& records) {
     const bool is_same_call = kind == DTR_OP_LOG_MUTATE && last_kind == DTR_OP_LOG_CALL &&
                               !operators_.empty() && operators_.back().call == call && cost_ns == 0;
     add_operator({code_at, hash.value(), is_same_call ? StepPlan::kSameCall : call,
-                  static_cast<uint32_t>(said & kMadeAheadBits), cost_ns, live_bytes_});
+                  static_cast<uint32_t>(said & kMadeAheadBits), cost_ns, live_bytes_, last_number});
   }
 }
 
@@ -227,12 +226,9 @@ uint64_t StepLog::first_of(const Repetition& of) const {
   return 0;
 }
 
-std::unordered_set<uint64_t> StepLog::held_since_last_steps(const Repetition& of) const {
-  const uint64_t first = first_of(of) + of.period;
-  std::unordered_set<uint64_t> held;
-  for (const auto& [number, name] : names_)
-    if (defined_at_[name] <= first) held.insert(static_cast<uint64_t>(number));
-  return held;
+uint64_t StepLog::last_number_before_steps(const Repetition& of) const {
+  const uint64_t second = first_of(of) + of.period;
+  return second < operators_.size() ? operators_[second].last_number : last_number_;
 }
 
 // The operators from `first` to the end of the last step, and what is between them, beginning at

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "run/step_plan.h"
@@ -64,8 +63,9 @@ class StepLog {
   // All that was heard up to their end, of which as much counts. So what they find there can be
   // computed again, which is a constant in last_steps().
   OwnedProgram whole(const Repetition& of) const;
-  // The numbers of the op log that are there from the second of those steps to the end.
-  std::unordered_set<uint64_t> held_since_last_steps(const Repetition& of) const;
+  // The last number of the op log that was given when the second of those steps began. What has a
+  // higher one belongs to a step.
+  uint64_t last_number_before_steps(const Repetition& of) const;
 
  private:
   struct Operator {
@@ -74,7 +74,8 @@ class StepLog {
     uint64_t call;
     uint32_t made_ahead;
     int64_t cost_ns;
-    uint64_t live_bytes;  // after it, with what it was the last to need released
+    uint64_t live_bytes;   // after it, with what it was the last to need released
+    uint64_t last_number;  // of the op log, that was given before
   };
 
   uint64_t first_of(const Repetition& of) const;
@@ -88,7 +89,7 @@ class StepLog {
   std::vector<Operator> operators_;
   std::unordered_map<int64_t, uint64_t> names_;  // by number of the op log
   std::vector<uint64_t> sizes_;                  // by name
-  std::vector<uint64_t> defined_at_;             // likewise: how many operators ran before
+  uint64_t last_number_ = 0;                     // of the op log
   int64_t last_kind_ = -1;                       // of the last operator's record
   std::vector<uint64_t> unused_;                 // names of what was released, to be given again
   uint64_t live_bytes_ = 0;

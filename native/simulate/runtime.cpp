@@ -687,6 +687,7 @@ class RuntimeSimulation final : private Observer {
     engine_.get_stats(&engine);
     dtr_pool_stats pool;
     dtr_pool_get_stats(world_.pool, &pool);
+    engine.searches -= engine_before_.searches;
     engine.moves -= engine_before_.moves;
     engine.moved_bytes -= engine_before_.moved_bytes;
     pool.remaps -= pool_before_.remaps;
@@ -714,7 +715,7 @@ class RuntimeSimulation final : private Observer {
     if (result.status == DTR_SIMULATION_OK && most >= 0 &&
         result.remat_cost + result.move_cost > most)
       result.status = DTR_SIMULATION_THRASH;
-    result.windows = engine.window_searches;
+    result.searches = engine.searches;
     result.window_evictions = engine.window_evictions;
     const HeldBytes held = engine_.held_bytes();
     result.constant_bytes = held.constant;

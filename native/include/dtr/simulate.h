@@ -92,8 +92,8 @@ typedef struct dtr_simulation_result {
   uint64_t scattered_times;  /* of how many times */
   uint64_t remaps;           /* as in dtr_pool_stats */
   uint64_t mapped_chunks;    /* likewise */
-  uint64_t windows;          /* searched for, as in dtr_engine_stats */
-  uint64_t window_evictions; /* of those that are forced */
+  uint64_t searches;         /* as in dtr_engine_stats */
+  uint64_t window_evictions; /* of what is forced, those by windows */
   uint64_t moves;            /* contents moved within the pool, */
   uint64_t moved_bytes;      /* their bytes, */
   int64_t move_cost;         /* and time; part of neither clock nor remat_cost, but if both together
