@@ -218,10 +218,11 @@ def _times(slowness: float | None) -> str:
 
 
 def _seconds(low: float, high: float) -> str:
-    """A range in a unit that suits both."""
+    """A range in a unit that suits both; one time, if both are shown alike."""
     unit, factor = ("s", 1) if high >= 1 else ("ms", 1000)
     digits = 2 if factor * high < 10 else 1 if factor * high < 100 else 0
-    return f"{factor * low:.{digits}f} to {factor * high:.{digits}f} {unit}"
+    shown = dict.fromkeys(f"{factor * seconds:.{digits}f}" for seconds in (low, high))
+    return f"{' to '.join(shown)} {unit}"
 
 
 def _budget(size_bytes: int) -> str:
