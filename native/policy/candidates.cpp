@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "score.h"
+
 namespace dtr {
 
 namespace {
@@ -261,7 +263,7 @@ double Candidates::exact_value(Value value, size_t index, int64_t now_ns, int64_
   const double lost = static_cast<double>(decreased_ns - base_ns_);
   const double staleness = static_cast<double>(now_ns - epoch_ns_) - access_[index];
   const double score = std::max(numerator_[index] - lost, static_cast<double>(own_[index])) *
-                       weight_[index] / std::pow(std::max(staleness, 1.0), exponent_);
+                       weight_[index] / power(std::max(staleness, 1.0), exponent_);
   if (value == Value::score) return score;
   const double price = score * size_[index];
   if (value == Value::price) return price;

@@ -1,8 +1,6 @@
 // cost_bounds.cpp: see cost_bounds.h.
 #include "cost_bounds.h"
 
-#include <cmath>
-
 namespace dtr {
 
 // The part of the cost that is known without looking at others.
@@ -25,7 +23,7 @@ double CostBounds::weight_of(const Storage* storage) const {
   if (heuristic.size != DTR_SIZE_NONE)
     weight /= at_least_1(static_cast<double>(storage->size_bytes));
   if (foresight_.sees() && heuristic.staleness_exponent > 0)
-    weight /= std::pow(at_least_1(foresight_.until_own_use(storage)), heuristic.staleness_exponent);
+    weight /= power(at_least_1(foresight_.until_own_use(storage)), heuristic.staleness_exponent);
   return weight;
 }
 

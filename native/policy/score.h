@@ -66,6 +66,10 @@ inline double penalty(const dtr_heuristic& heuristic, uint32_t n) {
 
 inline double at_least_1(double value) { return value > 1 ? value : 1; }
 
+inline double power(double base, double exponent) {
+  return exponent == 0.5 ? std::sqrt(base) : std::pow(base, exponent);  // the default's, and faster
+}
+
 inline double score(const dtr_heuristic& heuristic, const Signals& signals) {
   double above = penalty(heuristic, signals.recomputes);
   if (heuristic.cost != DTR_COST_NONE) above *= at_least_1(signals.cost_ns);
@@ -75,7 +79,7 @@ inline double score(const dtr_heuristic& heuristic, const Signals& signals) {
   if (heuristic.staleness_exponent == 1)
     below *= staleness;
   else if (heuristic.staleness_exponent > 0)
-    below *= std::pow(staleness, heuristic.staleness_exponent);
+    below *= power(staleness, heuristic.staleness_exponent);
   return above / below;
 }
 
