@@ -74,11 +74,11 @@ Learner::Mark Learner::now_with_room() const {
   // What searches and moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
   const dtr_engine_stats& engine = parts_.environment.stats;
   const RoomPrice price = RoomPrice::of(of.device_type);
-  const double measured_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
-                                 ? price.search_ns * static_cast<double>(engine.searches)
-                                 : static_cast<double>(engine.search_ns + engine.move_ns);
+  const double search_and_move_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
+                                        ? price.search_ns * static_cast<double>(engine.searches)
+                                        : static_cast<double>(engine.search_ns + engine.move_ns);
   mark.room_ns =
-      static_cast<int64_t>(measured_ns + price.remap_ns * static_cast<double>(stats.remaps) +
+      static_cast<int64_t>(search_and_move_ns + price.remap_ns * static_cast<double>(stats.remaps) +
                            price.map_ns * static_cast<double>(stats.mapped_chunks));
   return mark;
 }

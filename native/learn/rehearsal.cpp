@@ -270,8 +270,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   // One step counted, as many as the program has.
   const auto share = static_cast<double>(program.operators / period - 1) /
                      static_cast<double>(program.operators / period - 2);
-  Found found{policy, share * (cost_ns(run) + search_ns(run)), share * repeats(run),
-              share * search_ns(run), std::move(*plan)};
+  Found found{policy, share * (cost_ns(run) + search_ns(run)), share * repeats(run), 0,
+              std::move(*plan)};
   if (found.cost_ns >= most_ns) return std::nullopt;
   return found;
 }

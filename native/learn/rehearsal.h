@@ -56,7 +56,7 @@ class Rehearsal {
     EvictionPolicy policy;
     double cost_ns;      // beside the job's own
     double repeats;      // computed again, in terms of the job's own compute
-    double search_ns;    // to choose what to evict; part of the cost of a plan alone
+    double search_ns;    // to choose what to evict, beside the cost; 0: a plan's is part of it
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
   };
   // By a policy as it is; none if it does not play the program to its end.
