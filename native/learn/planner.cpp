@@ -45,6 +45,10 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
     if (op < end_op) return uint64_t{0};
     return std::min(begin_of[op - period] + (time - begin_of[op]) - first, length_ - 1);
   };
+  const auto in_step = [&](uint64_t op) {
+    return static_cast<uint32_t>((op + period - first_op % period) % period);
+  };
+  static_assert(Trajectory::kNoResult == StepPlan::kNone);
   InUse small(length_), large(length_);
   for (const Trajectory::Block& block : trajectory.blocks) {
     if (block.begin < first || block.begin >= last || block.op == Trajectory::kNoOp) continue;
@@ -52,15 +56,24 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
     if (block.end >= last) of.end = wrapped(block.end);
     // What goes on as long as a step takes is there all the time.
     if (block.end >= last && of.end >= of.begin) of = {0, length_ - 1, of.size_bytes};
+    const StepPlan::Place place{
+        in_step(block.op),
+        block.run,
+        block.ordinal,
+        block.result,
+        block.last_op == Trajectory::kNoOp ? StepPlan::kNone : in_step(block.last_op),
+        block.last_run,
+        block.size_bytes,
+        StepPlan::kNowhere,
+        block.is_ahead};
     if (block.size_bytes < kLeastBytes) {
       of.size_bytes = block.size_bytes;
       small.add(of);
+      if (place.result != StepPlan::kNone) small_.push_back(place);
       continue;
     }
     large.add(of);
-    const uint64_t op = (block.op + period - first_op % period) % period;
-    places_.push_back(
-        {static_cast<uint32_t>(op), block.run, block.ordinal, block.size_bytes, 0, block.is_ahead});
+    places_.push_back(place);
     lifetimes_.push_back(of);
   }
   small_bytes_ = small.most();
@@ -98,6 +111,7 @@ std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
   if (layout.missing_bytes > 0) return std::nullopt;
   plan.places = places_;
   for (size_t i = 0; i < plan.places.size(); ++i) plan.places[i].offset = layout.addresses[i];
+  plan.places.insert(plan.places.end(), small_.begin(), small_.end());
   std::sort(plan.places.begin(), plan.places.end(),
             [](const StepPlan::Place& a, const StepPlan::Place& b) {
               return std::tie(a.op, a.run, a.ordinal) < std::tie(b.op, b.run, b.ordinal);

@@ -30,15 +30,15 @@ class StepBlocks {
   // In the pool's addresses below `limit`, where `held` are, too, by offset. None if they do not
   // fit. Its calls are the caller's to set.
   std::optional<StepPlan> lay_out(const std::vector<HeldBlock>& held, uint64_t limit) const;
-  // At once, of blocks that are so small that they are no part of a plan: slabs serve them.
+  // At once, of blocks that are so small that slabs serve them: a plan has no addresses for them.
   uint64_t small_bytes() const { return small_bytes_; }
 
   static constexpr uint64_t kLeastBytes = 2049;
 
  private:
   uint64_t length_;  // of the step, in the trajectory's time
-  std::vector<StepPlan::Place> places_;
-  std::vector<Lifetime> lifetimes_;            // of these
+  std::vector<StepPlan::Place> places_, small_;
+  std::vector<Lifetime> lifetimes_;            // of places_
   uint64_t small_bytes_ = 0, most_bytes_ = 0;  // in use at once
 };
 

@@ -201,15 +201,15 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   return nullptr;
 }
 
-// Null if the plan says nothing, or the place cannot be had (A2 of step_plan.h).
+// Null if the plan says nothing, or the place cannot be had (A3 of step_plan.h).
 void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return nullptr;
-  uint64_t offset = PlanFollower::kNowhere;
+  uint64_t offset = StepPlan::kNowhere;
   {
     std::lock_guard<EngineMutex> lock(mutex_);
     if (!capture_.is_under_way()) offset = plan_.next(size_bytes);
   }
-  if (offset == PlanFollower::kNowhere) return nullptr;
+  if (offset == StepPlan::kNowhere) return nullptr;
   const ScopedTimer spent(room_ns_of_thread());
   Device& device = devices_.with(pool);
   const auto* const wanted = reinterpret_cast<const void*>(device.base + offset);
@@ -264,7 +264,21 @@ bool Engine::make_way(Storage* storage, const void* begin, const void* end, Defe
   return environment_.options.moving && mover_.move(storage, begin, end, false, deferred);
 }
 
-// A3 of step_plan.h.
+// A2 of step_plan.h.
+void Engine::evict_last_used(Transaction& call) {
+  if (!plan_.is_on()) return;
+  std::vector<void*> last_used =
+      std::move(last_used_);  // a copy to host memory lets go of the mutex
+  plan_.take_last_used(&last_used);
+  for (const void* address : last_used) {
+    Storage* storage = graph_.by_address.find(address);
+    if (storage && is_candidate(storage) && search_.is_free_to_go(storage))
+      evictor_.evict(storage, EvictionCause::room, call.deferred, call.lock);
+  }
+  last_used_ = std::move(last_used);
+}
+
+// A4 of step_plan.h.
 void Engine::move_held(Transaction& call) {
   std::vector<StepPlan::Held> left;
   for (const StepPlan::Held& held : plan_.take_held()) {

@@ -174,6 +174,7 @@ class Engine final {
              const std::vector<void*>& in_the_way, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
   bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
+  void evict_last_used(Transaction& call);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
   void keep_spare(uint64_t tensors) const;
@@ -218,6 +219,7 @@ class Engine final {
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   PlanFollower plan_;
+  std::vector<void*> last_used_;  // buffer of evict_last_used()
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_, plan_}};

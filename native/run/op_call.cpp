@@ -60,6 +60,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   Transaction call(*this);
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
+  evict_last_used(call);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
   look_for_thrashing(call);
@@ -141,6 +142,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
+  evict_last_used(call);
   if (coach_) coach_->ran_again();
   look_for_thrashing(call);
 }

@@ -268,6 +268,7 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
     while (of_held != held.end() && of_held->storage->output < storage->output) ++of_held;
     const bool is_held = of_held != held.end() && of_held->storage == storage && of_held->strong;
     take_result(op, storage, desc, is_held, deferred);
+    if (parts_.plan.is_on()) parts_.plan.gave(output);
   }
   ++parts_.environment.stats.rematerializations;
   parts_.environment.observers.notify(&Observer::ran_again, op);

@@ -10,6 +10,10 @@ namespace dtr {
 
 namespace {
 
+std::pair<uint32_t, uint32_t> last_use_of(const StepPlan::Place& place) {
+  return {place.last_op, place.last_run};
+}
+
 struct Running {
   const PlanFollower* of = nullptr;  // null: nothing runs that has a plan
   uint64_t plan = 0;
@@ -25,12 +29,24 @@ Running& running_of_thread() {
 
 void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   plan_ = std::move(plan);
+  // A part of an operator has no end of its own.
+  for (StepPlan::Place& place : plan_.places)
+    while (place.last_op != StepPlan::kNone && plan_.calls[place.last_op] == StepPlan::kSameCall)
+      --place.last_op;
   ++number_;
   at_ = kLost;
   first_place_.assign(plan_.calls.size() + 1, 0);
   for (const StepPlan::Place& place : plan_.places) ++first_place_[place.op + 1];
   for (size_t op = 0; op < plan_.calls.size(); ++op) first_place_[op + 1] += first_place_[op];
   ahead_ = 0;
+  by_last_use_.clear();
+  for (size_t i = 0; i < plan_.places.size(); ++i)
+    if (plan_.places[i].result != StepPlan::kNone && plan_.places[i].last_op != StepPlan::kNone)
+      by_last_use_.push_back(i);
+  std::sort(by_last_use_.begin(), by_last_use_.end(), [this](size_t a, size_t b) {
+    return last_use_of(plan_.places[a]) < last_use_of(plan_.places[b]);
+  });
+  addresses_.assign(plan_.places.size(), nullptr);
 
   std::vector<uint64_t> calls;
   std::copy_if(plan_.calls.begin(), plan_.calls.end(), std::back_inserter(calls),
@@ -59,10 +75,12 @@ std::vector<StepPlan::Held> PlanFollower::take_held() {
 }
 
 void PlanFollower::op_begins() const {
+  running_of_thread() = {};
   if (at_ != kLost) running_of_thread() = {this, number_, static_cast<uint32_t>(at_), 0, 0};
 }
 
 void PlanFollower::step_begins(Op* op) const {
+  running_of_thread() = {};
   if (op->planned_by != number_ || at_ == kLost) return;
   running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
 }
@@ -82,12 +100,16 @@ void PlanFollower::listen(uint64_t call) {
 void PlanFollower::ended(uint64_t signature, Op* op) {
   const uint64_t call = StepPlan::call_of(signature);
   if (at_ == kLost || plan_.calls[at_] != call) {
-    if (at_ != kLost) heard_ = 0;
+    if (at_ != kLost) {
+      heard_ = 0;
+      std::fill(addresses_.begin(), addresses_.end(), nullptr);
+    }
     at_ = kLost;
     listen(call);
     return;
   }
   if (op) {
+    for (const Output& output : op->outputs) note(output, at_, 0);
     op->planned_by = number_;
     op->planned_as = static_cast<uint32_t>(at_);
     op->planned_runs = 0;
@@ -98,11 +120,38 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
   ahead_ = first_place_[at_];
 }
 
+void PlanFollower::gave(const Output& output) {
+  const Running& running = running_of_thread();
+  if (running.plan == number_) note(output, running.op, running.run);
+}
+
+void PlanFollower::note(const Output& output, uint64_t op, uint32_t run) {
+  if (!output.storage || output.mutation) return;
+  for (size_t i = first_place_[op]; i < first_place_[op + 1]; ++i) {
+    const StepPlan::Place& place = plan_.places[i];
+    if (place.run == run && place.result == static_cast<uint32_t>(output.position))
+      addresses_[i] = output.storage->address;
+  }
+}
+
+void PlanFollower::take_last_used(std::vector<void*>* addresses) {
+  addresses->clear();
+  const Running& running = running_of_thread();
+  if (running.plan != number_) return;
+  const auto run = std::make_pair(running.op, running.run);
+  auto place = std::lower_bound(
+      by_last_use_.begin(), by_last_use_.end(), run,
+      [this](size_t i, const auto& b) { return last_use_of(plan_.places[i]) < b; });
+  for (; place != by_last_use_.end() && last_use_of(plan_.places[*place]) == run; ++place)
+    if (void* const address = std::exchange(addresses_[*place], nullptr))
+      addresses->push_back(address);
+}
+
 uint64_t PlanFollower::next(uint64_t size_bytes) {
   Running& running = running_of_thread();
-  if (!is_on()) return kNowhere;
+  if (!is_on()) return StepPlan::kNowhere;
   if (running.of == nullptr) return next_ahead(size_bytes);
-  if (running.of != this || running.plan != number_) return kNowhere;
+  if (running.of != this || running.plan != number_) return StepPlan::kNowhere;
   const auto begin = plan_.places.begin();
   const auto from = begin + static_cast<std::ptrdiff_t>(first_place_[running.op]);
   const auto to = begin + static_cast<std::ptrdiff_t>(first_place_[running.op + 1]);
@@ -110,15 +159,16 @@ uint64_t PlanFollower::next(uint64_t size_bytes) {
       from, to, std::make_tuple(running.run, running.ordinal),
       [](const StepPlan::Place& a, auto b) { return std::make_tuple(a.run, a.ordinal) < b; });
   for (; place != to && place->run == running.run; ++place) {
-    if (place->is_ahead || place->size_bytes != size_bytes) continue;
+    if (place->is_ahead || place->size_bytes != size_bytes || place->offset == StepPlan::kNowhere)
+      continue;
     running.ordinal = place->ordinal + 1;
     return place->offset;
   }
-  return kNowhere;
+  return StepPlan::kNowhere;
 }
 
 uint64_t PlanFollower::next_ahead(uint64_t size_bytes) {
-  if (at_ == kLost) return kNowhere;
+  if (at_ == kLost) return StepPlan::kNowhere;
   const size_t end = std::min(plan_.places.size(), first_place_[at_] + kFarAhead);
   for (size_t i = ahead_; i < end; ++i) {
     const StepPlan::Place& place = plan_.places[i];
@@ -126,7 +176,7 @@ uint64_t PlanFollower::next_ahead(uint64_t size_bytes) {
     ahead_ = i + 1;
     return place.offset;
   }
-  return kNowhere;
+  return StepPlan::kNowhere;
 }
 
 }  // namespace dtr

@@ -1,19 +1,21 @@
 // step_plan.h: an address for each block of a step, and how a job follows it.
 //
-// A plan says where each allocation of a step goes: those of each operator's first run, and of each
-// time that it runs again. What lies there then has been used for the last time, as the plan was
-// made from what is needed when (learn/planner.h). So it is evicted, if it was not freed: no victim
-// is searched for, and no place.
+// A plan says where each allocation of a step goes, and which run uses it last: those of each
+// operator's first run, and of each time that it runs again. It was made from what is needed when
+// (learn/planner.h). So no victim is searched for, and no place.
 //
 //  A1  The plan is followed from the beginning of a step, which the operators before it tell, to the
 //      first operator that is another. Then all is decided as ever, until a step begins again.
-//  A2  What lies in a place and cannot be evicted makes way: a dead constant goes, if what needs it is
-//      dead, too, and others move. A place that cannot be had (something in it is in use, or of
-//      nobody known) is none: the request is served as ever. A storage that is not where the plan
-//      thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
-//  A3  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
+//  A2  What is past its last use is evicted at once, if it was not freed, and be it so small that its
+//      address is a slab's: what is still there, because nobody needed its place, is not computed
+//      again where the plan has it, and is then in the way where it is.
+//  A3  What lies in a place nevertheless is evicted, or else makes way: a dead constant goes, if what
+//      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
+//      or of nobody known) is none: the request is served as ever. A storage that is not where the
+//      plan thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
+//  A4  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
 //      others room.
-//  A4  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
+//  A5  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
 //      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
 
@@ -28,11 +30,15 @@
 namespace dtr {
 
 struct StepPlan {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint64_t kNowhere = UINT64_MAX;
   struct Place {
-    uint32_t op, run, ordinal;  // its operator, in the step; which of its runs; its how manieth
-    uint64_t size_bytes;        // as requested
-    uint64_t offset;            // from the pool's first chunk
-    bool is_ahead;              // allocated before its operator begins, which fills it first
+    uint32_t op, run, ordinal;   // its operator, in the step; which of its runs; its how manieth
+    uint32_t result;             // which of the operator's; kNone: none that is kept
+    uint32_t last_op, last_run;  // the run that uses it last; kNone: it is let go by then
+    uint64_t size_bytes;         // as requested
+    uint64_t offset;             // from the pool's first chunk; kNowhere: a slab's
+    bool is_ahead;               // allocated before its operator begins, which fills it first
   };
   // What is there in all steps, and where it belongs.
   struct Held {
@@ -51,8 +57,6 @@ struct StepPlan {
 
 class PlanFollower {
  public:
-  static constexpr uint64_t kNowhere = UINT64_MAX;
-
   // ---- under the engine's mutex ----
   // In place of the one before; one without calls is none. at_beginning: of a step, just now.
   void follow(StepPlan plan, bool at_beginning);
@@ -68,7 +72,11 @@ class PlanFollower {
   void step_begins(Op* op) const;
   // The job's operator ran; op: its record, or null.
   void ended(uint64_t signature, Op* op);
-  // Where the next allocation of this thread goes; kNowhere if nothing says so.
+  // The step that this thread runs gave this again, which was not there.
+  void gave(const Output& output);
+  // The addresses of what was used for the last time by the run that has just ended on this thread.
+  void take_last_used(std::vector<void*>* addresses);
+  // Where the next allocation of this thread goes; StepPlan::kNowhere if nothing says so.
   uint64_t next(uint64_t size_bytes);
 
   // ---- by the thread of the operator ----
@@ -79,11 +87,14 @@ class PlanFollower {
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
   void listen(uint64_t call);
+  void note(const Output& output, uint64_t op, uint32_t run);
   uint64_t next_ahead(uint64_t size_bytes);
 
   std::atomic<bool> is_on_{false};
   StepPlan plan_;
   std::vector<size_t> first_place_;  // by operator
+  std::vector<size_t> by_last_use_;  // those of results, by the run that uses them last
+  std::vector<void*> addresses_;     // of the results, by place; null: past its last use
   uint64_t number_ = 0;              // of the plan
   uint64_t at_ = kLost;              // the operator that is next
   uint32_t tries_ = 0;               // to move what is held

@@ -449,7 +449,10 @@ class RuntimeSimulation final : private Observer {
 
   // The kernel has run, and its results are made.
   void end_run() {
-    for (const SimulatedTensor* tensor : results_) used(tensor);
+    for (uint32_t i = 0; i < results_.size(); ++i) {
+      used(results_[i]);
+      if (results_[i]) trajectory_.gave(i, results_[i]->storage->pointer);
+    }
     trajectory_.run_ends();
   }
 

@@ -10,6 +10,8 @@
 namespace dtr {
 
 struct Trajectory {
+  static constexpr uint64_t kNoOp = UINT64_MAX;
+  static constexpr uint32_t kNoResult = UINT32_MAX;
   // Time is counted in allocations and ends of operators.
   struct Block {
     uint64_t op;       // the operator of the program that allocated it, or kNoOp
@@ -19,8 +21,10 @@ struct Trajectory {
     uint64_t size_bytes;
     uint64_t begin;
     uint64_t end;  // when it was used last; of what cannot be computed again, when it was let go
+    uint64_t last_op = kNoOp;  // whose run used it then; kNoOp: it was let go
+    uint32_t last_run = 0;
+    uint32_t result = kNoResult;  // which one of its run
   };
-  static constexpr uint64_t kNoOp = UINT64_MAX;
 
   std::vector<Block> blocks;       // in order of allocation
   std::vector<uint64_t> begin_of;  // by operator of the program
@@ -72,7 +76,16 @@ class TrajectoryRecorder {
   void used(const void* address) const {
     if (!out_) return;
     const auto found = at_.find(address);
-    if (found != at_.end()) out_->blocks[found->second].end = out_->end;
+    if (found == at_.end()) return;
+    Trajectory::Block& block = out_->blocks[found->second];
+    block.end = out_->end;
+    block.last_op = running_.op;
+    block.last_run = running_.run;
+  }
+  void gave(uint32_t result, const void* address) const {
+    if (!out_) return;
+    const auto found = at_.find(address);
+    if (found != at_.end()) out_->blocks[found->second].result = result;
   }
   void survives(uint64_t serial) const { out_->survivors.push_back(serial); }
 
