@@ -267,8 +267,8 @@ bool Engine::make_way(Storage* storage, const void* begin, const void* end, Defe
 // A2 of step_plan.h.
 void Engine::evict_last_used(Transaction& call) {
   if (!plan_.is_on()) return;
-  std::vector<void*> last_used =
-      std::move(last_used_);  // a copy to host memory lets go of the mutex
+  // A copy to host memory lets go of the mutex, and another thread takes a buffer of its own.
+  std::vector<void*> last_used = std::move(last_used_);
   plan_.take_last_used(&last_used);
   for (const void* address : last_used) {
     Storage* storage = graph_.by_address.find(address);
