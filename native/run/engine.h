@@ -174,7 +174,7 @@ class Engine final {
              const std::vector<void*>& in_the_way, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
   bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
-  void evict_last_used(Transaction& call);
+  void evict_last_used(Transaction& call, const Storage* wanted = nullptr);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
   void keep_spare(uint64_t tensors) const;

@@ -138,11 +138,12 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
       now_ns() - frame.remat.step_begin_ns - (room_ns_of_thread() - frame.remat.room_ns_at_step);
   Transaction call(*this);
   std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);
+  const Storage* const target = frame.remat.stack.back().target;
   call.lock.unlock();
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
-  evict_last_used(call);
+  evict_last_used(call, target);
   if (coach_) coach_->ran_again();
   look_for_thrashing(call);
 }
