@@ -254,6 +254,38 @@ class TestPlan:
         assert steps[-1]["planned"] > 50
         assert steps[-1]["plan_misses"] == 0
 
+    def test_what_is_asked_for_in_a_planned_step_is_there(self, tmp_path: Path) -> None:
+        """The values of a sort are not used again, and its places are: to know them, the plan
+        computes both again, and needs the values no longer."""
+        costs = tmp_path / "costs.json"
+
+        def train(budget: int, steps: int) -> tuple[dict[str, Any], list[bool]]:
+            """The counters, and whether what was asked for in the last step was there."""
+            there = []
+            with dtr_alloc.session(budget=budget, device="cpu", costs=costs, debug="no-moves"):
+                weights = [torch.rand(256, 256, requires_grad=True) for _ in range(8)]
+                x, factor = torch.rand(256, 256), torch.rand(256, 256)
+                for step in range(steps):
+                    kept, loss = [], torch.zeros(())
+                    for weight in weights:
+                        weight.grad = None
+                        values, _places = torch.sort(torch.tanh(x @ weight), dim=1)
+                        kept.append(values.detach())
+                        loss = loss + (values * factor).sum()
+                        del values, _places
+                    if step == steps - 1:
+                        for values in kept:
+                            dtr_alloc.materialize(values)
+                            there.append(dtr_alloc.is_resident(values))
+                    loss.backward()
+                return dtr_alloc.stats(), there
+
+        free, _there = train(1 << 30, 4)
+        fix_costs(costs)
+        stats, there = train(int(0.6 * free["peak_allocated_bytes"]), 21)
+        assert stats["planned"] > 0
+        assert there == [True] * 8
+
 
 CHAIN = """
 import json, sys
