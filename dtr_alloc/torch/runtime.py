@@ -21,7 +21,15 @@ from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, is_page, 
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.output_file import FileTaken, WrongKind
 from dtr_alloc.scorer import Scorer
-from dtr_alloc.torch import compiled, cuda_graphs, custom_operators, escapes, ranks, unsupported
+from dtr_alloc.torch import (
+    compiled,
+    cuda_graphs,
+    custom_operators,
+    escapes,
+    extensions,
+    ranks,
+    unsupported,
+)
 from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.lost import Lost, bring_back_all, message
 from dtr_alloc.torch.pins import Pins
@@ -225,6 +233,7 @@ class Runtime:
             self.log = _open_log(self, self.config)
         self._undo.append(escapes.uninstall)
         escapes.install(self)
+        extensions.install(self)
         self.pins.install()
         if self.device_type == "cuda":
             cuda_graphs.install(self)

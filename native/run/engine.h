@@ -220,6 +220,7 @@ class Engine final {
   PlacementHint hints_;
   PlanFollower plan_;
   std::vector<void*> last_used_;  // buffer of evict_last_used()
+  uint64_t owned_pins_ = 0;       // those of user_pin() that have not ended
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_, plan_}};

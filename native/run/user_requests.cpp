@@ -59,12 +59,19 @@ void* Engine::user_pin(const void* tensor, int32_t escaped, uint32_t place, bool
   const uint32_t pins = pins_.add(desc.handle, call.deferred);
   if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
     storage->pins = pins;
-  if (owned) framework_->retain_weak(desc.handle);
+  if (owned) {
+    framework_->retain_weak(desc.handle);
+    ++owned_pins_;
+  }
   return desc.handle;
 }
 
 void Engine::user_end_pin(void* handle) {
   user_unpin(handle);
+  {
+    std::lock_guard<EngineMutex> lock(mutex_);
+    --owned_pins_;
+  }
   framework_->release_weak(handle);
 }
 

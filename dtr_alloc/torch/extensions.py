@@ -1,0 +1,105 @@
+"""Functions of C++ extensions, which read and write tensors by their addresses.
+
+A function that an extension gives to Python past the dispatcher (pybind11, the C API) is no
+operator. While dtr_alloc is enabled, those of modules that link to PyTorch are replaced by
+functions that have the tensors of their arguments resident while they run. For the engine such a
+call is an operator that reads them, so that it knows when they are needed, in a step with a plan,
+too. The operators inside are recorded as ever.
+
+The call may write to what it returns, whatever operator made that. On the CPU this is noticed
+(native/graph/contents.h); elsewhere what it returns is never computed again.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dtr_alloc.torch.escapes import replace
+
+_OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
+
+
+def install(runtime: Any) -> None:
+    """Guards the functions of the extensions that are imported, and of those that will be, until
+    escapes.uninstall(). Once."""
+    execute = ExtensionFileLoader.exec_module
+
+    @functools.wraps(execute)
+    def exec_module(self: ExtensionFileLoader, module: ModuleType) -> None:
+        execute(self, module)
+        if runtime.is_active:
+            _guard_functions(runtime, module)
+
+    replace(ExtensionFileLoader, "exec_module", exec_module)
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            _guard_functions(runtime, module)
+
+
+def _guard_functions(runtime: Any, module: ModuleType) -> None:
+    path = getattr(getattr(module, "__spec__", None), "origin", None)
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    if (
+        not isinstance(loader, ExtensionFileLoader)
+        or module.__name__.partition(".")[0] in _OURS_AND_PYTORCHS
+        or not _links_to_pytorch(path)
+    ):
+        return
+    for owner in _with_submodules(module):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, BuiltinFunctionType):
+                replace(owner, name, _guarded(runtime, value, f"{owner.__name__}.{name}"))
+
+
+def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
+    """The module, and those that it defines itself."""
+    yield module
+    for value in vars(module).values():
+        if isinstance(value, ModuleType) and value.__name__.startswith(module.__name__ + "."):
+            yield from _with_submodules(value)
+
+
+@functools.cache
+def _links_to_pytorch(path: str) -> bool:
+    """Whether a shared library names PyTorch's among those that it needs."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        return content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
+
+
+def _guarded(runtime: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        tensors = _tensors((args, kwargs))
+        if not tensors or not runtime.is_active or not runtime.recorder.sees(tensors):
+            return function(*args, **kwargs)
+        pins: list[Any] = []
+
+        def read(tensors: list[Tensor]) -> list[Tensor]:
+            pins.extend(map(runtime.pin_for_a_while, tensors))
+            return []
+
+        runtime.recorder.run(read, tensors, name)
+        try:
+            returned = function(*args, **kwargs)
+        finally:
+            pins.clear()
+        if not runtime.notices_writes:
+            for tensor in _tensors(returned):
+                runtime.give_away(tensor)
+        return returned
+
+    return guarded
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -1,0 +1,146 @@
+"""Functions of C++ extensions that are no operators (dtr_alloc/torch/extensions.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from harness import fix_costs
+from torch import Tensor
+
+import dtr_alloc
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension raw_square, compiled."""
+    built = tmp_path_factory.mktemp("raw_square") / "raw_square.so"
+    pytorch = Path(torch.__file__).parent
+    headers = (pytorch / "include", pytorch / "include/torch/csrc/api/include")
+    subprocess.run(
+        (
+            *(os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-shared", "-fPIC"),
+            *(f"-I{folder}" for folder in (*headers, sysconfig.get_paths()["include"])),
+            *(str(Path(__file__).with_name("raw_square.cpp")), "-o", str(built)),
+            *(f"-L{pytorch / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),
+        ),
+        check=True,
+    )
+    return built
+
+
+def imported(library: Path) -> ModuleType:
+    spec = spec_from_file_location("raw_square", library)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["raw_square"] = module
+    return module
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    yield
+    sys.modules.pop("raw_square", None)
+
+
+pytestmark = pytest.mark.usefixtures("forgotten")
+
+
+def train(extension: ModuleType, steps: int) -> list[Tensor]:
+    """The parameters that a job ends with whose activation is the extension's."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return extension.square(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return extension.square_backward(gradient, *ctx.saved_tensors)
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(128, 128) for _ in range(8)]
+    parameters = [each for layer in layers for each in layer.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    x = torch.randn(2048, 128)
+    for _ in range(steps):
+        y = x
+        for layer in layers:
+            y = Square.apply(layer(y)).tanh()
+        optimizer.zero_grad()
+        y.square().mean().backward()
+        optimizer.step()
+    return [each.detach().clone() for each in parameters]
+
+
+@pytest.mark.parametrize("first", ("the session", "the extension"))
+def test_what_it_reads_is_there_and_the_bits_are_the_same(library: Path, first: str) -> None:
+    if first == "the extension":
+        extension = imported(library)
+    with dtr_alloc.session(budget=26 * MIB, device="cpu"):
+        if first == "the session":
+            extension = imported(library)
+        trained = train(extension, 4)
+        assert dtr_alloc.stats()["rematerializations"] > 8
+    assert isinstance(extension.square, BuiltinFunctionType)  # the guards are gone
+    assert all(map(torch.equal, trained, train(extension, 4)))
+
+
+def test_it_may_read_what_no_operator_does_in_a_planned_step(library: Path, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    extension = imported(library)
+
+    def train(budget: int, steps: int) -> tuple[dict[str, Any], list[float]]:
+        totals = []
+        torch.manual_seed(0)
+        with dtr_alloc.session(budget=budget, device="cpu", costs=costs, debug="no-moves"):
+            weights = [torch.rand(256, 256, requires_grad=True) for _ in range(8)]
+            x = torch.rand(256, 256)
+            for _ in range(steps):
+                y = x
+                for weight in weights:
+                    weight.grad = None
+                    y = torch.tanh(y @ weight)
+                    totals.append(extension.total([y.detach() * 2, weight]))
+                y.sum().backward()
+            return dtr_alloc.stats(), totals
+
+    free, expected = train(1 << 30, 4)
+    fix_costs(costs)
+    stats, totals = train(int(0.6 * free["peak_allocated_bytes"]), 20)
+    assert stats["planned"] > 0
+    assert totals == expected[:8] * 20
+
+
+def test_where_no_write_is_noticed_its_results_are_not_computed_again(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        extension = imported(library)
+        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
+        result = extension.square(torch.ones(1024, 1024))
+        assert not dtr_alloc.evict(result)
+        assert dtr_alloc.why_kept(result).why == "its address was given away"
+
+
+@pytest.mark.parametrize("wrong", ((torch.ones(2),), (torch.ones(2), None)))
+def test_its_errors_are_its_own_and_nothing_stays_pinned(library: Path, wrong: Any) -> None:
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        extension = imported(library)
+        x = torch.ones(512, 512) * 2
+        with pytest.raises(TypeError, match="square"):
+            extension.square(x, *wrong)
+        assert dtr_alloc.evict(x)
