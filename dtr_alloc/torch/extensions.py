@@ -20,7 +20,6 @@ from importlib.machinery import ExtensionFileLoader
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
