@@ -7,7 +7,8 @@ call is an operator that reads them, so that it knows when they are needed, in a
 too. The operators inside are recorded as ever.
 
 The call may write to what it returns, whatever operator made that. On the CPU this is noticed
-(native/graph/contents.h); elsewhere what it returns is never computed again.
+(native/graph/contents.h); elsewhere what it returns is never computed again, but for functions that
+are trusted (custom_operators.trust) to call operators only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dtr_alloc.torch.custom_operators import word_on
 from dtr_alloc.torch.escapes import replace
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
@@ -46,18 +48,16 @@ def install(runtime: Any) -> None:
 
 
 def _guard_functions(runtime: Any, module: ModuleType) -> None:
-    path = getattr(getattr(module, "__spec__", None), "origin", None)
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    if (
-        not isinstance(loader, ExtensionFileLoader)
-        or module.__name__.partition(".")[0] in _OURS_AND_PYTORCHS
-        or not _links_to_pytorch(path)
-    ):
+    if not isinstance(loader, ExtensionFileLoader):
+        return
+    package = module.__name__.partition(".")[0]
+    if package in _OURS_AND_PYTORCHS or not _links_to_pytorch(loader.path):
         return
     for owner in _with_submodules(module):
         for name, value in list(vars(owner).items()):
             if isinstance(value, BuiltinFunctionType):
-                replace(owner, name, _guarded(runtime, value, f"{owner.__name__}.{name}"))
+                replace(owner, name, _guarded(runtime, value, package, name))
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
@@ -70,29 +70,35 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
 
 @functools.cache
 def _links_to_pytorch(path: str) -> bool:
-    """Whether a shared library names PyTorch's among those that it needs."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        return content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
+    """Whether a shared library, if it is still there, names PyTorch's among those that it needs."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            return content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
+    except FileNotFoundError:
+        return False
 
 
-def _guarded(runtime: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _guarded(
+    runtime: Any, function: Callable[..., Any], package: str, name: str
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        tensors = _tensors((args, kwargs))
-        if not tensors or not runtime.is_active or not runtime.recorder.sees(tensors):
+        given = _tensors((args, kwargs))
+        if not runtime.is_active or not runtime.recorder.sees(given):
             return function(*args, **kwargs)
+        tensors = [tensor for tensor in given if runtime.handle(tensor)]
         pins: list[Any] = []
 
         def read(tensors: list[Tensor]) -> list[Tensor]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
             return []
 
-        runtime.recorder.run(read, tensors, name)
+        runtime.recorder.run(read, tensors, f"{package}::{name}")
         try:
             returned = function(*args, **kwargs)
         finally:
             pins.clear()
-        if not runtime.notices_writes:
+        if not (runtime.notices_writes or word_on(package, name)):
             for tensor in _tensors(returned):
                 runtime.give_away(tensor)
         return returned

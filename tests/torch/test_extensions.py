@@ -129,7 +129,7 @@ def test_it_may_read_what_no_operator_does_in_a_planned_step(library: Path, tmp_
 def test_where_no_write_is_noticed_its_results_are_not_computed_again(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+    with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=["raw_square::square_backward"]):
         extension = imported(library)
         monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
         result = extension.square(torch.ones(1024, 1024))
@@ -137,6 +137,26 @@ def test_where_no_write_is_noticed_its_results_are_not_computed_again(
         kept = dtr_alloc.why_kept(result)
         assert kept is not None
         assert kept.why == "its address was given away"
+        trusted = extension.square_backward(torch.ones(1024, 1024), result)
+        kept = dtr_alloc.why_kept(trusted)
+        assert kept is not None
+        assert kept.why != "its address was given away"
+
+
+def test_a_compiled_function_may_call_it(library: Path) -> None:
+    torch._dynamo.reset()
+    x = torch.rand(256, 256)
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        extension = imported(library)
+
+        def function(x: Tensor) -> Tensor:
+            return torch.tanh(extension.square(torch.sin(x))) + extension.total([x])
+
+        compiled = torch.compile(function, backend="eager")
+        assert torch.equal(compiled(x), function(x))
+        evicted = x + 1
+        assert dtr_alloc.evict(evicted)
+        assert torch.equal(compiled(evicted), function(x + 1))
 
 
 @pytest.mark.parametrize("wrong", [(torch.ones(2),), (torch.ones(2), None)])
