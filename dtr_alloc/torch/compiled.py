@@ -14,12 +14,10 @@ Random numbers that a graph draws by operators are drawn again (native/bridge/dr
 custom libraries that it calls are tried as elsewhere (native/bridge/trial.h). If one of them is not
 repeated, neither is the graph: what it gives is a constant.
 
-Backends that run operators one by one (eager, aot_eager) need none of this. Our own functions, such
-as those that guard escapes, are never compiled: for Dynamo a call of them is a break.
+Backends that run operators one by one (eager, aot_eager) need none of this.
 
 Upstream: torch/_inductor/output_code.py, CompiledFxGraph: called with a list, which it empties;
-source_code; mutated_input_idxs; compiled_fn_runner. torch/_dynamo/trace_rules.py, add(): the
-package whose functions are skipped.
+source_code; mutated_input_idxs; compiled_fn_runner.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ from dtr_alloc.config import Budget
 from dtr_alloc.torch.kernels import Kernels, kernels_of, taken_over
 from dtr_alloc.torch.recorder import Recorder
 
-_GRAPHS = "torch._inductor.output_code"
-_RULES = "torch._dynamo.trace_rules"
+_MODULE = "torch._inductor.output_code"
 _IS_HOOKED = "dtr_alloc_is_hooked"
 
 _runtime: Any = None
@@ -49,11 +46,10 @@ def start(runtime: Any) -> None:
     """Has the graphs recorded that inductor has compiled and will compile, until stop()."""
     global _runtime
     _runtime = runtime
-    for name in (_GRAPHS, _RULES):
-        if (module := sys.modules.get(name)) is not None:
-            _hook(module)
-        elif not any(finder.name == name for finder in sys.meta_path if type(finder) is _Finder):
-            sys.meta_path.insert(0, _Finder(name))
+    if (module := sys.modules.get(_MODULE)) is not None:
+        _hook(module)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def stop() -> None:
@@ -67,16 +63,16 @@ def _current() -> Recorder | None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Hooks a module when it is imported, which takes seconds, so most jobs never do it."""
+    """Hooks inductor when it is imported, which takes seconds, so most jobs never do it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._is_looking = False
+    _is_looking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self.name or self._is_looking:
+        if name != _MODULE:
+            return None
+        if self._is_looking:
             return None
         self._is_looking = True
         try:
@@ -95,18 +91,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _hook(module: ModuleType) -> None:
-    """For good; once."""
-    if hasattr(module, _IS_HOOKED):
-        return
-    setattr(module, _IS_HOOKED, True)
-    if module.__name__ == _RULES:
-        module.add("dtr_alloc")
-    else:
-        _hook_graphs(module.CompiledFxGraph)
-
-
-def _hook_graphs(kind: Any) -> None:
+    kind: Any = module.CompiledFxGraph
     plain_call = kind.__call__
+    if hasattr(plain_call, _IS_HOOKED):
+        return
 
     @functools.wraps(plain_call)
     def recorded_call(graph: Any, inputs: Any) -> Any:
@@ -128,6 +116,7 @@ def _hook_graphs(kind: Any) -> None:
             judged=True,
         )
 
+    setattr(recorded_call, _IS_HOOKED, True)
     kind.__call__ = recorded_call
 
 

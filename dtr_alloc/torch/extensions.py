@@ -21,6 +21,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -103,7 +104,17 @@ def _guarded(
                 runtime.give_away(tensor)
         return returned
 
-    return guarded
+    return _never_compiled(guarded)
+
+
+def _never_compiled(function: Any) -> Any:
+    """With all that it calls."""
+    dynamo = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    both = dynamo._FrameExecStrategy(skip, skip)
+    dynamo.set_code_exec_strategy(function.__code__, both)
+    function._torchdynamo_disable = True
+    return function
 
 
 def _tensors(values: Any) -> list[Tensor]:
