@@ -1,8 +1,9 @@
 """Functions of C++ extensions, which read and write tensors by their addresses.
 
 A function that an extension gives to Python past the dispatcher (pybind11, the C API) is no
-operator. While dtr_alloc is enabled, those of modules that link to PyTorch are replaced by
-functions that have the tensors of their arguments resident while they run. For the engine such a
+operator. While dtr_alloc is enabled, those of modules that link to PyTorch, and the methods of
+their classes, are replaced by functions that have the tensors of their arguments resident while
+they run. For the engine such a
 call is an operator that reads them, so that it knows when they are needed, in a step with a plan,
 too. The operators inside are recorded as ever.
 
@@ -27,8 +28,11 @@ from torch.utils._pytree import tree_leaves
 
 from dtr_alloc.torch.custom_operators import word_on
 from dtr_alloc.torch.escapes import replace
+from dtr_alloc.torch.live_objects import live_objects
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
+_METHODS = ("method_descriptor", "instancemethod")
+"""The C API's and pybind11's."""
 
 
 def install(runtime: Any) -> None:
@@ -43,22 +47,50 @@ def install(runtime: Any) -> None:
             _guard_functions(runtime, module)
 
     replace(ExtensionFileLoader, "exec_module", exec_module)
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            _guard_functions(runtime, module)
+    # torch.utils.cpp_extension.load() puts its own nowhere; gc.freeze() hides objects.
+    modules = {id(each): each for each in (*live_objects(ModuleType), *sys.modules.values())}
+    guards: dict[int, Any] = {}
+    for module in modules.values():
+        guards |= _guard_functions(runtime, module)
+    if guards:
+        for module in modules.values():
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if id(value) in guards:
+                    replace(module, name, guards[id(value)])  # from extension import function
 
 
-def _guard_functions(runtime: Any, module: ModuleType) -> None:
+def _guard_functions(runtime: Any, module: ModuleType) -> dict[int, Any]:
+    """The guards, by the ids of the functions, which stay alive in them."""
+    guards: dict[int, Any] = {}
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     if not isinstance(loader, ExtensionFileLoader):
-        return
+        return guards
     package = module.__name__.partition(".")[0]
     if package in _OURS_AND_PYTORCHS or not _links_to_pytorch(loader.path):
-        return
+        return guards
     for owner in _with_submodules(module):
         for name, value in list(vars(owner).items()):
+            if getattr(value, "__module__", None) != owner.__name__:
+                continue
             if isinstance(value, BuiltinFunctionType):
-                replace(owner, name, _guarded(runtime, value, package, name))
+                guards[id(value)] = _guarded(runtime, value, package, name)
+                replace(owner, name, guards[id(value)])
+            elif isinstance(value, type):
+                _guard_methods(runtime, value, package)
+    return guards
+
+
+def _guard_methods(runtime: Any, kind: type, package: str) -> None:
+    for name, value in list(vars(kind).items()):
+        full_name = f"{kind.__name__}.{name}"
+        guarded: Any
+        if type(value).__name__ in _METHODS:
+            guarded = _guarded(runtime, value, package, full_name)
+        elif isinstance(value, staticmethod) and isinstance(value.__func__, BuiltinFunctionType):
+            guarded = staticmethod(_guarded(runtime, value.__func__, package, full_name))
+        else:
+            continue
+        replace(kind, name, guarded, runtime.bridge.set_member)
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:

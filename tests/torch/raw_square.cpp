@@ -56,6 +56,24 @@ PyObject* total(PyObject*, PyObject* tensors) {
   });
 }
 
+// Reader: the first number of a tensor, by a method of the C API, by one of pybind11's kind, and by a
+// static one.
+PyObject* first(PyObject*, PyObject* x) {
+  return call([&] { return PyFloat_FromDouble(*THPVariable_Unpack(x).data_ptr<float>()); });
+}
+
+PyObject* second_argument_first(PyObject*, PyObject* arguments) {
+  return first(nullptr, PyTuple_GetItem(arguments, 1));
+}
+
+PyMethodDef as_pybind11s = {"as_pybind11s", second_argument_first, METH_VARARGS, nullptr};
+PyMethodDef methods_of_reader[] = {{"first", first, METH_O, nullptr},
+                                   {"static_first", first, METH_O | METH_STATIC, nullptr},
+                                   {nullptr, nullptr, 0, nullptr}};
+PyType_Slot slots_of_reader[] = {{Py_tp_methods, methods_of_reader}, {0, nullptr}};
+PyType_Spec reader = {"raw_square.Reader", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT,
+                      slots_of_reader};
+
 PyMethodDef methods[] = {{"square", square, METH_O, nullptr},
                          {"square_backward", square_backward, METH_VARARGS, nullptr},
                          {"total", total, METH_O, nullptr},
@@ -65,4 +83,11 @@ PyModuleDef definition = {
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_raw_square() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_raw_square() {
+  PyObject* kind = PyType_FromSpec(&reader);
+  PyObject* function = PyCFunction_New(&as_pybind11s, nullptr);
+  PyObject_SetAttrString(kind, as_pybind11s.ml_name, PyInstanceMethod_New(function));
+  PyObject* module = PyModule_Create(&definition);
+  PyModule_AddObject(module, "Reader", kind);
+  return module;
+}

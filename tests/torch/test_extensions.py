@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import sysconfig
-from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -41,22 +39,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def imported(library: Path) -> ModuleType:
+    """As torch.utils.cpp_extension.load() does."""
     spec = spec_from_file_location("raw_square", library)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules["raw_square"] = module
     return module
-
-
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    yield
-    sys.modules.pop("raw_square", None)
-
-
-pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def train(extension: ModuleType, steps: int) -> list[Tensor]:
@@ -157,6 +146,27 @@ def test_a_compiled_function_may_call_it(library: Path) -> None:
         evicted = x + 1
         assert dtr_alloc.evict(evicted)
         assert torch.equal(compiled(evicted), function(x + 1))
+
+
+def test_what_a_module_took_from_it_finds_its_arguments_in_memory(library: Path) -> None:
+    job = ModuleType("job")
+    plain = vars(job)["square"] = imported(library).square
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        x = torch.full((512, 512), 2.0) * 2
+        assert dtr_alloc.evict(x)
+        assert vars(job)["square"](x)[0, 0] == 16
+    assert vars(job)["square"] is plain
+
+
+@pytest.mark.parametrize("name", ["first", "as_pybind11s", "static_first"])
+def test_its_methods_find_their_arguments_in_memory(library: Path, name: str) -> None:
+    extension = imported(library)
+    plain = vars(extension.Reader)[name]
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        x = torch.full((512, 512), 2.0) * 2
+        assert dtr_alloc.evict(x)
+        assert getattr(extension.Reader(), name)(x) == 4
+    assert vars(extension.Reader)[name] is plain
 
 
 @pytest.mark.parametrize("wrong", [(torch.ones(2),), (torch.ones(2), None)])
