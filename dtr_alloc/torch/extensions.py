@@ -82,12 +82,11 @@ def _guard_functions(runtime: Any, module: ModuleType) -> dict[int, Any]:
 
 def _guard_methods(runtime: Any, kind: type, package: str) -> None:
     for name, value in list(vars(kind).items()):
-        full_name = f"{kind.__name__}.{name}"
         guarded: Any
         if type(value).__name__ in _METHODS:
-            guarded = _guarded(runtime, value, package, full_name)
+            guarded = _guarded(runtime, value, package, name)
         elif isinstance(value, staticmethod) and isinstance(value.__func__, BuiltinFunctionType):
-            guarded = staticmethod(_guarded(runtime, value.__func__, package, full_name))
+            guarded = staticmethod(_guarded(runtime, value.__func__, package, name))
         else:
             continue
         replace(kind, name, guarded, runtime.bridge.set_member)
