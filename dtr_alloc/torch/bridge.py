@@ -348,6 +348,9 @@ class Bridge:
         self.set_member = holding.dtr_bridge_set_member
         self.set_member.argtypes = [ctypes.py_object] * 3
         self.set_member.restype = None
+        self.exchange = holding.dtr_bridge_exchange
+        self.exchange.argtypes = [ctypes.py_object, ctypes.c_void_p]
+        self.exchange.restype = None
         self._phases = (ctypes.c_int64 * len(PHASES))()
         self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
         self._dropped_lock = threading.Lock()

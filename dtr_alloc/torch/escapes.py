@@ -256,6 +256,11 @@ def raise_where_content_is_lost(bridge: Any) -> None:
     bridge.set_member(base, "is_shared", guarded)
 
 
+def undo_later(undo: Callable[[], None]) -> None:
+    """Has uninstall() call it. More calls of it must do nothing: uninstall() may be interrupted."""
+    _undo.append(undo)
+
+
 def replace(owner: Any, name: str, value: Any, put: Callable[..., None] = setattr) -> None:
     """Puts a value in an attribute's place until uninstall(); put does so."""
     own = vars(owner).get(name)

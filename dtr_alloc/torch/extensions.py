@@ -2,10 +2,9 @@
 
 A function that an extension gives to Python past the dispatcher (pybind11, the C API) is no
 operator. While dtr_alloc is enabled, those of modules that link to PyTorch, and the methods of
-their classes, are replaced by functions that have the tensors of their arguments resident while
-they run. For the engine such a
-call is an operator that reads them, so that it knows when they are needed, in a step with a plan,
-too. The operators inside are recorded as ever.
+their classes, have the tensors of their arguments resident while they run, whoever calls them
+(builtin_functions.py). For the engine such a call is an operator that reads them, so that it knows
+when they are needed, in a step with a plan, too. The operators inside are recorded as ever.
 
 The call may write to what it returns, whatever operator made that. On the CPU this is noticed
 (native/graph/contents.h); elsewhere what it returns is never computed again, but for functions that
@@ -19,20 +18,19 @@ import mmap
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
-from types import BuiltinFunctionType, ModuleType
+from types import MethodDescriptorType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
 from dtr_alloc.torch.custom_operators import word_on
-from dtr_alloc.torch.escapes import replace
+from dtr_alloc.torch.escapes import replace, undo_later
 from dtr_alloc.torch.live_objects import live_objects
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
-_METHODS = ("method_descriptor", "instancemethod")
-"""The C API's and pybind11's."""
 
 
 def install(runtime: Any) -> None:
@@ -48,48 +46,37 @@ def install(runtime: Any) -> None:
 
     replace(ExtensionFileLoader, "exec_module", exec_module)
     # torch.utils.cpp_extension.load() puts its own nowhere; gc.freeze() hides objects.
-    modules = {id(each): each for each in (*live_objects(ModuleType), *sys.modules.values())}
-    guards: dict[int, Any] = {}
-    for module in modules.values():
-        guards |= _guard_functions(runtime, module)
-    if guards:
-        for module in modules.values():
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if id(value) in guards:
-                    replace(module, name, guards[id(value)])  # from extension import function
+    for module in (*live_objects(ModuleType), *sys.modules.values()):
+        _guard_functions(runtime, module)
 
 
-def _guard_functions(runtime: Any, module: ModuleType) -> dict[int, Any]:
-    """The guards, by the ids of the functions, which stay alive in them."""
-    guards: dict[int, Any] = {}
+def _guard_functions(runtime: Any, module: ModuleType) -> None:
+    """Once more it does nothing."""
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     if not isinstance(loader, ExtensionFileLoader):
-        return guards
+        return
     package = module.__name__.partition(".")[0]
     if package in _OURS_AND_PYTORCHS or not _links_to_pytorch(loader.path):
-        return guards
+        return
+
+    def guard(function: Any) -> None:
+        guarded = functools.partial(_guarded, runtime, package)
+        if can_be_redirected(function):
+            redirection = Redirection(runtime.bridge, function, guarded)
+            undo_later(redirection.undo)
+            redirection.start()
+
     for owner in _with_submodules(module):
-        for name, value in list(vars(owner).items()):
+        for value in list(vars(owner).values()):
             if getattr(value, "__module__", None) != owner.__name__:
                 continue
-            if isinstance(value, BuiltinFunctionType):
-                guards[id(value)] = _guarded(runtime, value, package, name)
-                replace(owner, name, guards[id(value)])
-            elif isinstance(value, type):
-                _guard_methods(runtime, value, package)
-    return guards
-
-
-def _guard_methods(runtime: Any, kind: type, package: str) -> None:
-    for name, value in list(vars(kind).items()):
-        guarded: Any
-        if type(value).__name__ in _METHODS:
-            guarded = _guarded(runtime, value, package, name)
-        elif isinstance(value, staticmethod) and isinstance(value.__func__, BuiltinFunctionType):
-            guarded = staticmethod(_guarded(runtime, value.__func__, package, name))
-        else:
-            continue
-        replace(kind, name, guarded, runtime.bridge.set_member)
+            guard(value)
+            for name, member in list(vars(value).items()) if isinstance(value, type) else ():
+                if type(member) is MethodDescriptorType:
+                    put = runtime.bridge.set_member
+                    replace(value, name, _guarded(runtime, package, member), put)
+                else:
+                    guard(getattr(member, "__func__", None))  # pybind11's methods, static ones
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
@@ -110,9 +97,9 @@ def _links_to_pytorch(path: str) -> bool:
         return False
 
 
-def _guarded(
-    runtime: Any, function: Callable[..., Any], package: str, name: str
-) -> Callable[..., Any]:
+def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
+    name = function.__name__
+
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         given = _tensors((args, kwargs))

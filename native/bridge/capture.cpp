@@ -706,6 +706,18 @@ DTR_EXPORT void dtr_bridge_set_member(void* type, void* name, void* value) {
   python.let_go(members);
 }
 
+// Exchanges what a function of C (PyCFunctionObject) calls, its __self__ and how it is called, at once
+// for whoever interrupts Python. With the GIL held.
+DTR_EXPORT void dtr_bridge_exchange(void* function, void** definition_self_vectorcall) {
+  struct Function {
+    void *head[2], *definition, *self, *module, *weak_references, *vectorcall;
+  };
+  auto* it = static_cast<Function*>(function);
+  std::swap(it->definition, definition_self_vectorcall[0]);
+  std::swap(it->self, definition_self_vectorcall[1]);
+  std::swap(it->vectorcall, definition_self_vectorcall[2]);
+}
+
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
 DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_mode) {
