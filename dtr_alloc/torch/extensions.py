@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import mmap
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import MethodDescriptorType, ModuleType
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
 from dtr_alloc.torch.custom_operators import word_on
@@ -31,6 +32,8 @@ from dtr_alloc.torch.escapes import replace, undo_later
 from dtr_alloc.torch.live_objects import live_objects
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
+_LOOKS = 3
+"""At what the calls of a kind overwrite."""
 
 
 def install(runtime: Any) -> None:
@@ -99,30 +102,96 @@ def _links_to_pytorch(path: str) -> bool:
 
 def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     name = function.__name__
+    operator = f"{package}::{name}"
+    overwritten: dict[tuple[Any, ...], set[int]] = {}
+    """Positions among the arguments, by the kind of a call."""
+    looks: Counter[tuple[Any, ...]] = Counter()
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        given = _tensors((args, kwargs))
-        if not runtime.is_active or not runtime.recorder.sees(given):
+        leaves, spec = tree_flatten((args, kwargs))
+        if not runtime.is_active or not runtime.recorder.sees(leaves):
             return function(*args, **kwargs)
-        tensors = [tensor for tensor in given if runtime.handle(tensor)]
+        word = word_on(package, name)
+        if not _wants_gradients(leaves) and (word or not runtime.notices_writes):
+            return run_as_operator(leaves, spec, is_repeated=bool(word))
+
         pins: list[Any] = []
 
         def read(tensors: list[Tensor]) -> list[Tensor]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
             return []
 
-        runtime.recorder.run(read, tensors, f"{package}::{name}")
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and runtime.handle(leaf)]
+        runtime.recorder.run(read, tensors, operator)
         try:
             returned = function(*args, **kwargs)
         finally:
             pins.clear()
-        if not (runtime.notices_writes or word_on(package, name)):
-            for tensor in _tensors(returned):
-                runtime.give_away(tensor)
+        if not (word or runtime.notices_writes):
+            for leaf in tree_leaves(returned):
+                if isinstance(leaf, Tensor):
+                    runtime.give_away(leaf)
         return returned
 
+    def run_as_operator(leaves: list[Any], spec: Any, is_repeated: bool) -> Any:
+        kind = _kind(leaves)
+        known = overwritten.setdefault(kind, set())
+        is_known = looks[kind] >= _LOOKS
+        made: Any = None
+
+        def call(leaves: list[Any]) -> list[Any]:
+            nonlocal made
+            before = None if is_known else _copies(leaves)
+            args, kwargs = tree_unflatten(leaves, spec)
+            results, made = tree_flatten(function(*args, **kwargs))
+            if before is not None:
+                known.update(at for at, copy in before.items() if not _same_bits(copy, leaves[at]))
+                looks[kind] += 1
+            return results
+
+        tensors = {at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        results = runtime.recorder.run(
+            call,
+            leaves,
+            operator,
+            mutated=known if is_known else tensors,
+            constant=not (is_known and is_repeated),
+        )
+        return tree_unflatten(results, made)
+
     return _never_compiled(guarded)
+
+
+def _copies(leaves: list[Any]) -> dict[int, Tensor] | None:
+    """Of the tensors, by their positions; None: there is no memory for them."""
+    try:
+        return {
+            at: leaf.detach().clone() for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)
+        }
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _kind(leaves: list[Any]) -> tuple[Any, ...]:
+    """Of a call, by its arguments: calls of a kind overwrite the same ones."""
+    return tuple(
+        leaf if isinstance(leaf, bool | str | None) else getattr(leaf, "dtype", type(leaf))
+        for leaf in leaves
+    )
+
+
+def _wants_gradients(leaves: list[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
+    )
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.layout is not torch.strided or a.is_quantized:
+        return False  # as far as we know
+    plain = (each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for each in (a, b))
+    return torch.equal(*(each.view(torch.uint8) for each in plain))
 
 
 def _never_compiled(function: Any) -> Any:
@@ -133,7 +202,3 @@ def _never_compiled(function: Any) -> Any:
     dynamo.set_code_exec_strategy(function.__code__, both)
     function._torchdynamo_disable = True
     return function
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

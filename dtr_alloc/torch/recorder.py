@@ -263,6 +263,7 @@ class Recorder:
         name: str,
         mutated: Container[int] = (),
         judged: bool = False,
+        constant: bool = False,
     ) -> Any:
         """Runs a function of tensors as one operator, and returns what it returns.
 
@@ -276,6 +277,7 @@ class Recorder:
             mutated: positions of tensors that it overwrites.
             judged: it need not give the same where an operator inside is not repeated: its results
                 are constants then.
+            constant: it is not repeated: its results, and what it overwrites, are constants.
         """
         self._bridge.forget_dropped(self._calls)
         number = next(self._numbers)
@@ -291,7 +293,7 @@ class Recorder:
         key = self._key_of(name)
         try:
             self._calls[number] = _Call(function, kept)
-            self._run(_NO_KEYS, number, id(first), entries, key, judged)
+            self._run(_NO_KEYS, number, id(first), entries, key, judged, constant)
         except BaseException:
             if not first.begun:
                 self._calls.pop(number, None)

@@ -490,14 +490,15 @@ void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* st
   stack->emplace_back(taping != nullptr);
 }
 
-// run(int call, int first, int[] entries, int key, bool judged) -> (): an operator that Python
-// implements. call: the number of what repeats it; it is dropped when nothing needs it, whatever is
-// thrown here. first: the address of the object that runs it now, and gives the addresses of its
-// result tensors, 0 for what is none. entries: its tensors with their uses. judged: it can be
-// repeated only if what runs inside can. It runs by a plain call, not by an operator, so that it
-// sees the modes that are entered.
+// run(int call, int first, int[] entries, int key, bool judged, bool constant) -> (): an operator
+// that Python implements. call: the number of what repeats it; it is dropped when nothing needs it,
+// whatever is thrown here. first: the address of the object that runs it now, and gives the addresses
+// of its result tensors, 0 for what is none. entries: its tensors with their uses. judged: it can be
+// repeated only if what runs inside can. constant: it is not repeated. It runs by a plain call, not
+// by an operator, so that it sees the modes that are entered.
 void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   Thread& thread = Thread::current();
+  const bool constant = torch::jit::pop(*stack).toBool();
   const bool judged = torch::jit::pop(*stack).toBool();
   const auto key = static_cast<uint64_t>(torch::jit::pop(*stack).toInt());
   const std::vector<int64_t> entries = torch::jit::pop(*stack).toIntVector();
@@ -520,7 +521,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   explained([&] {
     OpenOp op(thread, count, DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD, key);
     closure.surroundings().keep({}, settings.device);
-    if (op.needs(DTR_HAS_FOREIGN)) op.is_constant();
+    if (constant || op.needs(DTR_HAS_FOREIGN)) op.is_constant();
     if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
     op.runs();
     Tape tape = op.tape(closure);
@@ -560,7 +561,8 @@ void register_operators() {
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
   add("dtr_alloc::keep_inside(int tensor) -> bool",
       KernelFunction::makeFromBoxedFunction<&keep_inside>());
-  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged) -> ()",
+  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged, bool constant) -> "
+      "()",
       KernelFunction::makeFromBoxedFunction<&run>());
 }
 

@@ -28,6 +28,19 @@ PyObject* square(PyObject*, PyObject* x) {
   });
 }
 
+// square_into(out, x): returns out.
+PyObject* square_into(PyObject*, PyObject* arguments) {
+  PyObject *out, *x;
+  if (!PyArg_ParseTuple(arguments, "OO", &out, &x)) return nullptr;
+  return call([&] {
+    const at::Tensor in = THPVariable_Unpack(x).contiguous();
+    const float* from = in.data_ptr<float>();
+    float* to = THPVariable_Unpack(out).data_ptr<float>();
+    for (int64_t i = 0; i < in.numel(); ++i) to[i] = from[i] * from[i];
+    return Py_NewRef(out);
+  });
+}
+
 // square_backward(gradient, x)
 PyObject* square_backward(PyObject*, PyObject* arguments) {
   PyObject *gradient, *x;
@@ -75,6 +88,7 @@ PyType_Spec reader = {"raw_square.Reader", sizeof(PyObject), 0, Py_TPFLAGS_DEFAU
                       slots_of_reader};
 
 PyMethodDef methods[] = {{"square", square, METH_O, nullptr},
+                         {"square_into", square_into, METH_VARARGS, nullptr},
                          {"square_backward", square_backward, METH_VARARGS, nullptr},
                          {"total", total, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};

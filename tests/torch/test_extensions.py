@@ -116,21 +116,42 @@ def test_it_may_read_what_no_operator_does_in_a_planned_step(library: Path, tmp_
     assert totals == expected[:8] * 20
 
 
-def test_where_no_write_is_noticed_its_results_are_not_computed_again(
+def test_where_no_write_is_noticed_what_it_writes_is_kept(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=["raw_square::square_backward"]):
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
         extension = imported(library)
         monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
-        result = extension.square(torch.ones(1024, 1024))
-        assert not dtr_alloc.evict(result)
-        kept = dtr_alloc.why_kept(result)
-        assert kept is not None
-        assert kept.why == "its address was given away"
-        trusted = extension.square_backward(torch.ones(1024, 1024), result)
-        kept = dtr_alloc.why_kept(trusted)
-        assert kept is not None
-        assert kept.why != "its address was given away"
+        for call in range(6):
+            x = torch.ones(512, 512) * 2
+            out = torch.zeros(512, 512) + 1
+            before = out + 1
+            for each in (x, out, before):
+                assert dtr_alloc.evict(each)
+            assert extension.square_into(out, x) is out
+            result = extension.square(x)
+            assert not dtr_alloc.evict(out)
+            assert not dtr_alloc.evict(result)
+            assert dtr_alloc.evict(x) == (call >= 3)  # until then anything may be overwritten
+            assert torch.equal(out, torch.full((512, 512), 4.0))
+            assert torch.equal(before, torch.full((512, 512), 2.0))
+
+
+def test_what_a_trusted_function_gives_is_computed_again(library: Path) -> None:
+    with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=["raw_square"]):
+        extension = imported(library)
+        for call in range(6):
+            x = torch.ones(512, 512) * 2
+            out = torch.zeros(512, 512) + 1
+            before = out + 1
+            assert dtr_alloc.evict(before)
+            assert extension.square_into(out, x) is out
+            result = extension.square(x)
+            for each in (out, result):
+                assert dtr_alloc.evict(each) == (call >= 3)
+            assert torch.equal(out, torch.full((512, 512), 4.0))
+            assert torch.equal(result, out)
+            assert torch.equal(before, torch.full((512, 512), 2.0))
 
 
 def test_a_compiled_function_may_call_it(library: Path) -> None:
