@@ -6,9 +6,11 @@ their classes, have the tensors of their arguments resident while they run, whoe
 (builtin_functions.py). For the engine such a call is an operator that reads them, so that it knows
 when they are needed, in a step with a plan, too. The operators inside are recorded as ever.
 
-The call may write to what it returns, whatever operator made that. On the CPU this is noticed
-(native/graph/contents.h); elsewhere what it returns is never computed again, but for functions that
-are trusted (custom_operators.trust) to call operators only.
+It may overwrite what it is given. So the first calls of a kind are taken to overwrite everything,
+and show what they do. What is overwritten from then on is a constant. So are its results where
+writes to what operators made are not noticed, as they are on the CPU (native/graph/contents.h).
+What a trusted function (custom_operators.trust) gives and overwrites is computed again by calling
+it. Where autograd has to look inside, a function is taken to call operators only.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from __future__ import annotations
 import functools
 import mmap
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import MethodDescriptorType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from dtr_alloc.torch.escapes import replace, undo_later
 from dtr_alloc.torch.live_objects import live_objects
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
+_Kind: TypeAlias = tuple[Any, ...]
 _LOOKS = 3
 """At what the calls of a kind overwrite."""
 
@@ -103,9 +106,9 @@ def _links_to_pytorch(path: str) -> bool:
 def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     name = function.__name__
     operator = f"{package}::{name}"
-    overwritten: dict[tuple[Any, ...], set[int]] = {}
-    """Positions among the arguments, by the kind of a call."""
-    looks: Counter[tuple[Any, ...]] = Counter()
+    overwritten: dict[_Kind, set[int]] = defaultdict(set)
+    """Positions of tensors among the arguments."""
+    looks: Counter[_Kind] = Counter()
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -113,8 +116,12 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         if not runtime.is_active or not runtime.recorder.sees(leaves):
             return function(*args, **kwargs)
         word = word_on(package, name)
-        if not _wants_gradients(leaves) and (word or not runtime.notices_writes):
-            return run_as_operator(leaves, spec, is_repeated=bool(word))
+        kind = _kind(leaves)
+        is_known = looks[kind] >= _LOOKS
+        if not _wants_gradients(leaves) and (
+            word or overwritten[kind] or not (is_known and runtime.notices_writes)
+        ):
+            return run_as_operator(leaves, spec, kind, is_repeated=is_known and bool(word))
 
         pins: list[Any] = []
 
@@ -134,46 +141,44 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
                     runtime.give_away(leaf)
         return returned
 
-    def run_as_operator(leaves: list[Any], spec: Any, is_repeated: bool) -> Any:
-        kind = _kind(leaves)
-        known = overwritten.setdefault(kind, set())
-        is_known = looks[kind] >= _LOOKS
+    def run_as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
+        looks_on = looks[kind] < _LOOKS
+        tensors = {at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         made: Any = None
 
         def call(leaves: list[Any]) -> list[Any]:
             nonlocal made
-            before = None if is_known else _copies(leaves)
+            before = _copies(leaves, tensors) if looks_on else None
             args, kwargs = tree_unflatten(leaves, spec)
             results, made = tree_flatten(function(*args, **kwargs))
-            if before is not None:
-                known.update(at for at, copy in before.items() if not _same_bits(copy, leaves[at]))
+            if looks_on:
                 looks[kind] += 1
+                for at in tensors:
+                    if before is None or not _same_bits(before[at], leaves[at]):
+                        overwritten[kind].add(at)
             return results
 
-        tensors = {at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         results = runtime.recorder.run(
             call,
             leaves,
             operator,
-            mutated=known if is_known else tensors,
-            constant=not (is_known and is_repeated),
+            mutated=tensors if looks_on else overwritten[kind],
+            constant=not is_repeated,
         )
         return tree_unflatten(results, made)
 
     return _never_compiled(guarded)
 
 
-def _copies(leaves: list[Any]) -> dict[int, Tensor] | None:
-    """Of the tensors, by their positions; None: there is no memory for them."""
+def _copies(leaves: list[Any], tensors: set[int]) -> dict[int, Tensor] | None:
+    """None: there is no memory for them."""
     try:
-        return {
-            at: leaf.detach().clone() for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)
-        }
+        return {at: leaves[at].detach().clone() for at in tensors}
     except torch.OutOfMemoryError:
         return None
 
 
-def _kind(leaves: list[Any]) -> tuple[Any, ...]:
+def _kind(leaves: list[Any]) -> _Kind:
     """Of a call, by its arguments: calls of a kind overwrite the same ones."""
     return tuple(
         leaf if isinstance(leaf, bool | str | None) else getattr(leaf, "dtype", type(leaf))

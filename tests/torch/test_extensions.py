@@ -116,12 +116,14 @@ def test_it_may_read_what_no_operator_does_in_a_planned_step(library: Path, tmp_
     assert totals == expected[:8] * 20
 
 
-def test_where_no_write_is_noticed_what_it_writes_is_kept(
-    library: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trust", [(), ("raw_square",)])
+@pytest.mark.parametrize("notices", [True, False])
+def test_what_it_overwrites_is_known(
+    library: Path, monkeypatch: pytest.MonkeyPatch, notices: bool, trust: tuple[str, ...]
 ) -> None:
-    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+    with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=trust):
         extension = imported(library)
-        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
+        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", notices)
         for call in range(6):
             x = torch.ones(512, 512) * 2
             out = torch.zeros(512, 512) + 1
@@ -130,25 +132,10 @@ def test_where_no_write_is_noticed_what_it_writes_is_kept(
                 assert dtr_alloc.evict(each)
             assert extension.square_into(out, x) is out
             result = extension.square(x)
-            assert not dtr_alloc.evict(out)
-            assert not dtr_alloc.evict(result)
-            assert dtr_alloc.evict(x) == (call >= 3)  # until then anything may be overwritten
-            assert torch.equal(out, torch.full((512, 512), 4.0))
-            assert torch.equal(before, torch.full((512, 512), 2.0))
-
-
-def test_what_a_trusted_function_gives_is_computed_again(library: Path) -> None:
-    with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=["raw_square"]):
-        extension = imported(library)
-        for call in range(6):
-            x = torch.ones(512, 512) * 2
-            out = torch.zeros(512, 512) + 1
-            before = out + 1
-            assert dtr_alloc.evict(before)
-            assert extension.square_into(out, x) is out
-            result = extension.square(x)
+            is_known = call >= 3  # until then anything may be overwritten
+            assert dtr_alloc.evict(x) == is_known
             for each in (out, result):
-                assert dtr_alloc.evict(each) == (call >= 3)
+                assert dtr_alloc.evict(each) == (is_known and bool(trust))
             assert torch.equal(out, torch.full((512, 512), 4.0))
             assert torch.equal(result, out)
             assert torch.equal(before, torch.full((512, 512), 2.0))
@@ -195,10 +182,11 @@ def test_its_methods_find_their_arguments_in_memory(library: Path, name: str) ->
 
 
 @pytest.mark.parametrize("wrong", [(torch.ones(2),), (torch.ones(2), None)])
-def test_its_errors_are_its_own_and_nothing_stays_pinned(library: Path, wrong: Any) -> None:
+def test_its_errors_are_its_own(library: Path, wrong: Any) -> None:
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
         extension = imported(library)
         x = torch.ones(512, 512) * 2
+        assert dtr_alloc.evict(x)
         with pytest.raises(TypeError, match="square"):
             extension.square(x, *wrong)
-        assert dtr_alloc.evict(x)
+        assert torch.equal(extension.square(x), x * x)
