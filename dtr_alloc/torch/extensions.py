@@ -19,7 +19,7 @@ import functools
 import mmap
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import MethodDescriptorType, ModuleType
 from typing import Any, TypeAlias
@@ -110,6 +110,13 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     """Positions of tensors among the arguments."""
     looks: Counter[_Kind] = Counter()
 
+    def managed(leaves: list[Any]) -> dict[int, Tensor]:
+        return {
+            at: leaf
+            for at, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and runtime.handle(leaf)
+        }
+
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
@@ -121,7 +128,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         if not _wants_gradients(leaves) and (
             word or overwritten[kind] or not (is_known and runtime.notices_writes)
         ):
-            return run_as_operator(leaves, spec, kind, is_repeated=is_known and bool(word))
+            return as_operator(leaves, spec, kind, is_repeated=is_known and bool(word))
 
         pins: list[Any] = []
 
@@ -129,21 +136,19 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
             return []
 
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and runtime.handle(leaf)]
-        runtime.recorder.run(read, tensors, operator)
+        runtime.recorder.run(read, list(managed(leaves).values()), operator)
         try:
             returned = function(*args, **kwargs)
         finally:
             pins.clear()
         if not (word or runtime.notices_writes):
-            for leaf in tree_leaves(returned):
-                if isinstance(leaf, Tensor):
-                    runtime.give_away(leaf)
+            for tensor in managed(tree_leaves(returned)).values():
+                runtime.give_away(tensor)
         return returned
 
-    def run_as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
+    def as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
         looks_on = looks[kind] < _LOOKS
-        tensors = {at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        tensors = managed(leaves).keys()
         made: Any = None
 
         def call(leaves: list[Any]) -> list[Any]:
@@ -170,7 +175,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     return _never_compiled(guarded)
 
 
-def _copies(leaves: list[Any], tensors: set[int]) -> dict[int, Tensor] | None:
+def _copies(leaves: list[Any], tensors: Iterable[int]) -> dict[int, Tensor] | None:
     """None: there is no memory for them."""
     try:
         return {at: leaves[at].detach().clone() for at in tensors}
