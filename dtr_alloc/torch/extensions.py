@@ -19,7 +19,7 @@ import functools
 import mmap
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import MethodDescriptorType, ModuleType
 from typing import Any, TypeAlias
@@ -148,7 +148,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
     def as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
         looks_on = looks[kind] < _LOOKS
-        tensors = managed(leaves).keys()
+        tensors = set(managed(leaves))  # by position: what may be repeated keeps no tensor alive
         made: Any = None
 
         def call(leaves: list[Any]) -> list[Any]:
@@ -175,7 +175,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     return _never_compiled(guarded)
 
 
-def _copies(leaves: list[Any], tensors: Iterable[int]) -> dict[int, Tensor] | None:
+def _copies(leaves: list[Any], tensors: set[int]) -> dict[int, Tensor] | None:
     """None: there is no memory for them."""
     try:
         return {at: leaves[at].detach().clone() for at in tensors}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import weakref
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -139,6 +140,9 @@ def test_what_it_overwrites_is_known(
             assert torch.equal(out, torch.full((512, 512), 4.0))
             assert torch.equal(result, out)
             assert torch.equal(before, torch.full((512, 512), 2.0))
+            gone = weakref.ref(x)
+            del x
+            assert gone() is None
 
 
 def test_a_compiled_function_may_call_it(library: Path) -> None:
