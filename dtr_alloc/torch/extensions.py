@@ -62,7 +62,7 @@ def _guard_functions(runtime: Any, module: ModuleType) -> None:
     if not isinstance(loader, ExtensionFileLoader):
         return
     package = module.__name__.partition(".")[0]
-    if package in _OURS_AND_PYTORCHS or not _links_to_pytorch(loader.path):
+    if package in _OURS_AND_PYTORCHS or not _is_an_extension(loader.path):
         return
 
     def guard(function: Any) -> None:
@@ -94,11 +94,13 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
 
 
 @functools.cache
-def _links_to_pytorch(path: str) -> bool:
-    """Whether a shared library, if it is still there, names PyTorch's among those that it needs."""
+def _is_an_extension(path: str) -> bool:
+    """Whether a shared library, if it is still there, names PyTorch's among those that it needs.
+    Not inductor's, whose graphs and kernels are recorded otherwise (compiled.py, kernels.py)."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            return content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
+            links = content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
+            return links and content.find(b"_TORCHINDUCTOR_") < 0
     except FileNotFoundError:
         return False
 

@@ -161,6 +161,23 @@ def test_a_compiled_function_may_call_it(library: Path) -> None:
         assert torch.equal(compiled(evicted), function(x + 1))
 
 
+def test_what_inductor_compiled_is_no_extension() -> None:
+    torch._dynamo.reset()
+    x = torch.rand(64, 64)
+    with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+        compiled = torch.compile(lambda x: torch.tanh(x).sin() + 1)
+        assert torch.allclose(compiled(x), torch.tanh(x).sin() + 1)
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        modules = [each for each in sys.modules.values() if isinstance(each, ModuleType)]
+        libraries = [
+            each for each in modules if str(vars(each).get("__file__")).startswith(cache_dir())
+        ]
+        kernels = [vars(each)["kernel"] for each in libraries if "kernel" in vars(each)]
+        assert kernels
+        assert all(kernel.__self__ in libraries for kernel in kernels)
+
+
 def test_whoever_has_a_function_has_it_guarded(library: Path) -> None:
     functions = {"square": imported(library).square}
     counts = set()
