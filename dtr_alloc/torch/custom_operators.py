@@ -33,8 +33,12 @@ def trust(name: str) -> None:
     repeated if it is trusted. It must then give the same bits for the same arguments and the same
     state of PyTorch's generators, and its schema must say what it overwrites.
 
+    A function of a C++ extension that is no operator is never tried, but repeated if it is trusted
+    (dtr_alloc/torch/extensions.py).
+
     Args:
-        name: of an operator, such as ``mylib::gelu``, or of a namespace, such as ``flash_attn``.
+        name: of an operator, such as ``mylib::gelu``, or of a namespace, such as ``flash_attn``. Of
+            a function: its package and name.
 
     It counts from the next call on, in this session and later ones; ``DTR_ALLOC_TRUST`` and the
     setting ``trust`` do the same for one session. Raises ConfigError for what is no such name.
