@@ -6,9 +6,10 @@ their classes, have the tensors of their arguments resident while they run, whoe
 (builtin_functions.py). For the engine such a call is an operator that reads them, so that it knows
 when they are needed, in a step with a plan, too. The operators inside are recorded as ever.
 
-It may overwrite what it is given. So the first calls of a kind are taken to overwrite everything,
-and show what they do. What is overwritten from then on is a constant. So are its results where
-writes to what operators made are not noticed, as they are on the CPU (native/graph/contents.h).
+It may overwrite what it is given. What it does is looked for in the first calls of a kind, before
+the engine is told of it. What is overwritten from then on is a constant, and so are the results of
+these calls, and those of others where writes to what operators made are not noticed, as they are on
+the CPU (native/graph/contents.h).
 What a trusted function (custom_operators.trust) gives and overwrites is computed again by calling
 it. Where autograd has to look inside, a function is taken to call operators only.
 """
@@ -149,40 +150,52 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         return returned
 
     def as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
+        # By position: what may be repeated keeps no tensor alive.
+        tensors = set(managed(leaves))
         looks_on = looks[kind] < _LOOKS
-        tensors = set(managed(leaves))  # by position: what may be repeated keeps no tensor alive
+        after: dict[int, Tensor] | None = {}
         made: Any = None
 
         def call(leaves: list[Any]) -> list[Any]:
             nonlocal made
-            before = _copies(leaves, tensors) if looks_on else None
             args, kwargs = tree_unflatten(leaves, spec)
             results, made = tree_flatten(function(*args, **kwargs))
-            if looks_on:
-                looks[kind] += 1
-                for at in tensors:
-                    if before is None or not _same_bits(before[at], leaves[at]):
-                        overwritten[kind].add(at)
             return results
 
-        results = runtime.recorder.run(
-            call,
-            leaves,
-            operator,
-            mutated=tensors if looks_on else overwritten[kind],
-            constant=not is_repeated,
-        )
+        def look(leaves: list[Any]) -> list[Any]:
+            """Leaves the arguments as they were, and what they are to be in ``after``."""
+            nonlocal after
+            try:
+                before = {at: leaves[at].data.clone() for at in tensors}
+            except torch.OutOfMemoryError:
+                after = None
+                return []
+            results = call(leaves)
+            changed = [at for at in tensors if not _same_bits(before[at], leaves[at])]
+            after = {at: leaves[at].data.clone() for at in changed}
+            for at in changed:
+                leaves[at].data.copy_(before[at])
+            return results
+
+        def write(given: list[Any]) -> list[Any]:
+            for tensor, content in zip(given, (after or {}).values(), strict=True):
+                tensor.data.copy_(content)
+            return []
+
+        run = functools.partial(runtime.recorder.run, name=operator, constant=not is_repeated)
+        if not looks_on:
+            return tree_unflatten(run(call, leaves, mutated=overwritten[kind]), made)
+        looks[kind] += 1
+        results = run(look, list(leaves))
+        if after is None:
+            overwritten[kind] |= tensors
+            results = run(call, leaves, mutated=tensors)
+        elif after:
+            overwritten[kind] |= after.keys()
+            run(write, [leaves[at] for at in after], mutated=range(len(after)))
         return tree_unflatten(results, made)
 
     return _never_compiled(guarded)
-
-
-def _copies(leaves: list[Any], tensors: set[int]) -> dict[int, Tensor] | None:
-    """None: there is no memory for them."""
-    try:
-        return {at: leaves[at].detach().clone() for at in tensors}
-    except torch.OutOfMemoryError:
-        return None
 
 
 def _kind(leaves: list[Any]) -> _Kind:
