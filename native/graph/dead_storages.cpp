@@ -34,7 +34,7 @@ bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {
   if (!is_read && settles_constants()) {
     if (storage->parent || !storage->children) return keeps_for_later() && storage->parent;
     ++storage->locks;  // its last dependent would take it along, and the block with it
-    const bool settled = settling_.settle(storage, nullptr, storage->size_bytes, deferred);
+    const bool settled = settle_at_no_cost(storage, deferred);
     --storage->locks;
     if (settled) return false;
   }
@@ -66,13 +66,21 @@ bool DeadStorages::settle(Storage* constant, uint64_t most_bytes, Deferred& defe
   return settled;
 }
 
+bool DeadStorages::settle_at_no_cost(Storage* constant, Deferred& deferred) {
+  if (settling_.settle(constant, nullptr, constant->size_bytes, deferred)) return true;
+  const uint64_t freed = settling_.freed_with(constant);
+  return freed > constant->size_bytes && settling_.settle(constant, nullptr, freed, deferred);
+}
+
 void DeadStorages::settle_sources(Deferred& deferred) {
   for (size_t i = constants_.size(); i-- > 0;) {
     if (i >= constants_.size()) continue;  // settling one may take others along
     Storage* source = constants_[i];
     if (!source->is_source) continue;
     source->is_source = false;
-    settle(source, source->size_bytes, deferred);
+    ++source->locks;
+    settle_at_no_cost(source, deferred);
+    lifecycle_.unlock(source, deferred);
   }
 }
 

@@ -4,7 +4,7 @@
 // policy. One with dependents is
 //
 //   eager   evicted at once; a constant is settled if that makes constants of no more
-//           bytes than its own, else kept;
+//           bytes than its own and those of others that go with it, else kept;
 //   ignore  kept: evictable, or as a constant;
 //   lazy    kept, evictable, once something had to be evicted: until its memory is needed, what is
 //           computed from it costs less to bring back. A constant goes as under eager;
@@ -97,6 +97,9 @@ class DeadStorages {
   bool keeps_for_later() const {
     return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_;
   }
+  // Where that takes no more than what goes with the constant, which is locked. One by one, an
+  // optimizer's states and a weight that depends on them would keep the gradient of each step.
+  bool settle_at_no_cost(Storage* constant, Deferred& deferred);
   void mark(Storage* storage, Deferred& deferred);
   void queue(Storage* storage, Deferred& deferred);
   void banish(Storage* storage, Deferred& deferred);

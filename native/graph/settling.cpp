@@ -1,7 +1,16 @@
 // settling.cpp: see settling.h.
 #include "settling.h"
 
+#include <algorithm>
+
 namespace dtr {
+
+namespace {
+
+// Storages that freed_with() looks at.
+constexpr size_t kMostMet = 2048;
+
+}  // namespace
 
 bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
                       Deferred& deferred, const Range& part) {
@@ -44,6 +53,67 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
   std::vector<Storage*> resident = std::move(resident_);
   for (Storage* storage : resident) lifecycle_.forget_parent(storage, deferred);
   resident_ = std::move(resident);
+  return true;
+}
+
+uint64_t Settling::freed_with(const Storage* lost) {
+  size_t left = kMostMet;
+  std::vector<const Storage*> dependents;
+  if (!find_live_dependents(lost, &dependents, &left)) return 0;
+  std::sort(dependents.begin(), dependents.end());
+  std::vector<const Storage*> sources;
+  const uint64_t walk = graph_.next_walk();
+  pending_ = dependents;
+  while (!pending_.empty()) {
+    const Storage* storage = pending_.back();
+    pending_.pop_back();
+    if (!storage->parent) continue;
+    for (const Edge& edge : storage->parent->edges) {
+      Storage* input = edge.input;
+      if (!input || input->live || input->mark == walk) continue;
+      input->mark = walk;
+      if (left == 0) return 0;
+      --left;
+      if (input->parent)
+        pending_.push_back(input);
+      else if (has_content(input))
+        sources.push_back(input);
+    }
+  }
+  uint64_t bytes = 0;
+  std::vector<const Storage*> needed_by;
+  for (const Storage* source : sources)
+    if (find_live_dependents(source, &needed_by, &left) &&
+        std::all_of(needed_by.begin(), needed_by.end(), [&](const Storage* dependent) {
+          return std::binary_search(dependents.begin(), dependents.end(), dependent);
+        }))
+      bytes += source->size_bytes;
+  return bytes;
+}
+
+// False: one is evicted or in use, or more were met than are left to be.
+bool Settling::find_live_dependents(const Storage* of, std::vector<const Storage*>* found,
+                                    size_t* left) {
+  found->clear();
+  const uint64_t walk = graph_.next_walk();
+  pending_.assign(1, of);
+  while (!pending_.empty()) {
+    const Storage* storage = pending_.back();
+    pending_.pop_back();
+    for (const Edge* edge = storage->children; edge; edge = edge->next) {
+      if (edge->lost) continue;
+      for (const Output& output : edge->op->outputs) {
+        Storage* dependent = output.storage;
+        if (!dependent || dependent->mark == walk) continue;
+        dependent->mark = walk;
+        if (*left == 0) return false;
+        --*left;
+        if (dependent->live ? !has_content(dependent) : dependent->locks > 0) return false;
+        if (dependent->live) found->push_back(dependent);
+        if (!dependent->live || dependent->overwriters > 0) pending_.push_back(dependent);
+      }
+    }
+  }
   return true;
 }
 
