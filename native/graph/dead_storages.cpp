@@ -68,8 +68,8 @@ bool DeadStorages::settle(Storage* constant, uint64_t most_bytes, Deferred& defe
 
 bool DeadStorages::settle_at_no_cost(Storage* constant, Deferred& deferred) {
   if (settling_.settle(constant, nullptr, constant->size_bytes, deferred)) return true;
-  const uint64_t freed = settling_.freed_with(constant);
-  return freed > constant->size_bytes && settling_.settle(constant, nullptr, freed, deferred);
+  settling_.settle_with_others(constant, deferred);
+  return !constant->children;
 }
 
 void DeadStorages::settle_sources(Deferred& deferred) {

@@ -97,8 +97,9 @@ class DeadStorages {
   bool keeps_for_later() const {
     return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_;
   }
-  // Where that takes no more than what goes with the constant, which is locked. One by one, an
-  // optimizer's states and a weight that depends on them would keep the gradient of each step.
+  // Where that takes no more than what goes with the constant, which is locked; whether it is done.
+  // One by one, an optimizer's states and a weight that depends on them would keep the gradient of
+  // each step.
   bool settle_at_no_cost(Storage* constant, Deferred& deferred);
   void mark(Storage* storage, Deferred& deferred);
   void queue(Storage* storage, Deferred& deferred);

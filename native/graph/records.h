@@ -144,8 +144,9 @@ struct alignas(64) Storage {
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant
   bool is_source = false;          // a rematerialization under way has used it (dead_storages.h)
-  bool in_unneeded = false;        // stands among the candidates' unneeded ones
-  bool prefetched = false;         // came back from host memory, and was not used since
+  bool forgets = false;      // evicted; its parent, once it is back (Settling::settle_with_others)
+  bool in_unneeded = false;  // stands among the candidates' unneeded ones
+  bool prefetched = false;   // came back from host memory, and was not used since
   uint8_t constant_as = DTR_KEPT_FOUND;  // why it has no parent, if it has none
   uint32_t record = 0;                   // index in the graph's list
   uint32_t log_version = 0;              // how often what log_number stands for was overwritten

@@ -1,13 +1,13 @@
 // settling.cpp: see settling.h.
 #include "settling.h"
 
-#include <algorithm>
+#include <unordered_set>
 
 namespace dtr {
 
 namespace {
 
-// Storages that freed_with() looks at.
+// Storages that settle_with_others() looks at, in each direction.
 constexpr size_t kMostMet = 2048;
 
 }  // namespace
@@ -56,65 +56,56 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
   return true;
 }
 
-uint64_t Settling::freed_with(const Storage* lost) {
-  size_t left = kMostMet;
-  std::vector<const Storage*> dependents;
-  if (!find_live_dependents(lost, &dependents, &left)) return 0;
-  std::sort(dependents.begin(), dependents.end());
-  std::vector<const Storage*> sources;
-  const uint64_t walk = graph_.next_walk();
-  pending_ = dependents;
-  while (!pending_.empty()) {
-    const Storage* storage = pending_.back();
-    pending_.pop_back();
-    if (!storage->parent) continue;
-    for (const Edge& edge : storage->parent->edges) {
-      Storage* input = edge.input;
-      if (!input || input->live || input->mark == walk) continue;
-      input->mark = walk;
-      if (left == 0) return 0;
-      --left;
-      if (input->parent)
-        pending_.push_back(input);
-      else if (has_content(input))
-        sources.push_back(input);
+void Settling::settle_with_others(Storage* lost, Deferred& deferred) {
+  const uint64_t most = environment_.stats.kept_constant_bytes + lost->size_bytes;
+  uint64_t taken = 0, freed = 0;
+  std::vector<Storage*> sources{lost}, dependents;
+  std::unordered_set<const Storage*> above{lost}, below;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    freed += sources[i]->size_bytes;
+    const size_t known = dependents.size();
+    pending_.assign(1, sources[i]);
+    while (!pending_.empty()) {
+      const Storage* storage = pending_.back();
+      pending_.pop_back();
+      for (const Edge* edge = storage->children; edge; edge = edge->next) {
+        if (edge->lost) continue;
+        for (const Output& output : edge->op->outputs) {
+          Storage* dependent = output.storage;
+          if (!dependent || !below.insert(dependent).second) continue;
+          const bool is_in_use =
+              dependent->overwriters > 0 || (!dependent->live && dependent->locks > 0);
+          if (is_in_use || below.size() > kMostMet) return;
+          if (!dependent->live) {
+            pending_.push_back(dependent);
+            continue;
+          }
+          dependents.push_back(dependent);
+          if ((taken += dependent->size_bytes) > most) return;
+        }
+      }
     }
-  }
-  uint64_t bytes = 0;
-  std::vector<const Storage*> needed_by;
-  for (const Storage* source : sources)
-    if (find_live_dependents(source, &needed_by, &left) &&
-        std::all_of(needed_by.begin(), needed_by.end(), [&](const Storage* dependent) {
-          return std::binary_search(dependents.begin(), dependents.end(), dependent);
-        }))
-      bytes += source->size_bytes;
-  return bytes;
-}
-
-// False: one is evicted or in use, or more were met than are left to be.
-bool Settling::find_live_dependents(const Storage* of, std::vector<const Storage*>* found,
-                                    size_t* left) {
-  found->clear();
-  const uint64_t walk = graph_.next_walk();
-  pending_.assign(1, of);
-  while (!pending_.empty()) {
-    const Storage* storage = pending_.back();
-    pending_.pop_back();
-    for (const Edge* edge = storage->children; edge; edge = edge->next) {
-      if (edge->lost) continue;
-      for (const Output& output : edge->op->outputs) {
-        Storage* dependent = output.storage;
-        if (!dependent || dependent->mark == walk) continue;
-        dependent->mark = walk;
-        if (*left == 0) return false;
-        --*left;
-        if (dependent->live ? !has_content(dependent) : dependent->locks > 0) return false;
-        if (dependent->live) found->push_back(dependent);
-        if (!dependent->live || dependent->overwriters > 0) pending_.push_back(dependent);
+    pending_.assign(dependents.begin() + static_cast<ptrdiff_t>(known), dependents.end());
+    while (!pending_.empty()) {
+      const Storage* storage = pending_.back();
+      pending_.pop_back();
+      if (!storage->parent) continue;
+      for (const Edge& edge : storage->parent->edges) {
+        Storage* input = edge.input;
+        if (!input || input->live || !above.insert(input).second) continue;
+        if (above.size() > kMostMet) return;
+        if (input->parent)
+          pending_.push_back(input);
+        else if (has_content(input))
+          sources.push_back(input);
       }
     }
   }
-  return true;
+  if (taken > freed) return;
+  for (Storage* dependent : dependents) {
+    dependent->forgets = !has_content(dependent);
+    if (!dependent->forgets) lifecycle_.forget_parent(dependent, deferred);
+  }
 }
 
 bool Settling::history_outweighs(const Storage* storage, uint64_t* counted) {

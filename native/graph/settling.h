@@ -32,10 +32,10 @@ class Settling {
   bool settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred, const Range& part = kWholeStorage);
 
-  // The bytes that would be free if the live dependents of a dead constant became constants: its own,
-  // and those of other dead constants that only they depend on. 0: some dependent is evicted or in
-  // use, or there are too many.
-  uint64_t freed_with(const Storage* lost);
+  // Has all that depends on a dead constant, and on other dead ones that this was computed from,
+  // become constants, if that takes no more than what is free then. What is evicted becomes one when
+  // it is back, and the memory is free once all is.
+  void settle_with_others(Storage* lost, Deferred& deferred);
 
   // Whether the dead records that the storage's history consists of take more memory than
   // the storage itself. Then it had better be a constant: a running average would keep
@@ -48,8 +48,6 @@ class Settling {
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
  private:
-  bool find_live_dependents(const Storage* of, std::vector<const Storage*>* found, size_t* left);
-
   const Environment& environment_;
   Graph& graph_;
   Lifecycle& lifecycle_;

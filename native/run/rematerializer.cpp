@@ -324,7 +324,7 @@ void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
     parts_.lifecycle.unlock(input.storage, deferred);
   }
   if (step.target->state == State::recomputing) step.target->state = State::evicted;
-  if (step.target->state == State::resident && step.forget)
+  if (step.target->state == State::resident && (step.forget || step.target->forgets))
     parts_.lifecycle.forget_parent(step.target, deferred);
   parts_.lifecycle.unlock(step.target, deferred);
   if (remat.stack.empty() && std::exchange(remat.used_sources, false))

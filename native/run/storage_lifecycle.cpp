@@ -193,6 +193,7 @@ void StorageLifecycle::discard_op(Op* op, Deferred& deferred) {
 
 void StorageLifecycle::forget_parent(Storage* storage, Deferred& deferred) {
   if (!storage->parent) return;
+  storage->forgets = false;
   drop_output(storage, deferred);
   storage->constant_as = storage->constant_for_good ? DTR_KEPT_PARAMETER : DTR_KEPT_SETTLED;
   update_candidate(storage);

@@ -218,12 +218,15 @@ def test_a_larger_limit_keeps_larger_storages() -> None:
         assert dtr_alloc.evict(torch.arange(1025.0))
 
 
+@pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("share", [0.9, 0.7])
-def test_weights_that_are_no_parameters_do_not_keep_the_gradient_of_each_step(share: float) -> None:
+def test_weights_that_are_no_parameters_do_not_keep_the_gradient_of_each_step(
+    share: float, foreach: bool
+) -> None:
     def train(steps: int) -> int:
         """The bytes that are kept for what may be computed again, after all steps."""
         weights = [torch.randn(128, 128).mul_(0.1).requires_grad_() for _ in range(3)]
-        optimizer = torch.optim.Adam(weights, lr=1e-3)
+        optimizer = torch.optim.Adam(weights, lr=1e-3, foreach=foreach)
         x = torch.randn(64, 128)
         for _ in range(steps):
             y = x
