@@ -82,7 +82,7 @@ def train(extension: ModuleType, steps: int) -> list[Tensor]:
 def test_what_it_reads_is_there_and_the_bits_are_the_same(library: Path, first: str) -> None:
     if first == "the extension":
         extension = imported(library)
-    with dtr_alloc.session(budget=26 * MIB, device="cpu"):
+    with dtr_alloc.session(budget=17 * MIB, device="cpu"):
         if first == "the session":
             extension = imported(library)
         trained = train(extension, 4)
