@@ -9,9 +9,9 @@ when they are needed, in a step with a plan, too. The operators inside are recor
 It may overwrite what it is given. What it does is looked for in the first calls of a kind, before
 the engine is told of it. What is overwritten from then on is a constant, and so are the results of
 these calls, and those of others where writes to what operators made are not noticed, as they are on
-the CPU (native/graph/contents.h).
-What a trusted function (custom_operators.trust) gives and overwrites is computed again by calling
-it. Where autograd has to look inside, a function is taken to call operators only.
+the CPU (native/graph/contents.h). What a trusted function (custom_operators.trust) gives and
+overwrites is computed again by calling it. Where autograd has to look inside, a function is taken
+to call operators only.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _guard_functions(runtime: Any, module: ModuleType) -> None:
         return
 
     def guard(function: Any) -> None:
-        guarded = functools.partial(_guarded, runtime, package)
         if can_be_redirected(function):
+            guarded = functools.partial(_guarded, runtime, package)
             redirection = Redirection(runtime.bridge, function, guarded)
             undo_later(redirection.undo)
             redirection.start()
@@ -131,7 +131,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         if not _wants_gradients(leaves) and (
             word or overwritten[kind] or not (is_known and runtime.notices_writes)
         ):
-            return as_operator(leaves, spec, kind, is_repeated=is_known and bool(word))
+            return as_operator(leaves, spec, kind, is_known, is_trusted=bool(word))
 
         pins: list[Any] = []
 
@@ -149,11 +149,9 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
                 runtime.give_away(tensor)
         return returned
 
-    def as_operator(leaves: list[Any], spec: Any, kind: _Kind, is_repeated: bool) -> Any:
-        # By position: what may be repeated keeps no tensor alive.
-        tensors = set(managed(leaves))
-        looks_on = looks[kind] < _LOOKS
-        after: dict[int, Tensor] | None = {}
+    def as_operator(
+        leaves: list[Any], spec: Any, kind: _Kind, is_known: bool, is_trusted: bool
+    ) -> Any:
         made: Any = None
 
         def call(leaves: list[Any]) -> list[Any]:
@@ -161,6 +159,14 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             args, kwargs = tree_unflatten(leaves, spec)
             results, made = tree_flatten(function(*args, **kwargs))
             return results
+
+        run = functools.partial(runtime.recorder.run, name=operator)
+        if is_known:
+            results = run(call, leaves, mutated=overwritten[kind], constant=not is_trusted)
+            return tree_unflatten(results, made)
+
+        tensors = set(managed(leaves))  # positions: a closure keeps no tensor alive
+        after: dict[int, Tensor] | None = {}
 
         def look(leaves: list[Any]) -> list[Any]:
             """Leaves the arguments as they were, and what they are to be in ``after``."""
@@ -182,17 +188,14 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
                 tensor.data.copy_(content)
             return []
 
-        run = functools.partial(runtime.recorder.run, name=operator, constant=not is_repeated)
-        if not looks_on:
-            return tree_unflatten(run(call, leaves, mutated=overwritten[kind]), made)
         looks[kind] += 1
-        results = run(look, list(leaves))
+        results = run(look, list(leaves), constant=True)
         if after is None:
             overwritten[kind] |= tensors
-            results = run(call, leaves, mutated=tensors)
+            results = run(call, leaves, mutated=tensors, constant=True)
         elif after:
             overwritten[kind] |= after.keys()
-            run(write, [leaves[at] for at in after], mutated=range(len(after)))
+            run(write, [leaves[at] for at in after], mutated=range(len(after)), constant=True)
         return tree_unflatten(results, made)
 
     return _never_compiled(guarded)

@@ -202,11 +202,12 @@ def test_its_methods_find_their_arguments_in_memory(library: Path, name: str) ->
 
 
 @pytest.mark.parametrize("wrong", [(torch.ones(2),), (torch.ones(2), None)])
-def test_its_errors_are_its_own(library: Path, wrong: Any) -> None:
+def test_its_errors_are_its_own_and_nothing_stays_pinned(library: Path, wrong: Any) -> None:
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
         extension = imported(library)
         x = torch.ones(512, 512) * 2
         assert dtr_alloc.evict(x)
         with pytest.raises(TypeError, match="square"):
             extension.square(x, *wrong)
+        assert dtr_alloc.evict(x)
         assert torch.equal(extension.square(x), x * x)
