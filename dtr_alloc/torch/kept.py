@@ -156,7 +156,9 @@ def _said(rules: dict[int, Rule], why: int, key: int, place: Place) -> tuple[str
 
 def _in_words(why: int, rule: Rule | None) -> str:
     if rule is None and why == lib.DTR_KEPT_BY_CALL:
-        return "the graph or function that made it is not repeated, or calls what is not"
+        return (
+            "a graph or function made it, and this or an operator that this calls is not repeated"
+        )
     if rule is not None and why == lib.DTR_KEPT_BY_RULE and rule.because:
         return f"its operator {rule.because}"
     if rule is not None and why in (lib.DTR_KEPT_BY_RULE, lib.DTR_KEPT_BY_CALL) and rule.tried:
