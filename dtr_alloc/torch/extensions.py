@@ -135,13 +135,16 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
         pins: list[Any] = []
 
-        def read(tensors: list[Tensor]) -> list[Tensor]:
+        def begin(tensors: list[Tensor]) -> list[Tensor]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
             return []
 
-        runtime.recorder.run(read, list(managed(leaves).values()), operator)
+        # Read when it begins and when it ends: a plan gives nobody their places in between.
+        reads = functools.partial(runtime.recorder.run, name=operator)
+        reads(begin, list(managed(leaves).values()))
         try:
             returned = function(*args, **kwargs)
+            reads(_end, list(managed(leaves).values()))
         finally:
             pins.clear()
         if not (word or runtime.notices_writes):
@@ -199,6 +202,10 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         return tree_unflatten(results, made)
 
     return _never_compiled(guarded)
+
+
+def _end(tensors: list[Tensor]) -> list[Tensor]:
+    return []
 
 
 def _kind(leaves: list[Any]) -> _Kind:
