@@ -4,7 +4,8 @@ A function that an extension gives to Python past the dispatcher (pybind11, the 
 operator. While dtr_alloc is enabled, those of modules that link to PyTorch, and the methods of
 their classes, have the tensors of their arguments resident while they run, whoever calls them
 (builtin_functions.py). For the engine such a call is an operator that reads them, so that it knows
-when they are needed, in a step with a plan, too. The operators inside are recorded as ever.
+when they are needed, in a step with a plan, too. The operators inside are recorded as ever. What
+they make stays in memory until the function returns.
 
 It may overwrite what it is given. What it does is looked for in the first calls of a kind, before
 the engine is told of it. What is overwritten from then on is a constant, and so are the results of
@@ -133,7 +134,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         ):
             return as_operator(leaves, spec, kind, is_known, is_trusted=bool(word))
 
-        pins: list[Any] = []
+        pins = [runtime.pin_what_is_made()]
 
         def begin(tensors: list[Tensor]) -> list[Tensor]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
@@ -141,14 +142,16 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
         # Read when it begins and when it ends: a plan gives nobody their places in between.
         reads = functools.partial(runtime.recorder.run, name=operator)
-        reads(begin, list(managed(leaves).values()))
+        given = list(managed(leaves).values())
         try:
+            reads(begin, given.copy())
             returned = function(*args, **kwargs)
-            reads(_end, list(managed(leaves).values()))
+            made = list(managed(tree_leaves(returned)).values())
+            reads(_end, given + made)
         finally:
             pins.clear()
         if not (word or runtime.notices_writes):
-            for tensor in managed(tree_leaves(returned)).values():
+            for tensor in made:
                 runtime.give_away(tensor)
         return returned
 
@@ -170,19 +173,26 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
         tensors = set(managed(leaves))  # positions: a closure keeps no tensor alive
         after: dict[int, Tensor] | None = {}
+        changed: list[int] | None = None
 
         def look(leaves: list[Any]) -> list[Any]:
-            """Leaves the arguments as they were, and what they are to be in ``after``."""
-            nonlocal after
+            """Leaves the arguments as they were, and at first what they are to be in ``after``."""
+            nonlocal after, changed
+            if changed == []:
+                return call(leaves)
             try:
                 before = {at: leaves[at].data.clone() for at in tensors}
             except torch.OutOfMemoryError:
+                if changed:
+                    raise
                 after = None
                 return []
             results = call(leaves)
-            changed = [at for at in tensors if not _same_bits(before[at], leaves[at])]
-            after = {at: leaves[at].data.clone() for at in changed}
-            for at in changed:
+            differ = [at for at in tensors if not _same_bits(before[at], leaves[at])]
+            if changed is None:
+                changed = differ
+                after = {at: leaves[at].data.clone() for at in differ}
+            for at in differ:
                 leaves[at].data.copy_(before[at])
             return results
 
@@ -192,13 +202,14 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             return []
 
         looks[kind] += 1
-        results = run(look, list(leaves), constant=True)
+        results = run(look, list(leaves), constant=not is_trusted)
         if after is None:
             overwritten[kind] |= tensors
             results = run(call, leaves, mutated=tensors, constant=True)
         elif after:
             overwritten[kind] |= after.keys()
             run(write, [leaves[at] for at in after], mutated=range(len(after)), constant=True)
+            after = {}
         return tree_unflatten(results, made)
 
     return _never_compiled(guarded)

@@ -426,6 +426,12 @@ class Runtime:
         self.bring_back(self.handle(tensor))
         return owner
 
+    def pin_what_is_made(self) -> Any:
+        """Likewise all that this thread's operators make."""
+        owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
+        check(lib.dtr_pin_made(self.engine, owner))
+        return owner
+
     def give_away(self, tensor: Tensor) -> None:
         """The address of the tensor's memory is given to others, who may keep it."""
         owner = self.pin_for_a_while(tensor)

@@ -172,6 +172,11 @@ void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_t plac
   return in.user_pin(tensor, escaped, place, owned);
 }
 
+void require_no_pin(const std::string& function, const dtr_pin_owner& owner) {
+  if (owner.handle || owner.thread)
+    throw dtr::StateError(function + ": the owner has a pin already");
+}
+
 dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
   check_tensor(engine, tensor);
   dtr_tensor_desc desc;
@@ -586,8 +591,17 @@ int32_t dtr_unpin(dtr_engine* engine, void* handle) {
 int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner) {
   return guard([&] {
     require(owner, "owner");
-    if (owner->handle) throw dtr::StateError("dtr_pin_for: the owner has a pin already");
+    require_no_pin("dtr_pin_for", *owner);
     owner->handle = pin(engine, tensor, 0, 0, true);
+    owner->engine = engine;
+  });
+}
+
+int32_t dtr_pin_made(dtr_engine* engine, dtr_pin_owner* owner) {
+  return guard([&] {
+    require(owner, "owner");
+    require_no_pin("dtr_pin_made", *owner);
+    owner->thread = of(engine).user_pin_made();
     owner->engine = engine;
   });
 }
@@ -597,6 +611,8 @@ int32_t dtr_end_pin(dtr_pin_owner* owner) {
     require(owner, "owner");
     if (void* handle = std::exchange(owner->handle, nullptr))
       of(owner->engine).user_end_pin(handle);
+    if (const uint64_t thread = std::exchange(owner->thread, 0))
+      of(owner->engine).user_release_made(thread);
   });
 }
 

@@ -266,8 +266,7 @@ bool Engine::make_way(Storage* storage, const void* begin, const void* end, Defe
 
 // A2 of step_plan.h. wanted: what somebody asked for now, and may not have locked.
 void Engine::evict_last_used(Transaction& call, const Storage* wanted) {
-  // Who has an owned pin may use other tensors, too, past the operators.
-  if (!plan_.is_on() || owned_pins_ > 0) return;
+  if (!plan_.is_on()) return;
   // A copy to host memory lets go of the mutex, and another thread takes a buffer of its own.
   std::vector<void*> last_used = std::move(last_used_);
   plan_.take_last_used(&last_used);

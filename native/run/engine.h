@@ -121,6 +121,9 @@ class Engine final {
   // until user_end_pin().
   void* user_pin(const void* tensor, int32_t escaped, uint32_t place, bool owned);
   void user_end_pin(void* handle);
+  // What this thread's operators make is pinned until user_release_made() of the number returned.
+  uint64_t user_pin_made();
+  void user_release_made(uint64_t thread);
   bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
   bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
@@ -174,6 +177,7 @@ class Engine final {
              const std::vector<void*>& in_the_way, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
   bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
+  void note_pins(void* handle, uint32_t pins);
   void evict_last_used(Transaction& call, const Storage* wanted = nullptr);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
@@ -220,7 +224,6 @@ class Engine final {
   PlacementHint hints_;
   PlanFollower plan_;
   std::vector<void*> last_used_;  // buffer of evict_last_used()
-  uint64_t owned_pins_ = 0;       // those of user_pin() that have not ended
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, costs_, plan_}};

@@ -390,7 +390,7 @@ Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Defer
     if (known->address == desc.data) return nullptr;
     parts_.lifecycle.content_replaced(known, deferred);
   }
-  Storage* storage = parts_.lifecycle.new_live(desc);
+  Storage* storage = parts_.lifecycle.new_live(desc, deferred);
   storage->used_on = parts_.streams.current(desc.device_type, desc.device_index);
   storage->made_by = frame.op_key;
   storage->place = frame.place;

@@ -20,8 +20,9 @@ Storage* StorageLifecycle::new_storage(const dtr_tensor_desc& desc, bool managed
   return storage;
 }
 
-Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc) {
+Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc, Deferred& deferred) {
   Storage* storage = new_storage(desc, true);
+  storage->pins = parts_.pins.made(desc.handle, deferred);
   storage->live = true;
   parts_.costs.foresight().lives(storage->size_bytes);
   parts_.environment.framework->retain_weak(desc.handle);
@@ -39,7 +40,7 @@ Storage* StorageLifecycle::find_or_adopt(const dtr_tensor_desc& desc, Deferred& 
     // Others took the memory out of another storage and put it here.
     if (Storage* before = parts_.graph.by_address.find(desc.data))
       content_replaced(before, deferred);
-    return new_live(desc);
+    return new_live(desc, deferred);
   }
   // Nobody tells us when memory of others dies (ours seen through DLPack is such, too), so its
   // record lives only while something depends on it, and holds the storage strongly for that time.

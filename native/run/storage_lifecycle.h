@@ -41,7 +41,7 @@ class StorageLifecycle final : public Lifecycle {
 
   // ---- records that begin ----
   // A live storage whose memory is ours.
-  Storage* new_live(const dtr_tensor_desc& desc);
+  Storage* new_live(const dtr_tensor_desc& desc, Deferred& deferred);
   // The record of a tensor's storage. One never seen before becomes a constant: it was made where
   // the recorder did not look. Null if it cannot be tracked now.
   Storage* find_or_adopt(const dtr_tensor_desc& desc, Deferred& deferred);

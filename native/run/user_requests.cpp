@@ -59,31 +59,40 @@ void* Engine::user_pin(const void* tensor, int32_t escaped, uint32_t place, bool
   const uint32_t pins = pins_.add(desc.handle, call.deferred);
   if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
     storage->pins = pins;
-  if (owned) {
-    framework_->retain_weak(desc.handle);
-    ++owned_pins_;
-  }
+  if (owned) framework_->retain_weak(desc.handle);
   return desc.handle;
 }
 
 void Engine::user_end_pin(void* handle) {
   user_unpin(handle);
-  {
-    std::lock_guard<EngineMutex> lock(mutex_);
-    --owned_pins_;
-  }
   framework_->release_weak(handle);
+}
+
+uint64_t Engine::user_pin_made() {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  pins_.hold_made();
+  return thread_number();
+}
+
+void Engine::user_release_made(uint64_t thread) {
+  Transaction call(*this);
+  pins_.release_made(thread, call.deferred,
+                     [this](void* handle, uint32_t pins) { note_pins(handle, pins); });
 }
 
 bool Engine::user_unpin(void* handle) {
   Transaction call(*this);
   if (pins_.of(handle) == 0) return false;
-  const uint32_t pins = pins_.take_back(handle, call.deferred);
-  if (Storage* storage = graph_.by_handle.find(handle); storage && storage->managed) {
-    storage->pins = pins;
-    if (pins == 0) cost_model_.bounds().unpark(storage);
-  }
+  note_pins(handle, pins_.take_back(handle, call.deferred));
   return true;
+}
+
+// It has so many left.
+void Engine::note_pins(void* handle, uint32_t pins) {
+  Storage* storage = graph_.by_handle.find(handle);
+  if (!storage || !storage->managed) return;
+  storage->pins = pins;
+  if (pins == 0) cost_model_.bounds().unpark(storage);
 }
 
 }  // namespace dtr

@@ -440,7 +440,8 @@ class World:
             for handle in reversed(self.alive[kind]):
                 self.done(DESTROYERS[kind], handle)
         for end, owner in self.owners:
-            self.done(end, owner)
+            if owner.engine in self.alive["dtr_engine"]:
+                self.done(end, owner)
         for engine in self.alive["dtr_engine"]:
             self.done("dtr_engine_reset", engine, ffi.NULL, 0)
         for pool, address in self.blocks:
@@ -485,7 +486,11 @@ DESTROYERS = {
     "dtr_pool": "dtr_pool_destroy",
 }
 DESTROYS = set(DESTROYERS.values())
-ENDS = {"dtr_pin_for": "dtr_end_pin", "dtr_begin_capture": "dtr_end_capture"}
+ENDS = {
+    "dtr_pin_for": "dtr_end_pin",
+    "dtr_pin_made": "dtr_end_pin",
+    "dtr_begin_capture": "dtr_end_capture",
+}
 MAKERS = {
     *("dtr_event_log_create", "dtr_simulate_simrd", "dtr_schedule_search", "dtr_fragment_load"),
     *("dtr_fragment_run_model", "dtr_fragment_walk_run"),

@@ -56,6 +56,26 @@ PyObject* square_backward(PyObject*, PyObject* arguments) {
   });
 }
 
+// fourth(x, square): by a function that squares, with tensors of its own meanwhile.
+PyObject* fourth(PyObject*, PyObject* arguments) {
+  PyObject *x, *function;
+  if (!PyArg_ParseTuple(arguments, "OO", &x, &function)) return nullptr;
+  return call([&]() -> PyObject* {
+    const at::Tensor in = THPVariable_Unpack(x).contiguous();
+    at::Tensor half = at::zeros_like(in);
+    PyObject* squared = PyObject_CallOneArg(function, x);
+    if (!squared) return nullptr;
+    const at::Tensor by = THPVariable_Unpack(squared).contiguous();
+    at::Tensor out = at::zeros_like(in);
+    const float* from = by.data_ptr<float>();
+    float *between = half.data_ptr<float>(), *to = out.data_ptr<float>();
+    for (int64_t i = 0; i < in.numel(); ++i) between[i] = from[i];
+    for (int64_t i = 0; i < in.numel(); ++i) to[i] = between[i] * from[i];
+    Py_DECREF(squared);
+    return THPVariable_Wrap(out);
+  });
+}
+
 // total(tensors): a number, by way of a copy that is contiguous.
 PyObject* total(PyObject*, PyObject* tensors) {
   return call([&] {
@@ -89,6 +109,7 @@ PyType_Spec reader = {"raw_square.Reader", sizeof(PyObject), 0, Py_TPFLAGS_DEFAU
 
 PyMethodDef methods[] = {{"square", square, METH_O, nullptr},
                          {"square_into", square_into, METH_VARARGS, nullptr},
+                         {"fourth", fourth, METH_VARARGS, nullptr},
                          {"square_backward", square_backward, METH_VARARGS, nullptr},
                          {"total", total, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};

@@ -118,6 +118,33 @@ def test_it_may_read_what_no_operator_does_in_a_planned_step(library: Path, tmp_
     assert totals == expected[:8] * 20
 
 
+def test_what_it_makes_stays_until_it_returns(library: Path) -> None:
+    extension = imported(library)
+    x = torch.full((512, 512), 2.0)
+    with dtr_alloc.session(budget=12 * MIB, device="cpu"):
+        weight = torch.eye(512)
+        dear = [torch.tanh(x @ weight) for _ in range(9)]
+        for _ in range(6):
+            fourth = extension.fourth(x * 1, extension.square)
+            assert torch.equal(fourth, torch.full((512, 512), 16.0))
+        made = []
+
+        def square(x: Tensor) -> Tensor:
+            made.append(x * x)
+            assert torch.equal(extension.fourth(x, extension.square), made[-1] * made[-1])
+            assert not dtr_alloc.evict(made[-1])
+            if len(made) > 6:
+                raise ValueError(len(made))
+            return made[-1]
+
+        for _ in range(6):
+            assert torch.equal(extension.fourth(x * 1, square), fourth)
+        with pytest.raises(ValueError, match="7"):
+            extension.fourth(x * 1, square)
+        assert all(dtr_alloc.evict(each) for each in made[3:] if dtr_alloc.is_resident(each))
+        assert all(torch.equal(each, dear[0]) for each in dear)
+
+
 @pytest.mark.parametrize("trust", [(), ("raw_square",)])
 @pytest.mark.parametrize("notices", [True, False])
 def test_what_it_overwrites_is_known(
@@ -135,8 +162,8 @@ def test_what_it_overwrites_is_known(
             assert extension.square_into(out, x) is out
             result = extension.square(x)
             assert dtr_alloc.evict(x)
-            for each in (out, result):
-                assert dtr_alloc.evict(each) == (call >= 3 and bool(trust))
+            assert dtr_alloc.evict(out) == (call >= 3 and bool(trust))
+            assert dtr_alloc.evict(result) == bool(trust)
             assert torch.equal(out, torch.full((512, 512), 4.0))
             assert torch.equal(result, out)
             assert torch.equal(before, torch.full((512, 512), 2.0))

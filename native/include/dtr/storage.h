@@ -87,13 +87,20 @@ int32_t dtr_unpin(dtr_engine* engine, void* handle);
  * interrupted anywhere has the owner first, and the owner's destructor ends the pin. */
 typedef struct dtr_pin_owner {
   dtr_engine* engine;
-  void* handle; /* NULL: it has none */
+  void* handle;    /* NULL: it has none of a tensor */
+  uint64_t thread; /* 0: it has none of what a thread makes */
 } dtr_pin_owner;
 
 /* Pins a tensor's storage for an owner that has no pin. The storage may die before the pin.
  * Owner: the caller keeps *owner in its place until dtr_end_pin.
  * Fails iff: DTR_STATE if the owner has a pin. */
 int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner);
+
+/* Pins what operators of the calling thread make until the owner's pin ends, for an owner that has
+ * none: a function that is no operator may call some, and read and write their results by address.
+ * Where such pins are nested, all of it stays until the last of them ends.
+ * Owner: as of dtr_pin_for. Fails iff: DTR_STATE if the owner has a pin. */
+int32_t dtr_pin_made(dtr_engine* engine, dtr_pin_owner* owner);
 
 /* Ends the owner's pin, if it has one.
  * Fails iff: DTR_INVALID if the pin's engine was destroyed. */
