@@ -134,7 +134,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         ):
             return as_operator(leaves, spec, kind, is_known, is_trusted=bool(word))
 
-        pins = [runtime.pin_what_is_made()]
+        pins: list[Any] = []
 
         def begin(tensors: list[Tensor]) -> list[Tensor]:
             pins.extend(map(runtime.pin_for_a_while, tensors))
@@ -144,6 +144,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         reads = functools.partial(runtime.recorder.run, name=operator)
         given = list(managed(leaves).values())
         try:
+            runtime.pin_what_is_made(pins)
             reads(begin, given.copy())
             returned = function(*args, **kwargs)
             made = list(managed(tree_leaves(returned)).values())

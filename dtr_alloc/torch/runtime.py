@@ -426,11 +426,11 @@ class Runtime:
         self.bring_back(self.handle(tensor))
         return owner
 
-    def pin_what_is_made(self) -> Any:
-        """Likewise all that this thread's operators make."""
-        owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
-        check(lib.dtr_pin_made(self.engine, owner))
-        return owner
+    def pin_what_is_made(self, owners: list[Any]) -> None:
+        """Likewise all that this thread's operators make, while what is appended lives. It is there
+        before the pin is: an interrupt leaves neither behind where the list is cleared."""
+        owners.append(ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin))
+        check(lib.dtr_pin_made(self.engine, owners[-1]))
 
     def give_away(self, tensor: Tensor) -> None:
         """The address of the tensor's memory is given to others, who may keep it."""

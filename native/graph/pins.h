@@ -45,7 +45,7 @@ class Pins {
     return pins;
   }
 
-  // This thread's makings are pinned until release_made(), as often as this was called.
+  // What this thread's operators make is pinned until release_made() was called as often as this.
   void hold_made() { ++holding_[thread_number()]; }
 
   // Of a handle that this thread's operator made: how often it is pinned.
