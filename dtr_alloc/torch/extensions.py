@@ -38,7 +38,7 @@ from dtr_alloc.torch.live_objects import live_objects
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
 _Kind: TypeAlias = tuple[Any, ...]
 _LOOKS = 3
-"""At what the calls of a kind overwrite."""
+"""At what the calls of a kind overwrite; and as many at whether they write past the operators."""
 
 
 def install(runtime: Any) -> None:
@@ -113,6 +113,20 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
     overwritten: dict[_Kind, set[int]] = defaultdict(set)
     """Positions of tensors among the arguments."""
     looks: Counter[_Kind] = Counter()
+    watched: Counter[_Kind] = Counter()
+    is_said = False
+
+    def say() -> None:
+        nonlocal is_said
+        if not is_said:
+            is_said = True
+            print(
+                f"dtr_alloc: {operator} is a function of an extension and no operator, so what it "
+                "writes is never evicted. If it does the same whenever it is given the same, "
+                f"DTR_ALLOC_TRUST={operator} has that evicted and computed again; "
+                f'dtr_alloc.distrust("{operator}") spares you this line.',
+                file=sys.stderr,
+            )
 
     def managed(leaves: list[Any]) -> dict[int, Tensor]:
         return {
@@ -132,7 +146,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         if not _wants_gradients(leaves) and (
             word or overwritten[kind] or not (is_known and runtime.notices_writes)
         ):
-            return as_operator(leaves, spec, kind, is_known, is_trusted=bool(word))
+            return as_operator(leaves, spec, kind, is_known, word)
 
         pins: list[Any] = []
 
@@ -143,6 +157,9 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         # Read when it begins and when it ends: a plan gives nobody their places in between.
         reads = functools.partial(runtime.recorder.run, name=operator)
         given = list(managed(leaves).values())
+        is_watched = word is None and runtime.notices_writes and watched[kind] < _LOOKS
+        watched[kind] += is_watched
+        writes = runtime.unseen_writes() if is_watched else 0
         try:
             runtime.pin_what_is_made(pins)
             reads(begin, given.copy())
@@ -151,13 +168,15 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             reads(_end, given + made)
         finally:
             pins.clear()
+        if is_watched and runtime.unseen_writes() > writes:
+            say()
         if not (word or runtime.notices_writes):
             for tensor in made:
                 runtime.give_away(tensor)
         return returned
 
     def as_operator(
-        leaves: list[Any], spec: Any, kind: _Kind, is_known: bool, is_trusted: bool
+        leaves: list[Any], spec: Any, kind: _Kind, is_known: bool, word: bool | None
     ) -> Any:
         made: Any = None
 
@@ -169,7 +188,9 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
         run = functools.partial(runtime.recorder.run, name=operator)
         if is_known:
-            results = run(call, leaves, mutated=overwritten[kind], constant=not is_trusted)
+            results = run(call, leaves, mutated=overwritten[kind], constant=not word)
+            if word is None and (overwritten[kind] or managed(results)):
+                say()
             return tree_unflatten(results, made)
 
         tensors = set(managed(leaves))  # positions: a closure keeps no tensor alive
@@ -203,7 +224,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             return []
 
         looks[kind] += 1
-        results = run(look, list(leaves), constant=not is_trusted)
+        results = run(look, list(leaves), constant=not word)
         if after is None:
             overwritten[kind] |= tensors
             results = run(call, leaves, mutated=tensors, constant=True)

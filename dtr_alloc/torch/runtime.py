@@ -402,6 +402,12 @@ class Runtime:
         if handle and not lib.dtr_is_resident(self.engine, handle):
             self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
+    def unseen_writes(self) -> int:
+        """How many writes past the operators have been noticed."""
+        stats = ffi.new("dtr_engine_stats *")
+        lib.dtr_engine_get_stats(self.engine, stats)
+        return stats.unseen_writes
+
     def pin(self, tensor: Tensor) -> UntypedStorage:
         """Makes a tensor resident until unpin() of its storage, which it returns."""
         storage = tensor.untyped_storage()

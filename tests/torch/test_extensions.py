@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import weakref
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from harness import fix_costs
 from torch import Tensor
 
 import dtr_alloc
+from dtr_alloc.torch import custom_operators
 
 MIB = 1 << 20
 
@@ -170,6 +172,36 @@ def test_what_it_overwrites_is_known(
             gone = weakref.ref(x)
             del x
             assert gone() is None
+
+
+@pytest.mark.parametrize("notices", [True, False])
+def test_it_is_said_once_that_what_it_writes_is_kept(
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    notices: bool,
+) -> None:
+    def said(word: Callable[[str], None] | None, *, of_operators: bool = False) -> list[str]:
+        extension = imported(library)
+        with dtr_alloc.session(budget=64 * MIB, device="cpu"):
+            monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", notices)
+            if word:
+                word("raw_square::square")
+            for _ in range(10):
+                x = torch.rand(256, 256) + 1
+                made = extension.total([x]) if of_operators else extension.square(x)
+                del made
+        lines = capsys.readouterr().err.splitlines()
+        return [line for line in lines if line.startswith("dtr_alloc: raw_square::")]
+
+    try:
+        assert said(None, of_operators=True) == []
+        (line,) = said(None)
+        assert "DTR_ALLOC_TRUST=raw_square::square" in line
+        assert said(dtr_alloc.distrust) == []
+        assert said(dtr_alloc.trust) == []
+    finally:
+        custom_operators._words.pop("raw_square::square", None)
 
 
 def test_a_compiled_function_may_call_it(library: Path) -> None:
