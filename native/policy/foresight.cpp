@@ -54,35 +54,33 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
   return true;
 }
 
-// Whether much more was in use at some point since then than at another.
-bool Foresight::swings(uint64_t then) const {
-  uint64_t high = ran_.back().live_bytes, low = high;
-  for (uint64_t number = base_ + ran_.size() - 1; number > then; --number) {
-    high = std::max(high, op(number).live_bytes);
-    low = std::min(low, op(number).live_bytes);
-    if (static_cast<double>(high - low) >= kSwing * static_cast<double>(most_live_bytes_))
-      return true;
-  }
-  return false;
-}
-
+// E1. Entries come from the latest to the earliest, so what swung since one has swung since the next.
 void Foresight::find_lag() {
   const uint64_t now = base_ + ran_.size() - 1;
   const Ran& last = ran_.back();
+  const auto most_live_bytes = static_cast<double>(most_live_bytes_);
   uint64_t longest = kContext - 1, looks = 0;
+  uint64_t since = now + 1, high = last.live_bytes, low = high;
   for (uint64_t entry = last.before; entry > base_ && ++looks < kMostLooks;
        entry = op(entry - 1).before) {
     const uint64_t then = entry - 1;
     const Ran& other = op(then);
+    // Whether much more was in use at some point since then than at another.
+    while (since > then + 1) {
+      --since;
+      high = std::max(high, op(since).live_bytes);
+      low = std::min(low, op(since).live_bytes);
+    }
+    if (static_cast<double>(high - low) < kSwing * most_live_bytes) continue;
     if (other.context != last.context) continue;
     if (std::abs(static_cast<double>(last.live_bytes) - static_cast<double>(other.live_bytes)) >
-        kBalance * static_cast<double>(most_live_bytes_))
+        kBalance * most_live_bytes)
       continue;
     uint64_t length = 0;
     while (length < kLongest && then - length >= base_ && then >= length &&
            op(then - length).signature == op(now - length).signature)
       ++length;
-    if (length <= longest || !swings(then)) continue;
+    if (length <= longest) continue;
     longest = length;
     lag_ = now - then;
     if (length == kLongest) return;

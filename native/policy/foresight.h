@@ -65,7 +65,6 @@ class Foresight {
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }
-  bool swings(uint64_t then) const;
   void find_lag();
   void forget_the_oldest();
 
