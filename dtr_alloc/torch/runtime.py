@@ -135,8 +135,7 @@ class Runtime:
         return {**counted, **seconds, "live_records": records, **session}
 
     def _counters(self) -> dict[str, int]:
-        stats = ffi.new("dtr_engine_stats *")
-        lib.dtr_engine_get_stats(self.engine, stats)
+        stats = self._engine_stats()
         return {**self.pools.total_stats(), **record(stats, field_names("dtr_engine_stats"))}
 
     def reset_peak(self) -> None:
@@ -404,9 +403,12 @@ class Runtime:
 
     def unseen_writes(self) -> int:
         """How many writes past the operators have been noticed."""
+        return self._engine_stats().unseen_writes
+
+    def _engine_stats(self) -> Any:
         stats = ffi.new("dtr_engine_stats *")
         lib.dtr_engine_get_stats(self.engine, stats)
-        return stats.unseen_writes
+        return stats
 
     def pin(self, tensor: Tensor) -> UntypedStorage:
         """Makes a tensor resident until unpin() of its storage, which it returns."""

@@ -48,14 +48,15 @@ class Pins {
   // What this thread's operators make is pinned until release_made() was called as often as this.
   void hold_made() { ++holding_[thread_number()]; }
 
-  // Of a handle that this thread's operator made: how often it is pinned.
-  uint32_t made(void* handle, Deferred& deferred) {
-    if (holding_.empty() || holding_.count(thread_number()) == 0) return of(handle);
-    const uint32_t pins = of(handle);
-    if (pins > 0 && pins_[handle].made_by != 0) return pins;
-    add(handle, deferred);
+  bool holds_made() const { return !holding_.empty() && holding_.count(thread_number()) > 0; }
+
+  // Pins what this thread, which holds what it makes, made. Returns how often it is pinned now.
+  uint32_t hold(void* handle, Deferred& deferred) {
+    const auto found = pins_.find(handle);
+    if (found != pins_.end() && found->second.made_by != 0) return found->second.pins;
+    const uint32_t pins = add(handle, deferred);
     pins_[handle].made_by = thread_number();
-    return pins + 1;
+    return pins;
   }
 
   // unpinned(handle, pins): what is left of it.

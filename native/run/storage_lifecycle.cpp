@@ -22,7 +22,7 @@ Storage* StorageLifecycle::new_storage(const dtr_tensor_desc& desc, bool managed
 
 Storage* StorageLifecycle::new_live(const dtr_tensor_desc& desc, Deferred& deferred) {
   Storage* storage = new_storage(desc, true);
-  storage->pins = parts_.pins.made(desc.handle, deferred);
+  if (parts_.pins.holds_made()) storage->pins = parts_.pins.hold(desc.handle, deferred);
   storage->live = true;
   parts_.costs.foresight().lives(storage->size_bytes);
   parts_.environment.framework->retain_weak(desc.handle);

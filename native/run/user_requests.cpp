@@ -56,9 +56,7 @@ void* Engine::user_pin(const void* tensor, int32_t escaped, uint32_t place, bool
   }
   // Whoever made it, and whatever its content will be: an op that runs may have made it, or memory
   // of others may give way to ours.
-  const uint32_t pins = pins_.add(desc.handle, call.deferred);
-  if (Storage* storage = graph_.by_handle.find(desc.handle); storage && storage->managed)
-    storage->pins = pins;
+  note_pins(desc.handle, pins_.add(desc.handle, call.deferred));
   if (owned) framework_->retain_weak(desc.handle);
   return desc.handle;
 }
@@ -87,7 +85,7 @@ bool Engine::user_unpin(void* handle) {
   return true;
 }
 
-// It has so many left.
+// It has so many now.
 void Engine::note_pins(void* handle, uint32_t pins) {
   Storage* storage = graph_.by_handle.find(handle);
   if (!storage || !storage->managed) return;
