@@ -280,6 +280,18 @@ def _dask_address(text: str) -> str:
     return f"tcp://{parts.netloc}"
 
 
+class _OnDask(Executor):
+    """The client's cluster. Its own get_executor() may take the result of a task whose worker has
+    died since for an error (_cascade_future() of distributed 2026.8 reads the status too late)."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        # Equal calls are separate tasks: another client's failure is not ours.
+        return self._client.submit(task, *arguments, pure=False, **named)
+
+
 @contextmanager
 def _dask(text: str, received: _Received, shared: Any) -> Iterator[Executor]:
     try:
@@ -323,12 +335,9 @@ def _dask(text: str, received: _Received, shared: Any) -> Iterator[Executor]:
                 received.forget()
 
         client.register_plugin(Shared(), name=received.name)
-        # Equal calls are separate tasks: another client's failure is not ours.
-        executor = client.get_executor(pure=False)
         try:
-            yield executor
+            yield _OnDask(client)
         finally:
-            executor.shutdown(wait=False)
             try:
                 client.unregister_worker_plugin(received.name)
             except OSError as error:
