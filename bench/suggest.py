@@ -7,9 +7,10 @@ Of each job a row has the smallest budget that is suggested and the smallest tha
 SLOWEST times as slowly, found by bisection; and for some of the budgets that suggest lists, as
 predicted and as it was, the compute of the first STEPS steps, and at LEARNED of as many once the
 step was learned, over the job's own, and the median time of these steps beside the range that is
-stated. A step that is not learned in MOST_STEPS has no second part. Of the times it is counted how
-many lie in their range; and how many do if all are in terms of a step without a budget, once as
-`suggest` saw it and once as it was here: a machine with other work has no one time for a step.
+stated; all as the median of ROUNDS. A step that is not learned in MOST_STEPS has no second part. Of
+the times it is counted how many lie in their range. A machine with other work has no one time for a
+step; so it is also counted how many slowdowns lie in that range, in terms of the steps that
+`suggest` saw: in processor time, over steps without a budget just before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +41,8 @@ from dtr_alloc.lab.suggest import SLOWEST
 
 STEPS = 8
 MOST_STEPS = 48
+ROUNDS = 3
+"""With and without a budget by turns."""
 SHARES = (0.7, 0.5, 0.3)
 """Of the activation memory, at which costs are measured."""
 LEARNED = 0.5
@@ -75,17 +79,22 @@ def _suggested(name: str, scale: float) -> dict[str, Any]:
         return document["suggestion"] | {"times": document["observed"]["step_seconds"]}
 
 
+def _clocks() -> tuple[float, float]:
+    """Of the wall, and of the processor in this thread, which runs the operators."""
+    return time.perf_counter(), time.thread_time()
+
+
 class _Steps:
     """The steps of one run: a counter of all at the end of each, and their times."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.ends = [time.perf_counter()]
+        self.ends = [_clocks()]
         self.counters: list[dict[str, Any]] = []
         self._last: int | None = None
 
     def ended(self) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append(_clocks())
         self.counters.append(dtr_alloc.stats())
         count = len(self.counters)
         if count >= STEPS and self._last is None and self._is_learned():
@@ -105,13 +114,16 @@ class _Steps:
         return None if self._last is None else self._of(count - STEPS, count)
 
     def _of(self, begin: int, end: int) -> dict[str, float]:
-        """Of these steps, the computed in terms of the job's own, and the median time of one."""
+        """Of these steps, the computed in terms of the job's own, and the median times of one."""
         own, again = (
             self.counters[end - 1][key] - self.counters[begin - 1][key]
             for key in ("total_cost_ns", "recompute_cost_ns")
         )
-        times = [self.ends[i + 1] - self.ends[i] for i in range(begin, end)]
-        return {"computed": 1 + again / own, "seconds": median(times)}
+        seconds, cpu_seconds = (
+            median(each[clock] - last[clock] for last, each in pairwise(self.ends[begin : end + 1]))
+            for clock in (0, 1)
+        )
+        return {"computed": 1 + again / own, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
 def _train(name: str, scale: float, budget: int | str, most: int = STEPS) -> _Steps | None:
@@ -137,16 +149,31 @@ def _costs(name: str, scale: float, outlooks: list[dict[str, Any]]) -> Iterator[
         share = min(SHARES, key=lambda share: abs(share - outlook["share"]))
         if abs(share - outlook["share"]) > 0.01 or outlook["first"] is None:
             continue
-        steps = _train(
-            name, scale, outlook["budget_bytes"], MOST_STEPS if share == LEARNED else STEPS
-        )
+        most = MOST_STEPS if share == LEARNED else STEPS
+        first: list[dict[str, float] | None] = []
+        later: list[dict[str, float] | None] = []
+        for _ in range(ROUNDS):
+            free = _train(name, scale, "unlimited")
+            assert free is not None
+            own = free.first()["cpu_seconds"]
+            steps = _train(name, scale, outlook["budget_bytes"], most)
+            for found, of in ((first, steps and steps.first()), (later, steps and steps.later())):
+                found.append(of and of | {"slowdown": of["cpu_seconds"] / own})
         yield {
             "share": share,
             "predicted": {"first": outlook["first"], "later": outlook["later"]},
             "seconds": outlook["seconds"],
-            "first": steps and steps.first(),
-            "later": steps and steps.later(),
+            "first": _medians(first),
+            "later": _medians(later),
         }
+
+
+def _medians(rounds: list[dict[str, float] | None]) -> dict[str, float] | None:
+    """None: one of the rounds has no such steps."""
+    rows = [row for row in rounds if row is not None]
+    if len(rows) < len(rounds):
+        return None
+    return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
 def measure(name: str, scale: float) -> dict[str, Any]:
@@ -183,7 +210,7 @@ def measure(name: str, scale: float) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """How many predictions were right."""
-    smallest, computed, timed, scaled = [], [], [], []
+    smallest, computed, timed, slowed, close = [], [], [], [], []
     for row in rows:
         if row["suggested_smallest_bytes"] is not None:
             smallest.append(abs(row["suggested_smallest_bytes"] / row["smallest_bytes"] - 1) < 0.05)
@@ -195,15 +222,17 @@ def summary(rows: list[dict[str, Any]]) -> str:
                 if was and cost["seconds"]:
                     low, high = cost["seconds"]
                     timed.append(low <= was["seconds"] <= high)
-                    own = row["step_seconds"] / median(row["suggested_step_seconds"])
-                    scaled.append(low <= was["seconds"] / own <= high)
+                    own = median(row["suggested_step_seconds"])
+                    slowed.append(low / own <= was["slowdown"] <= high / own)
+                    close.append(abs((low + high) / 2 / own / was["slowdown"] - 1) < 0.1)
     return "; ".join(
         f"{what}: {sum(right)} of {len(right)}"
         for what, right in (
             ("smallest budget within 5 %", smallest),
             ("compute within 10 %", computed),
             ("step time within its range", timed),
-            ("in terms of a step without a budget", scaled),
+            ("slowdown within its range", slowed),
+            ("within 10 % of the middle of it", close),
         )
     )
 
