@@ -157,7 +157,10 @@ def _costs(name: str, scale: float, outlooks: list[dict[str, Any]]) -> Iterator[
             assert free is not None
             own = free.first()["cpu_seconds"]
             steps = _train(name, scale, outlook["budget_bytes"], most)
-            for found, of in ((first, steps and steps.first()), (later, steps and steps.later())):
+            for found, of in (
+                (first, steps.first() if steps else None),
+                (later, steps.later() if steps else None),
+            ):
                 found.append(of and of | {"slowdown": of["cpu_seconds"] / own})
         yield {
             "share": share,
