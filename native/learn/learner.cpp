@@ -257,7 +257,7 @@ void Learner::add_held(Stage& stage) const {
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   before_ = cost_between(recent_mark(), now_with_room());
   usual_ = policy();
-  task_ = std::make_unique<Task>();
+  task_ = std::make_shared<Task>();
   task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
@@ -275,11 +275,21 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   });
   begin_windows();
   if (parts_.environment.options.learn != DTR_LEARN_AT_ONCE) return;
-  phase_ = Phase::waiting;
+  const std::shared_ptr<Task> task = task_;
+  if (wait(lock, [&] { task->join(); })) follow(deferred);
+}
+
+template <typename Wait>
+bool Learner::wait(std::unique_lock<EngineMutex>& lock, Wait&& until) {
+  const std::shared_ptr<Learner> self = shared_from_this();  // whom the engine may let go of
+  const uint64_t forgotten = forgotten_;
+  before_waiting_ = std::exchange(phase_, Phase::waiting);
   lock.unlock();
-  task_->thread.join();
+  until();
   lock.lock();
-  follow(deferred);
+  if (forgotten_ != forgotten) return false;
+  phase_ = before_waiting_;
+  return true;
 }
 
 void Learner::end_rehearsal() {
@@ -324,12 +334,16 @@ Learner::Task::~Task() {
   all.erase(std::remove(all.begin(), all.end(), this), all.end());
 }
 
+void Learner::Task::join() {
+  std::lock_guard<std::mutex> lock(joining);
+  if (thread.joinable()) thread.join();
+}
+
 void Learner::Task::end() {
   cancelled = true;
-  if (!thread.joinable()) return;
   if (process == ::getpid())
-    thread.join();
-  else
+    join();
+  else if (thread.joinable())
     new std::thread(std::move(thread));  // a forked child has no such thread, to join or to detach
 }
 
@@ -426,8 +440,6 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
   const Stage played = stage();
   const EvictionPolicy by = policy();
   const uint64_t unknown = budget_bytes() - played.budget_bytes;
-  const Phase before = std::exchange(phase_, Phase::waiting);
-  lock.unlock();
   std::optional<Rehearsal::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
   const auto play = [&] {
@@ -438,13 +450,14 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
       // No memory for it: there is no advice.
     }
   };
-  try {
-    std::thread(play).join();
-  } catch (const std::system_error&) {
-    // Nor a thread.
-  }
-  lock.lock();
-  phase_ = before;
+  const bool is_current = wait(lock, [&] {
+    try {
+      std::thread(play).join();
+    } catch (const std::system_error&) {
+      // Nor a thread.
+    }
+  });
+  if (!is_current) return {};
   advice_ = {};
   if (found)
     advice_ = {static_cast<uint64_t>(kMargin * static_cast<double>(found->bytes + unknown)),
@@ -455,7 +468,9 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
 void Learner::forget(Deferred& deferred) {
   end_rehearsal();
   parts_.follow_plan({});
-  if (phase_ == Phase::listening) rest(Phase::begins, deferred);
+  const Phase phase = phase_ == Phase::waiting ? before_waiting_ : phase_;
+  if (phase == Phase::listening) rest(Phase::begins, deferred);
+  ++forgotten_;
   log_.clear();
   step_ns_ = 0;
   times_ = 0;
@@ -463,8 +478,8 @@ void Learner::forget(Deferred& deferred) {
   phase_ = Phase::begins;
 }
 
-std::unique_ptr<Coach> make_learner(const Coached& coached) {
-  return std::make_unique<Learner>(coached);
+std::shared_ptr<Coach> make_learner(const Coached& coached) {
+  return std::make_shared<Learner>(coached);
 }
 
 }  // namespace dtr

@@ -32,7 +32,7 @@
 
 namespace dtr {
 
-class Learner final : public Coach {
+class Learner final : public Coach, public std::enable_shared_from_this<Learner> {
  public:
   explicit Learner(const Coached& parts) : parts_(parts) {}
   Learner(const Learner&) = delete;
@@ -58,7 +58,9 @@ class Learner final : public Coach {
   struct Task {
     Task();
     ~Task();
-    // Waits for the thread, which gives up with its next play.
+    // Waits for the thread.
+    void join();
+    // Likewise; it gives up with its next play.
     void end();
 
     OwnedProgram program;
@@ -68,6 +70,7 @@ class Learner final : public Coach {
     std::atomic<bool> is_done{false};
     std::optional<Rehearsal::Found> found;
     std::thread thread = {};
+    std::mutex joining;
     int64_t process;
   };
 
@@ -117,6 +120,10 @@ class Learner final : public Coach {
   void rest(Phase phase, Deferred& deferred);
   // There is no memory, or no thread, to learn with: the job goes on as it is.
   void give_up(Deferred& deferred);
+  // Calls until() without the mutex. False: another thread made this forget meanwhile, or the engine
+  // has no use for it any more.
+  template <typename Wait>
+  bool wait(std::unique_lock<EngineMutex>& lock, Wait&& until);
   void end_rehearsal();
   bool can_play() const;
   uint64_t budget_bytes() const;
@@ -151,9 +158,11 @@ class Learner final : public Coach {
   uint32_t times_ = 0;   // that it has listened
   Advice advice_;        // the last, and of how many operators
   uint64_t advised_ = 0;
-  std::unique_ptr<Task> task_;
+  std::shared_ptr<Task> task_;
+  Phase before_waiting_ = Phase::begins;
+  uint64_t forgotten_ = 0;  // so often
 };
 
-std::unique_ptr<Coach> make_learner(const Coached& coached);
+std::shared_ptr<Coach> make_learner(const Coached& coached);
 
 }  // namespace dtr

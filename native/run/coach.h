@@ -57,10 +57,11 @@ class Coach {
   virtual int64_t step_ns() const = 0;
   // Takes seconds at most.
   virtual Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) = 0;
-  // He begins anew with the next operator; the op log is off.
+  // He begins anew with the next operator; the op log is off. What another thread waits for in a call
+  // comes to nothing then.
   virtual void forget(Deferred& deferred) = 0;
 };
 
-using MakeCoach = std::unique_ptr<Coach> (*)(const Coached&);
+using MakeCoach = std::shared_ptr<Coach> (*)(const Coached&);
 
 }  // namespace dtr

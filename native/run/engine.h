@@ -239,7 +239,7 @@ class Engine final {
   uint64_t checks_ = 0;  // of the invariants
   ThrashGuard guard_;
   MakeCoach make_coach_;
-  std::unique_ptr<Coach> coach_;  // the last: it goes first
+  std::shared_ptr<Coach> coach_;  // the last: it goes first
 };
 
 // What a framework is told of the engine (core_table.cpp).

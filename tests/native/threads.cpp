@@ -61,6 +61,7 @@ struct Settings {
   const char* dealloc;
   int32_t learn = DTR_LEARN_NOTHING;
   uint64_t threads = kThreads;
+  bool reconfigured = false;  // over and over, while threads learn and ask for advice
 };
 
 // An engine on one pool, for all threads.
@@ -75,7 +76,6 @@ class Machine {
     of_pool.chunk_bytes = chunk;
     of_pool.fixed = settings.fixed;
     ok(dtr_pool_create(&of_pool, &pool));
-    dtr_engine_options options{};
     options.heuristic = settings.heuristic;
     options.history_ops = 1 << 20;
     options.dealloc = settings.dealloc;
@@ -84,6 +84,7 @@ class Machine {
     options.swap_bytes = settings.swap_bytes;
     options.contents = DTR_CONTENTS_SAMPLED;
     options.learn = settings.learn;
+    options.thrash = settings.reconfigured ? 1e9 : 0;  // advice is given where it is on
     options.tiny_bytes = DTR_TINY_BYTES;
     ok(dtr_engine_create(&options, &engine));
     ok(dtr_sim_create(engine, &framework));
@@ -115,6 +116,7 @@ class Machine {
   }
 
   const uint64_t chunk, budget;
+  dtr_engine_options options{};
   dtr_pool* pool = nullptr;
   dtr_engine* engine = nullptr;
   dtr_sim* framework = nullptr;
@@ -311,8 +313,9 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
     layers.clear();
     worker.call(101, {&shared[0], &weight}, 0);
     // By this thread, as it holds on to what is in memory meanwhile: to who overwrites, what another
-    // thread's check holds is alive, and must be kept.
-    if (repeats) ok(dtr_engine_check_invariants(machine.engine));
+    // thread's check holds is alive, and must be kept. (Not where others ask the pool for memory: of
+    // equal costs the search looks at what is free beside, which changes meanwhile.)
+    if (repeats && machine.options.thrash == 0) ok(dtr_engine_check_invariants(machine.engine));
   }
   worker.look(weight);
 }
@@ -340,6 +343,25 @@ void meddle(Machine& machine, const std::atomic<bool>& over, bool is_learned) {
   }
 }
 
+void reconfigure(Machine& machine, const std::atomic<bool>& over) {
+  for (uint64_t turn = 0; !over.load(); ++turn) {
+    ok(dtr_engine_configure(machine.engine, &machine.options));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100 * (turn % 8)));
+  }
+}
+
+// A request that nothing fits is answered with a budget that would do, which is played for.
+void ask_for_advice(Machine& machine, const std::atomic<bool>& over) {
+  while (!over.load()) {
+    const auto words = static_cast<int64_t>(machine.budget);
+    dtr_sim_tensor* made = nullptr;
+    const int32_t failed =
+        dtr_sim_make_tensor(machine.framework, 0, -1, 0, kInt64, 1, &words, nullptr, &made);
+    require(failed == DTR_OUT_OF_MEMORY, "eight times the budget fits");
+    std::this_thread::yield();
+  }
+}
+
 void run(const Settings& settings, uint64_t evictions) {
   Machine machine(settings);
   {
@@ -352,10 +374,15 @@ void run(const Settings& settings, uint64_t evictions) {
     for (uint64_t i = 0; i < settings.threads; ++i)
       threads.emplace_back(
           [&, i] { train(machine, shared, i + 2, evictions, settings.threads == 1); });
-    std::thread meddler([&] { meddle(machine, over, settings.threads == 1); });
+    std::vector<std::thread> beside;
+    beside.emplace_back([&] { meddle(machine, over, settings.threads == 1); });
+    if (settings.reconfigured) {
+      beside.emplace_back([&] { reconfigure(machine, over); });
+      beside.emplace_back([&] { ask_for_advice(machine, over); });
+    }
     for (std::thread& thread : threads) thread.join();
     over = true;
-    meddler.join();
+    for (std::thread& thread : beside) thread.join();
     ok(dtr_pool_set_budget(machine.pool, machine.budget));
     for (Tensor& tensor : shared) first.look(tensor);
   }
@@ -420,4 +447,6 @@ int main(int argc, char** argv) {
       evictions);
   run({"learned from threads", marginal, DTR_ROOM_AUTO, 0, 0, "lazy", DTR_LEARN_POLICY}, evictions);
   run({"a step learned", marginal, DTR_ROOM_AUTO, 0, 0, "lazy", DTR_LEARN_POLICY, 1}, evictions);
+  run({"options anew", marginal, DTR_ROOM_AUTO, 0, 0, "lazy", DTR_LEARN_AT_ONCE, 1, true},
+      evictions);
 }
