@@ -27,9 +27,9 @@ MOVE_BYTES_PER_S = {"cpu": 12e9, "cuda": 200e9}
 CLOSE = 0.005
 """The smallest budget is found up to this share of it."""
 SLOWEST = 4.0
-"""A step that takes longer, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
+"""A step that computes more, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
 WORTH = 1.15
-"""A step that takes no longer is what most jobs accept: so the smallest such budget is advised."""
+"""A step that computes no more is what most jobs accept: so the smallest such budget is advised."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
 MARGIN = 1.01
@@ -151,7 +151,7 @@ def suggest(
         )
 
     def is_played(budget_bytes: int) -> bool:
-        return _bearable(rehearse(budget_bytes, learn=False).usual_cost) is not None
+        return _bearable(rehearse(budget_bytes, learn=False).usual_repeated) is not None
 
     def works(budget_bytes: int) -> bool:
         first, second = (is_played(int(share * budget_bytes)) for share in NEAR[:2])
@@ -184,17 +184,22 @@ def suggest(
 
     def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook | None:
         """None: it does not work."""
-        first, learned = map(_bearable, (played.usual_cost, played.learned_cost))
+        first, learned = map(_bearable, (played.usual_repeated, played.learned_repeated))
         later = first if learned is None else learned
         if later is None:
             return None
+        costs = [
+            cost
+            for repeated, cost in ((first, played.usual_cost), (learned, played.learned_cost))
+            if repeated is not None and cost is not None
+        ]
         return Outlook(
             budget_bytes,
             (budget_bytes - idle_bytes) / activation_bytes,
             None if first is None else 1 + first,
             1 + later,
             played.is_planned,
-            seconds([later if first is None else first, later]),
+            seconds(costs),
         )
 
     low, high = idle_bytes, peak_bytes
@@ -223,8 +228,8 @@ def suggest(
     )
 
 
-def _bearable(cost: float | None) -> float | None:
-    return None if cost is None or 1 + cost > SLOWEST else cost
+def _bearable(repeated: float | None) -> float | None:
+    return None if repeated is None or 1 + repeated > SLOWEST else repeated
 
 
 def _limit(program: Program, run: simulate.Run) -> Call | None:
