@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +114,8 @@ def suggest(
     Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
     for fewer steps, what enable() raises, and what the steps do.
     """
-    from dtr_alloc.torch.api import active, session
-    from dtr_alloc.torch.observe import TIMED, clock, observe
+    from dtr_alloc.torch.api import session
+    from dtr_alloc.torch.observe import TIMED, clock, observe, timed
 
     if steps < 3:
         raise ValueError(f"steps is {steps}; allowed: 3 and more")
@@ -125,13 +124,12 @@ def suggest(
         with session(budget, device=device, log=str(log), **ways_to_fit(budget)):
             for _ in range(steps):
                 step()
-            if (recorder := active().log) is not None:
-                recorder.close()
+            observed = observe(steps)
             ends = [clock()]
             for _ in range(TIMED):
                 step()
                 ends.append(clock())
-            observed = observe(steps, [after - before for before, after in pairwise(ends)])
+            observed = timed(observed, ends)
         return advise(observed, log)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
+from dtr_alloc.torch.escapes import addresses_not_kept
 from dtr_alloc.torch.kept import Kept, fullest
 from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.runtime import Runtime
@@ -37,7 +38,8 @@ class Observed:
         steps: that were recorded; 0: the job has no optimizer, or ended before.
         step_seconds: of each step that was timed; none if something was evicted.
         peak_bytes: the most that was allocated at once, with what the session found on the device.
-        held_bytes: what was allocated when the last step ended, by kind: parameters, gradients,
+            (All is of recorded steps: what the engine keeps of the past may grow with each.)
+        held_bytes: what was allocated when the last of them ended, by kind: parameters, gradients,
             optimizer states, buffers, other.
         fullest: what filled the memory when most of it was in use, to a sixteenth.
         chunk_bytes: the unit in which the pool maps memory.
@@ -63,6 +65,7 @@ class Observer:
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
         self._steps = steps
         self._seen = 0
+        self._observed: Observed | None = None
         self._ends: list[float] = []
         self._then = then
         self._once = threading.Lock()
@@ -73,6 +76,8 @@ class Observer:
 
     def _step_ended(self) -> None:
         self._seen += 1
+        if self._seen == self._steps:
+            self._observed = observe(self._seen)
         if self._seen >= self._steps:
             self._ends.append(clock())
         if len(self._ends) > TIMED:
@@ -81,8 +86,7 @@ class Observer:
     def finish(self) -> None:
         if self._once.acquire(blocking=False):
             self._timer.cancel()
-            times = [after - before for before, after in pairwise(self._ends)]
-            self._then(observe(min(self._seen, self._steps), times))
+            self._then(timed(self._observed or observe(self._seen), self._ends))
 
 
 def clock() -> float:
@@ -92,23 +96,31 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def observe(steps: int, step_seconds: list[float]) -> Observed:
-    """What the session's job held and took until now. Ends the session's log."""
+def observe(steps: int) -> Observed:
+    """What the session's job held until now. Ends the session's log."""
     runtime = api.active()
     stats = api.stats()
-    held, outside_bytes = held_bytes(runtime, stats["allocated_bytes"])
+    held, outside_bytes = addresses_not_kept(held_bytes, runtime, stats["allocated_bytes"])
     if runtime.log is not None:
         runtime.log.close()
     return Observed(
         runtime.device_type,
         steps,
-        [] if stats["evictions"] or stats["swaps"] else step_seconds,
+        [],
         stats["peak_allocated_bytes"] + outside_bytes,
         held,
         fullest(runtime),
         stats["chunk_bytes"],
         _is_float32(runtime),
     )
+
+
+def timed(observed: Observed, ends: Sequence[float]) -> Observed:
+    """With the times of further steps, between whose ends they are."""
+    stats = api.stats()
+    if stats["evictions"] or stats["swaps"]:
+        return observed
+    return replace(observed, step_seconds=[after - before for before, after in pairwise(ends)])
 
 
 def _is_float32(runtime: Runtime) -> bool:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness import fix_costs
@@ -288,6 +289,37 @@ for text in (str(advice), advice._repr_html_()):
     assert "Advised: " in text
 print(json.dumps(found))
 """
+
+
+KEEPS_THE_PAST = """
+import json
+
+import torch
+
+import dtr_alloc
+from bench import models
+
+torch.set_num_threads(1)
+jobs, peaks = [], []
+
+def step():
+    if not jobs:
+        jobs.append(models.JOBS["inplace"]())
+    jobs[0].step(len(peaks))
+    peaks.append(dtr_alloc.stats()["peak_allocated_bytes"])
+
+found = dtr_alloc.suggest(step).document()
+print(json.dumps([found["observed"]["peak_bytes"], peaks]))
+"""
+
+
+def test_what_is_timed_is_not_what_is_recorded(job, tmp_path):
+    """Each step of this job leaves a history of its buffers, until that is too long."""
+    (tmp_path / "step.py").write_text(KEEPS_THE_PAST)
+    process = job("step.py", PYTHONPATH=str(Path(__file__).parents[2]))
+    assert process.returncode == 0, process.stderr
+    peak, peaks = json.loads(process.stdout)
+    assert peak == peaks[4] < peaks[-1]
 
 
 def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
