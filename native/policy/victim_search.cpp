@@ -14,11 +14,12 @@ namespace dtr {
 
 namespace {
 
-// Grows with every change of the heap.
-uint64_t changes_of(dtr_pool* pool) {
+// Another one after every change of the heap, which also ends elsewhere under another budget.
+std::pair<uint64_t, uint64_t> changes_of(dtr_pool* pool) {
   dtr_pool_stats stats{};
   dtr_pool_get_stats(pool, &stats);
-  return stats.allocations + stats.frees + stats.mapped_chunks + stats.unmapped_chunks;
+  return {stats.allocations + stats.frees + stats.mapped_chunks + stats.unmapped_chunks,
+          stats.budget_bytes};
 }
 
 }  // namespace
@@ -183,7 +184,7 @@ void VictimSearch::check(bool searches) {
   if (!costs_.needs().scores) return;
   const dtr_engine_stats before = environment_.stats;
   for (const auto& device : devices_) {
-    const uint64_t changes = changes_of(device->pool);
+    const auto changes = changes_of(device->pool);
     const SearchContext context = context_of(*device);
     const Storage* best = nullptr;
     double least = 0;

@@ -313,9 +313,8 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
     layers.clear();
     worker.call(101, {&shared[0], &weight}, 0);
     // By this thread, as it holds on to what is in memory meanwhile: to who overwrites, what another
-    // thread's check holds is alive, and must be kept. (Not where others ask the pool for memory: of
-    // equal costs the search looks at what is free beside, which changes meanwhile.)
-    if (repeats && machine.options.thrash == 0) ok(dtr_engine_check_invariants(machine.engine));
+    // thread's check holds is alive, and must be kept.
+    if (repeats) ok(dtr_engine_check_invariants(machine.engine));
   }
   worker.look(weight);
 }
