@@ -282,13 +282,13 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
 template <typename Wait>
 bool Learner::wait(std::unique_lock<EngineMutex>& lock, Wait&& until) {
   const std::shared_ptr<Learner> self = shared_from_this();  // whom the engine may let go of
-  const uint64_t forgotten = forgotten_;
-  before_waiting_ = std::exchange(phase_, Phase::waiting);
+  const Waiter waiter;
+  waiter_ = &waiter;
   lock.unlock();
   until();
   lock.lock();
-  if (forgotten_ != forgotten) return false;
-  phase_ = before_waiting_;
+  if (waiter_ != &waiter) return false;
+  waiter_ = nullptr;
   return true;
 }
 
@@ -428,7 +428,7 @@ void Learner::check_grinding() {
 // ---- advice ----
 
 Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex>& lock) {
-  if (!can_play() || phase_ == Phase::waiting) return {};
+  if (!can_play() || waiter_) return {};
   if (phase_ == Phase::listening) {
     hear();
     step_ = log_.repetition();
@@ -468,9 +468,8 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
 void Learner::forget(Deferred& deferred) {
   end_rehearsal();
   parts_.follow_plan({});
-  const Phase phase = phase_ == Phase::waiting ? before_waiting_ : phase_;
-  if (phase == Phase::listening) rest(Phase::begins, deferred);
-  ++forgotten_;
+  if (phase_ == Phase::listening) rest(Phase::begins, deferred);
+  waiter_ = nullptr;
   log_.clear();
   step_ns_ = 0;
   times_ = 0;

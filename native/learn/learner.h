@@ -40,15 +40,16 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   ~Learner() override { end_rehearsal(); }
 
   void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override try {
+    if (waiter_) return;
     if (phase_ == Phase::listening)
       listen(deferred, lock);
-    else if (phase_ != Phase::waiting && phase_ != Phase::done)
+    else if (phase_ != Phase::done)
       go_on(deferred);
   } catch (const std::exception&) {
     give_up(deferred);
   }
   void ran_again() override {
-    if (phase_ == Phase::following) check_grinding();
+    if (phase_ == Phase::following && !waiter_) check_grinding();
   }
   int64_t step_ns() const override { return step_ns_; }
   Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
@@ -80,7 +81,6 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     listening,
     resting,     // a step is known, and next to nothing is computed again in it
     rehearsing,  // on the thread
-    waiting,     // for the thread
     following,
     done
   };
@@ -120,8 +120,9 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   void rest(Phase phase, Deferred& deferred);
   // There is no memory, or no thread, to learn with: the job goes on as it is.
   void give_up(Deferred& deferred);
-  // Calls until() without the mutex. False: another thread made this forget meanwhile, or the engine
-  // has no use for it any more.
+  struct Waiter {};
+  // Calls until() without the mutex; nothing is learned meanwhile. False: another thread made this
+  // forget, or the engine has no use for it any more.
   template <typename Wait>
   bool wait(std::unique_lock<EngineMutex>& lock, Wait&& until);
   void end_rehearsal();
@@ -159,8 +160,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   Advice advice_;        // the last, and of how many operators
   uint64_t advised_ = 0;
   std::shared_ptr<Task> task_;
-  Phase before_waiting_ = Phase::begins;
-  uint64_t forgotten_ = 0;  // so often
+  const Waiter* waiter_ = nullptr;  // on the stack of wait(), until this forgets
 };
 
 std::shared_ptr<Coach> make_learner(const Coached& coached);
