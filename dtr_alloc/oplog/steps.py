@@ -24,8 +24,8 @@ from dtr_alloc.oplog.program import (
 def repeated(program: Program, times: int) -> Program:
     """The program of a job that does so often what a log of one step says.
 
-    What the step takes as a constant and does not release is there once, as parameters are. What
-    else has a name at the end of the step is released there.
+    A constant of the step that has a name at its end, be it another one, is there once, as
+    parameters are. What else has a name at the end is released there.
 
     Raises ValueError for less than one time.
     """
@@ -33,31 +33,34 @@ def repeated(program: Program, times: int) -> Program:
         raise ValueError(f"times is {times}; allowed: 1 and more")
     code = program.code
     starts = [*_starts(code), len(code)]
-    released = {code[at + 1] for at in starts[:-1] if code[at] == RELEASE}
-    once = {code[at + 1] for at in starts[:-1] if code[at] == CONSTANT} - released
+    once = _constants_alive(code)
     many = Program(
         f"{program.path}, {times} times",
         operator_names=program.operator_names,
         places=program.places,
     )
-    of_once: dict[int, int] = {}
+    kept: dict[int, int] = {}  # by where a constant is made: a name of its own
     for step in range(times):
-        of_step: dict[int, int] = {}
+        names: dict[int, int] = {}
         alive: set[int] = set()
         for at, end in pairwise(starts):
-            if step and code[at] == CONSTANT and code[at + 1] in once:
-                continue
             instruction = code[at:end]
             for i in _names(instruction):
                 name = instruction[i]
-                known = of_once if name in once else of_step
-                if name not in known:
-                    known[name] = len(many.names)
+                if name not in names:
+                    names[name] = len(many.names)
                     many.names.append(f"{program.names[name]}/{step}")
-                instruction[i] = known[name]
-                (alive.discard if instruction[0] == RELEASE else alive.add)(known[name])
-            many.code.extend(instruction)
-        for name in sorted(alive - set(of_once.values())):
+                instruction[i] = names[name]
+                (alive.discard if instruction[0] == RELEASE else alive.add)(names[name])
+            if at in once:
+                if not step:
+                    kept[at] = len(many.names)
+                    many.names.append(program.names[code[at + 1]])
+                    many.code.extend((CONSTANT, kept[at], code[at + 2]))
+                many.code.extend((COPY, instruction[1], kept[at]))
+            else:
+                many.code.extend(instruction)
+        for name in sorted(alive):
             many.code.extend((RELEASE, name))
         many.operators.extend(program.operators)
         many.operator_places.extend(program.operator_places)
@@ -65,6 +68,25 @@ def repeated(program: Program, times: int) -> Program:
         many.workspace.extend(program.workspace)
         many.workspace_at.extend(filled + at for at in program.workspace_at[1:])
     return many
+
+
+def _constants_alive(code: array[int]) -> set[int]:
+    """Where the constants are made that have a name at the end."""
+    made_at: dict[int, int | None] = {}  # by name, what it stands for
+    for at in _starts(code):
+        name = code[at + 1]
+        if code[at] == CONSTANT:
+            made_at[name] = at
+        elif code[at] in (COPY, COPY_FROM):
+            made_at[name] = made_at.get(code[at + 2])
+        elif code[at] == RELEASE:
+            made_at.pop(name, None)
+        elif code[at] in (CALL, EFFECT):
+            first = at + 4 + code[at + 2]
+            for i in range(first, first + 3 * code[first - 1], 3):
+                alias = code[i + 2]
+                made_at[code[i]] = None if alias == FRESH else made_at.get(code[at + 3 + alias])
+    return {at for at in made_at.values() if at is not None}
 
 
 def computed(program: Program) -> list[int]:

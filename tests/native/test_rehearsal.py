@@ -49,6 +49,17 @@ def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
     assert run.end_bytes == 1000
 
 
+def test_a_constant_with_another_name_at_the_end_of_a_repeated_log_is_there_once():
+    log = Log()
+    log.constant("loaded", 1000)
+    log.copy("parameter", "loaded")
+    log.release("loaded")
+    log.call("parameter", {"y": 100})
+    program = oplog.repeated(log.program, 3)
+    assert list(program.code).count(1000) == 1
+    assert simulate.run_log(program, semantics="runtime", outputs=False).end_bytes == 1000
+
+
 def test_a_name_may_stand_for_something_new_or_for_what_it_stood_for():
     log = Log()
     log.constant("x", 1000)
