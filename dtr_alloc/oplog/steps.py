@@ -25,7 +25,8 @@ def repeated(program: Program, times: int) -> Program:
     """The program of a job that does so often what a log of one step says.
 
     A constant of the step that has a name at its end, be it another one, is there once, as
-    parameters are. What else has a name at the end is released there.
+    parameters are. Any other is loaded in each step, as a batch is: by an EFFECT that takes no
+    time. What else has a name at the end is released there.
 
     Raises ValueError for less than one time.
     """
@@ -36,13 +37,15 @@ def repeated(program: Program, times: int) -> Program:
     once = _constants_alive(code)
     many = Program(
         f"{program.path}, {times} times",
-        operator_names=program.operator_names,
+        operator_names=[*program.operator_names, "load"],
         places=program.places,
     )
+    places = program.operator_places
     kept: dict[int, int] = {}  # by where a constant is made: a name of its own
     for step in range(times):
         names: dict[int, int] = {}
         alive: set[int] = set()
+        operator = 0
         for at, end in pairwise(starts):
             instruction = code[at:end]
             for i in _names(instruction):
@@ -58,15 +61,22 @@ def repeated(program: Program, times: int) -> Program:
                     many.names.append(program.names[code[at + 1]])
                     many.code.extend((CONSTANT, kept[at], code[at + 2]))
                 many.code.extend((COPY, instruction[1], kept[at]))
+            elif instruction[0] == CONSTANT:
+                many.code.extend((EFFECT, 0, 0, 1, *instruction[1:], FRESH))
+                many.operators.append(len(program.operator_names))
+                many.operator_places.append(0)
+                many.workspace_at.append(len(many.workspace))
             else:
                 many.code.extend(instruction)
+            if instruction[0] in (CALL, MUTATE, EFFECT):
+                many.operators.append(program.operators[operator])
+                many.operator_places.append(places[operator] if places else 0)
+                of = slice(*program.workspace_at[operator : operator + 2])
+                many.workspace.extend(program.workspace[of])
+                many.workspace_at.append(len(many.workspace))
+                operator += 1
         for name in sorted(alive):
             many.code.extend((RELEASE, name))
-        many.operators.extend(program.operators)
-        many.operator_places.extend(program.operator_places)
-        filled = len(many.workspace)
-        many.workspace.extend(program.workspace)
-        many.workspace_at.extend(filled + at for at in program.workspace_at[1:])
     return many
 
 

@@ -49,14 +49,18 @@ def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
     assert run.end_bytes == 1000
 
 
-def test_a_constant_with_another_name_at_the_end_of_a_repeated_log_is_there_once():
+def test_what_has_a_name_at_the_end_of_a_repeated_log_is_there_once_and_the_rest_loaded():
     log = Log()
     log.constant("loaded", 1000)
     log.copy("parameter", "loaded")
     log.release("loaded")
-    log.call("parameter", {"y": 100})
+    log.constant("batch", 500)
+    log.call("parameter batch", {"y": 100})
+    log.release("batch")
     program = oplog.repeated(log.program, 3)
-    assert list(program.code).count(1000) == 1
+    code = list(program.code)
+    assert (code.count(1000), code.count(500)) == (1, 3)
+    assert program.operator_count == 6
     assert simulate.run_log(program, semantics="runtime", outputs=False).end_bytes == 1000
 
 
