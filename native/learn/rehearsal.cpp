@@ -2,9 +2,11 @@
 #include "rehearsal.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <unordered_set>
 #include <utility>
 
@@ -34,6 +36,15 @@ constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0
 constexpr size_t kMostOfPolicy = 3;
 // So many of all of them are tried, the best first.
 constexpr size_t kMostPlans = 12;
+// Local search from the best of them on, if it repeats that much of a step's compute: so many operators
+// in all plays; how many weights change at once at most, how often that of an operator that is
+// repeated, and by which factor at most, as a logarithm. A larger weight is tried more often there.
+constexpr double kWorthSearching = 0.2;
+constexpr uint64_t kMostSearched = 300'000;
+constexpr uint32_t kMostChanges = 3;
+constexpr double kOfRepeated = 0.5;
+constexpr double kMostChange = 2;
+constexpr double kUpwards = 0.7;
 // What slabs waste, and what the last of each size have free. (With 1.1 some plans take a chunk for
 // a slab from large blocks, and give it back, in each step.)
 constexpr double kSlabSlack = 1.5;
@@ -177,9 +188,16 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   options.space = DTR_SPACE_BYTES;
   options.chunk_bytes = 0;
   options.move_bytes_per_s = 0;
+  Program program = program_.view();
+  std::vector<double> weights;
+  if (!schedule.weights.empty()) {
+    for (uint64_t op = 0; op < program.operators; ++op)
+      weights.push_back(schedule.weights[op % schedule.weights.size()]);
+    program.weights = weights.data();
+  }
   Simulation run;
   run.trajectory = trajectory;
-  simulate_runtime(options, program_.view(), run);
+  simulate_runtime(options, program, run);
   played_ += program_.workspace_at.size() + run.result.remat_ops;
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   return static_cast<double>(run.result.remat_cost);
@@ -210,8 +228,8 @@ void Rehearsal::plan(Found& found) const {
       ++fit;
     }
   }
-  std::stable_sort(schedules.begin(), schedules.end(),
-                   [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
+  improve(schedules, std::min(most_played, played_ + kMostSearched));
+  std::stable_sort(schedules.begin(), schedules.end(), by_cost);
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
     if (schedules[i].again_ns >= found.cost_ns - kLittle * static_cast<double>(program_.cost_ns))
       return;
@@ -219,6 +237,41 @@ void Rehearsal::plan(Found& found) const {
     play_bytes(schedules[i], found.cost_ns, &trajectory);
     std::optional<Found> planned = follow(schedules[i].policy, trajectory, found.cost_ns);
     if (planned) found = std::move(*planned);
+  }
+}
+
+// A policy evicts the less of an operator, the more the operator is said to cost. So any weights make a
+// schedule; a change of few is kept unless it repeats more.
+void Rehearsal::improve(std::vector<Schedule>& schedules, uint64_t most_played) const {
+  const auto first = std::min_element(schedules.begin(), schedules.end(), by_cost);
+  if (first == schedules.end() ||
+      first->again_ns < kWorthSearching * static_cast<double>(program_.cost_ns))
+    return;
+  const uint64_t period = program_.counted_from;
+  Schedule best = *first;
+  best.weights.assign(period, 1);
+  std::vector<uint64_t> repeated;  // operators of the step, as often as they are
+  std::minstd_rand random;         // the same each time
+  const auto below = [&](size_t count) { return random() % count; };
+  const auto share = [&] { return static_cast<double>(random()) / std::minstd_rand::max(); };
+  while (!cancelled_ && played_ < most_played) {
+    Schedule next = best;
+    for (size_t changes = 1 + below(kMostChanges); changes > 0; --changes) {
+      const bool of_repeated = share() < kOfRepeated && !repeated.empty();
+      const uint64_t op = of_repeated ? repeated[below(repeated.size())] : below(period);
+      next.weights[op] *= std::exp(kMostChange * (2 * share() - (of_repeated ? 1 - kUpwards : 1)));
+    }
+    Trajectory trajectory;
+    const std::optional<double> again_ns = play_bytes(next, best.again_ns, &trajectory);
+    if (!again_ns) continue;
+    const StepBlocks step(trajectory, period, period);
+    if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) continue;
+    next.again_ns = *again_ns;
+    if (next.again_ns < best.again_ns) schedules.push_back(next);
+    best = std::move(next);
+    repeated.clear();
+    for (const Trajectory::Block& block : trajectory.blocks)
+      if (block.op != Trajectory::kNoOp && block.run > 0) repeated.push_back(block.op % period);
   }
 }
 

@@ -86,7 +86,11 @@ class Rehearsal {
     EvictionPolicy policy;
     uint64_t budget_bytes;
     double again_ns;
+    std::vector<double> weights = {};  // by operator of the step, if its cost is taken for another
   };
+  static bool by_cost(const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; }
+  // Adds what local search finds from the best of them on, until `most_played`.
+  void improve(std::vector<Schedule>& schedules, uint64_t most_played) const;
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
                                    Trajectory* trajectory) const;
   // What of a budget is left for blocks that are no slabs'.

@@ -397,7 +397,8 @@ class RuntimeSimulation final : private Observer {
         frame_.buffer[operands.mutated(i)] |=
             operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
     const uint32_t flags = operands.repeatable ? DTR_OP_RECOMPUTABLE : 0;
-    frame_.told_ns = operands.cost;
+    const int64_t told_ns = told_cost(of, operands);
+    frame_.told_ns = told_ns;
     make_ahead(of, operands);
     const int32_t need =
         engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
@@ -422,13 +423,18 @@ class RuntimeSimulation final : private Observer {
       ++out_.result.model_ops;
     }
     const int64_t id =
-        engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, operands.cost);
+        engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, told_ns);
     trajectory_.ended(frame_.signature.value());
     if (id > 0) {
       if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
       closures_[id] = of;
     }
     out_.result.model_cost += operands.cost;
+  }
+
+  int64_t told_cost(const Operator& of, const Operands& operands) const {
+    if (!program_.weights) return operands.cost;
+    return static_cast<int64_t>(program_.weights[of.index] * static_cast<double>(operands.cost));
   }
 
   // The first results have memory that was allocated before, for the operator to fill.

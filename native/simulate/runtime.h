@@ -33,6 +33,8 @@ struct Program {
   uint64_t counted_from = 0;
   // By operator: so many of its results have memory before it begins. Null: none has.
   const uint32_t* made_ahead = nullptr;
+  // By operator: what the engine is told that it costs, in terms of its cost. Null: 1.
+  const double* weights = nullptr;
 };
 
 // Throws InvalidArgument for options or a program that make no sense.

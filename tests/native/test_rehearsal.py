@@ -95,6 +95,23 @@ def test_the_step_is_found_and_what_is_learned_costs_less(steps):
     assert found == simulate.rehearse(steps, budget)
 
 
+def test_a_step_that_repeats_much_is_searched_and_costs_less_than_by_any_policy(steps):
+    budget = int(0.3 * peak_of(steps))
+    policies = [
+        f"c={cost},m=size,s={staleness},next={foresight}"
+        for cost in ("marginal", "neighborhood", "component", "ancestors")
+        for staleness in (0.5, 1)
+        for foresight in (0, 1)
+    ]
+    runs = [
+        simulate.run_log(steps, policy, budget, semantics="runtime", dealloc="lazy", outputs=False)
+        for policy in policies
+    ]
+    found = simulate.rehearse(steps, budget)
+    assert found.is_planned
+    assert found.learned_cost < min(run.remat_cost / run.model_cost for run in runs)
+
+
 def test_without_learning_it_is_the_usual_policy_alone(steps):
     budget = peak_of(steps) // 2
     learned, usual = (simulate.rehearse(steps, budget, learn=learn) for learn in (True, False))
