@@ -38,13 +38,15 @@ constexpr size_t kMostOfPolicy = 3;
 constexpr size_t kMostPlans = 12;
 // Local search from the best of them on, if it repeats that much of a step's compute: so many operators
 // in all plays; how many weights change at once at most, how often that of an operator that is
-// repeated, and by which factor at most, as a logarithm. A larger weight is tried more often there.
+// repeated, and by which factor at most, as a logarithm. A larger weight is tried more often there. No
+// weight is further from 1, as costs are added up.
 constexpr double kWorthSearching = 0.2;
 constexpr uint64_t kMostSearched = 300'000;
 constexpr uint32_t kMostChanges = 3;
 constexpr double kOfRepeated = 0.5;
 constexpr double kMostChange = 2;
 constexpr double kUpwards = 0.7;
+constexpr double kMostWeight = 1000;
 // What slabs waste, and what the last of each size have free. (With 1.1 some plans take a chunk for
 // a slab from large blocks, and give it back, in each step.)
 constexpr double kSlabSlack = 1.5;
@@ -244,8 +246,10 @@ void Rehearsal::plan(Found& found) const {
 // schedule; a change of few is kept unless it repeats more.
 void Rehearsal::improve(std::vector<Schedule>& schedules, uint64_t most_played) const {
   const auto first = std::min_element(schedules.begin(), schedules.end(), by_cost);
-  if (first == schedules.end() ||
-      first->again_ns < kWorthSearching * static_cast<double>(program_.cost_ns))
+  const auto own_ns = static_cast<double>(program_.cost_ns);
+  constexpr auto kMostNs = static_cast<double>(INT64_MAX);
+  if (first == schedules.end() || first->again_ns < kWorthSearching * own_ns ||
+      own_ns > kMostNs / (4 * kMostWeight))
     return;
   const uint64_t period = program_.counted_from;
   Schedule best = *first;
@@ -259,7 +263,9 @@ void Rehearsal::improve(std::vector<Schedule>& schedules, uint64_t most_played) 
     for (size_t changes = 1 + below(kMostChanges); changes > 0; --changes) {
       const bool of_repeated = share() < kOfRepeated && !repeated.empty();
       const uint64_t op = of_repeated ? repeated[below(repeated.size())] : below(period);
-      next.weights[op] *= std::exp(kMostChange * (2 * share() - (of_repeated ? 1 - kUpwards : 1)));
+      const double change = kMostChange * (2 * share() - (of_repeated ? 1 - kUpwards : 1));
+      double& weight = next.weights[op];
+      weight = std::clamp(weight * std::exp(change), 1 / kMostWeight, kMostWeight);
     }
     Trajectory trajectory;
     const std::optional<double> again_ns = play_bytes(next, best.again_ns, &trajectory);
