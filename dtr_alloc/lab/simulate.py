@@ -322,6 +322,7 @@ def rehearse(
     heuristic: Heuristic | str = heuristics.ONLINE,
     *,
     learn: bool = True,
+    search: bool = False,
     chunk_bytes: int = 0,
     maps_on: str | None = None,
     move_bytes_per_s: float = 0,
@@ -334,6 +335,7 @@ def rehearse(
         budget_bytes: of all memory.
         heuristic: what the job begins with.
         learn: whether to look for what is better; it takes seconds.
+        search: whether to go on from a plan by local search, as a job does while it follows it.
         chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
         maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
         move_bytes_per_s: as for ``run_log``.
@@ -353,7 +355,7 @@ def rehearse(
     runtime.history_ops = history_ops
     runtime.room = heuristic.room_number("heuristic")
     options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)
-    options.learn = learn
+    options.learn = learn and 1 + search
     out = ffi.new("dtr_rehearsal_result *")
     check(lib.dtr_rehearse(options, *_in_c(program), out))
 

@@ -98,6 +98,7 @@ const Learner::Mark& Learner::recent_mark() const {
 // ---- listening ----
 
 void Learner::begin(Deferred& deferred) {
+  end_rehearsal();
   log_.clear();
   heard_ = 0;
   next_look_ = kFirstLook;
@@ -261,18 +262,8 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
-  task_->usual = usual_;
   rest(Phase::rehearsing, deferred);
-  task_->thread = std::thread([task = task_.get()] {
-    // The job comes first. (On Linux this is the thread's own.)
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
-    try {
-      task->found = Rehearsal(task->program, task->stage, task->cancelled).best(task->usual);
-    } catch (const std::exception&) {
-      // No memory for it: the job goes on as before.
-    }
-    task->is_done = true;
-  });
+  task_->start([usual = usual_](const Rehearsal& rehearsal) { return rehearsal.best(usual); });
   begin_windows();
   if (parts_.environment.options.learn != DTR_LEARN_AT_ONCE) return;
   const std::shared_ptr<Task> task = task_;
@@ -334,6 +325,24 @@ Learner::Task::~Task() {
   all.erase(std::remove(all.begin(), all.end(), this), all.end());
 }
 
+void Learner::Task::start(Play play) {
+  end_thread();
+  process = ::getpid();
+  is_done = false;
+  std::lock_guard<std::mutex> lock(joining);
+  thread = std::thread([this, play = std::move(play)] {
+    // The job comes first. (On Linux this is the thread's own.)
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
+    found.reset();
+    try {
+      found = play(Rehearsal(program, stage, cancelled));
+    } catch (const std::exception&) {
+      // No memory for it: the job goes on as before.
+    }
+    is_done = true;
+  });
+}
+
 void Learner::Task::join() {
   std::lock_guard<std::mutex> lock(joining);
   if (thread.joinable()) thread.join();
@@ -341,6 +350,10 @@ void Learner::Task::join() {
 
 void Learner::Task::end() {
   cancelled = true;
+  end_thread();
+}
+
+void Learner::Task::end_thread() {
   if (process == ::getpid())
     join();
   else if (thread.joinable())
@@ -359,17 +372,25 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
 
 void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
-  end_rehearsal();
+  is_second_ = task_->is_second;
   if (!found) {
-    end(deferred);
+    end_rehearsal();
+    if (!is_second_) end(deferred);
     return;
   }
+  if (is_second_) before_ = expected_;
   parts_.follow(found->policy);
   is_planned_ = !found->plan.calls.empty();
-  parts_.follow_plan(std::move(found->plan));
+  parts_.follow_plan(std::exchange(found->plan, {}));
   promised_ = found->repeats;
   phase_ = Phase::following;
   begin_windows();
+  if (is_second_ || !is_planned_ || parts_.environment.options.learn == DTR_LEARN_AT_ONCE) {
+    end_rehearsal();
+    return;
+  }
+  task_->is_second = true;
+  task_->start([known = *found](const Rehearsal& rehearsal) { return rehearsal.better(known); });
 }
 
 void Learner::follow_usual() {
@@ -400,7 +421,10 @@ void Learner::check_step(Deferred& deferred) {
     const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
     if (cost > most) {
       follow_usual();
-      end(deferred);
+      if (is_second_)
+        listen_again(deferred);
+      else
+        end(deferred);
       return;
     }
     expected_ = cost;
@@ -413,6 +437,7 @@ void Learner::check_step(Deferred& deferred) {
     return;
   }
   windows_.first = windows_.begin;
+  if (task_ && task_->is_done) follow(deferred);
 }
 
 // A single step that computes far more than any before.

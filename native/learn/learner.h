@@ -6,12 +6,13 @@
 //    heard last stands for the steps to come: it has no plan, but a policy.
 // 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
 // 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
-//    where the job differs: so any step is as right as one that was learned. If the job's steps cost
-//    more than before, or one much more, what was learned goes; if they do so later, the job is
-//    another by then, and it listens again.
+//    where the job differs: so any step is as right as one that was learned. While a plan is followed,
+//    a better one is looked for on the thread, once. If the job's steps cost more than before, or one
+//    much more, what was learned goes; if they do so later, the job is another by then, and it listens
+//    again.
 //
-// Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal:
-// looks depend on operators alone, and what is played on the program.
+// Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal,
+// and looks for no better plan: looks depend on operators alone, and what is played on the program.
 //
 // All of it is under the engine's mutex, except the rehearsal, which shares nothing with it.
 #pragma once
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -59,6 +61,9 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   struct Task {
     Task();
     ~Task();
+    using Play = std::function<std::optional<Rehearsal::Found>(const Rehearsal&)>;
+    // On a thread of its own, when an earlier one has ended.
+    void start(Play play);
     // Waits for the thread.
     void join();
     // Likewise; it gives up with its next play.
@@ -66,13 +71,16 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
 
     OwnedProgram program;
     Stage stage;
-    EvictionPolicy usual;
+    bool is_second = false;  // it looks for a better plan than one that is followed
     std::atomic<bool> cancelled{false};
     std::atomic<bool> is_done{false};
     std::optional<Rehearsal::Found> found;
     std::thread thread = {};
     std::mutex joining;
-    int64_t process;
+    int64_t process;  // that has the thread
+
+   private:
+    void end_thread();
   };
 
  private:
@@ -154,6 +162,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   double promised_ = 0;      // and what they will repeat, as rehearsed
   EvictionPolicy usual_;     // and by which
   bool is_planned_ = false;  // what is followed has a plan
+  bool is_second_ = false;   // a better one than the first
   Windows windows_;
   double expected_ = 0;  // what steps cost when the policy was found to be good
   uint32_t times_ = 0;   // that it has listened

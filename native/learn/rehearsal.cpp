@@ -36,17 +36,18 @@ constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0
 constexpr size_t kMostOfPolicy = 3;
 // So many of all of them are tried, the best first.
 constexpr size_t kMostPlans = 12;
-// Local search from the best of them on, if it repeats that much of a step's compute: so many operators
-// in all plays; how many weights change at once at most, how often that of an operator that is
-// repeated, and by which factor at most, as a logarithm. A larger weight is tried more often there. No
-// weight is further from 1, as costs are added up.
-constexpr double kWorthSearching = 0.2;
-constexpr uint64_t kMostSearched = 300'000;
+// Local search, from a schedule that repeats that much of a step's compute: so many operators in all
+// plays; how many weights change at once at most, how often that of an operator that is repeated, and
+// by which factor at most, as a logarithm. A larger weight is tried more often there. No weight is
+// further from 1, as costs are added up.
+constexpr double kWorthSearching = 0.1;
+constexpr uint64_t kMostSearched = 1'000'000;
 constexpr uint32_t kMostChanges = 3;
 constexpr double kOfRepeated = 0.5;
 constexpr double kMostChange = 2;
 constexpr double kUpwards = 0.7;
 constexpr double kMostWeight = 1000;
+constexpr double kMostWorse = 0.01;  // at first
 // What slabs waste, and what the last of each size have free. (With 1.1 some plans take a chunk for
 // a slab from large blocks, and give it back, in each step.)
 constexpr double kSlabSlack = 1.5;
@@ -230,36 +231,56 @@ void Rehearsal::plan(Found& found) const {
       ++fit;
     }
   }
-  improve(schedules, std::min(most_played, played_ + kMostSearched));
-  std::stable_sort(schedules.begin(), schedules.end(), by_cost);
+  plan_by(schedules, found);
+}
+
+void Rehearsal::plan_by(std::vector<Schedule>& schedules, Found& found) const {
+  std::stable_sort(schedules.begin(), schedules.end(),
+                   [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
     if (schedules[i].again_ns >= found.cost_ns - kLittle * static_cast<double>(program_.cost_ns))
       return;
     Trajectory trajectory;
     play_bytes(schedules[i], found.cost_ns, &trajectory);
     std::optional<Found> planned = follow(schedules[i].policy, trajectory, found.cost_ns);
-    if (planned) found = std::move(*planned);
+    if (!planned) continue;
+    found = std::move(*planned);
+    found.schedule_bytes = schedules[i].budget_bytes;
   }
 }
 
 // A policy evicts the less of an operator, the more the operator is said to cost. So any weights make a
-// schedule; a change of few is kept unless it repeats more.
-void Rehearsal::improve(std::vector<Schedule>& schedules, uint64_t most_played) const {
-  const auto first = std::min_element(schedules.begin(), schedules.end(), by_cost);
+// schedule. A change of few is kept if it repeats no more, or early in the search (simulated
+// annealing) a little more.
+std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   constexpr auto kMostNs = static_cast<double>(INT64_MAX);
-  if (first == schedules.end() || first->again_ns < kWorthSearching * own_ns ||
-      own_ns > kMostNs / (4 * kMostWeight))
-    return;
+  if (known.repeats < kWorthSearching || own_ns > kMostNs / (4 * kMostWeight)) return std::nullopt;
   const uint64_t period = program_.counted_from;
-  Schedule best = *first;
-  best.weights.assign(period, 1);
+  const uint64_t first_played = played_;
+  Schedule here{known.policy, known.schedule_bytes, kHopeless * own_ns,
+                std::vector<double>(period, 1)};
+  std::vector<Schedule> better;
   std::vector<uint64_t> repeated;  // operators of the step, as often as they are
-  std::minstd_rand random;         // the same each time
+  const auto go_to = [&](const Schedule& next, double most_ns) {
+    Trajectory trajectory;
+    const std::optional<double> again_ns = play_bytes(next, most_ns, &trajectory);
+    if (!again_ns) return;
+    const StepBlocks step(trajectory, period, period);
+    if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) return;
+    here = next;
+    here.again_ns = *again_ns;
+    if (better.empty() || here.again_ns < better.back().again_ns) better.push_back(here);
+    repeated.clear();
+    for (const Trajectory::Block& block : trajectory.blocks)
+      if (block.op != Trajectory::kNoOp && block.run > 0) repeated.push_back(block.op % period);
+  };
+  std::minstd_rand random;  // the same each time
   const auto below = [&](size_t count) { return random() % count; };
   const auto share = [&] { return static_cast<double>(random()) / std::minstd_rand::max(); };
-  while (!cancelled_ && played_ < most_played) {
-    Schedule next = best;
+  go_to(Schedule(here), here.again_ns);
+  while (!cancelled_ && played_ - first_played < kMostSearched) {
+    Schedule next = here;
     for (size_t changes = 1 + below(kMostChanges); changes > 0; --changes) {
       const bool of_repeated = share() < kOfRepeated && !repeated.empty();
       const uint64_t op = of_repeated ? repeated[below(repeated.size())] : below(period);
@@ -267,18 +288,14 @@ void Rehearsal::improve(std::vector<Schedule>& schedules, uint64_t most_played) 
       double& weight = next.weights[op];
       weight = std::clamp(weight * std::exp(change), 1 / kMostWeight, kMostWeight);
     }
-    Trajectory trajectory;
-    const std::optional<double> again_ns = play_bytes(next, best.again_ns, &trajectory);
-    if (!again_ns) continue;
-    const StepBlocks step(trajectory, period, period);
-    if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) continue;
-    next.again_ns = *again_ns;
-    if (next.again_ns < best.again_ns) schedules.push_back(next);
-    best = std::move(next);
-    repeated.clear();
-    for (const Trajectory::Block& block : trajectory.blocks)
-      if (block.op != Trajectory::kNoOp && block.run > 0) repeated.push_back(block.op % period);
+    const double left =
+        1 - static_cast<double>(played_ - first_played) / static_cast<double>(kMostSearched);
+    go_to(next, (1 + kMostWorse * left * share()) * here.again_ns);
   }
+  Found found{known.policy, known.cost_ns - kLeastPlanGain * own_ns, known.repeats, 0};
+  plan_by(better, found);
+  if (found.plan.calls.empty()) return std::nullopt;
+  return found;
 }
 
 uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {

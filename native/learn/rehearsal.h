@@ -58,6 +58,7 @@ class Rehearsal {
     double repeats;      // computed again, in terms of the job's own compute
     double search_ns;    // to choose what to evict, beside the cost; 0: a plan's is part of it
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
+    uint64_t schedule_bytes = 0;  // with so many was its schedule played
   };
   // By a policy as it is; none if it does not play the program to its end.
   std::optional<Found> usual(const EvictionPolicy& policy) const {
@@ -66,6 +67,8 @@ class Rehearsal {
   // A plan, or else the best policy found. None if no policy plays the program to its end, or what
   // `usual` costs more is no gain.
   std::optional<Found> best(const EvictionPolicy& usual) const;
+  // A plan that costs less than one that was found, by local search from its schedule on.
+  std::optional<Found> better(const Found& known) const;
 
   struct Budget {
     uint64_t bytes;
@@ -88,9 +91,8 @@ class Rehearsal {
     double again_ns;
     std::vector<double> weights = {};  // by operator of the step, if its cost is taken for another
   };
-  static bool by_cost(const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; }
-  // Adds what local search finds from the best of them on, until `most_played`.
-  void improve(std::vector<Schedule>& schedules, uint64_t most_played) const;
+  // Likewise by the best of them that fits.
+  void plan_by(std::vector<Schedule>& schedules, Found& found) const;
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
                                    Trajectory* trajectory) const;
   // What of a budget is left for blocks that are no slabs'.

@@ -171,7 +171,13 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   }
   const OwnedProgram program = heard.last_steps(step);
   const Stage stage = stage_of(options, program.constant_bytes);
-  if (options.learn) learned = Rehearsal(program, stage, never).best(policy);
+  if (options.learn) {
+    const Rehearsal rehearsal(program, stage, never);
+    learned = rehearsal.best(policy);
+    if (options.learn > 1 && learned && !learned->plan.calls.empty())
+      if (std::optional<Rehearsal::Found> better = rehearsal.better(*learned))
+        learned = std::move(better);
+  }
   out.heard = heard.operators();
   out.operators = step.period;
   const uint64_t steps =
@@ -204,7 +210,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
     dtr::require(options, "options");
     dtr::require_between("space", options->runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
     dtr::require_between("maps_on", options->maps_on, -1, 1);
-    dtr::require_between("learn", options->learn, 0, 1);
+    dtr::require_between("learn", options->learn, 0, 2);
     if (options->runtime.common.heuristic.select == DTR_SELECT_CALLBACK)
       throw dtr::InvalidArgument("the heuristic is a callable; allowed in a rehearsal: scores");
   });

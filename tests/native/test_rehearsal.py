@@ -95,7 +95,7 @@ def test_the_step_is_found_and_what_is_learned_costs_less(steps):
     assert found == simulate.rehearse(steps, budget)
 
 
-def test_a_step_that_repeats_much_is_searched_and_costs_less_than_by_any_policy(steps):
+def test_local_search_finds_a_plan_that_costs_less_than_any_policy(steps):
     budget = int(0.3 * peak_of(steps))
     policies = [
         f"c={cost},m=size,s={staleness},next={foresight}"
@@ -107,8 +107,9 @@ def test_a_step_that_repeats_much_is_searched_and_costs_less_than_by_any_policy(
         simulate.run_log(steps, policy, budget, semantics="runtime", dealloc="lazy", outputs=False)
         for policy in policies
     ]
-    found = simulate.rehearse(steps, budget)
+    first, found = (simulate.rehearse(steps, budget, search=search) for search in (False, True))
     assert found.is_planned
+    assert found.learned_cost < first.learned_cost
     assert found.learned_cost < min(run.remat_cost / run.model_cost for run in runs)
 
 

@@ -159,7 +159,8 @@ typedef struct dtr_rehearsal_options {
   int32_t maps_on;             /* on which device memory is mapped, by c10::DeviceType (0: the CPU,
                                   1: CUDA), for what that takes; -1: nothing */
   int32_t learn;               /* 0: only what the job begins with is played, which takes a step or
-                                  four; 1: and what it learns, which takes seconds */
+                                  four; 1: and what it learns, which takes seconds; 2: and a better
+                                  plan than its first */
 } dtr_rehearsal_options;
 
 /* Shares are in terms of what the step's operators cost first. -1: it does not work. */
