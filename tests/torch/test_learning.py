@@ -16,7 +16,7 @@ import torch
 from harness import fix_costs
 
 import dtr_alloc
-from bench.measure import Profile, profile
+from bench.measure import Profile, profile, train_plain
 from bench.models import JOBS, differences
 from bench.models.lstm import UnrolledLstm
 
@@ -139,6 +139,20 @@ class TestPolicy:
         plain, _counters = train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
         learned, _counters = train("lstm", shape.budget(TIGHT), None, thrash="off")
         assert not differences(plain, learned)
+
+    def test_a_better_plan_takes_over_and_the_bits_stay(self) -> None:
+        """How many steps that takes depends on the machine: it is beside the job."""
+        shape, _free = profile("unet", 3)
+        steps, until = 0, 300
+        with dtr_alloc.session(budget=shape.budget(0.3), device="cpu"):
+            job = JOBS["unet"]()
+            while steps < until:
+                job.step(steps)
+                steps += 1
+                if dtr_alloc.stats()["learned"] == 2:
+                    until = min(until, steps + 8)
+            state = job.state()
+        assert not differences(train_plain("unet", steps), state)
 
     def test_a_budget_that_never_binds_has_nothing_learned(self) -> None:
         _state, counters = train("mlp", 1 << 30, None)
