@@ -355,7 +355,7 @@ def rehearse(
     runtime.history_ops = history_ops
     runtime.room = heuristic.room_number("heuristic")
     options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)
-    options.learn = learn and 1 + search
+    options.learn = 1 + search if learn else 0
     out = ffi.new("dtr_rehearsal_result *")
     check(lib.dtr_rehearse(options, *_in_c(program), out))
 

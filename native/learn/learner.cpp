@@ -372,12 +372,13 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
 
 void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
-  is_second_ = task_->is_second;
+  const bool is_second = phase_ == Phase::following;
   if (!found) {
     end_rehearsal();
-    if (!is_second_) end(deferred);
+    if (!is_second) end(deferred);
     return;
   }
+  is_second_ = is_second;
   if (is_second_) before_ = expected_;
   parts_.follow(found->policy);
   is_planned_ = !found->plan.calls.empty();
@@ -389,7 +390,6 @@ void Learner::follow(Deferred& deferred) {
     end_rehearsal();
     return;
   }
-  task_->is_second = true;
   task_->start([known = *found](const Rehearsal& rehearsal) { return rehearsal.better(known); });
 }
 

@@ -71,7 +71,6 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
 
     OwnedProgram program;
     Stage stage;
-    bool is_second = false;  // it looks for a better plan than one that is followed
     std::atomic<bool> cancelled{false};
     std::atomic<bool> is_done{false};
     std::optional<Rehearsal::Found> found;

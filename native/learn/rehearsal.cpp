@@ -206,6 +206,15 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   return static_cast<double>(run.result.remat_cost);
 }
 
+std::optional<double> Rehearsal::play_to_fit(const Schedule& schedule, double most_ns,
+                                             Trajectory* trajectory) const {
+  const std::optional<double> again_ns = play_bytes(schedule, most_ns, trajectory);
+  if (!again_ns) return std::nullopt;
+  const StepBlocks step(*trajectory, program_.counted_from, program_.counted_from);
+  if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) return std::nullopt;
+  return again_ns;
+}
+
 // What a policy would do if only bytes counted is a schedule. What it keeps without need has no
 // address, so that one for some more memory may fit, too. And near the smallest budgets schedules
 // differ by chance. So several are played, and the best one that fits is the plan.
@@ -222,11 +231,9 @@ void Rehearsal::plan(Found& found) const {
       const double bytes = share * static_cast<double>(stage_.budget_bytes);
       Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
       Trajectory trajectory;
-      const std::optional<double> again_ns = play_bytes(schedule, found.cost_ns, &trajectory);
+      const std::optional<double> again_ns = play_to_fit(schedule, found.cost_ns, &trajectory);
       if (!again_ns) continue;
       schedule.again_ns = *again_ns;
-      const StepBlocks step(trajectory, period, period);
-      if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) continue;
       schedules.push_back(schedule);
       ++fit;
     }
@@ -264,10 +271,8 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   std::vector<uint64_t> repeated;  // operators of the step, as often as they are
   const auto go_to = [&](const Schedule& next, double most_ns) {
     Trajectory trajectory;
-    const std::optional<double> again_ns = play_bytes(next, most_ns, &trajectory);
+    const std::optional<double> again_ns = play_to_fit(next, most_ns, &trajectory);
     if (!again_ns) return;
-    const StepBlocks step(trajectory, period, period);
-    if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) return;
     here = next;
     here.again_ns = *again_ns;
     if (better.empty() || here.again_ns < better.back().again_ns) better.push_back(here);

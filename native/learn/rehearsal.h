@@ -91,10 +91,13 @@ class Rehearsal {
     double again_ns;
     std::vector<double> weights = {};  // by operator of the step, if its cost is taken for another
   };
-  // Likewise by the best of them that fits.
+  // Gives it the plan of the schedule that repeats least of those that fit, if that costs less.
   void plan_by(std::vector<Schedule>& schedules, Found& found) const;
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
                                    Trajectory* trajectory) const;
+  // Likewise; none, either, if its blocks cannot have addresses.
+  std::optional<double> play_to_fit(const Schedule& schedule, double most_ns,
+                                    Trajectory* trajectory) const;
   // What of a budget is left for blocks that are no slabs'.
   uint64_t limit_of(const StepBlocks& step, uint64_t budget_bytes) const;
   std::optional<Found> follow(const EvictionPolicy& policy, const Trajectory& trajectory,
