@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from dtr_alloc.oplog.program import (
@@ -41,6 +41,13 @@ def repeated(program: Program, times: int) -> Program:
         places=program.places,
     )
     places = program.operator_places
+
+    def add_operator(name: int, place: int = 0, workspace: Iterable[int] = ()) -> None:
+        many.operators.append(name)
+        many.operator_places.append(place)
+        many.workspace.extend(workspace)
+        many.workspace_at.append(len(many.workspace))
+
     kept: dict[int, int] = {}  # by where a constant is made: a name of its own
     for step in range(times):
         names: dict[int, int] = {}
@@ -63,17 +70,13 @@ def repeated(program: Program, times: int) -> Program:
                 many.code.extend((COPY, instruction[1], kept[at]))
             elif instruction[0] == CONSTANT:
                 many.code.extend((EFFECT, 0, 0, 1, *instruction[1:], FRESH))
-                many.operators.append(len(program.operator_names))
-                many.operator_places.append(0)
-                many.workspace_at.append(len(many.workspace))
+                add_operator(len(program.operator_names))
             else:
                 many.code.extend(instruction)
             if instruction[0] in (CALL, MUTATE, EFFECT):
-                many.operators.append(program.operators[operator])
-                many.operator_places.append(places[operator] if places else 0)
                 of = slice(*program.workspace_at[operator : operator + 2])
-                many.workspace.extend(program.workspace[of])
-                many.workspace_at.append(len(many.workspace))
+                place = places[operator] if places else 0
+                add_operator(program.operators[operator], place, program.workspace[of])
                 operator += 1
         for name in sorted(alive):
             many.code.extend((RELEASE, name))
