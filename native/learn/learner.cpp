@@ -35,6 +35,9 @@ constexpr double kSomeDrift = 0.05;
 // this share of the job's own compute at least.
 constexpr double kGrinds = 2;
 constexpr double kGrindsLittle = 0.25;
+// What slabs have grown by since the last plan, they have room for so many times in the next one. So
+// a job that keeps something of each step outgrows few plans.
+constexpr uint64_t kGrowsOn = 2;
 // A job needs so much more than its program, as it is not played to the last detail.
 constexpr double kMargin = 1.05;
 constexpr double kNsPerSecond = 1e9;
@@ -163,8 +166,8 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
 }
 
 void Learner::listen_again(Deferred& deferred) {
-  rest(Phase::done, deferred);
-  if (times_ < kMostTimes) begin(deferred);
+  rest(times_ < kMostTimes ? Phase::begins : Phase::done, deferred);
+  if (task_) task_->cancelled = true;
 }
 
 // Nothing more comes of what was heard. Where that was no step, there may be one that is longer.
@@ -176,7 +179,8 @@ void Learner::end(Deferred& deferred) {
 }
 
 void Learner::go_on(Deferred& deferred) {
-  if (phase_ == Phase::begins)
+  const bool has_thread = task_ && !task_->is_done;  // for which a job does not wait
+  if (phase_ == Phase::begins && !has_thread)
     begin(deferred);
   else if (phase_ == Phase::resting)
     rest_on(deferred);
@@ -262,6 +266,10 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
+  const uint64_t slab_bytes = task_->stage.slab_bytes;
+  if (slab_bytes_)
+    task_->stage.slab_growth_bytes = kGrowsOn * (slab_bytes - std::min(slab_bytes, *slab_bytes_));
+  if (step_.period > 0) slab_bytes_ = slab_bytes;
   rest(Phase::rehearsing, deferred);
   task_->start([usual = usual_](const Rehearsal& rehearsal) { return rehearsal.best(usual); });
   begin_windows();
@@ -396,6 +404,7 @@ void Learner::follow(Deferred& deferred) {
 void Learner::follow_usual() {
   parts_.follow(usual_);
   parts_.follow_plan({});
+  if (task_) task_->cancelled = true;
 }
 
 // ---- what steps take ----
@@ -440,14 +449,15 @@ void Learner::check_step(Deferred& deferred) {
   if (task_ && task_->is_done) follow(deferred);
 }
 
-// A single step that computes far more than any before.
+// A single step that computes far more than any before. What was good for a while may be so again.
 void Learner::check_grinding() {
   const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
   if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
   follow_usual();
-  phase_ = Phase::done;
+  const bool was_good = windows_.count > kWindows;
+  phase_ = was_good && times_ < kMostTimes ? Phase::begins : Phase::done;
 }
 
 // ---- advice ----
@@ -498,6 +508,7 @@ void Learner::forget(Deferred& deferred) {
   log_.clear();
   step_ns_ = 0;
   times_ = 0;
+  slab_bytes_.reset();
   advised_ = 0;
   phase_ = Phase::begins;
 }

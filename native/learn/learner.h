@@ -163,9 +163,10 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   bool is_planned_ = false;  // what is followed has a plan
   bool is_second_ = false;   // a better one than the first
   Windows windows_;
-  double expected_ = 0;  // what steps cost when the policy was found to be good
-  uint32_t times_ = 0;   // that it has listened
-  Advice advice_;        // the last, and of how many operators
+  double expected_ = 0;                 // what steps cost when the policy was found to be good
+  uint32_t times_ = 0;                  // that it has listened
+  std::optional<uint64_t> slab_bytes_;  // when the last plan was looked for
+  Advice advice_;                       // the last, and of how many operators
   uint64_t advised_ = 0;
   std::shared_ptr<Task> task_;
   const Waiter* waiter_ = nullptr;  // on the stack of wait(), until this forgets

@@ -306,7 +306,8 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
 uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
   const auto slabs = static_cast<uint64_t>(
       kSlabSlack * static_cast<double>(stage_.slab_bytes + step.small_bytes()));
-  const uint64_t taken = slabs + std::max(kSlabSpare, stage_.chunk_bytes);
+  const uint64_t taken =
+      slabs + std::max({kSlabSpare, stage_.chunk_bytes, stage_.slab_growth_bytes});
   return budget_bytes - std::min(budget_bytes, taken);
 }
 

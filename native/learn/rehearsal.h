@@ -36,10 +36,11 @@ struct Stage {
   RoomPrice room_price;
   double move_bytes_per_s = 0;  // 0: nothing is moved
   uint64_t history_ops = 0;
-  // For plans: all of the pool's budget, the bytes of its slabs, and what is in its heap all the
-  // time, by offset.
+  // For plans: all of the pool's budget, the bytes of its slabs and how many more they are to have
+  // room for, and what is in its heap all the time, by offset.
   uint64_t pool_bytes = 0;
   uint64_t slab_bytes = 0;
+  uint64_t slab_growth_bytes = 0;
   std::vector<HeldBlock> held;
 };
 
