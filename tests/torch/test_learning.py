@@ -210,6 +210,31 @@ print(json.dumps({{"parameters": hashlib.sha256(content).hexdigest(), "steps": s
 """A model with dropout; some steps have another batch, or an evaluation before them."""
 
 
+KEEPS = f"""
+import json, sys
+import torch
+import dtr_alloc
+from bench.models import JOBS
+
+torch.set_num_threads(1)
+with dtr_alloc.session(budget=int(sys.argv[1]), device="cpu", costs=sys.argv[2]):
+    job, kept, added = JOBS["transformer"](), [], []
+    for step in range({6 * STEPS}):
+        before = dtr_alloc.stats()
+        job.step(step)
+        kept.append(torch.zeros(512))
+        dtr_alloc.pin(kept[-1])
+        if step % {STEPS} == 0:
+            begin = before
+        if step % {STEPS} == {STEPS} - 1:
+            now = dtr_alloc.stats()
+            added.append({{n: now[n] - begin[n] for n in ("planned", "plan_misses", "remaps")}})
+    dtr_alloc.check_invariants()
+print(json.dumps([added[1], added[-1]]))
+"""
+"""2 KiB more is there after each step."""
+
+
 class TestPlan:
     @pytest.mark.parametrize(
         ("job", "fraction"),
@@ -224,6 +249,21 @@ class TestPlan:
         found = in_a_child(job, shape.budget(fraction), costs, debug="off")
         assert found["last_planned"] > 0
         assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
+
+    def test_a_job_that_keeps_something_of_each_step_outgrows_one_plan_and_not_the_next(
+        self, tmp_path: Path
+    ) -> None:
+        costs = tmp_path / "costs.json"
+        shape, _free = profile("transformer", 2, settings={"costs": costs})
+        fix_costs(costs)
+        command = (sys.executable, "-W", "ignore", "-c", KEEPS, str(shape.budget(0.4)), str(costs))
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        then, last = json.loads(done.stdout)
+        assert then["remaps"] > 5 * STEPS
+        # What it keeps takes a page every second step.
+        assert last["remaps"] <= STEPS
+        assert last["planned"] > 0
+        assert last["plan_misses"] == 0
 
     BUDGET = 650_000
     OTHER = 2560
