@@ -7,8 +7,11 @@ memory is the unconstrained peak minus what is allocated between steps). Every r
 compared bit for bit with a run without dtr_alloc. A run that repeats more than MOST_REPEATS
 operators counts as one that does not work: it would, but nobody would wait for it.
 
-The bound is what no schedule goes below: the most that one operator reads, makes and needs
-meanwhile, beside the constants that are alive then (dtr_alloc/lab/studies/floor.py).
+Two figures say what could be. By bytes is the smallest budget, in whole percents of the activation
+memory, at which any of RULES runs the job's log if bytes alone count, and computes no more than the
+engine lets a step (DTR_ALLOC_THRASH). The bound is what no schedule goes below: the most that one
+operator reads, makes and needs meanwhile, beside the constants that are alive then
+(dtr_alloc/lab/studies/floor.py).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +30,16 @@ from rich.table import Table
 from bench import results
 from bench.measure import Profile, Run, Thrashing, profile, train_plain, try_train
 from bench.models import JOBS, differences
+from dtr_alloc.lab import simulate
 from dtr_alloc.lab.studies.floor import least_bytes
-from dtr_alloc.oplog import compile_log
+from dtr_alloc.oplog import Program, compile_log
 
 MOST_REPEATS = 20_000
+MOST_COMPUTE = 4
+"""By bytes: all compute, in terms of the log's."""
+COSTS = ("marginal", "neighborhood", "component", "ancestors")
+RULES = [f"c={cost},m=size,s={s}" for cost, s in product(COSTS, (0.5, 1))]
+"""The published policies, and what lies between them: what the engine chooses among."""
 R = TypeVar("R")
 
 
@@ -52,13 +62,32 @@ def bisect(
     return worked
 
 
+def least_by_bytes(program: Program, shape: Profile, bound: int) -> int:
+    """The smallest budget with which a rule runs the log, if bytes alone count."""
+    whole = simulate.run_log(program, semantics="runtime", outputs=False).total_cost
+
+    def runs(rule: str, dealloc: str, budget: int) -> bool:
+        most = (MOST_COMPUTE - 1) * whole
+        options: dict[str, Any] = {"semantics": "runtime", "outputs": False, "max_recompute": most}
+        return simulate.run_log(program, rule, budget, dealloc=dealloc, **options).status == "ok"
+
+    least, percent = shape.peak_bytes, 99
+    while (budget := shape.budget(percent / 100)) >= bound:
+        if any(runs(*rule, budget) for rule in product(RULES, ("eager", "lazy"))):
+            least = budget
+        percent -= 1
+    return least
+
+
 def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[str, Any]:
     """One row: the job's memory, its smallest budget and what training there costs."""
     reference = train_plain(name, steps, **options)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "job.log"
         shape, free = profile(name, steps, settings={"log": log}, **options)
-        bound = least_bytes(compile_log(log))
+        program = compile_log(log)
+        bound = least_bytes(program)
+        by_bytes = least_by_bytes(program, shape, bound)
 
     def train(budget: int) -> Run | None:
         try:
@@ -76,6 +105,7 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
         "activation_bytes": shape.activation_bytes,
         "bound_bytes": bound,
         "bound_fraction": shape.fraction(bound),
+        "by_bytes_fraction": shape.fraction(by_bytes),
         "smallest_budget_bytes": budget,
         "smallest_fraction": shape.fraction(budget),
         "peak_allocated_bytes": tightest.peak_bytes,
@@ -89,7 +119,15 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="Smallest budget that trains")
-    for column in ("job", "idle MiB", "activations MiB", "smallest MiB", "of activations", "bound"):
+    for column in (
+        "job",
+        "idle MiB",
+        "activations MiB",
+        "smallest MiB",
+        "of activations",
+        "by bytes",
+        "bound",
+    ):
         table.add_column(column, justify="left" if column == "job" else "right")
     for column in ("evictions", "remats", "slowdown", "same bits"):
         table.add_column(column, justify="right")
@@ -100,6 +138,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             f"{row['activation_bytes'] / results.MIB:.2f}",
             f"{row['smallest_budget_bytes'] / results.MIB:.2f}",
             f"{row['smallest_fraction']:.1%}",
+            f"{row['by_bytes_fraction']:.1%}",
             f"{row['bound_fraction']:.1%}",
             str(row["evictions"]),
             str(row["rematerializations"]),
