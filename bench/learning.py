@@ -1,12 +1,13 @@
 """What learning a job's step is worth: the policy and the plan that are learned, beside the rule.
 
-    python -m bench.learning [--job NAME]... [--smoke] [--json PATH]
+    python -m bench.learning [--job NAME]... [--fraction SHARE]... [--smoke] [--json PATH]
 
 A job trains under both, at fractions of its activation memory, in a process of its own each time.
 Of the last eight steps a row has the compute that was repeated, in terms of the job's own, and the
 processor time of the fastest, in terms of the same job's with nothing evicted; per step, evictions,
 remaps, and requests that a plan placed, and that it could not. `learned_in` and `planned_in` are
-the first steps in which a policy or a plan was followed, `planned_after` the seconds until then.
+the first steps in which a policy or a plan was followed, `planned_after` the seconds until then,
+`by_plan` the share of the steps since that found all their places and remapped once at most.
 Until something is followed, `waiting_step` is the median time of a step on the job's own thread.
 `resident_bytes` is the most that the process had in memory. Bits are compared with those of the job
 without dtr_alloc.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -72,11 +74,22 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         "learned_in": learned_in,
         "planned_in": planned_in,
         "planned_after": None if planned_in is None else ends[planned_in] - ends[0],
+        "by_plan": _by_plan(counters[planned_in:] if planned_in is not None else []),
         "waiting_step": median(own_seconds[1:learned_in]),
         "resident_bytes": peak_resident_bytes(),
         "seconds": min(seconds[-LAST:]),
         "state": job.state(),
     }
+
+
+def _by_plan(counters: list[dict[str, Any]]) -> float | None:
+    """The share of the steps after the first of these that a plan served wholly."""
+    steps = [
+        [after[key] - before[key] for key in ("planned", "plan_misses", "remaps")]
+        for before, after in pairwise(counters)
+    ]
+    went = sum(planned > 0 and missed == 0 and remaps <= 1 for planned, missed, remaps in steps)
+    return went / len(steps) if steps else None
 
 
 def _run(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
@@ -123,14 +136,23 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
+@click.option(
+    "--fraction",
+    "fractions",
+    multiple=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help=f"Of the activation memory.  [default: {FRACTIONS}]",
+)
 @click.option("--steps", default=60, show_default=True, type=click.IntRange(LAST + 2))
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
 @click.option("--smoke", is_flag=True, help="One job, one budget, few steps.")
-def main(jobs: tuple[str, ...], steps: int, path: str | None, smoke: bool) -> None:
+def main(
+    jobs: tuple[str, ...], fractions: tuple[float, ...], steps: int, path: str | None, smoke: bool
+) -> None:
     torch.set_num_threads(1)
     names = jobs or (("mlp",) if smoke else tuple(JOBS))
     steps = LAST + 2 if smoke else steps
-    fractions = FRACTIONS[:1] if smoke else FRACTIONS
+    fractions = fractions or (FRACTIONS[:1] if smoke else FRACTIONS)
     console = results.console()
     rows: list[dict[str, Any]] = []
     for name in names:
