@@ -22,7 +22,8 @@ constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kStretch = 1 << 14;
 constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
-constexpr uint32_t kMostTimes = 6;          // that it listens
+constexpr uint32_t kMostTimes = 6;          // that it listens in a row: with fewer windows between
+constexpr uint32_t kLongWindows = 500;
 constexpr uint64_t kHeard = 3;              // steps, before they are played
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
@@ -104,6 +105,7 @@ void Learner::begin(Deferred& deferred) {
   end_rehearsal();
   log_.clear();
   heard_ = 0;
+  windows_ = {};
   next_look_ = kFirstLook;
   step_ = {};
   step_ns_ = 0;
@@ -165,8 +167,13 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   }
 }
 
+bool Learner::may_listen() {
+  if (windows_.count >= kLongWindows) times_ = 0;
+  return times_ < kMostTimes;
+}
+
 void Learner::listen_again(Deferred& deferred) {
-  rest(times_ < kMostTimes ? Phase::begins : Phase::done, deferred);
+  rest(may_listen() ? Phase::begins : Phase::done, deferred);
   if (task_) task_->cancelled = true;
 }
 
@@ -175,7 +182,7 @@ void Learner::end(Deferred& deferred) {
   if (step_.period == 0)
     listen_again(deferred);
   else
-    phase_ = Phase::done;
+    watch();
 }
 
 void Learner::go_on(Deferred& deferred) {
@@ -407,6 +414,16 @@ void Learner::follow_usual() {
   if (task_) task_->cancelled = true;
 }
 
+// The job goes on as before, and is heard again if that gets dearer.
+void Learner::watch() {
+  phase_ = Phase::following;
+  is_planned_ = is_second_ = false;
+  expected_ = before_;
+  begin_windows();
+  windows_.first = windows_.begin;
+  windows_.count = kWindows + 1;
+}
+
 // ---- what steps take ----
 
 void Learner::begin_windows() {
@@ -442,11 +459,14 @@ void Learner::check_step(Deferred& deferred) {
       return;
     }
   } else if (cost > kDrift * expected_ + kSomeDrift) {
-    listen_again(deferred);
-    return;
+    if (may_listen()) {
+      listen_again(deferred);
+      return;
+    }
+    expected_ = cost;
   }
   windows_.first = windows_.begin;
-  if (task_ && task_->is_done) follow(deferred);
+  if (task_ && task_->is_done && !task_->cancelled) follow(deferred);
 }
 
 // A single step that computes far more than any before. What was good for a while may be so again.
@@ -456,8 +476,10 @@ void Learner::check_grinding() {
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
   follow_usual();
-  const bool was_good = windows_.count > kWindows;
-  phase_ = was_good && times_ < kMostTimes ? Phase::begins : Phase::done;
+  if (windows_.count > kWindows && may_listen())
+    phase_ = Phase::begins;
+  else
+    watch();
 }
 
 // ---- advice ----

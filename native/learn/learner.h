@@ -112,6 +112,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
 
   void begin(Deferred& deferred);
   void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool may_listen();
   void listen_again(Deferred& deferred);
   void end(Deferred& deferred);
   void go_on(Deferred& deferred);
@@ -138,6 +139,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   Stage stage() const;
   void add_held(Stage& stage) const;
   void follow_usual();
+  void watch();
   EvictionPolicy policy() const;
   Mark now() const;
   Mark now_with_room() const;

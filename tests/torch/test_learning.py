@@ -235,6 +235,32 @@ print(json.dumps([added[1], added[-1]]))
 """2 KiB more is there after each step."""
 
 
+GROWS = """
+import json, sys
+import torch
+import dtr_alloc
+
+budget, costs, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(1)
+planned = []
+with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
+    layers = []
+    for _ in range(6):
+        layers += [torch.nn.Linear(64, 64), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in range(256, 512, 32):
+        for _ in range(steps):
+            before = dtr_alloc.stats()["planned"]
+            optimizer.zero_grad()
+            model(torch.rand(batch, 64)).square().mean().backward()
+            optimizer.step()
+        planned.append(dtr_alloc.stats()["planned"] - before)
+print(json.dumps(planned))
+"""
+"""The batch grows now and then: what the last step with each size got from a plan."""
+
+
 class TestPlan:
     @pytest.mark.parametrize(
         ("job", "fraction"),
@@ -264,6 +290,31 @@ class TestPlan:
         assert last["remaps"] <= STEPS
         assert last["planned"] > 0
         assert last["plan_misses"] == 0
+
+    def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(
+        self, tmp_path: Path
+    ) -> None:
+        costs = tmp_path / "costs.json"
+
+        def run(budget: int, steps: int) -> list[int]:
+            command = (
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                GROWS,
+                *map(str, (budget, costs, steps)),
+            )
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            planned: list[int] = json.loads(done.stdout)
+            return planned
+
+        run(1 << 30, 3)
+        fix_costs(costs)
+        planned = run(700_000, 60)
+        nothing = planned.index(0)
+        assert nothing > 0
+        assert any(planned[nothing:])
 
     BUDGET = 650_000
     OTHER = 2560
