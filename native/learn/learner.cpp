@@ -24,7 +24,7 @@ constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it listens in a row: with fewer windows between
 constexpr uint32_t kLongWindows = 500;
-constexpr uint64_t kHeard = 3;              // steps, before they are played
+constexpr uint64_t kHeard = 3;  // steps, before they are played
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
