@@ -8,8 +8,9 @@
 // 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
 //    where the job differs: so any step is as right as one that was learned. While a plan is followed,
 //    a better one is looked for on the thread, once. If the job's steps cost more than before, or one
-//    much more, what was learned goes; if they do so later, the job is another by then, and it listens
-//    again.
+//    much more, what was learned goes. If they do so later, the job is another by then, or has
+//    outgrown its plan, and it listens again. Where nothing was found, or it went, steps are watched
+//    all the same.
 //
 // Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal,
 // and looks for no better plan: looks depend on operators alone, and what is played on the program.
