@@ -388,7 +388,7 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
 void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
   const bool is_second = phase_ == Phase::following;
-  if (!found) {
+  if (!found || task_->cancelled) {
     end_rehearsal();
     if (!is_second) end(deferred);
     return;
@@ -466,7 +466,7 @@ void Learner::check_step(Deferred& deferred) {
     expected_ = cost;
   }
   windows_.first = windows_.begin;
-  if (task_ && task_->is_done && !task_->cancelled) follow(deferred);
+  if (task_ && task_->is_done) follow(deferred);
 }
 
 // A single step that computes far more than any before. What was good for a while may be so again.

@@ -167,7 +167,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   bool is_second_ = false;   // a better one than the first
   Windows windows_;
   double expected_ = 0;                 // what steps cost when the policy was found to be good
-  uint32_t times_ = 0;                  // that it has listened
+  uint32_t times_ = 0;                  // that it has listened in a row
   std::optional<uint64_t> slab_bytes_;  // when the last plan was looked for
   Advice advice_;                       // the last, and of how many operators
   uint64_t advised_ = 0;
