@@ -259,6 +259,13 @@ void Learner::add_held(Stage& stage) const {
                        parts_.mover.is_movable(storage);
     stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
   }
+  // What can be computed again may be gone just now. It moves to its place when it is back.
+  for (const Storage* storage : parts_.graph.storages()) {
+    const bool is_gone = storage->state == State::evicted && storage->live && is_held(storage);
+    if (is_gone && parts_.environment.options.moving &&
+        storage->size_bytes >= StepBlocks::kLeastBytes)
+      stage.held.push_back({0, storage->size_bytes, storage->handle});
+  }
   parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
     const bool is_small = storage->size_bytes < StepBlocks::kLeastBytes;
     if (is_small && dtr_pool_contains(pool, address) && !is_held(storage))
@@ -394,6 +401,7 @@ void Learner::follow(Deferred& deferred) {
     return;
   }
   is_second_ = is_second;
+  is_doubted_ = false;
   if (is_second_) before_ = expected_;
   parts_.follow(found->policy);
   is_planned_ = !found->plan.calls.empty();
@@ -445,6 +453,12 @@ void Learner::check_step(Deferred& deferred) {
   const double cost = cost_between(windows_.first, windows_.begin);
   if (windows_.count == kWindows + 1) {
     const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
+    // It may have been something else, such as an evaluation: it is looked at twice.
+    if (cost > most && !std::exchange(is_doubted_, true)) {
+      windows_.first = windows_.begin;
+      windows_.count = 1;
+      return;
+    }
     if (cost > most) {
       follow_usual();
       if (is_second_)

@@ -165,6 +165,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   EvictionPolicy usual_;     // and by which
   bool is_planned_ = false;  // what is followed has a plan
   bool is_second_ = false;   // a better one than the first
+  bool is_doubted_ = false;  // and has cost too much once
   Windows windows_;
   double expected_ = 0;                 // what steps cost when the policy was found to be good
   uint32_t times_ = 0;                  // that it has listened in a row

@@ -12,7 +12,7 @@
 
 namespace dtr {
 
-// A block that is there in all steps. handle: of what may move, else null.
+// A block that is there in all steps. handle: of what may move, wherever it is now, else null.
 struct HeldBlock {
   uint64_t offset;
   uint64_t size_bytes;

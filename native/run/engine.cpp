@@ -283,10 +283,11 @@ void Engine::move_held(Transaction& call) {
   std::vector<StepPlan::Held> left;
   for (const StepPlan::Held& held : plan_.take_held()) {
     Storage* storage = graph_.by_handle.find(held.handle);
-    if (!storage || storage->state != State::resident || !storage->live) continue;
+    if (!storage || !storage->live) continue;
     const uint64_t base = devices_.of(storage).base;
     const auto* const address = reinterpret_cast<const void*>(base + held.offset);
-    if (!move_held(storage, address, call)) left.push_back(held);
+    if (storage->state != State::resident || !move_held(storage, address, call))
+      left.push_back(held);
   }
   plan_.give_back(std::move(left));
 }

@@ -14,7 +14,7 @@
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the
 //      plan thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
 //  A4  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
-//      others room.
+//      others room; what is evicted then, when it is back.
 //  A5  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
 //      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
