@@ -485,7 +485,9 @@ void Learner::check_step(Deferred& deferred) {
 
 // A single step that computes far more than any before. What was good for a while may be so again.
 void Learner::check_grinding() {
-  const double most = kGrinds * std::max({promised_, before_, kGrindsLittle});
+  // The first step by a plan brings things in place.
+  const bool is_first = is_planned_ && windows_.count == 0;
+  const double most = (is_first ? 2 : 1) * kGrinds * std::max({promised_, before_, kGrindsLittle});
   if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
