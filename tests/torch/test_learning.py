@@ -69,15 +69,17 @@ print(json.dumps(found))
 """
 
 
+def told_by(script: str, *arguments: object) -> Any:
+    """What a process of its own prints, as JSON."""
+    command = (sys.executable, "-W", "ignore", "-c", script, *map(str, arguments))
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def in_a_child(
     job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
 ) -> dict[str, int]:
     """What a process of its own decides, and what its last four steps add."""
-    arguments = (job, str(budget), str(costs), heuristic, debug)
-    child = (sys.executable, "-W", "ignore", "-c", CHILD, *arguments)
-    found: dict[str, int] = json.loads(
-        subprocess.run(child, stdout=subprocess.PIPE, check=True).stdout
-    )
+    found: dict[str, int] = told_by(CHILD, job, budget, costs, heuristic, debug)
     return found
 
 
@@ -261,6 +263,27 @@ print(json.dumps(planned))
 """The batch grows now and then: what the last step with each size got from a plan."""
 
 
+READS = """
+import json, sys
+import torch
+import dtr_alloc
+from bench.models import JOBS
+
+budget, costs, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(1)
+with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
+    data = torch.rand(75_000)
+    job = JOBS["resnet"]()
+    for step in range(steps):
+        before = dtr_alloc.stats()
+        (data + 1).sum()
+        job.step(step)
+    now = dtr_alloc.stats()
+print(json.dumps({n: now[n] - before[n] for n in ("planned", "plan_misses", "remaps")}))
+"""
+"""Each step reads data that can be computed again, and what the last one got from a plan."""
+
+
 class TestPlan:
     @pytest.mark.parametrize(
         ("job", "fraction"),
@@ -282,36 +305,30 @@ class TestPlan:
         costs = tmp_path / "costs.json"
         shape, _free = profile("transformer", 2, settings={"costs": costs})
         fix_costs(costs)
-        command = (sys.executable, "-W", "ignore", "-c", KEEPS, str(shape.budget(0.4)), str(costs))
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        then, last = json.loads(done.stdout)
+        then, last = told_by(KEEPS, shape.budget(0.4), costs)
         assert then["remaps"] > 5 * STEPS
         # What it keeps takes a page every second step.
         assert last["remaps"] <= STEPS
         assert last["planned"] > 0
         assert last["plan_misses"] == 0
 
+    def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
+        costs = tmp_path / "costs.json"
+        shape, _free = profile("resnet", 2)
+        told_by(READS, 1 << 30, costs, 3)
+        fix_costs(costs)
+        last = told_by(READS, shape.budget(0.3) + 300_000, costs, 40)
+        assert last["planned"] > 0
+        assert (last["plan_misses"], last["remaps"]) == (0, 0)
+
     def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(
         self, tmp_path: Path
     ) -> None:
         costs = tmp_path / "costs.json"
 
-        def run(budget: int, steps: int) -> list[int]:
-            command = (
-                sys.executable,
-                "-W",
-                "ignore",
-                "-c",
-                GROWS,
-                *map(str, (budget, costs, steps)),
-            )
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            planned: list[int] = json.loads(done.stdout)
-            return planned
-
-        run(1 << 30, 3)
+        told_by(GROWS, 1 << 30, costs, 3)
         fix_costs(costs)
-        planned = run(700_000, 60)
+        planned = told_by(GROWS, 700_000, costs, 60)
         nothing = planned.index(0)
         assert nothing > 0
         assert any(planned[nothing:])
@@ -323,9 +340,7 @@ class TestPlan:
     def run(budget: int, costs: Path, others: int = 0) -> tuple[str, list[dict[str, int]]]:
         """What the parameters end as, and what each step adds to the counters. The job holds so
         many tensors of OTHER bytes all the time."""
-        arguments = (str(budget), str(costs), str(others))
-        command = (sys.executable, "-W", "ignore", "-c", ODDLY, *arguments)
-        found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        found = told_by(ODDLY, budget, costs, others)
         steps = found["steps"]
         added = [{name: b[name] - a[name] for name in b} for a, b in pairwise(steps)]
         return found["parameters"], steps[:1] + added
