@@ -75,6 +75,14 @@ def told_by(script: str, *arguments: object) -> Any:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
+def costs_of(script: str, folder: Path) -> Path:
+    """A file with what the operators cost that the script runs in three steps without a limit."""
+    costs = folder / "costs.json"
+    told_by(script, 1 << 30, costs, 3)
+    fix_costs(costs)
+    return costs
+
+
 def in_a_child(
     job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
 ) -> dict[str, int]:
@@ -223,12 +231,11 @@ torch.set_num_threads(1)
 with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
     job, kept, added = JOBS["transformer"](), [], []
     for step in range(steps):
-        before = dtr_alloc.stats()
+        if step % {STEPS} == 0:
+            begin = dtr_alloc.stats()
         job.step(step)
         kept.append(torch.zeros(512))
         dtr_alloc.pin(kept[-1])
-        if step % {STEPS} == 0:
-            begin = before
         if step % {STEPS} == {STEPS} - 1:
             now = dtr_alloc.stats()
             added.append({{n: now[n] - begin[n] for n in ("planned", "plan_misses", "remaps")}})
@@ -303,10 +310,8 @@ class TestPlan:
     def test_a_job_that_keeps_something_of_each_step_outgrows_one_plan_and_not_the_next(
         self, tmp_path: Path
     ) -> None:
-        costs = tmp_path / "costs.json"
+        costs = costs_of(KEEPS, tmp_path)
         shape, _free = profile("transformer", 2)
-        told_by(KEEPS, 1 << 30, costs, 3)
-        fix_costs(costs)
         _first, then, *_others, last = told_by(KEEPS, shape.budget(0.4), costs, 6 * STEPS)
         assert then["remaps"] > 5 * STEPS
         # What it keeps takes a page every second step.
@@ -315,10 +320,8 @@ class TestPlan:
         assert last["plan_misses"] == 0
 
     def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
-        costs = tmp_path / "costs.json"
+        costs = costs_of(READS, tmp_path)
         shape, _free = profile("resnet", 2)
-        told_by(READS, 1 << 30, costs, 3)
-        fix_costs(costs)
         last = told_by(READS, shape.budget(0.3) + 300_000, costs, 40)
         assert last["planned"] > 0
         assert (last["plan_misses"], last["remaps"]) == (0, 0)
@@ -326,11 +329,7 @@ class TestPlan:
     def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(
         self, tmp_path: Path
     ) -> None:
-        costs = tmp_path / "costs.json"
-
-        told_by(GROWS, 1 << 30, costs, 3)
-        fix_costs(costs)
-        planned = told_by(GROWS, 700_000, costs, 60)
+        planned = told_by(GROWS, 700_000, costs_of(GROWS, tmp_path), 60)
         nothing = planned.index(0)
         assert nothing > 0
         assert any(planned[nothing:])
