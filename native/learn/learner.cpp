@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -32,6 +33,8 @@ constexpr double kGain = 0.01;
 constexpr uint32_t kWindows = 3;  // of two steps each, before and after
 constexpr double kDrift = 1.25;
 constexpr double kSomeDrift = 0.05;
+// A plan is worn out when two steps miss so much more of it than they did.
+constexpr double kWorn = 2;
 // A policy grinds if what it has repeated in two steps is so many times what is usual, which counts as
 // this share of the job's own compute at least.
 constexpr double kGrinds = 2;
@@ -84,6 +87,7 @@ Learner::Mark Learner::now_with_room() const {
   mark.room_ns =
       static_cast<int64_t>(search_and_move_ns + price.remap_ns * static_cast<double>(stats.remaps) +
                            price.map_ns * static_cast<double>(stats.mapped_chunks));
+  mark.misses = engine.plan_misses + stats.remaps;
   return mark;
 }
 
@@ -271,6 +275,9 @@ void Learner::add_held(Stage& stage) const {
     if (is_small && dtr_pool_contains(pool, address) && !is_held(storage))
       stage.slab_bytes -= std::min(stage.slab_bytes, storage->size_bytes);
   });
+  if (slab_bytes_)
+    stage.slab_growth_bytes =
+        kGrowsOn * (stage.slab_bytes - std::min(stage.slab_bytes, *slab_bytes_));
 }
 
 void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
@@ -280,10 +287,7 @@ void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) 
   task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
-  const uint64_t slab_bytes = task_->stage.slab_bytes;
-  if (slab_bytes_)
-    task_->stage.slab_growth_bytes = kGrowsOn * (slab_bytes - std::min(slab_bytes, *slab_bytes_));
-  if (step_.period > 0) slab_bytes_ = slab_bytes;
+  if (step_.period > 0) slab_bytes_ = task_->stage.slab_bytes;
   rest(Phase::rehearsing, deferred);
   task_->start([usual = usual_](const Rehearsal& rehearsal) { return rehearsal.best(usual); });
   begin_windows();
@@ -403,6 +407,9 @@ void Learner::follow(Deferred& deferred) {
   is_second_ = is_second;
   is_doubted_ = false;
   if (is_second_) before_ = expected_;
+  // A plan that is worn out costs less, for a while, than one for what there is now.
+  else if (is_planned_)
+    before_ = std::max(before_, found->repeats);
   parts_.follow(found->policy);
   is_planned_ = !found->plan.calls.empty();
   parts_.follow_plan(std::exchange(found->plan, {}));
@@ -427,6 +434,7 @@ void Learner::watch() {
   phase_ = Phase::following;
   is_planned_ = is_second_ = false;
   expected_ = before_;
+  expected_misses_ = std::numeric_limits<double>::infinity();
   begin_windows();
   windows_.first = windows_.begin;
   windows_.count = kWindows + 1;
@@ -450,36 +458,33 @@ bool Learner::window_ended() {
 
 void Learner::check_step(Deferred& deferred) {
   if (!window_ended() || windows_.count <= kWindows) return;
+  const bool is_known = windows_.count > kWindows + 1;  // what is to be expected
   const double cost = cost_between(windows_.first, windows_.begin);
-  if (windows_.count == kWindows + 1) {
-    const double most = is_planned_ ? kPlanSlack * before_ + kGain : before_ - kGain;
-    // It may have been something else, such as an evaluation: it is looked at twice.
-    if (cost > most && !std::exchange(is_doubted_, true)) {
-      windows_.first = windows_.begin;
-      windows_.count = 1;
-      return;
-    }
-    if (cost > most) {
-      follow_usual();
-      if (is_second_)
-        listen_again(deferred);
-      else
-        end(deferred);
-      return;
-    }
-    expected_ = cost;
-    if (step_.period == 0 && times_ == 1) {
-      end(deferred);
-      return;
-    }
-  } else if (cost > kDrift * expected_ + kSomeDrift) {
-    if (may_listen()) {
-      listen_again(deferred);
-      return;
-    }
-    expected_ = cost;
-  }
+  const double misses = static_cast<double>(windows_.begin.misses - windows_.first.misses) /
+                        (is_known ? 1 : kWindows);
   windows_.first = windows_.begin;
+  const double most = is_known      ? kDrift * expected_ + kSomeDrift
+                      : is_planned_ ? kPlanSlack * before_ + kGain
+                                    : before_ - kGain;
+  const bool is_worn = is_known && misses >= expected_misses_ + kWorn;
+  const bool is_bad = cost > most || is_worn;
+  // It may have been something else, such as an evaluation: it is looked at twice.
+  if (is_bad && !std::exchange(is_doubted_, true)) {
+    if (!is_known) windows_.count = 1;
+    return;
+  }
+  is_doubted_ = false;
+  if (!is_known) {
+    if (is_bad) follow_usual();
+    if (is_bad && is_second_) return listen_again(deferred);
+    if (is_bad || (step_.period == 0 && times_ == 1)) return end(deferred);
+  } else if (is_bad && may_listen()) {
+    return listen_again(deferred);
+  }
+  if (is_bad || !is_known) {
+    expected_ = cost;
+    expected_misses_ = misses;
+  }
   if (task_ && task_->is_done) follow(deferred);
 }
 

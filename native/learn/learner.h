@@ -8,9 +8,9 @@
 // 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
 //    where the job differs: so any step is as right as one that was learned. While a plan is followed,
 //    a better one is looked for on the thread, once. If the job's steps cost more than before, or one
-//    much more, what was learned goes. If they do so later, the job is another by then, or has
-//    outgrown its plan, and it listens again. Where nothing was found, or it went, steps are watched
-//    all the same.
+//    much more, what was learned goes. If they do so later, or miss more of the plan, the job is
+//    another by then, or has outgrown its plan, and it listens again. Where nothing was found, or it
+//    went, steps are watched all the same.
 //
 // Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal,
 // and looks for no better plan: looks depend on operators alone, and what is played on the program.
@@ -92,10 +92,12 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     following,
     done
   };
-  // What was computed up to some point, by the engine's counters, and what it took to make room: to
-  // search, to move, to map.
+  // What was computed up to some point, by the engine's counters, what it took to make room (to
+  // search, to move, to map), and how often memory was not where a plan wants it: addresses that
+  // could not be had, and remaps.
   struct Mark {
     int64_t own_ns = 0, again_ns = 0, room_ns = 0;
+    uint64_t misses = 0;
   };
   // Beside the job's own compute, in terms of that.
   static double cost_between(const Mark& from, const Mark& to) {
@@ -165,9 +167,10 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   EvictionPolicy usual_;     // and by which
   bool is_planned_ = false;  // what is followed has a plan
   bool is_second_ = false;   // a better one than the first
-  bool is_doubted_ = false;  // and has cost too much once
+  bool is_doubted_ = false;  // what is followed did too little in the last steps
   Windows windows_;
   double expected_ = 0;                 // what steps cost when the policy was found to be good
+  double expected_misses_ = 0;          // and what two of them missed
   uint32_t times_ = 0;                  // that it has listened in a row
   std::optional<uint64_t> slab_bytes_;  // when the last plan was looked for
   Advice advice_;                       // the last, and of how many operators

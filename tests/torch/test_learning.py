@@ -307,17 +307,16 @@ class TestPlan:
         assert found["last_planned"] > 0
         assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
 
-    def test_a_job_that_keeps_something_of_each_step_outgrows_one_plan_and_not_the_next(
+    def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(
         self, tmp_path: Path
     ) -> None:
         costs = costs_of(KEEPS, tmp_path)
         shape, _free = profile("transformer", 2)
-        _first, then, *_others, last = told_by(KEEPS, shape.budget(0.4), costs, 6 * STEPS)
-        assert then["remaps"] > 5 * STEPS
+        _first, *others = told_by(KEEPS, shape.budget(0.4), costs, 6 * STEPS)
+        assert all(part["planned"] > 0 for part in others)
+        assert sum(part["plan_misses"] for part in others) < STEPS
         # What it keeps takes a page every second step.
-        assert last["remaps"] <= STEPS
-        assert last["planned"] > 0
-        assert last["plan_misses"] == 0
+        assert sum(part["remaps"] for part in others) < 12 * STEPS
 
     def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
         costs = costs_of(READS, tmp_path)
