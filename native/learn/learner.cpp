@@ -399,15 +399,18 @@ void Learner::wait_for_rehearsal(Deferred& deferred) {
 void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
   const bool is_second = phase_ == Phase::following;
-  if (!found || task_->cancelled) {
+  // A plan that is worn out may still do better than one for what there is now.
+  const bool is_worse =
+      found && is_planned_ && !is_second && found->repeats > kDrift * before_ + kSomeDrift;
+  if (!found || task_->cancelled || is_worse) {
     end_rehearsal();
     if (!is_second) end(deferred);
     return;
   }
   is_second_ = is_second;
   is_doubted_ = false;
-  if (is_second_) before_ = expected_;
-  // A plan that is worn out costs less, for a while, than one for what there is now.
+  if (is_second_)
+    before_ = expected_;
   else if (is_planned_)
     before_ = std::max(before_, found->repeats);
   parts_.follow(found->policy);

@@ -280,29 +280,58 @@ void Engine::evict_last_used(Transaction& call, const Storage* wanted) {
 
 // A4 of step_plan.h.
 void Engine::move_held(Transaction& call) {
-  std::vector<StepPlan::Held> left;
-  for (const StepPlan::Held& held : plan_.take_held()) {
+  const std::vector<StepPlan::Held> all = plan_.held();  // another thread may follow another plan
+  bool are_there = true;
+  for (const StepPlan::Held& held : all) {
     Storage* storage = graph_.by_handle.find(held.handle);
-    if (!storage || !storage->live) continue;
+    if (!storage || !storage->live || storage->state != State::resident) continue;
     const uint64_t base = devices_.of(storage).base;
     const auto* const address = reinterpret_cast<const void*>(base + held.offset);
-    if (storage->state != State::resident || !move_held(storage, address, call))
-      left.push_back(held);
+    are_there &= storage->address == address || move_held(storage, address, call);
   }
-  plan_.give_back(std::move(left));
+  plan_.tried_moves(are_there);
+}
+
+// Out of [begin, end), which is partly its own place. Room is made for it as for any request.
+bool Engine::move_aside(Storage* storage, const void* begin, const void* end, Transaction& call) {
+  if (mover_.move(storage, begin, end, false, call.deferred)) return true;
+  const void* const handle = storage->handle;
+  dtr_pool* const pool = devices_.of(storage).pool;
+  const uint64_t stream = storage->used_on == kNoStream ? 0 : storage->used_on;
+  // What is in both may be as much as the two are apart.
+  const auto apart =
+      std::abs(static_cast<const char*>(begin) - static_cast<char*>(storage->address));
+  const uint64_t bytes = storage->size_bytes + static_cast<uint64_t>(apart);
+  ++storage->locks;
+  call.lock.unlock();
+  call.deferred.free_blocks();
+  void* room = nullptr;
+  const int32_t status = dtr_pool_allocate(pool, bytes, stream, &room);
+  dtr_pool_free(pool, room);
+  call.lock.lock();
+  lifecycle_.unlock(storage, call.deferred);
+  return status == DTR_OK && graph_.by_handle.find(handle) == storage &&
+         mover_.move(storage, begin, end, false, call.deferred);
 }
 
 bool Engine::move_held(Storage* storage, const void* address, Transaction& call) {
   std::vector<void*> in_the_way;
-  if (storage->address == address || mover_.move_at(storage, address, &in_the_way, call.deferred))
-    return true;
+  const auto* const end = static_cast<const char*>(address) + storage->size_bytes;
+  const auto fits = [&] { return mover_.move_at(storage, address, &in_the_way, call.deferred); };
+  if (fits()) return true;
+  // What is in use, such as gradients, may be dear to compute again by now.
+  for (const void* other_address : in_the_way) {
+    Storage* other = graph_.by_address.find(other_address);
+    if (other && other != storage && other->live)
+      mover_.move(other, address, end, false, call.deferred);
+  }
+  if (fits()) return true;
   if (in_the_way.empty()) return false;
   // It may be in its own way.
   const auto own = std::find(in_the_way.begin(), in_the_way.end(), storage->address);
   if (own != in_the_way.end()) {
     in_the_way.erase(own);
-    const auto* const end = static_cast<const char*>(address) + storage->size_bytes;
-    if (!mover_.move(storage, address, end, false, call.deferred)) return false;
+    if (!move_aside(storage, address, end, call)) return false;
   }
   ++storage->locks;  // its record stays
   const bool is_clear = clear(devices_.of(storage), address, storage->size_bytes, in_the_way,
@@ -311,8 +340,7 @@ bool Engine::move_held(Storage* storage, const void* address, Transaction& call)
   call.deferred.free_blocks();
   call.lock.lock();
   lifecycle_.unlock(storage, call.deferred);
-  return is_clear && graph_.by_handle.find(storage->handle) == storage &&
-         mover_.move_at(storage, address, &in_the_way, call.deferred);
+  return is_clear && graph_.by_handle.find(storage->handle) == storage && fits();
 }
 
 // ---- what the framework tells ----

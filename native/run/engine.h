@@ -181,6 +181,7 @@ class Engine final {
   void evict_last_used(Transaction& call, const Storage* wanted = nullptr);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
+  bool move_aside(Storage* storage, const void* begin, const void* end, Transaction& call);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void keep(Frame& frame, bool on);

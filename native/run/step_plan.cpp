@@ -69,11 +69,6 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   if (is_on_ && at_beginning) at_ = 0;
 }
 
-std::vector<StepPlan::Held> PlanFollower::take_held() {
-  --tries_;
-  return std::exchange(plan_.held, {});
-}
-
 void PlanFollower::op_begins() const {
   running_of_thread() = {};
   if (at_ != kLost) running_of_thread() = {this, number_, static_cast<uint32_t>(at_), 0, 0};

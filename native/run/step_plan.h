@@ -13,8 +13,8 @@
 //      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the
 //      plan thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
-//  A4  What stays from step to step moves, at the beginning of the first ones, to where it leaves the
-//      others room; what is evicted then, when it is back.
+//  A4  What stays from step to step moves, when one begins, to where it leaves the others room; what
+//      is evicted then, when it is back.
 //  A5  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
 //      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
@@ -61,11 +61,11 @@ class PlanFollower {
   // In place of the one before; one without calls is none. at_beginning: of a step, just now.
   void follow(StepPlan plan, bool at_beginning);
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
-  // A step begins, and these are not where they belong; those that cannot go there are given back.
-  // Tried a few times.
+  // A step begins, and what is held is to be where it belongs. Where that cannot be had it is tried
+  // a few times.
   bool wants_moves() const { return at_ == 0 && tries_ > 0 && !plan_.held.empty(); }
-  std::vector<StepPlan::Held> take_held();
-  void give_back(std::vector<StepPlan::Held> held) { plan_.held = std::move(held); }
+  const std::vector<StepPlan::Held>& held() const { return plan_.held; }
+  void tried_moves(bool are_there) { tries_ = are_there ? kTries : tries_ - 1; }
 
   // This thread is about to run the next operator of the job, or one again.
   void op_begins() const;
@@ -97,7 +97,7 @@ class PlanFollower {
   std::vector<void*> addresses_;     // of the results, by place; null: past its last use
   uint64_t number_ = 0;              // of the plan
   uint64_t at_ = kLost;              // the operator that is next
-  uint32_t tries_ = 0;               // to move what is held
+  uint32_t tries_ = 0;               // that are left, to move what is held
   size_t ahead_ = 0;                 // the place from which on the next that is ahead is looked for
   // The calls with which a step ends, as many as occur nowhere else in it; and the last ones of the
   // job, round and round.
