@@ -19,6 +19,7 @@
 //      order and by size; and, where none runs, for what the next ones fill.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <utility>
@@ -65,7 +66,7 @@ class PlanFollower {
   // a few times.
   bool wants_moves() const { return at_ == 0 && tries_ > 0 && !plan_.held.empty(); }
   const std::vector<StepPlan::Held>& held() const { return plan_.held; }
-  void tried_moves(bool are_there) { tries_ = are_there ? kTries : tries_ - 1; }
+  void tried_moves(bool are_there) { tries_ = are_there ? kTries : std::max(tries_, 1u) - 1; }
 
   // This thread is about to run the next operator of the job, or one again.
   void op_begins() const;
