@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -437,7 +436,6 @@ void Learner::watch() {
   phase_ = Phase::following;
   is_planned_ = is_second_ = false;
   expected_ = before_;
-  expected_misses_ = std::numeric_limits<double>::infinity();
   begin_windows();
   windows_.first = windows_.begin;
   windows_.count = kWindows + 1;
@@ -469,7 +467,7 @@ void Learner::check_step(Deferred& deferred) {
   const double most = is_known      ? kDrift * expected_ + kSomeDrift
                       : is_planned_ ? kPlanSlack * before_ + kGain
                                     : before_ - kGain;
-  const bool is_worn = is_known && misses >= expected_misses_ + kWorn;
+  const bool is_worn = is_known && is_planned_ && misses >= expected_misses_ + kWorn;
   const bool is_bad = cost > most || is_worn;
   // It may have been something else, such as an evaluation: it is looked at twice.
   if (is_bad && !std::exchange(is_doubted_, true)) {
