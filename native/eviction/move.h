@@ -62,6 +62,8 @@ class Mover {
 
   bool is_movable(const Storage* storage) const;  // M1
   double move_ns(const Storage* storage) const;
+  // That copies it; 0 where there are none.
+  uint64_t stream_of_move(const Storage* storage) const;
 
   // Moves the content to a place outside of [avoid_begin, avoid_end), and, if packed, in chunks
   // that are touched already. False, and nothing changed, if it may not be moved, its handle cannot
@@ -84,7 +86,6 @@ class Mover {
 
   // Copies between two free places, if there are two, as a move would.
   void calibrate(Device& device) const;
-  uint64_t stream_of_move(const Storage* storage) const;
   // Moves to a place, which it takes or gives back.
   bool move_to(Storage* storage, Place to, Deferred& deferred);
 

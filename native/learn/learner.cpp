@@ -50,6 +50,9 @@ constexpr uint64_t kStepsOfWindow = 2;
 // A plan also saves searches and remaps, so it may repeat a little more.
 constexpr double kPlanSlack = 1.05;
 
+// More than that is another job than the one that cost so much.
+double most_of(double expected) { return kDrift * expected + kSomeDrift; }
+
 uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
 
 }  // namespace
@@ -399,8 +402,7 @@ void Learner::follow(Deferred& deferred) {
   std::optional<Rehearsal::Found> found = std::move(task_->found);
   const bool is_second = phase_ == Phase::following;
   // A plan that is worn out may still do better than one for what there is now.
-  const bool is_worse =
-      found && is_planned_ && !is_second && found->repeats > kDrift * before_ + kSomeDrift;
+  const bool is_worse = found && is_planned_ && !is_second && found->repeats > most_of(before_);
   if (!found || task_->cancelled || is_worse) {
     end_rehearsal();
     if (!is_second) end(deferred);
@@ -464,7 +466,7 @@ void Learner::check_step(Deferred& deferred) {
   const double misses = static_cast<double>(windows_.begin.misses - windows_.first.misses) /
                         (is_known ? 1 : kWindows);
   windows_.first = windows_.begin;
-  const double most = is_known      ? kDrift * expected_ + kSomeDrift
+  const double most = is_known      ? most_of(expected_)
                       : is_planned_ ? kPlanSlack * before_ + kGain
                                     : before_ - kGain;
   const bool is_worn = is_known && is_planned_ && misses >= expected_misses_ + kWorn;

@@ -297,7 +297,7 @@ bool Engine::move_aside(Storage* storage, const void* begin, const void* end, Tr
   if (mover_.move(storage, begin, end, false, call.deferred)) return true;
   const void* const handle = storage->handle;
   dtr_pool* const pool = devices_.of(storage).pool;
-  const uint64_t stream = storage->used_on == kNoStream ? 0 : storage->used_on;
+  const uint64_t stream = mover_.stream_of_move(storage);
   // What is in both may be as much as the two are apart.
   const auto apart =
       std::abs(static_cast<const char*>(begin) - static_cast<char*>(storage->address));
