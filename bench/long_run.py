@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -71,18 +72,24 @@ def tight_budget(fraction: float, device: str, seed: int) -> int:
 
 
 def soak(
-    steps: int, windows: int, device: str, seed: int, tick: Callable[[range], Any] = iter
+    steps: int,
+    windows: int,
+    device: str,
+    seed: int,
+    tick: Callable[[range], Any] = iter,
+    costs: Path | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Train at half of the activation memory; the budget in bytes and a row per window of steps.
 
-    A row has the most records and the largest resident set seen at the end of a step in the
-    window, the median step time and how much was evicted and rematerialized.
+    With a file of costs (`dtr_alloc.session`) two runs decide alike. A row has the most records and
+    the largest resident set seen at the end of a step in the window, the median step time and how
+    much was evicted and rematerialized.
     """
     budget = tight_budget(0.5, device, seed)
     process = psutil.Process()
     rows: list[dict[str, Any]] = []
     per_window = steps // windows
-    with dtr_alloc.session(budget=budget, device=device):
+    with dtr_alloc.session(budget=budget, device=device, costs=costs):
         job = Small(device=device, seed=seed)
         for window in tick(range(windows)):
             before = dtr_alloc.stats()
