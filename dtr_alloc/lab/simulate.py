@@ -152,6 +152,9 @@ class Run:
     moves: int
     moved_bytes: int
     move_cost: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    swap_cost: int
     seconds: float
     """Real time of the run alone."""
     decisions_sha256: str
@@ -176,6 +179,8 @@ def run_log(
     chunk_bytes: int = 0,
     measure: bool = False,
     move_bytes_per_s: float = 0,
+    swap_bytes: int = 0,
+    swap_bytes_per_s: float = 0,
     max_recompute: int | None = None,
     outputs: bool = True,
     history_ops: int = config.HISTORY_OPS,
@@ -198,6 +203,9 @@ def run_log(
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
         move_bytes_per_s: how fast contents are moved within the heap, with costs as nanoseconds; 0:
             nothing is moved. In runtime semantics only.
+        swap_bytes: the most host memory that contents may be swapped to; 0: nothing is swapped. In
+            runtime semantics only.
+        swap_bytes_per_s: how fast a copy to host memory is, or back, with costs as nanoseconds.
         measure: whether to count what fragmentation costs; in runtime semantics only.
         max_recompute: a run that spends more than this on recomputing ends as ``thrash``; one that
             spends more than oplog.MOST_SUM does so in any case.
@@ -222,6 +230,8 @@ def run_log(
     _choice("sampling", sampling, SAMPLINGS)
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
+    if semantics == "simrd" and swap_bytes > 0:
+        raise ValueError(f"swap_bytes is {swap_bytes}; allowed with semantics 'simrd': 0")
     if semantics == "simrd" and room != "heuristic":
         raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
     if space == "bytes" and placement != PLACEMENTS[0]:
@@ -249,6 +259,8 @@ def run_log(
         runtime.chunk_bytes = chunk_bytes
         runtime.measure = measure
         runtime.move_bytes_per_s = move_bytes_per_s
+        runtime.swap_bytes = swap_bytes
+        runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
         runtime.outputs = outputs
         runtime.history_ops = history_ops
         runtime.room = parts.room_number(room)
@@ -307,7 +319,7 @@ class Rehearsal:
     """Those of the step; 0: the log repeats none, and its end stands for it."""
     step_cost: int
     usual_repeated: float | None
-    """What the heuristic that the job begins with computes again."""
+    """What the heuristic that the job begins with computes again, or takes to swap."""
     usual_cost: float | None
     """The same with what is moved and mapped."""
     learned_repeated: float | None
@@ -326,6 +338,8 @@ def rehearse(
     chunk_bytes: int = 0,
     maps_on: str | None = None,
     move_bytes_per_s: float = 0,
+    swap_bytes: int = 0,
+    swap_bytes_per_s: float = 0,
     history_ops: int = config.HISTORY_OPS,
 ) -> Rehearsal:
     """Plays the step that a log repeats at its end as a job does that learns (native/learn), on the
@@ -338,7 +352,7 @@ def rehearse(
         search: whether to go on from a plan by local search, as a job does while it follows it.
         chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
         maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
-        move_bytes_per_s: as for ``run_log``.
+        move_bytes_per_s, swap_bytes, swap_bytes_per_s: as for ``run_log``.
         history_ops: as the setting ``history``.
 
     Raises ValueError for arguments that make no sense.
@@ -352,6 +366,8 @@ def rehearse(
     runtime.space = SPACES.index("heap")
     runtime.chunk_bytes = chunk_bytes
     runtime.move_bytes_per_s = move_bytes_per_s
+    runtime.swap_bytes = swap_bytes
+    runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
     runtime.history_ops = history_ops
     runtime.room = heuristic.room_number("heuristic")
     options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)

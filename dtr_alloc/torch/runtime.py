@@ -461,7 +461,9 @@ def scorer_of(config: Config) -> Scorer | None:
 
 
 _STATED_MOVES_PER_S = {"cpu": 4e9, "cuda": 200e9}
-"""How fast a copy within a device is taken to be, in bytes, where costs are stated."""
+_STATED_SWAPS_PER_S = {"cpu": 1.5e9, "cuda": 12e9}
+"""How fast copies within a device, and to and from host memory, are taken to be, in bytes, where
+costs are stated."""
 
 
 def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> tuple[Any, Any]:
@@ -478,6 +480,9 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     options.moving = not config.debug.no_moves
     if config.costs is not None:  # two runs decide alike
         options.move_bytes_per_s = _STATED_MOVES_PER_S[device_type]
+        options.swap_out_bytes_per_s = options.swap_in_bytes_per_s = _STATED_SWAPS_PER_S[
+            device_type
+        ]
     options.learn = _learning(config)
     options.thrash = config.thrash
     options.tiny_bytes = config.debug.tiny

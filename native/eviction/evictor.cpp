@@ -18,16 +18,16 @@ bool Evictor::is_better_swapped(Storage* storage) {
 
 bool Evictor::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
                     std::unique_lock<EngineMutex>& lock) {
-  if (!is_better_swapped(storage)) return storage->parent && drop(storage, cause, deferred);
+  if (!is_better_swapped(storage)) return give_up(storage, cause, deferred);
   const SwapSpace::Outcome outcome = parts_.swap_space.swap_out(storage, cause, deferred, lock);
   if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
-  const bool dropped = drop(storage, cause, deferred);
+  const bool is_gone = give_up(storage, cause, deferred);
   parts_.lifecycle.unlock(storage, deferred);
-  return dropped;
+  return is_gone;
 }
 
-// The content is given up.
-bool Evictor::drop(Storage* storage, EvictionCause cause, Deferred& deferred) {
+bool Evictor::give_up(Storage* storage, EvictionCause cause, Deferred& deferred) {
+  if (!storage->parent) return false;
   Environment& environment = parts_.environment;
   if (parts_.contents.has_changed(storage)) {
     // Its op would not give it again. What was computed from the old content notices that itself.

@@ -42,6 +42,8 @@ class Evictor {
   // now (it is dying, or only a Python wrapper refers to it), or if the host has no memory for it.
   bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
              std::unique_lock<EngineMutex>& lock);
+  // The same, and never swaps: it is to be computed again. False, too, if it cannot be.
+  bool give_up(Storage* storage, EvictionCause cause, Deferred& deferred);
   // Evicts what was chosen, one after the other; null if all went, else the first that cannot be
   // had just now. *evicted: how many went.
   Storage* evict_all(const std::vector<Storage*>& victims, Deferred& deferred,
@@ -55,7 +57,6 @@ class Evictor {
 
  private:
   bool is_better_swapped(Storage* storage);
-  bool drop(Storage* storage, EvictionCause cause, Deferred& deferred);
 
   Parts parts_;
   std::vector<Storage*> others_;  // buffer of evict_all()

@@ -151,6 +151,7 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
   if (timed && device.way_out.add(bytes, end - begin)) cost_model_.bounds().reset_all();
   ++environment_.stats.swaps;
   environment_.stats.swapped_out_bytes += bytes;
+  environment_.stats.swap_ns += static_cast<uint64_t>(device.way_out.ns_of(bytes));
   environment_.observers.notify(&Observer::evicted, storage);
   lifecycle_.unlock(storage, deferred);
   return Outcome::done;
@@ -210,6 +211,7 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
   if (timed && device.way_in.add(bytes, end - begin)) cost_model_.bounds().reset_all();
   drop_copy(storage);
   environment_.stats.swapped_in_bytes += bytes;
+  environment_.stats.swap_ns += static_cast<uint64_t>(device.way_in.ns_of(bytes));
   if (storage->live) framework->attach(storage->handle, address);
   if (streams_.has_streams(storage->device_type))
     storage->used_on = storage->remade_on = stream;  // O2

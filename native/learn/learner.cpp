@@ -57,10 +57,7 @@ uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
 
 }  // namespace
 
-bool Learner::can_play() const {
-  const Environment& environment = parts_.environment;
-  return environment.pools.size() == 1 && environment.options.swap_bytes == 0;
-}
+bool Learner::can_play() const { return parts_.environment.pools.size() == 1; }
 
 EvictionPolicy Learner::policy() const {
   const dtr_engine_options& options = parts_.environment.options;
@@ -71,7 +68,8 @@ EvictionPolicy Learner::policy() const {
 
 Learner::Mark Learner::now() const {
   const dtr_engine_stats& stats = parts_.environment.stats;
-  return {static_cast<int64_t>(stats.total_cost_ns), static_cast<int64_t>(stats.recompute_cost_ns)};
+  return {static_cast<int64_t>(stats.total_cost_ns),
+          static_cast<int64_t>(stats.recompute_cost_ns + stats.swap_ns)};
 }
 
 Learner::Mark Learner::now_with_room() const {
@@ -99,6 +97,11 @@ double Learner::repeats_since(const Mark& mark) const {
          static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
 
+uint64_t Learner::evictions() const {
+  const dtr_engine_stats& stats = parts_.environment.stats;
+  return stats.evictions + stats.swaps;
+}
+
 uint64_t Learner::pace() const { return step_.period > 0 ? step_.period : kPace; }
 
 const Learner::Mark& Learner::recent_mark() const {
@@ -115,7 +118,7 @@ void Learner::begin(Deferred& deferred) {
   next_look_ = kFirstLook;
   step_ = {};
   step_ns_ = 0;
-  evictions_ = parts_.environment.stats.evictions;
+  evictions_ = evictions();
   marks_.assign(1, now_with_room());
   phase_ = Phase::listening;
   ++times_;
@@ -156,8 +159,8 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
   if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
   if (!is_heard && !is_long) return;
   pace_ns_ = log_.cost_of_last(pace());
-  const bool repeats_little = parts_.environment.stats.evictions == evictions_ ||
-                              repeats_since(recent_mark()) < Rehearsal::kLeastGain;
+  const bool repeats_little =
+      evictions() == evictions_ || repeats_since(recent_mark()) < Rehearsal::kLeastGain;
   const bool can_rehearse =
       parts_.environment.options.learn != DTR_LEARN_STEP && can_play() && !repeats_little;
   if (can_rehearse) {
@@ -240,6 +243,11 @@ Stage Learner::stage() const {
     if (each->pool == of.pool) device = each.get();
   if (parts_.environment.options.moving && device)
     stage.move_bytes_per_s = kNsPerSecond * device->move_price.bytes_per_ns();
+  if (device) {
+    stage.swap_bytes = parts_.environment.options.swap_bytes;
+    stage.swap_out_bytes_per_s = kNsPerSecond * device->way_out.bytes_per_ns();
+    stage.swap_in_bytes_per_s = kNsPerSecond * device->way_in.bytes_per_ns();
+  }
   stage.history_ops = parts_.environment.options.history_ops;
   return stage;
 }
@@ -267,7 +275,8 @@ void Learner::add_held(Stage& stage) const {
   }
   // What can be computed again may be gone just now. It moves to its place when it is back.
   for (const Storage* storage : parts_.graph.storages()) {
-    const bool is_gone = storage->state == State::evicted && storage->live && is_held(storage);
+    const bool is_gone = (storage->state == State::evicted || storage->state == State::swapped) &&
+                         storage->live && is_held(storage);
     if (is_gone && parts_.environment.options.moving &&
         storage->size_bytes >= StepBlocks::kLeastBytes)
       stage.held.push_back({0, storage->size_bytes, storage->handle});

@@ -92,9 +92,9 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     following,
     done
   };
-  // What was computed up to some point, by the engine's counters, what it took to make room (to
-  // search, to move, to map), and how often memory was not where a plan wants it: addresses that
-  // could not be had, and remaps.
+  // What was computed up to some point, by the engine's counters, and what was computed again or
+  // swapped; what it took to make room (to search, to move, to map); and how often memory was not where
+  // a plan wants it: addresses that could not be had, and remaps.
   struct Mark {
     int64_t own_ns = 0, again_ns = 0, room_ns = 0;
     uint64_t misses = 0;
@@ -147,6 +147,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   Mark now() const;
   Mark now_with_room() const;
   double repeats_since(const Mark& mark) const;
+  uint64_t evictions() const;  // so far, swaps among them
   // The operators of a step, or what stands for one where none is repeated.
   uint64_t pace() const;
   // While it listens: two steps ago.

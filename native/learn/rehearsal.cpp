@@ -110,11 +110,14 @@ dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t
   options.room = policy.room;
   options.chunk_bytes = stage_.chunk_bytes;
   options.move_bytes_per_s = stage_.move_bytes_per_s;
+  options.swap_bytes = stage_.swap_bytes;
+  options.swap_out_bytes_per_s = stage_.swap_out_bytes_per_s;
+  options.swap_in_bytes_per_s = stage_.swap_in_bytes_per_s;
   return options;
 }
 
 double Rehearsal::repeats(const Simulation& run) const {
-  return static_cast<double>(run.result.remat_cost) /
+  return static_cast<double>(run.result.remat_cost + run.result.swap_cost) /
          static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
 }
 
@@ -128,7 +131,7 @@ double Rehearsal::cost_ns(const Simulation& run) const {
                               ? 0
                               : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
-  return static_cast<double>(run.result.remat_cost + run.result.move_cost) +
+  return static_cast<double>(run.result.remat_cost + run.result.swap_cost + run.result.move_cost) +
          stage_.room_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
          stage_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
@@ -172,15 +175,18 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usu
 std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   const std::optional<Found> first = play_near(usual, std::numeric_limits<double>::infinity());
-  // A plan does what it promises, and leaves little for a policy to gain.
+  // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap.
   Found planned = first.value_or(Found{usual, kHopeless * own_ns, kHopeless, 0});
   // What is searched for is saved, too.
   planned.cost_ns += planned.search_ns;
   const double most_ns = planned.cost_ns - kLeastPlanGain * own_ns;
   plan(planned);
-  if (!planned.plan.calls.empty() && planned.cost_ns <= most_ns) return planned;
-  std::optional<Found> best = best_policy(usual, first);
-  if (best && first && best->cost_ns > first->cost_ns - kLeastGain * own_ns) best.reset();
+  const bool is_planned = !planned.plan.calls.empty() && planned.cost_ns <= most_ns;
+  if (is_planned && stage_.swap_bytes == 0) return planned;
+  std::optional<Found> best = best_policy(usual, is_planned ? std::move(planned) : first);
+  const bool has_plan = best && !best->plan.calls.empty();
+  if (best && !has_plan && first && best->cost_ns > first->cost_ns - kLeastGain * own_ns)
+    best.reset();
   return best;
 }
 
@@ -191,6 +197,7 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   options.space = DTR_SPACE_BYTES;
   options.chunk_bytes = 0;
   options.move_bytes_per_s = 0;
+  options.swap_bytes = 0;
   Program program = program_.view();
   std::vector<double> weights;
   if (!schedule.weights.empty()) {
@@ -345,9 +352,10 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   };
   Program program = program_.view();
   program.counted_from = 2 * period;
-  simulate_runtime(
-      options_of(policy, stage_.budget_bytes, kHopeless * static_cast<double>(program_.cost_ns)),
-      program, run);
+  dtr_runtime_options options =
+      options_of(policy, stage_.budget_bytes, kHopeless * static_cast<double>(program_.cost_ns));
+  options.swap_bytes = 0;
+  simulate_runtime(options, program, run);
   if (!fits || run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // One step counted, as many as the program has.
   const auto share = static_cast<double>(program.operators / period - 1) /

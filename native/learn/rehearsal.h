@@ -1,9 +1,9 @@
 // rehearsal.h: plays a job's step on an engine of its own (simulate/runtime.h), with other policies
 // or with more memory, to know what they would cost.
 //
-// What a policy costs is the compute that it repeats, what it moves, and what the kernel, or the
-// driver, takes to map memory anew. All of it is computed from the program, so a rehearsal of the same program gives
-// the same result everywhere.
+// What a policy costs is the compute that it repeats, what it moves and swaps, and what the kernel, or
+// the driver, takes to map memory anew. All of it is computed from the program, so a rehearsal of the
+// same program gives the same result everywhere.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,9 @@ struct Stage {
   bool fixed = false;
   RoomPrice room_price;
   double move_bytes_per_s = 0;  // 0: nothing is moved
+  uint64_t swap_bytes = 0;      // 0: nothing is swapped; but for plans, which never swap
+  double swap_out_bytes_per_s = 0;
+  double swap_in_bytes_per_s = 0;
   uint64_t history_ops = 0;
   // For plans: all of the pool's budget, the bytes of its slabs and how many more they are to have
   // room for, and what is in its heap all the time, by offset.
@@ -56,7 +59,7 @@ class Rehearsal {
   struct Found {
     EvictionPolicy policy;
     double cost_ns;      // beside the job's own
-    double repeats;      // computed again, in terms of the job's own compute
+    double repeats;      // computed again, or swapped, in terms of the job's own compute
     double search_ns;    // to choose what to evict, beside the cost; 0: a plan's is part of it
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
     uint64_t schedule_bytes = 0;  // with so many was its schedule played

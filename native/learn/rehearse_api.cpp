@@ -148,6 +148,9 @@ Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
   stage.fixed = runtime.space == DTR_SPACE_FIXED;
   if (options.maps_on >= 0) stage.room_price = RoomPrice::of(static_cast<uint8_t>(options.maps_on));
   stage.move_bytes_per_s = runtime.move_bytes_per_s;
+  stage.swap_bytes = runtime.swap_bytes;
+  stage.swap_out_bytes_per_s = runtime.swap_out_bytes_per_s;
+  stage.swap_in_bytes_per_s = runtime.swap_in_bytes_per_s;
   stage.history_ops = runtime.history_ops;
   stage.held.push_back({0, constant_bytes, nullptr});
   return stage;

@@ -19,6 +19,7 @@ class Bandwidth {
   Bandwidth(double bytes_per_ns, bool fixed) : stated_(bytes_per_ns), fixed_(fixed) {}
 
   double ns_of(uint64_t bytes) const { return static_cast<double>(bytes) / stated_; }
+  double bytes_per_ns() const { return stated_; }
   uint64_t readings() const { return readings_; }
   bool is_fixed() const { return fixed_; }
   bool learns_from(uint64_t bytes) const { return !fixed_ && bytes >= kLeastBytes; }

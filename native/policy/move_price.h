@@ -24,7 +24,7 @@ class MovePrice {
 
   double ns_of(uint64_t bytes) const { return launch_ns_ + way_.ns_of(bytes); }
   double launch_ns() const { return launch_ns_; }
-  double bytes_per_ns() const { return 1 / way_.ns_of(1); }
+  double bytes_per_ns() const { return way_.bytes_per_ns(); }
   bool is_fixed() const { return way_.is_fixed(); }
   uint64_t readings() const { return way_.readings(); }
   // The first few copies, and then one in many.

@@ -267,15 +267,12 @@ bool Engine::make_way(Storage* storage, const void* begin, const void* end, Defe
 // A2 of step_plan.h. wanted: what somebody asked for now, and may not have locked.
 void Engine::evict_last_used(Transaction& call, const Storage* wanted) {
   if (!plan_.is_on()) return;
-  // A copy to host memory lets go of the mutex, and another thread takes a buffer of its own.
-  std::vector<void*> last_used = std::move(last_used_);
-  plan_.take_last_used(&last_used);
-  for (const void* address : last_used) {
+  plan_.take_last_used(&last_used_);
+  for (const void* address : last_used_) {
     Storage* storage = graph_.by_address.find(address);
     if (storage && storage != wanted && is_candidate(storage) && search_.is_free_to_go(storage))
-      evictor_.evict(storage, EvictionCause::room, call.deferred, call.lock);
+      evictor_.give_up(storage, EvictionCause::room, call.deferred);
   }
-  last_used_ = std::move(last_used);
 }
 
 // A4 of step_plan.h.

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/check_heuristic.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "fragmentation.h"
@@ -25,7 +27,8 @@ constexpr int8_t kIndex = -1;
 constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
 // An eighth of the addresses that the simulated driver has.
 constexpr uint64_t kManyBytes = uint64_t{1} << 37;
-constexpr int32_t kByte = 0;  // c10::ScalarType::Byte
+constexpr int32_t kByte = 0;      // c10::ScalarType::Byte
+constexpr double kLeastRate = 1;  // bytes per second
 
 enum Trace : int64_t { allocate, free_temporary, result };
 
@@ -183,6 +186,9 @@ struct World {
       settings.room = options.room;
       settings.moving = options.move_bytes_per_s > 0;
       settings.move_bytes_per_s = options.move_bytes_per_s;
+      settings.swap_bytes = options.swap_bytes;
+      settings.swap_out_bytes_per_s = options.swap_out_bytes_per_s;
+      settings.swap_in_bytes_per_s = options.swap_in_bytes_per_s;
       settings.dealloc = kDeallocNames[options.common.dealloc];
       settings.tiny_bytes = DTR_TINY_BYTES;
       raise(dtr_engine_create(&settings, &engine));
@@ -302,6 +308,7 @@ class RuntimeSimulation final : private Observer {
       switch (static_cast<Instruction>(code[at])) {
         case Instruction::constant:
           define(code[at + 1], make_buffer(code[at + 2]));
+          if (options_.swap_bytes > 0) meet(buffer_of(at + 1)->tensor);
           ++tensors_;
           at += 3;
           break;
@@ -337,6 +344,14 @@ class RuntimeSimulation final : private Observer {
           break;
       }
     }
+  }
+
+  // What an operator has met may be swapped out.
+  void meet(SimulatedTensor* tensor) {
+    frame_.buffer.assign(1, reinterpret_cast<int64_t>(tensor));
+    frame_.told_ns = 0;
+    engine_.op_begin(frame_, 1, 0, 0);
+    engine_.op_end(frame_, 0, 0, 0);
   }
 
   Operands operands_of(const Operator& of) const {
@@ -699,6 +714,9 @@ class RuntimeSimulation final : private Observer {
     engine.searches -= engine_before_.searches;
     engine.moves -= engine_before_.moves;
     engine.moved_bytes -= engine_before_.moved_bytes;
+    engine.swapped_out_bytes -= engine_before_.swapped_out_bytes;
+    engine.swapped_in_bytes -= engine_before_.swapped_in_bytes;
+    engine.swap_ns -= engine_before_.swap_ns;
     pool.remaps -= pool_before_.remaps;
     pool.mapped_chunks -= pool_before_.mapped_chunks;
     dtr_simulation_result& result = out_.result;
@@ -720,9 +738,12 @@ class RuntimeSimulation final : private Observer {
           static_cast<int64_t>(price.ns_of(engine.moved_bytes) +
                                price.launch_ns() * static_cast<double>(engine.moves - 1));
     }
+    result.swapped_out_bytes = engine.swapped_out_bytes;
+    result.swapped_in_bytes = engine.swapped_in_bytes;
+    result.swap_cost = static_cast<int64_t>(engine.swap_ns);
     const int64_t most = options_.common.max_recompute;
     if (result.status == DTR_SIMULATION_OK && most >= 0 &&
-        result.remat_cost + result.move_cost > most)
+        result.remat_cost + result.move_cost + result.swap_cost > most)
       result.status = DTR_SIMULATION_THRASH;
     result.searches = engine.searches;
     result.window_evictions = engine.window_evictions;
@@ -769,6 +790,15 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
   if (!(options.move_bytes_per_s >= 0))
     throw InvalidArgument("move_bytes_per_s is " + std::to_string(options.move_bytes_per_s) +
                           "; allowed: 0 (nothing is moved) and more");
+  if (options.swap_bytes > 0) {
+    constexpr double kMost = std::numeric_limits<double>::max();
+    const auto rate = [&](const char* field, double value) {
+      require_number(field, value, kLeastRate, kMost,
+                     "1 and more, finite, where anything is swapped");
+    };
+    rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);
+    rate("swap_in_bytes_per_s", options.swap_in_bytes_per_s);
+  }
   if (options.space == DTR_SPACE_BYTES && options.placement != DTR_PLACE_BEST_FIT)
     throw InvalidArgument("placement is " + std::to_string(options.placement) +
                           "; allowed where only bytes are counted: 0");

@@ -70,6 +70,16 @@ def test_learning() -> None:
     assert {row["outcome"] for row in rows.values()} == {"trains"}
 
 
+def test_swapping() -> None:
+    """A GPT larger than its budget, by the rule and learned, bits compared."""
+    document = run("bench.swapping")
+    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    rows = {row["policy"]: row for row in document["results"]}
+    assert rows.keys() == {"marginal", "adaptive"}
+    assert {row["outcome"] for row in rows.values()} == {"trains"}
+    assert rows["marginal"]["swapped_in_bytes"] > 0
+
+
 def test_custom_operators() -> None:
     """A GPT whose attention is a custom operator, at half its activation memory, bits compared."""
     document = run("bench.custom_operators")

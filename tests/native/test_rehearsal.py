@@ -140,3 +140,55 @@ def test_what_cannot_be_rehearsed_is_named(steps):
         simulate.rehearse(steps, 1 << 30, mine)
     with pytest.raises(ValueError, match="chunk_bytes is 5; allowed"):
         simulate.rehearse(steps, 1 << 30, chunk_bytes=5)
+
+
+MIB = 1 << 20
+
+
+def larger_than_memory(layers=16, width=MIB, steps=STEPS):
+    """Forward, backward, and an update of parameters by momentum."""
+    log = Log()
+    for i in range(layers):
+        log.constant(f"p{i}", width)
+        log.constant(f"m{i}", width)
+    for _ in range(steps):
+        log.constant("y0", width // 4)
+        for i in range(layers):
+            log.call(f"p{i} y{i}", {f"y{i + 1}": width // 4}, time=200_000)
+        log.call(f"y{layers}", {f"d{layers}": width // 4}, time=200_000)
+        for i in reversed(range(layers)):
+            log.call(f"p{i} y{i} d{i + 1}", {f"d{i}": width // 4, f"g{i}": width}, time=400_000)
+            log.release(f"y{i + 1}")
+            log.release(f"d{i + 1}")
+        for i in range(layers):
+            log.mutate(f"m{i} g{i}", 0, time=100_000)
+            log.mutate(f"p{i} m{i}", 0, time=100_000)
+            log.release(f"g{i}")
+        log.release("y0")
+        log.release("d0")
+    return log.program
+
+
+SWAP = {"swap_bytes": 1 << 30, "swap_bytes_per_s": 4e9}
+
+
+class TestSwaps:
+    def test_a_policy_is_learned_where_constants_do_not_fit(self):
+        steps = larger_than_memory()
+        assert simulate.rehearse(steps, 24 * MIB).usual_cost is None
+        found = simulate.rehearse(steps, 24 * MIB, **SWAP)
+        assert not found.is_planned
+        assert 0 < found.learned_cost < 0.85 * found.usual_cost
+        assert found == simulate.rehearse(steps, 24 * MIB, **SWAP)
+
+    def test_a_plan_computes_again_where_that_costs_less_than_swaps(self):
+        steps = larger_than_memory(width=MIB // 8)
+        slow = {"swap_bytes": 1 << 30, "swap_bytes_per_s": 1e6}
+        budget = int(0.9 * peak_of(steps))
+        found, unswapped = (simulate.rehearse(steps, budget, **swap) for swap in (slow, {}))
+        assert found.is_planned
+        assert found == unswapped
+
+    def test_a_rate_is_needed(self):
+        with pytest.raises(ValueError, match=r"swap_out_bytes_per_s is 0\.000000; allowed: 1 and"):
+            simulate.rehearse(larger_than_memory(), 12 * MIB, swap_bytes=1 << 30)

@@ -354,3 +354,29 @@ def test_wrong_options_are_named():
 def test_an_empty_program_is_a_run():
     run = run_log(Log().program)
     assert (run.status, run.clock, run.decisions) == ("ok", 1, "")
+
+
+@pytest.mark.parametrize("space", simulate.SPACES)
+def test_constants_that_do_not_fit_are_swapped_at_their_price(space):
+    log = Log()
+    for i in range(4):
+        log.constant(f"c{i}", 1 << 20)
+    for i in range(8):
+        log.call(f"c{i % 4}", {"y": 1 << 16}, time=1000)
+    budget = 3 << 20
+    options = {"space": space, "outputs": False}
+    assert run_log(log.program, "marginal", budget, **options).status == "oom"
+    swap = {"swap_bytes": 1 << 30, "swap_bytes_per_s": 1e9}
+    run = run_log(log.program, "marginal", budget, **options, **swap)
+    assert run.status == "ok"
+    assert run.peak_bytes <= budget
+    assert run.model_ops == 8
+    assert run.swapped_out_bytes >= run.swapped_in_bytes > 0
+    assert run.swap_cost == run.swapped_out_bytes + run.swapped_in_bytes
+    costly = run_log(log.program, "marginal", budget, **options, **swap, max_recompute=1)
+    assert costly.status == "thrash"
+
+
+def test_simrd_swaps_nothing():
+    with pytest.raises(ValueError, match="swap_bytes is 1; allowed with semantics 'simrd': 0"):
+        simulate.run_log(Log().program, swap_bytes=1)

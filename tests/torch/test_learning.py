@@ -479,3 +479,52 @@ class TestThrash:
                 torch.cat([kept, torch.ones(1 << 19)])
             assert self.ADVICE.search(str(raised.value))
             del kept
+
+
+SWAPS = """
+import hashlib, json, sys
+import torch
+import dtr_alloc
+
+budget, costs, steps, *heuristic = sys.argv[1:]
+settings = dict(zip(("heuristic",), heuristic))
+torch.set_num_threads(1)
+with dtr_alloc.session(
+    budget=int(budget), device="cpu", swap="1GiB", costs=costs, debug="no-moves", **settings
+):
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(6):
+        layers += [torch.nn.Linear(256, 256), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    data = torch.randn(64, 256)
+    for step in range(int(steps)):
+        if step == int(steps) - 2:
+            begin = dtr_alloc.stats()
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    dtr_alloc.check_invariants()
+    now = dtr_alloc.stats()
+    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+found = {name: now[name] - begin[name] for name in ("swap_ns", "swapped_in_bytes")}
+found["learned"] = now["learned"]
+print(json.dumps(found | {"parameters": hashlib.sha256(content).hexdigest()}))
+"""
+"""A model that takes 6 MiB with gradients and Adam's states; what its last two steps swapped."""
+
+
+class TestSwaps:
+    BUDGET = 4 << 20
+
+    def test_a_step_is_learned_of_which_constants_are_swapped(self, tmp_path: Path) -> None:
+        costs = costs_of(SWAPS, tmp_path)
+        free = told_by(SWAPS, 1 << 30, costs, STEPS)
+        rule = told_by(SWAPS, self.BUDGET, costs, STEPS, "marginal")
+        learned, again = (told_by(SWAPS, self.BUDGET, costs, STEPS) for _ in range(2))
+        assert learned == again
+        assert learned["parameters"] == rule["parameters"] == free["parameters"]
+        assert (rule["learned"], learned["learned"]) == (0, 1)
+        assert 0 < learned["swapped_in_bytes"] < 0.8 * rule["swapped_in_bytes"]
+        assert learned["swap_ns"] < rule["swap_ns"]

@@ -154,6 +154,7 @@ typedef struct dtr_engine_stats {
   uint64_t swaps;               /* contents swapped out; no evictions, which give contents up */
   uint64_t swapped_out_bytes;
   uint64_t swapped_in_bytes;
+  uint64_t swap_ns;              /* what these copies should take */
   uint64_t host_bytes;           /* of contents that are in host memory now */
   uint64_t verified;             /* rematerialized contents that were compared */
   uint64_t prefetches;           /* contents that were swapped in before they were needed */
