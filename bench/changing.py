@@ -12,7 +12,6 @@ compared with those of the job without dtr_alloc.
 from __future__ import annotations
 
 import time
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 
 import dtr_alloc
 from bench import results
-from bench.measure import Profile
+from bench.measure import Profile, in_own_process
 from bench.models import digest
 from bench.models.transformer import TransformerJob
 
@@ -79,21 +78,19 @@ def _train(budget: int | str | None, heuristic: str, scale: float, steps: int) -
     return found | {"digest": digest(job.state())}
 
 
-def _run(*arguments: Any) -> dict[str, Any]:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_train, arguments)
-
-
 def measure(
     scale: float, steps: int, rounds: int, fractions: tuple[float, ...]
 ) -> list[dict[str, Any]]:
-    plain = _run(None, "", scale, steps)
-    free = _run("unlimited", "marginal", scale, steps)
+    plain = in_own_process(_train, None, "", scale, steps)
+    free = in_own_process(_train, "unlimited", "marginal", scale, steps)
     shape = Profile(free["idle"], free["peak"])
     rows = []
     for fraction in fractions:
         runs = [
-            {policy: _run(shape.budget(fraction), policy, scale, steps) for policy in POLICIES}
+            {
+                policy: in_own_process(_train, shape.budget(fraction), policy, scale, steps)
+                for policy in POLICIES
+            }
             for _ in range(rounds)
         ]
         rule, learned = ([each[policy] for each in runs] for policy in POLICIES)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -29,7 +28,7 @@ from rich.table import Table
 import dtr_alloc
 from bench import results
 from bench.demo.worker import peak_resident_bytes
-from bench.measure import profile, train_plain
+from bench.measure import in_own_process, profile, train_plain
 from bench.models import JOBS, differences
 
 FRACTIONS = (0.5, 0.3, 0.2)
@@ -92,20 +91,15 @@ def _by_plan(counters: list[dict[str, Any]]) -> float | None:
     return went / len(steps) if steps else None
 
 
-def _run(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_steps, (name, budget, heuristic, steps))
-
-
 def measure(name: str, steps: int, fractions: tuple[float, ...]) -> Iterator[dict[str, Any]]:
     """The rows of one job."""
     torch.set_num_threads(1)
     reference = train_plain(name, steps)
     shape, _free = profile(name, 3)
-    free = _run(name, "unlimited", "marginal", steps)
+    free = in_own_process(_steps, name, "unlimited", "marginal", steps)
     for fraction in fractions:
         for heuristic in POLICIES:
-            found = _run(name, shape.budget(fraction), heuristic, steps)
+            found = in_own_process(_steps, name, shape.budget(fraction), heuristic, steps)
             row = {"job": name, "fraction": fraction, "policy": heuristic}
             if "state" in found:
                 if differences(reference, found.pop("state")):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ class Profile:
     def fraction(self, budget_bytes: int) -> float:
         """The inverse of `budget`."""
         return (budget_bytes - self.idle_bytes) / self.activation_bytes
+
+
+def in_own_process(run: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of a module returns, in a process of its own."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(run, arguments)
 
 
 def train_plain(name: str, steps: int, **options: Any) -> dict[str, Tensor]:

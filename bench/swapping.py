@@ -13,8 +13,7 @@ without dtr_alloc.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import get_context
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -24,6 +23,7 @@ from rich.table import Table
 import dtr_alloc
 from bench import results
 from bench.learning import LAST, POLICIES
+from bench.measure import in_own_process
 from bench.models.job import Job, digest
 from bench.models.large import LARGE_JOBS
 
@@ -80,19 +80,14 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
     }
 
 
-def _run(run: Callable[..., Any], *arguments: Any) -> Any:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(run, arguments)
-
-
 def measure(name: str, steps: int, shares: tuple[float, ...]) -> Iterator[dict[str, Any]]:
     """The rows of one job."""
-    expected = _run(_plain, name, steps)
-    free = _run(_steps, name, "unlimited", POLICIES[0], steps)
+    expected = in_own_process(_plain, name, steps)
+    free = in_own_process(_steps, name, "unlimited", POLICIES[0], steps)
     for share in shares:
         budget = int(share * free["peak_bytes"])
         for heuristic in POLICIES:
-            found = _run(_steps, name, budget, heuristic, steps)
+            found = in_own_process(_steps, name, budget, heuristic, steps)
             if "content" in found:
                 if found.pop("content") != expected:
                     found["outcome"] = "other bits"
