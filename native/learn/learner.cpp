@@ -238,16 +238,12 @@ Stage Learner::stage() const {
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
   stage.room_price = RoomPrice::of(of.device_type);
-  const Device* device = nullptr;
-  for (const auto& each : parts_.devices)
-    if (each->pool == of.pool) device = each.get();
-  if (parts_.environment.options.moving && device)
-    stage.move_bytes_per_s = kNsPerSecond * device->move_price.bytes_per_ns();
-  if (device) {
-    stage.swap_bytes = parts_.environment.options.swap_bytes;
-    stage.swap_out_bytes_per_s = kNsPerSecond * device->way_out.bytes_per_ns();
-    stage.swap_in_bytes_per_s = kNsPerSecond * device->way_in.bytes_per_ns();
-  }
+  const Device& device = parts_.devices.with(of.pool);
+  if (parts_.environment.options.moving)
+    stage.move_bytes_per_s = kNsPerSecond * device.move_price.bytes_per_ns();
+  stage.swap_bytes = parts_.environment.options.swap_bytes;
+  stage.swap_out_bytes_per_s = kNsPerSecond * device.way_out.bytes_per_ns();
+  stage.swap_in_bytes_per_s = kNsPerSecond * device.way_in.bytes_per_ns();
   stage.history_ops = parts_.environment.options.history_ops;
   return stage;
 }

@@ -35,7 +35,7 @@ struct Stage {
   bool fixed = false;
   RoomPrice room_price;
   double move_bytes_per_s = 0;  // 0: nothing is moved
-  uint64_t swap_bytes = 0;      // 0: nothing is swapped; but for plans, which never swap
+  uint64_t swap_bytes = 0;      // 0: nothing is swapped. Plans never swap.
   double swap_out_bytes_per_s = 0;
   double swap_in_bytes_per_s = 0;
   uint64_t history_ops = 0;

@@ -6,9 +6,9 @@
 //
 //  A1  The plan is followed from the beginning of a step, which the operators before it tell, to the
 //      first operator that is another. Then all is decided as ever, until a step begins again.
-//  A2  What is past its last use is evicted at once, if it was not freed, and be it so small that its
-//      address is a slab's, and never swapped: what is still there, because nobody needed its place, is not computed
-//      again where the plan has it, and is then in the way where it is.
+//  A2  What is past its last use is evicted at once, and not swapped, if it was not freed, and be it
+//      so small that its address is a slab's: what is still there, because nobody needed its place,
+//      is not computed again where the plan has it, and is then in the way where it is.
 //  A3  What lies in a place nevertheless is evicted, or else makes way: a dead constant goes, if what
 //      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the

@@ -181,13 +181,16 @@ class TestSwaps:
         assert 0 < found.learned_cost < 0.85 * found.usual_cost
         assert found == simulate.rehearse(steps, 24 * MIB, **SWAP)
 
-    def test_a_plan_computes_again_where_that_costs_less_than_swaps(self):
-        steps = larger_than_memory(width=MIB // 8)
-        slow = {"swap_bytes": 1 << 30, "swap_bytes_per_s": 1e6}
-        budget = int(0.9 * peak_of(steps))
-        found, unswapped = (simulate.rehearse(steps, budget, **swap) for swap in (slow, {}))
-        assert found.is_planned
-        assert found == unswapped
+    def test_a_plan_computes_again_where_that_costs_less_than_swaps(self, steps):
+        budget = peak_of(steps) // 2
+        slow, fast = (SWAP | {"swap_bytes_per_s": rate} for rate in (1, 1e15))
+        unswapped, slowly, at_once = (
+            simulate.rehearse(steps, budget, **swap) for swap in ({}, slow, fast)
+        )
+        assert slowly.is_planned
+        assert slowly == unswapped
+        assert not at_once.is_planned
+        assert at_once.learned_cost < unswapped.learned_cost
 
     def test_a_rate_is_needed(self):
         with pytest.raises(ValueError, match=r"swap_out_bytes_per_s is 0\.000000; allowed: 1 and"):

@@ -100,7 +100,7 @@ typedef struct dtr_simulation_result {
                                 are above max_recompute, the run is one that thrashed */
   uint64_t swapped_out_bytes; /* as in dtr_engine_stats, */
   uint64_t swapped_in_bytes;
-  int64_t swap_cost; /* and the time of these copies; as move_cost */
+  int64_t swap_cost; /* and the time of these copies, which counts as move_cost does */
 } dtr_simulation_result;
 
 /* Runs a program with the semantics of simrd, the simulator of the DTR paper. How the run ends is
@@ -137,8 +137,9 @@ typedef struct dtr_runtime_options {
   double move_bytes_per_s; /* what moving costs, in the program's time as nanoseconds; 0: nothing is
                               moved. Each move takes 5000 ns besides, as dtr_engine_options has it */
   int32_t placement;       /* of the heap, as in dtr_pool_options; for bytes alone 0 */
-  uint64_t swap_bytes;     /* as in dtr_engine_options, */
-  double swap_out_bytes_per_s; /* in the program's time as nanoseconds; above 0 if anything is swapped */
+  uint64_t swap_bytes;     /* as in dtr_engine_options */
+  double swap_out_bytes_per_s; /* in the program's time as nanoseconds; 1 and more if anything is
+                                  swapped */
   double swap_in_bytes_per_s;
 } dtr_runtime_options;
 
