@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -29,7 +30,7 @@ import dtr_alloc
 from bench import results
 from bench.demo.worker import peak_resident_bytes
 from bench.measure import in_own_process, profile, train_plain
-from bench.models import JOBS, differences
+from bench.models import JOBS, Job, differences
 
 FRACTIONS = (0.5, 0.3, 0.2)
 POLICIES = ("marginal", "adaptive")
@@ -37,46 +38,67 @@ LAST = 8
 """Steps that count."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a step took, and what there was at its end."""
+
+    seconds: float
+    """Of the process, by the processor's clock."""
+    own_seconds: float
+    """Of the job's own thread."""
+    end: float
+    counters: dict[str, Any]
+
+
+def train_steps(job: Job, steps: int) -> tuple[str, list[Step]]:
+    """How the job ended, and the steps that it trained."""
+    trained: list[Step] = []
+    try:
+        for i in range(steps):
+            begin, own_begin = time.process_time(), time.thread_time()
+            job.step(i)
+            seconds, own_seconds = time.process_time() - begin, time.thread_time() - own_begin
+            trained.append(Step(seconds, own_seconds, time.perf_counter(), dtr_alloc.stats()))
+    except torch.OutOfMemoryError as error:
+        return "grinds" if "is too small" in str(error) else "out of memory", trained
+    return "trains", trained
+
+
+def in_last_steps(trained: list[Step], key: str) -> float:
+    """What a counter grew by in each of the last steps, on average."""
+    return (trained[-1].counters[key] - trained[-1 - LAST].counters[key]) / LAST
+
+
 def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
     """A run in this process: how it ended, and its counters and times."""
     torch.set_num_threads(1)
-    seconds, own_seconds, ends, counters = [], [], [], []
     with dtr_alloc.session(budget=budget, device="cpu", heuristic=heuristic):
         job = JOBS[name]()
-        try:
-            for step in range(steps):
-                begin, own_begin = time.process_time(), time.thread_time()
-                job.step(step)
-                seconds.append(time.process_time() - begin)
-                own_seconds.append(time.thread_time() - own_begin)
-                ends.append(time.perf_counter())
-                counters.append(dtr_alloc.stats())
-        except torch.OutOfMemoryError as error:
-            return {"outcome": "grinds" if "is too small" in str(error) else "out of memory"}
-    own, again = (
-        counters[-1][key] - counters[-1 - LAST][key]
-        for key in ("total_cost_ns", "recompute_cost_ns")
-    )
-    each = {
-        key: (counters[-1][key] - counters[-1 - LAST][key]) / LAST
-        for key in ("remaps", "evictions", "planned", "plan_misses")
-    }
+        outcome, trained = train_steps(job, steps)
+    if outcome != "trains":
+        return {"outcome": outcome}
+    counters = [step.counters for step in trained]
     learned_in, planned_in = (
         next((i for i, at in enumerate(counters) if at[key]), None)
         for key in ("learned", "planned")
     )
+    planned_after = None if planned_in is None else trained[planned_in].end - trained[0].end
     return {
-        "outcome": "trains",
-        "repeated": again / own,
-        **each,
+        "outcome": outcome,
+        "repeated": in_last_steps(trained, "recompute_cost_ns")
+        / in_last_steps(trained, "total_cost_ns"),
+        **{
+            key: in_last_steps(trained, key)
+            for key in ("remaps", "evictions", "planned", "plan_misses")
+        },
         "learned": counters[-1]["learned"],
         "learned_in": learned_in,
         "planned_in": planned_in,
-        "planned_after": None if planned_in is None else ends[planned_in] - ends[0],
+        "planned_after": planned_after,
         "by_plan": _by_plan(counters[planned_in:] if planned_in is not None else []),
-        "waiting_step": median(own_seconds[1:learned_in]),
+        "waiting_step": median(step.own_seconds for step in trained[1:learned_in]),
         "resident_bytes": peak_resident_bytes(),
-        "seconds": min(seconds[-LAST:]),
+        "seconds": min(step.seconds for step in trained[-LAST:]),
         "state": job.state(),
     }
 

@@ -12,7 +12,6 @@ without dtr_alloc.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from rich.table import Table
 
 import dtr_alloc
 from bench import results
-from bench.learning import LAST, POLICIES
+from bench.learning import LAST, POLICIES, in_last_steps, train_steps
 from bench.measure import in_own_process
 from bench.models.job import Job, digest
 from bench.models.large import LARGE_JOBS
@@ -51,32 +50,24 @@ def _plain(name: str, steps: int) -> str:
 def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str, Any]:
     """A run in this process: how it ended, and its counters and times."""
     torch.set_num_threads(1)
-    seconds, counters = [], []
     with dtr_alloc.session(budget=budget, device="cpu", swap=HOST_MEMORY, heuristic=heuristic):
         job = LARGE_JOBS[name]()
-        try:
-            for step in range(steps):
-                begin = time.process_time()
-                job.step(step)
-                seconds.append(time.process_time() - begin)
-                counters.append(dtr_alloc.stats())
-        except torch.OutOfMemoryError as error:
-            return {"outcome": "grinds" if "is too small" in str(error) else "out of memory"}
+        outcome, trained = train_steps(job, steps)
+        if outcome != "trains":
+            return {"outcome": outcome}
         content = _content(job)
-
-    def each(key: str) -> float:
-        return (counters[-1][key] - counters[-1 - LAST][key]) / LAST
-
+    last = trained[-1].counters
     return {
-        "outcome": "trains",
+        "outcome": outcome,
         "content": content,
-        "peak_bytes": counters[-1]["peak_allocated_bytes"],
-        "swapped_out_bytes": each("swapped_out_bytes"),
-        "swapped_in_bytes": each("swapped_in_bytes"),
-        "repeated": each("recompute_cost_ns") / each("total_cost_ns"),
-        "learned": counters[-1]["learned"],
-        "planned": each("planned"),
-        "seconds": min(seconds[-LAST:]),
+        "peak_bytes": last["peak_allocated_bytes"],
+        "swapped_out_bytes": in_last_steps(trained, "swapped_out_bytes"),
+        "swapped_in_bytes": in_last_steps(trained, "swapped_in_bytes"),
+        "repeated": in_last_steps(trained, "recompute_cost_ns")
+        / in_last_steps(trained, "total_cost_ns"),
+        "learned": last["learned"],
+        "planned": in_last_steps(trained, "planned"),
+        "seconds": min(step.seconds for step in trained[-LAST:]),
     }
 
 
