@@ -2,7 +2,7 @@
 
 PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
 ``_import_device_backends``) in every process that imports torch, so this module imports next to
-nothing and returns at once unless one of SWITCHES is set.
+nothing and returns at once where no ``DTR_ALLOC_*`` variable is set.
 
 PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
 the import. Going on without a budget would be worse: the job asked for one, and would run out
@@ -44,8 +44,18 @@ def stand_aside() -> None:
 
 
 def autoload() -> None:
-    """Enables what the environment asks for, or does nothing if it asks for nothing."""
-    if not _stands_aside and asked_by() is not None and not is_launcher():
+    """Enables what the environment asks for, or does nothing if it asks for nothing.
+
+    A variable whose name is mistyped ends the process: the job would run without a budget."""
+    if _stands_aside or not any(name.startswith("DTR_ALLOC_") for name in os.environ):
+        return
+    from dtr_alloc.config import ConfigError, check_names
+
+    try:
+        check_names(os.environ)
+    except ConfigError as error:
+        _give_up(str(error), status=2)
+    if asked_by() is not None and not is_launcher():
         switch_on()
 
 

@@ -13,11 +13,12 @@ Every setting that is present is checked, also when another one wins.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from importlib.util import find_spec
@@ -549,6 +550,19 @@ def known_variables() -> tuple[str, ...]:
     return tuple(sorted([*fields, *OTHER_VARIABLES]))
 
 
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a DTR_ALLOC_* variable that nothing reads; it names the nearest."""
+    known = known_variables()
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            raise ConfigError("the name of a variable", name, _known(known, name))
+
+
+def _known(names: Sequence[str], wrong: str) -> str:
+    nearest = difflib.get_close_matches(wrong, names, n=1)
+    return ", ".join(names) + "".join(f". Did you mean {name}?" for name in nearest)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A value that somebody gave: from where, as it was written, and what it means."""
@@ -590,7 +604,7 @@ def _from_file(path: str) -> dict[str, Setting]:
         raise ConfigError("DTR_ALLOC_CONFIG", path, f"a TOML file ({error})") from None
     for key in table:
         if key not in FIELDS:
-            raise ConfigError(f"a key of {source}", key, ", ".join(FIELDS))
+            raise ConfigError(f"a key of {source}", key, _known(FIELDS, key))
     return {key: _setting(key, f"{key} in {source}", value) for key, value in table.items()}
 
 
@@ -605,12 +619,8 @@ def given_settings(
     environ = os.environ if environ is None else environ
     for name in arguments:
         if name not in FIELDS:
-            raise TypeError(f"unknown setting {name!r}; known: {', '.join(FIELDS)}")
-    known = known_variables()
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            raise ConfigError("the name of a variable", name, ", ".join(known))
-
+            raise TypeError(f"unknown setting {name!r}; known: {_known(FIELDS, name)}")
+    check_names(environ)
     path = environ.get("DTR_ALLOC_CONFIG")
     found = _from_file(path) if path else {}
     for field in FIELDS:

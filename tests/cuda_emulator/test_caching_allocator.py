@@ -2,7 +2,7 @@
 
 Real ones record their own history here: every allocation's place and every segment. Where a
 variant is marked as kept, its history lies in tests/data/caching for the tests that have no CUDA
-build of torch; DTR_ALLOC_KEEP_HISTORIES=FOLDER writes those of this torch anew.
+build of torch; KEEP_HISTORIES=FOLDER writes those of this torch anew.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_every_place_and_segment_is_as_in_a_real_one(machine, tmp_path, name):
     found = compare(trace, **told)
     assert found.exact, found
     assert found.allocations >= 500
-    if VARIANTS[name].kept and (folder := os.environ.get("DTR_ALLOC_KEEP_HISTORIES")):
+    if VARIANTS[name].kept and (folder := os.environ.get("KEEP_HISTORIES")):
         keep(trace, told, Path(folder), name)
 
 

@@ -1,5 +1,6 @@
 """The configuration is read from one place, in one order, and says what is wrong. Needs nothing."""
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -200,7 +201,7 @@ def test_wrong_steps_name_what_is_allowed(text):
 def test_a_wrong_argument_names_itself():
     with pytest.raises(ConfigError, match=r"the argument budget is 0\.6"):
         load_config({}, budget=0.6)
-    with pytest.raises(TypeError, match="unknown setting 'bugdet'"):
+    with pytest.raises(TypeError, match=r"unknown setting 'bugdet'.* Did you mean budget\?"):
         load_config({}, bugdet=1)
 
 
@@ -210,6 +211,21 @@ def test_an_unknown_variable_is_an_error_that_lists_the_known_ones():
     assert "DTR_ALLOC_BUGDET" in str(caught.value)
     for name in known_variables():
         assert name in str(caught.value)
+
+
+def test_every_variable_that_the_repository_reads_is_known():
+    root = Path(__file__).parents[2]
+    texts = [
+        path.read_text()
+        for folder in ("dtr_alloc", "native", "bench", "tests", "docs", ".")
+        for path in (root / folder).glob("*" if folder == "." else "**/*")
+        if path.suffix in {".py", ".md"} or path.name == "Makefile"
+    ]
+    read = r"""(?:environ|getenv)\W*(?:get|pop)?\W*(DTR_ALLOC_\w+)|\b(DTR_ALLOC_\w+)="""
+    found = {"".join(names) for text in texts for names in re.findall(read, text)}
+    assert {"DTR_ALLOC_BUDGET", "DTR_ALLOC_BUILD"} < found
+    mistyped = {"DTR_ALLOC_BUGDET", "DTR_ALLOC_HEURISTICS"}  # by tests
+    assert found - mistyped <= set(known_variables())
 
 
 def test_variables_of_the_build_and_the_bridge_are_known():

@@ -217,13 +217,20 @@ def test_a_wrong_budget_ends_the_job_with_one_clear_line(tmp_path, importing):
     assert "60%" in line
 
 
-def test_a_misspelled_variable_ends_the_job(tmp_path):
-    result = python(
-        "-c", "import torch", cwd=tmp_path, DTR_ALLOC_BUDGET="1GiB", DTR_ALLOC_HEURISTICS="lru"
-    )
-    assert result.returncode == 2
-    assert "DTR_ALLOC_HEURISTICS" in result.stderr
-    assert "DTR_ALLOC_HEURISTIC," in result.stderr
+@pytest.mark.parametrize(
+    ("settings", "meant"),
+    [
+        ({"DTR_ALLOC_BUGDET": "1GiB"}, "DTR_ALLOC_BUDGET"),  # it would run without a budget
+        ({"DTR_ALLOC_BUDGET": "1GiB", "DTR_ALLOC_HEURISTICS": "lru"}, "DTR_ALLOC_HEURISTIC"),
+        ({"DTR_ALLOC_CACHES": "x"}, "DTR_ALLOC_CACHE"),
+    ],
+)
+def test_a_misspelled_variable_ends_the_job(tmp_path, settings, meant):
+    result = python("-c", "import torch; print('trained')", cwd=tmp_path, **settings)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"dtr_alloc: the name of a variable is '{[*settings][-1]}'; allowed: ")
+    assert line.endswith(f"Did you mean {meant}?")
 
 
 def test_a_budget_that_cannot_be_enforced_ends_the_job(tmp_path):
