@@ -79,6 +79,16 @@ def shown(value: Any, depth: int = 2, text: int = _TEXT) -> str:
     return f"{value!r:.{_TEXT}}"  # of a program: no file holds it
 
 
+def printable(text: str) -> str:
+    """A text of others as it may stand on a terminal, in a picture and in a file: what cannot be
+    printed (control characters, halves of surrogate pairs) as an escape, such as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def is_plain(value: object, most_values: int = 100_000, most_depth: int = 32) -> bool:
     """Whether a value is what JSON can hold (numbers as keys become texts), and so small that it
     can be walked through and written: looks at ``most_values`` at most."""

@@ -1,16 +1,18 @@
 """What a running job shows of itself: a small file that ``dtr-alloc top`` reads, and a line on
 stderr (``DTR_ALLOC_PROGRESS``).
 
-The file is in memory that is shared with whoever reads it, so a step costs no call of the system.
-It lies in a folder that only its user can use, and goes with the session.
+The file is written twice a second at most. It lies in a folder that only its user can use, and goes
+with the session. Whatever fails here ends what is shown, with one line that says so, and never the
+job.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import json
-import mmap
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -18,8 +20,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from dtr_alloc.bounded import printable
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.output_file import not_private
 
@@ -31,6 +34,23 @@ _LINE_SECONDS = 60.0
 """And so often where stderr is no terminal, whose line could be written over, or beside a bar."""
 _TRIES = 5
 """A reader's, as a job may be writing."""
+
+
+class Shown(TypedDict):
+    """What a job shows: of its first device's pool, and of the steps since it did so last. Sizes in
+    bytes; ``job`` is the first word of its command, if there is one."""
+
+    pid: int
+    rank: str | None
+    job: list[str]
+    steps: int
+    step_seconds: float
+    budget_bytes: int
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    recompute_share: float
+    evictions: int
+    is_planned: bool
 
 
 def folder() -> Path:
@@ -123,7 +143,7 @@ class _Line:
 
 
 class Live:
-    """What one session shows. Without a folder there is no file, and the job goes on."""
+    """What one session shows."""
 
     def __init__(self, progress: bool) -> None:
         self._progress = progress
@@ -131,25 +151,20 @@ class Live:
         self._next = self._next_line = 0.0
         self._line: _Line | None = None
         self._path: Path | None = None
-        self._memory: mmap.mmap | None = None
 
     def open(self) -> None:
         """Makes the file, and takes the last line of a terminal."""
         atexit.register(self.close)  # a job need not end its session
-        if self._progress and sys.stderr.isatty():
-            self._line = _Line()
-        with suppress(OSError):
-            path = folder() / f"{self._pid}.json"
+        try:
+            if self._progress and sys.stderr.isatty():
+                self._line = _Line()
+            path = folder().absolute() / f"{self._pid}.json"  # the job may change its folder
             with suppress(FileNotFoundError):
                 path.unlink()  # of an earlier session, or of a process that had this number
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             self._path = path
-            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
-            file = os.open(path, flags, 0o600)
-            try:
-                os.ftruncate(file, _SIZE)
-                self._memory = mmap.mmap(file, _SIZE)
-            finally:
-                os.close(file)
+        except Exception as error:
+            self._give_up_file(error)
 
     def is_due(self) -> bool:
         """Whether it is time to show something."""
@@ -157,30 +172,63 @@ class Live:
 
     def show(self, values: dict[str, Any]) -> None:
         """Shows numbers of the last steps, with what tells the job from others."""
-        now = time.monotonic()
-        if self._memory is not None:
-            job = {"pid": self._pid, "rank": os.environ.get("RANK"), "job": sys.argv[:1]}
-            text = json.dumps({**job, **values}).encode()
-            if len(text) <= _SIZE:
-                self._memory[:] = text.ljust(_SIZE)
+        if self._path is not None:
+            try:
+                _write(self._path, self._shown(values))
+            except Exception as error:
+                self._give_up_file(error)
         if not values["steps"]:
             return
+        now = time.monotonic()
         self._next = now + EVERY_SECONDS
-        if self._line is not None:
-            self._line.draw(f"dtr_alloc: {line(values)}")
-        elif self._progress and now >= self._next_line:
-            self._next_line = now + _LINE_SECONDS
-            print(f"dtr_alloc: {line(values)}", file=sys.stderr, flush=True)
+        try:
+            if self._line is not None:
+                self._line.draw(f"dtr_alloc: {line(values)}")
+            elif self._progress and now >= self._next_line:
+                self._next_line = now + _LINE_SECONDS
+                print(f"dtr_alloc: {line(values)}", file=sys.stderr, flush=True)
+        except Exception:  # stderr is gone, and with it what could be told
+            self._progress, self._line = False, None
+
+    def _shown(self, values: dict[str, Any]) -> bytes:
+        words = [printable(str(word)) for word in sys.argv[:1]]
+        shown = {"pid": self._pid, "rank": os.environ.get("RANK"), "job": words, **values}
+        return json.dumps(shown).encode()
+
+    def _give_up_file(self, error: Exception) -> None:
+        where = f" ({self._path})" if self._path is not None else ""
+        self._remove()
+        words = f"dtr_alloc: `dtr-alloc top` will not show this job: {error}{where}"
+        with suppress(Exception):
+            print(words, file=sys.stderr)
+
+    def _remove(self) -> None:
+        if self._path is not None and self._pid == os.getpid():
+            with suppress(OSError):
+                self._path.unlink()
+            self._path = None
 
     def close(self) -> None:
         """Takes the file away. It may be called again; a forked child leaves its parent's."""
         atexit.unregister(self.close)
         if self._line is not None and self._pid == os.getpid():
-            self._line.close()
+            with suppress(Exception):
+                self._line.close()
             self._line = None
-        if self._path is not None and self._pid == os.getpid():
-            self._path.unlink(missing_ok=True)
-            self._path = None
+        self._remove()
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Writes what is shown at once. What is longer than the file is not shown; a full disk is an
+    error. (Behind a mapping of the file it would be a signal, which ends the process.)"""
+    if len(text) > _SIZE:
+        return
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if os.write(file, text.ljust(_SIZE)) < _SIZE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(file)
 
 
 def line(values: dict[str, Any]) -> str:
@@ -197,12 +245,14 @@ def line(values: dict[str, Any]) -> str:
     return ", ".join(word for word in words if word)
 
 
-def running() -> Iterator[dict[str, Any]]:
+def running() -> Iterator[Shown]:
     """What this user's jobs show now, in the order of their process numbers. What processes left
-    that are gone is taken away. Raises OSError as folder() does."""
+    that are gone is taken away; files that are none of a job's are passed over. Raises OSError as
+    folder() does."""
     for path in sorted(folder().glob("*.json"), key=lambda path: (len(path.name), path.name)):
         if not _is_alive(path):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
         elif (values := _read(path)) is not None:
             yield values
 
@@ -211,17 +261,27 @@ def _is_alive(path: Path) -> bool:
     import psutil  # not in every job
 
     try:
-        return psutil.Process(int(path.stem)).create_time() <= path.stat().st_mtime + 1
-    except (psutil.Error, ValueError, OSError):
+        return psutil.Process(int(path.stem)).create_time() <= path.lstat().st_mtime + 1
+    except (psutil.Error, ValueError, OSError, OverflowError):
         return False
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Shown | None:
+    import msgspec  # not in every job
+
     for _ in range(_TRIES):
-        try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            time.sleep(0.001)
-            continue
-        return values if isinstance(values, dict) else None
+        with suppress(OSError, ValueError, RecursionError):
+            values = msgspec.json.decode(_content(path), type=Shown)
+            return values if str(values["pid"]) == path.stem else None
+        time.sleep(0.001)
     return None
+
+
+def _content(path: Path) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("it is no file")
+        return os.read(file, _SIZE)
+    finally:
+        os.close(file)

@@ -199,12 +199,17 @@ def _write_at_exit() -> None:
     if config.stats is not None:
         try:
             write_stats(config.stats, stats, config)
-        except OSError as error:
-            print(f"dtr_alloc: cannot write DTR_ALLOC_STATS: {error}", file=sys.stderr)
+        except Exception as error:
+            _say_lost("DTR_ALLOC_STATS", error)
     try:
         write_report(config.report, stats, config, timeline)
-    except OSError as error:
-        print(f"dtr_alloc: cannot write DTR_ALLOC_REPORT: {error}", file=sys.stderr)
+    except Exception as error:
+        _say_lost("DTR_ALLOC_REPORT", error)
+
+
+def _say_lost(variable: str, error: Exception) -> None:
+    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    print(f"dtr_alloc: cannot write {variable}: {kind}{error}", file=sys.stderr)
 
 
 def fill_in(path: str | os.PathLike[str]) -> Path:
@@ -215,11 +220,11 @@ def fill_in(path: str | os.PathLike[str]) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Writes a file whole. Raises OSError."""
+    """Writes a file whole; what UTF-8 has no bytes for, as an escape. Raises OSError."""
     place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     with OutputFile(place) as file:
-        file.append(text.encode())
+        file.append(text.encode(errors="backslashreplace"))
         file.put_in_place()
     return place
 

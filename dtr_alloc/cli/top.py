@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich import box
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dtr_alloc import live
+from dtr_alloc.bounded import printable
 from dtr_alloc.cli.common import InputError
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
@@ -39,7 +39,7 @@ def command(once: bool, pids: Sequence[int]) -> None:
 
 def _table(pids: Sequence[int]) -> Table:
     try:
-        jobs = [values for values in live.running() if not pids or values.get("pid") in pids]
+        jobs = [values for values in live.running() if not pids or values["pid"] in pids]
     except OSError as error:
         raise InputError(str(error)) from None
     if missing := set(pids) - {values["pid"] for values in jobs}:
@@ -57,12 +57,12 @@ def _table(pids: Sequence[int]) -> Table:
     return table
 
 
-def _cells(values: dict[str, Any]) -> tuple[str, ...]:
+def _cells(values: live.Shown) -> tuple[str, ...]:
     budget, has_steps = values["budget_bytes"], values["steps"] > 0
     return (
         str(values["pid"]),
-        values["rank"] or "",
-        Path(*values["job"]).name,
+        printable(values["rank"] or ""),
+        printable(Path(*values["job"]).name),
         f"{values['steps']:,}" if has_steps else "-",
         f"{values['step_seconds']:.3g}" if has_steps else "-",
         "none" if budget >= UNLIMITED_BYTES else format_size(budget),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from html import escape
@@ -32,6 +33,7 @@ _STYLE: Any = {
     "grid.alpha": 0.2,
     "savefig.transparent": True,
     "legend.frameon": False,
+    "text.parse_math": False,  # a "$" in the name of a module is none of TeX
 }
 _BLACK = re.compile(r"#000000|\bblack\b")
 
@@ -92,13 +94,14 @@ def style() -> AbstractContextManager[None]:
 
 def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
     """What ``draw`` makes of the data, WIDTH wide."""
-    with style():
+    # A letter that a font lacks is the browser's to find; a job may make errors of warnings.
+    with style(), warnings.catch_warnings(action="ignore"):
         text = io.StringIO()
         draw(*data).savefig(text, format="svg", metadata={"Date": None})
     drawn = _BLACK.sub("currentColor", text.getvalue().partition("<svg")[2])
     # Text has no color of its own in this form.
     head = f'<svg role="img" aria-label="{escape(title)}" fill="currentColor"'
-    return _figure(title, head + drawn, caption)
+    return framed(title, head + drawn, caption)
 
 
 def narrowed(figure: Figure) -> Figure:
@@ -117,6 +120,7 @@ def narrowed(figure: Figure) -> Figure:
     return figure
 
 
-def _figure(title: str, drawn: str, caption: str) -> str:
+def framed(title: str, drawn: str, caption: str) -> str:
+    """A picture, or words in its place, between its title and its caption."""
     below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
     return f"<figure>\n<h2>{escape(title)}</h2>\n{drawn}\n{below}</figure>"

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 def _job(facts: Mapping[str, Any]) -> str:
     rank = f", rank {facts['rank']}" if facts.get("rank") is not None else ""
-    return (Path(sys.argv[0]).name or "a run") + rank
+    return (Path(*map(str, sys.argv[:1])).name or "a run") + rank
 
 
 def _kept(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -94,24 +94,32 @@ def _kept(entries: Sequence[Mapping[str, Any]]) -> str:
 def _pictures(timeline: Timeline) -> Iterator[str]:
     samples, steps = timeline.samples, timeline.steps
     if len(samples) > 1:
-        yield html.svg("Memory over time", _memory, samples, steps)
-        yield html.svg("Evicted, computed again, moved and swapped", _work, samples)
+        yield _picture("Memory over time", _memory, samples, steps)
+        yield _picture("Evicted, computed again, moved and swapped", _work, samples)
     if len(steps) > 1:
-        yield html.svg("Steps", _steps, steps)
+        yield _picture("Steps", _steps, steps)
     if timeline.fullest:
-        yield html.svg(
+        yield _picture(
             "What fills the memory when it is fullest, by what made it", _fullest, timeline.fullest
         )
     if timeline.repeats:
-        yield html.svg("What was computed again", _repeats, timeline.repeats)
+        yield _picture("What was computed again", _repeats, timeline.repeats)
     if timeline.worst_heap:
-        yield html.svg(
+        yield _picture(
             "The heap when most of it was free in pieces",
             _heap,
             timeline.worst_heap,
             caption="Addresses from left to right, row by row. What is in use is colored; what is "
             "not is cut to a row's length at most.",
         )
+
+
+def _picture(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
+    """What ``draw`` makes of the data. The page stands without it, and says why."""
+    try:
+        return html.svg(title, draw, *data, caption=caption)
+    except Exception as error:
+        return html.framed(title, f"<p>It could not be drawn: {escape(repr(error))}</p>", "")
 
 
 def _sizes(axis: Axis, most: float) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.modules import module as modules
 
+from dtr_alloc.bounded import printable
 from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.live_objects import live_objects
 
@@ -106,7 +107,7 @@ class Places:
             for outermost in (each for each in found if id(each) not in inside):
                 for name, each in outermost.named_modules():
                     path = name.replace("_orig_mod.", "")  # what torch.compile() puts around
-                    self._paths[each] = path or type(each).__name__
+                    self._paths[each] = printable(path) or type(each).__name__
         return self._paths.setdefault(module, type(module).__name__)
 
 
@@ -129,7 +130,8 @@ def _line() -> str:
         if met is None:
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             is_of_the_job = package not in _LIBRARIES and not code.co_filename.startswith("<")
-            met = os.path.basename(code.co_filename) if is_of_the_job else "", code
+            name = os.path.basename(code.co_filename) if is_of_the_job else ""
+            met = printable(name), code
             _files[id(code)] = met
         if met[0]:
             return f"{met[0]}:{frame.f_lineno}"

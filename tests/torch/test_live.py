@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import resource
 import stat
 import subprocess
 import sys
@@ -91,6 +92,71 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
     status, text = top("--once")
     assert status == 2
     assert "can be written to by others" in text
+
+
+def test_a_job_goes_on_where_there_is_no_room_for_what_it_shows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu"):  # the bridge is there
+        pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        with dtr_alloc.session(budget="64MiB", device="cpu"):
+            stepper()()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("dtr_alloc: `dtr-alloc top` will not show this job: ")
+    assert str(folder) in text
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["argv", "stderr"])
+def test_a_job_goes_on_that_changed_what_is_shown_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
+        step = stepper()
+        monkeypatch.setattr(sys, name, None)
+        step()
+
+
+def test_a_session_keeps_no_file_open_for_what_it_shows(folder: Path) -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        stepper()()
+        (path,) = folder.iterdir()
+        assert path.stat().st_size == 4096
+        assert str(folder) not in Path("/proc/self/maps").read_text()
+        opened = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        assert str(path) not in opened
+
+
+SHOWN = """{"pid": %d, "rank": null, "job": ["\\u001b[2J.py"], "steps": 0, "step_seconds": 0,
+ "budget_bytes": 18446744073709551615, "allocated_bytes": 0, "peak_allocated_bytes": 0,
+ "recompute_share": 0.0, "evictions": 0, "is_planned": false}"""
+ODD: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a link": lambda path: path.symlink_to("/dev/zero"),
+    "nothing": lambda path: path.write_bytes(b""),
+    "no text": lambda path: path.write_bytes(b"\xff" * 5000),
+    "other keys": lambda path: path.write_text('{"pid": 1, "steps": 3}'),
+    "other types": lambda path: path.write_text(SHOWN.replace("null", "5") % os.getppid()),
+    "a nest": lambda path: path.write_text("[" * 4096),
+    "another's number": lambda path: path.write_text(SHOWN % 1234567),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_job_s_is_passed_over(folder: Path, kind: str) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / f"{os.getpid()}.json").write_text(SHOWN % os.getpid())
+    ODD[kind](folder / f"{os.getppid()}.json")
+    (folder / "no number.json").mkdir()
+    assert [values["pid"] for values in live.running()] == [os.getpid()]
+    status, text = top("--once")
+    assert (status, "\x1b" in text) == (0, False)
 
 
 def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

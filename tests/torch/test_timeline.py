@@ -117,3 +117,32 @@ def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str)
     ):
         assert said in text, said
     assert ("The last error was OutOfMemoryError: " in text) == (status == 1)
+
+
+def test_a_page_has_all_pictures_whatever_modules_are_called(tmp_path: Path) -> None:
+    job = """
+import torch
+names = ("cost_$", "half \\udc80", "bell \\x07", "日本", "<b>")
+model = torch.nn.Sequential()
+for name in names:
+    model.add_module(name, torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(1024, 256)).sum().backward()
+    optimizer.step()
+"""
+    (tmp_path / "job_$.py").write_text(job)
+    settings = {"BUDGET": "8MiB", "DEVICE": "cpu", "REPORT": "run.html", "HEURISTIC": "marginal"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "job_$.py"],
+        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    page = Page(text := (tmp_path / "run.html").read_text())
+    assert page.open == []
+    assert page.tags.count("svg") == 6
+    for name in ("cost_$", "half \\udc80", "bell \\x07", "日本", "&lt;b&gt;"):
+        assert name in text, name
