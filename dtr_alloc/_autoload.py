@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NoReturn
 
 SWITCHES = ("DTR_ALLOC_BUDGET", "DTR_ALLOC_LOG", "DTR_ALLOC_TRACE")
@@ -79,6 +80,13 @@ def asked_by() -> str | None:
     return next((name for name in SWITCHES if os.environ.get(name)), None)
 
 
+def without_torch() -> str | None:
+    """That this python has no PyTorch; None if it has one."""
+    if "torch" in sys.modules or find_spec("torch") is not None:
+        return None
+    return f"PyTorch is not installed for {sys.executable} (pip install torch)"
+
+
 def switch_on() -> None:
     """Enables the environment's configuration; ends the process if that cannot be done."""
     from dtr_alloc import _load
@@ -92,6 +100,8 @@ def switch_on() -> None:
     except ConfigError as error:
         _give_up(str(error), status=2)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (reason := without_torch()):
+            _give_up(f"{reason}: there is nothing to budget", status=1)
         if not isinstance(error, RuntimeError | OSError):
             traceback.print_exc()  # nothing that we foresaw: the one line would not be enough
         switch = asked_by() or SWITCHES[0]

@@ -22,7 +22,10 @@ def older(version: str) -> str | None:
     """What is wrong with a PyTorch before OLDEST, by its torch.__version__; None for another."""
     if _parts(version) >= OLDEST:
         return None
-    return f"PyTorch {version} is older than any that dtr_alloc works with (tried: {TRIED})"
+    return (
+        f"PyTorch {version} is older than any that dtr_alloc works with (tried: {TRIED}); "
+        f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]}' replaces it"
+    )
 
 
 def newer(version: str) -> str | None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
-from dtr_alloc.cli.common import InputError, LazyGroup
+from dtr_alloc.cli.common import InputError, LazyCommands
 
 
 @click.group(
-    cls=LazyGroup,
-    modules={
-        "build": "dtr_alloc.cli.build:command",
-        "fragment": "dtr_alloc.cli.fragment:command",
-        "info": "dtr_alloc.cli.info:command",
-        "report": "dtr_alloc.cli.report:command",
-        "reproduce": "dtr_alloc.cli.reproduce:command",
-        "run": "dtr_alloc.cli.run:command",
-        "schedule": "dtr_alloc.cli.schedule:command",
-        "simulate": "dtr_alloc.cli.simulate:command",
-        "suggest": "dtr_alloc.cli.suggest:command",
-        "top": "dtr_alloc.cli.top:command",
-    },
+    commands=LazyCommands(
+        {
+            "build": "dtr_alloc.cli.build:command",
+            "fragment": "dtr_alloc.cli.fragment:command",
+            "info": "dtr_alloc.cli.info:command",
+            "report": "dtr_alloc.cli.report:command",
+            "reproduce": "dtr_alloc.cli.reproduce:command",
+            "run": "dtr_alloc.cli.run:command",
+            "schedule": "dtr_alloc.cli.schedule:command",
+            "simulate": "dtr_alloc.cli.simulate:command",
+            "suggest": "dtr_alloc.cli.suggest:command",
+            "top": "dtr_alloc.cli.top:command",
+        }
+    ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dtr-alloc", prog_name="dtr-alloc")
@@ -49,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         short = InputError(f"there is not enough memory for this: {error or 'MemoryError'}")
         short.show()
         sys.exit(short.exit_code)
-    except click.Abort:
-        sys.exit(1)
+    except click.Abort:  # Ctrl-C
+        sys.exit(128 + signal.SIGINT)
     if not isinstance(job, Job):
         sys.exit(job if isinstance(job, int) else 0)
     job.run_under_budget()

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -27,24 +28,12 @@ class InputError(click.ClickException):
     exit_code = 2
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command when it is asked for: a job needs no simulator.
+class LazyCommands(UserDict[str, Any]):
+    """The commands of a group by name, as ``module:attribute``. Each is imported when it is asked
+    for: a job needs no simulator."""
 
-    Args:
-        modules: ``module:attribute`` of each command, by its name.
-    """
-
-    def __init__(self, *args: Any, modules: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._modules = modules
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._modules)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._modules:
-            return None
-        module, _, attribute = self._modules[cmd_name].partition(":")
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, attribute = super().__getitem__(name).partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 

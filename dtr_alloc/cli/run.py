@@ -67,9 +67,8 @@ class Job:
             self.run()
         finally:
             if "torch" not in sys.modules:
-                print(
-                    "dtr_alloc: the job never imported torch: nothing was budgeted", file=sys.stderr
-                )
+                reason = _autoload.without_torch() or "the job never imported torch"
+                print(f"dtr_alloc: {reason}: nothing was budgeted", file=sys.stderr)
             elif "dtr_alloc.torch.api" not in sys.modules:
                 print(
                     "dtr_alloc: the job ran WITHOUT a budget: import torch did not call the entry "

@@ -6,13 +6,14 @@ that do), and each runs in a process of its own.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dtr_alloc import report
+from dtr_alloc import cli, config, report
 from dtr_alloc.config import known_variables
 from dtr_alloc.torch_versions import TRIED
 
@@ -54,6 +55,43 @@ def test_help_names_the_commands():
     assert "run" in result.stdout
     assert "build" in result.stdout
     assert "info" in result.stdout
+
+
+def test_python_runs_the_package_as_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "dtr_alloc", "--help"], capture_output=True, text=True
+    )
+    assert result.stdout == command("--help").stdout
+
+
+@pytest.mark.parametrize("group", [(), ("fragment",)])
+def test_a_mistyped_command_is_told_the_nearest(group):
+    result = command(*group, "reprot")
+    assert result.returncode == 2
+    assert "Did you mean" in result.stderr
+    assert "'report'" in result.stderr
+
+
+def test_an_interrupt_ends_a_command_as_it_ends_python(monkeypatch):
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(config, "given_settings", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--budget", "1GiB", "job.py"])
+    assert ended.value.code == 128 + signal.SIGINT
+
+
+def test_a_python_without_pytorch_is_what_a_job_without_it_is_told(script):
+    code = f"""
+import sys
+from dtr_alloc import _autoload, cli
+_autoload.find_spec = lambda name: None
+cli.main(["run", "--budget", "1GiB", {script("import json")!r}])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stderr.startswith("dtr_alloc: PyTorch is not installed for ")
+    assert "import torch" not in result.stderr
 
 
 def test_without_a_budget_run_says_how_to_give_one(script):

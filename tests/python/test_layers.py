@@ -153,6 +153,8 @@ def own_imports():
 
 def layer(name):
     """The layer of a module: its folder's, or that of the entries."""
+    if name == "dtr_alloc.__main__":
+        return PACKAGE.index("cli")
     if name in ENTRIES:
         return PACKAGE.index("cli") - 0.5
     folder = name.removeprefix("dtr_alloc").removeprefix(".")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import click
 
-from dtr_alloc.cli.common import LazyGroup
+from dtr_alloc.cli.common import LazyCommands
 
 
 @click.group(
     "fragment",
-    cls=LazyGroup,
-    modules={
-        "export": "dtr_alloc.cli.fragment.convert:export",
-        "import": "dtr_alloc.cli.fragment.convert:import_",
-        "record": "dtr_alloc.cli.fragment.record:command",
-        "run": "dtr_alloc.cli.fragment.run:command",
-        "report": "dtr_alloc.cli.fragment.report:command",
-    },
+    commands=LazyCommands(
+        {
+            "export": "dtr_alloc.cli.fragment.convert:export",
+            "import": "dtr_alloc.cli.fragment.convert:import_",
+            "record": "dtr_alloc.cli.fragment.record:command",
+            "run": "dtr_alloc.cli.fragment.run:command",
+            "report": "dtr_alloc.cli.fragment.report:command",
+        }
+    ),
     short_help="See where memory went: traces of any allocator.",
 )
 def command() -> None:
