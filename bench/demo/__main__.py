@@ -3,7 +3,9 @@
     python -m bench.demo [--job digits|gpt] [--steps N] [--smoke] [--json PATH] [--out FOLDER]
 
 Every run is a process of its own. Each trains from the same seed; a digest of losses, gradients,
-parameters, buffers, optimizer state and generator states says whether the bits are the same.
+parameters, buffers, optimizer state and generator states says whether the bits are the same. Steps
+under a budget take turns with steps of plain PyTorch, and processor time is compared, so that it
+hardly matters what else the machine does.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from bench import results
 from bench.demo import report
@@ -29,43 +34,87 @@ BISECTIONS = 2
 TOO_SLOW = 10.0  # times the plain step: below such a budget training works, but takes minutes
 
 
+class Worker:
+    """A run, which takes a step when it is told to. What it writes on stderr, such as that a budget
+    is small, is shown if it fails."""
+
+    def __init__(self, job: str, budget: str, args: argparse.Namespace, device: str) -> None:
+        options = ["--job", job, "--budget", budget, "--steps", str(args.steps)]
+        options += ["--scale", str(args.scale), "--device", device, "--seed", str(args.seed)]
+        options += ["--threads", str(args.threads)]
+        self.command = [sys.executable, "-m", "bench.demo.worker", *options]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (close() does)
+        self.process = subprocess.Popen(
+            self.command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def step(self) -> dict[str, Any]:
+        """What it says of its next step, or, where memory ended, of that."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and says why
+            print(file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next object that it writes. Raises SystemExit if it ended instead."""
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            said: dict[str, Any] = json.loads(line)
+            return said
+        status = self.process.wait()
+        self.errors.seek(0)
+        raise SystemExit(
+            f"{' '.join(self.command)} failed with status {status}:\n{self.errors.read()}"
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        with suppress(BrokenPipeError):
+            self.process.communicate()
+        self.errors.close()
+
+
 class Runner:
-    """Starts runs of one job and completes their rows."""
+    """Makes the runs of one job, and their rows."""
 
     def __init__(self, job: str, args: argparse.Namespace, device: str, bar: Progress) -> None:
         self.job, self.args, self.device, self.bar = job, args, device, bar
         self.rows: list[dict[str, Any]] = []
-
-    def start(self, budget: str, task: TaskID) -> dict[str, Any]:
-        """One worker's last line, its steps shown as they come."""
-        args = self.args
-        options = ["--job", self.job, "--budget", budget, "--steps", str(args.steps)]
-        options += ["--scale", str(args.scale), "--device", self.device, "--seed", str(args.seed)]
-        options += ["--threads", str(args.threads)]
-        command = [sys.executable, "-m", "bench.demo.worker", *options]
-        last: dict[str, Any] = {}
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                last = json.loads(line)
-                self.bar.advance(task)
-        if process.returncode or "fits" not in last:
-            raise SystemExit(f"{' '.join(command)} failed with status {process.returncode}")
-        return last
+        self.plain: Worker | None = None
 
     def run(self, label: str, fraction: float | None = None) -> dict[str, Any]:
         """Train under what `label` says (plain, unlimited or bytes) and add the row."""
         size = int(label) if label.isdigit() else None
         shown = label if size is None else f"{size / results.MIB:.1f} MiB"
         task = self.bar.add_task(f"{self.job:8} {shown:>12}", total=self.args.steps + 1)
-        found = self.start(label, task)
+        worker = Worker(self.job, label, self.args, self.device)
+        seconds, ratios, said = [], [], {}
+        for _ in range(self.args.steps):
+            said = worker.step()
+            if "fits" in said:
+                break
+            seconds.append(said["seconds"])
+            plain = seconds[-1] if self.plain is None else self.plain.step()["seconds"]
+            ratios.append(seconds[-1] / plain)
+            self.bar.advance(task)
+        found = said if "fits" in said else worker.answer()
         row: dict[str, Any] = {"label": label, "budget_bytes": size, "fraction": fraction}
-        for key in ("peak_allocated_bytes", "peak_resident_bytes", "step_seconds"):
+        for key in ("peak_allocated_bytes", "peak_resident_bytes", "step_seconds", "slowdown"):
             row[key] = None
         row |= {"evictions": 0, "rematerializations": 0, "timeline": []} | found
-        plain = self.rows[0] if self.rows else row
-        row["same_bits"] = found.get("digest") == plain["digest"]
-        row["slowdown"] = row["step_seconds"] / plain["step_seconds"] if row["fits"] else None
+        row["same_bits"] = found.get("digest") == (self.rows or [row])[0]["digest"]
+        if row["fits"]:
+            row["step_seconds"] = median(seconds[1:-SAMPLED_STEPS])
+            row["slowdown"] = median(ratios[1:-SAMPLED_STEPS])
+        if self.plain is None:
+            self.plain = worker
+        else:
+            worker.close()
         self.bar.update(task, completed=self.args.steps + 1)
         self.rows.append(row)
         return row
@@ -93,11 +142,13 @@ class Runner:
     def result(self) -> dict[str, Any]:
         """All runs of the job, the largest budget first."""
         self.run("plain")
-        free = self.run("unlimited")
-        idle = free["idle_bytes"]
-        activations = free["peak_allocated_bytes"] - idle
-        for label, fraction in self.descend(idle, activations):
-            self.run(label, fraction)
+        assert self.plain is not None
+        with closing(self.plain):
+            free = self.run("unlimited")
+            idle = free["idle_bytes"]
+            activations = free["peak_allocated_bytes"] - idle
+            for label, fraction in self.descend(idle, activations):
+                self.run(label, fraction)
         self.rows[2:] = sorted(self.rows[2:], key=lambda row: -row["budget_bytes"])
         memory = {"idle_bytes": idle, "activation_bytes": activations}
         return {"job": self.job} | memory | {"runs": self.rows}
@@ -123,11 +174,16 @@ def main() -> None:
     device = results.pick_device(args.device)
     console = results.console()
     found = []
+    console.print(
+        "Each job trains plainly, and then under smaller and smaller budgets, in turns with plain "
+        "steps: some minutes a job."
+    )
     for job in args.job or list(JOBS):
         with Progress(console=console) as bar:
             result = Runner(job, args, device, bar).result()
         console.print(report.table(result))
         report.picture(result, args.out / f"demo_{job}.png")
+        console.print(report.summary(result))
         console.print(f"Picture: {args.out / f'demo_{job}.png'}")
         found.append(result)
     document = results.environment(device, args.seed) | {"bench": "demo", "steps": args.steps}

@@ -20,7 +20,7 @@ def table(result: dict[str, Any]) -> Table:
     shown = Table(title=title)
     for column in ("budget MiB", "activations", "peak allocated MiB", "peak resident MiB"):
         shown.add_column(column, justify="right")
-    for column in ("step ms", "against plain", "evictions", "remats", "same bits"):
+    for column in ("step CPU ms", "against plain", "evictions", "remats", "same bits"):
         shown.add_column(column, justify="right")
     for row in result["runs"]:
         budget = row["label"] if row["budget_bytes"] is None else mib(row["budget_bytes"])
@@ -35,6 +35,18 @@ def table(result: dict[str, Any]) -> Table:
             "yes" if row["same_bits"] else "[bold red]NO[/]",
         )
     return shown
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What the table shows, in a sentence or two."""
+    fits = [row for row in result["runs"] if row["fits"]]
+    free, least = fits[1], fits[-1]
+    bits = "the same bits" if all(row["same_bits"] for row in fits) else "OTHER BITS"
+    return (
+        f"{result['job']} needs {mib(free['peak_allocated_bytes'])} MiB. It trained in "
+        f"{mib(least['peak_allocated_bytes'])} MiB as well, with {bits}, and a step took "
+        f"{least['slowdown']:.2f} times the processor time of plain PyTorch's."
+    )
 
 
 def picture(result: dict[str, Any], path: Path) -> None:

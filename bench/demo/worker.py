@@ -1,9 +1,11 @@
 """One training run in a process of its own, so that its peak resident set is its own.
 
-    python -m bench.demo.worker --job digits --budget plain|unlimited|BYTES
+    yes | python -m bench.demo.worker --job digits --budget plain|unlimited|BYTES
 
-Writes JSON objects, one a line: ``{"step": i, "loss": x}`` after each step, at the end one with
-``"fits"`` and what was measured (bytes, seconds).
+Takes a step for each line of its input, so that runs can take turns, and writes JSON objects, one a
+line: after each step ``{"step": i, "loss": x, "seconds": s}``, in seconds of the processor, and
+after the last one an object with ``"fits"`` and what was measured. For further lines it takes
+further steps, of which it only says how long they took.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import argparse
 import json
 import os
 import resource
-import statistics
+import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +26,7 @@ import torch
 
 import dtr_alloc
 from bench.demo.jobs import JOBS
-from bench.models.job import digest
+from bench.models.job import Job, digest
 
 SAMPLED_STEPS = 2
 SAMPLING_SECONDS = 0.002
@@ -67,8 +69,17 @@ def say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int) -> dict[str, Any]:
-    """Train; the last two steps are sampled, those between them and the first are timed."""
+def timed_step(job: Job, i: int) -> None:
+    """Takes the step when told to, and says what it took; nothing after the end of the input."""
+    if not sys.stdin.readline():
+        raise SystemExit
+    start = time.process_time()
+    loss = job.step(i).item()
+    say({"step": i, "loss": loss, "seconds": time.process_time() - start})
+
+
+def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int) -> None:
+    """Train; the last two of so many steps are sampled."""
     plain = budget == "plain"
     session: AbstractContextManager[Any] = nullcontext()
     if not plain:
@@ -78,21 +89,17 @@ def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int
     with session:
         job = JOBS[name](scale=scale, device=device, seed=seed)
         found["start_resident_bytes"] = psutil.Process().memory_info().rss
-        seconds, idle, sampler = [], 0, None
+        idle, sampler = 0, None
         for i in range(steps):
             if i == steps - SAMPLED_STEPS and not plain:
                 sampler = Sampler()
                 sampler.start()
-            start = time.perf_counter()
-            loss = job.step(i).item()
-            seconds.append(time.perf_counter() - start)
+            timed_step(job, i)
             if not plain:
                 idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
-            say({"step": i, "loss": loss})
         if sampler is not None:
             found["timeline"] = sampler.stop()
         found["peak_resident_bytes"] = peak_resident_bytes()
-        found["step_seconds"] = statistics.median(seconds[1:-SAMPLED_STEPS])
         if not plain:
             stats = dtr_alloc.stats()
             found["idle_bytes"] = idle
@@ -100,7 +107,9 @@ def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int
                 found[key] = stats[key]
         elif device == "cuda":
             found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
-    return found | {"digest": digest(job.state())}
+        say(found | {"digest": digest(job.state())})
+        while True:
+            timed_step(job, steps)
 
 
 def main() -> None:
@@ -118,7 +127,7 @@ def main() -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        say(run(args.job, args.budget, args.steps, args.scale, args.device, args.seed))
+        run(args.job, args.budget, args.steps, args.scale, args.device, args.seed)
     except torch.OutOfMemoryError as error:
         say({"fits": False, "message": str(error)})
 
