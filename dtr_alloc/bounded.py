@@ -8,8 +8,11 @@ more text than there is memory.
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedIOBase
 from typing import IO, Any
 
@@ -24,6 +27,25 @@ class TooMuch(ValueError):
     """More than is read: says what and how much is allowed. The reader adds the file's name."""
 
 
+class Damaged(ValueError):
+    """A compressed file cannot be unpacked. The reader adds the file's name."""
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file as bytes, unpacked if gzip made it, which its first bytes say.
+
+    Raises Damaged where what is read of it cannot be unpacked, and OSError.
+    """
+    with open(path, "rb") as raw:
+        is_packed = raw.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if is_packed else open(path, "rb") as file:
+        try:
+            yield file  # type: ignore[misc]
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise Damaged(f"it cannot be unpacked: {error}") from None
+
+
 def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytearray:
     """A file's content, with at most as much memory as it has bytes and a quarter.
 
@@ -33,7 +55,7 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytearray:
         return rest(file, most_bytes)
 
 
-def rest(file: BufferedIOBase, most_bytes: int) -> bytearray:
+def rest(file: BufferedIOBase | IO[bytes], most_bytes: int) -> bytearray:
     """What comes in an open file, counted as decompressed; memory and errors as in read_bytes()."""
     data = bytearray()
     while chunk := file.read(_CHUNK_BYTES):

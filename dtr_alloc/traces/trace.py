@@ -30,6 +30,11 @@ MOST_BYTES = 2**60
 however an allocator rounds."""
 
 
+BEGINS_WITH_EVENTS = "begins_with_events"
+"""In a trace's meta: by device, how many of its first events stand for the blocks and segments that
+were there when the recording began."""
+
+
 class TraceError(ValueError):
     """A trace makes no sense, or its file cannot be read: the message says where and why."""
 
@@ -180,6 +185,17 @@ class Trace:
             setattr(made, column.name, array(column.typecode, [of[row] for row in chosen]))
         return made
 
+    def start_rows(self, device: int) -> int:
+        """How many rows end with the last one that stands for what a device held when the recording
+        began; 0 if it held nothing, or its source does not say."""
+        told = self.meta.get(BEGINS_WITH_EVENTS, [])
+        left = told[device] if device < len(told) else 0
+        for row, of in enumerate(self.device):
+            if left == 0:
+                return row
+            left -= of == device
+        return len(self)
+
     def validate(self) -> None:
         """Checks all that the top of docs/reference/trace-format.md promises, and the limits above.
 
@@ -248,6 +264,11 @@ class Trace:
         if not isinstance(devices, list) or not all(isinstance(of, dict) for of in devices):
             raise TraceError(
                 f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects"
+            )
+        told = self.meta.get(BEGINS_WITH_EVENTS, [])
+        if not isinstance(told, list) or not all(type(of) is int and of >= 0 for of in told):
+            raise TraceError(
+                f"the meta's {BEGINS_WITH_EVENTS!r} are {shown(told)}; allowed: a list of numbers"
             )
         for of in devices:
             chunk = of.get("chunk_bytes") or 0

@@ -1,10 +1,12 @@
 """RMM's CSV log: read, written, refused; and the commands that convert. Needs nothing."""
 
+import gzip
+
 import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment import rmm
+from dtr_alloc.lab.fragment import formats, rmm
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
@@ -69,6 +71,30 @@ def test_a_line_that_makes_no_sense_is_named(log, line, reason):
     with pytest.raises(TraceError, match=reason) as caught:
         rmm.read(path)
     assert str(path) in str(caught.value)
+
+
+def test_spark_writes_no_columns_and_a_failure_may_have_no_pointer(tmp_path):
+    path = tmp_path / "log.csv.gz"
+    lines = ["1,00:00:00.5,allocate,0x200,8,0x2", "1,00:00:01.5,allocate failure,,99,0x2"]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    trace = formats.read(path)
+    assert list(trace.kind) == [Kind.ALLOCATE, Kind.OUT_OF_MEMORY]
+    assert list(trace.address) == [0x200, 0]
+
+
+@pytest.mark.parametrize("cut", ["1,00:00:01.0,fr", "1,00:00:01.0,free,0x10,8,0"])
+def test_a_line_without_its_end_is_left_out_if_that_is_allowed(log, cut):
+    path = log("1,00:00:00.0,allocate,0x10,8,0", cut)
+    path.write_bytes(path.read_bytes()[:-1])
+    trace = formats.read(path, allow_truncated=True)
+    assert list(trace.kind) == [Kind.ALLOCATE]
+    assert trace.meta["truncated"]
+
+
+def test_a_line_that_is_wrong_before_the_last_is_an_error_in_a_truncated_log_too(log):
+    path = log("1,00:00:00.0,allocate,0x10,8,0", "1,00:00", "1,00:00:00.0,allo")
+    with pytest.raises(TraceError, match=r"line 3: 2 fields; .* --allow-truncated, reads the"):
+        formats.read(path, allow_truncated=True)
 
 
 def a_trace():

@@ -1,5 +1,7 @@
 """PyTorch's memory snapshots as traces: real ones, and made-up ones. Needs nothing."""
 
+import gzip
+import json
 import os
 import pickle
 import random
@@ -145,6 +147,40 @@ def test_a_snapshot_without_history_is_what_is_in_use(tmp_path):
     assert list(trace.address) == [4096, 4096, 5632]
     assert list(trace.size_bytes) == [2048, 1000, 5]
     assert trace.meta["unknown"] == ["device 0: everything before the snapshot: no history"]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
+@pytest.mark.parametrize("form", ["json", *range(pickle.HIGHEST_PROTOCOL + 1)])
+def test_a_snapshot_is_the_same_as_json_and_in_every_protocol_and_compressed(tmp_path, form, pack):
+    stack = [frame("größe", "a.py", 3)]
+    snapshot = made(
+        event("segment_alloc", 2**47, 4 * MIB, time_us=2**50),
+        event("alloc", 2**47, 5, frames=stack, time_us=2**50 + 1),
+        event("free_requested", 2**47, 5, frames=stack, time_us=2**50 + 2),
+        segments=[segment(2**47, (4 * MIB, 0), segment_pool_id=(0, 0), is_expandable=False)],
+        allocator_settings={"expandable_segments": True, "threshold": 0.5, "roundup": None},
+    )
+    data = json.dumps(snapshot).encode() if form == "json" else pickle.dumps(snapshot, form)
+    (tmp_path / "s").write_bytes(pack(data))
+    trace = formats.read(tmp_path / "s")
+    expected = torch_snapshot.to_trace(snapshot)
+    assert trace.columns() == expected.columns()
+    assert (trace.names, trace.meta) == (expected.names, expected.meta)
+
+
+def test_a_text_that_no_file_can_hold_has_a_question_mark_there():
+    stack = [frame("\ud800", "a.py")]
+    trace = torch_snapshot.to_trace(made(event("oom", 0, 5, frames=stack, device_free=1)))
+    assert trace.names == ["", "? (a.py:1)"]
+
+
+def test_each_device_knows_how_many_of_its_rows_were_there_when_the_history_begins():
+    snapshot = made(event("alloc", 4096, 5), segments=[segment(4096, (512, 5), (512, 7))])
+    snapshot["segments"].append(segment(4096, (512, 1), (512, 2), (512, 0), device=1))
+    trace = torch_snapshot.to_trace(snapshot)
+    assert trace.meta["begins_with_events"] == [2, 3]
+    starts = [trace.start_rows(device) for device in (0, 1, 2)]
+    assert [(trace.device[row - 1], row) for row in starts if row] == [(0, 2), (1, 6)]
 
 
 def frame(name, filename, line=1):

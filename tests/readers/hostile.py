@@ -244,12 +244,25 @@ def a_snapshot(rng: random.Random) -> dict[str, Any]:
 
 
 def snapshot_bytes(rng: random.Random) -> bytes:
+    """A snapshot as a pickle or JSON, changed in its values or bytes; sometimes compressed."""
     snapshot = a_snapshot(rng)
-    protocol = rng.choice((2, 3, 4, 4, 5))
-    if rng.random() < 0.4:
-        return change_bytes(rng, pickle.dumps(snapshot, protocol))
-    change(rng, snapshot, shared=True)
-    return pickle.dumps(snapshot, protocol)
+    form = rng.choice(("json", 0, 1, 2, 3, 4, 4, 5))
+    change_values = rng.random() < 0.6
+    if change_values:
+        # Neither JSON nor the older protocols can write all that is shared.
+        change(rng, snapshot, shared=form not in ("json", 0, 1))
+    data = to_json(snapshot) if form == "json" else pickle.dumps(snapshot, form)
+    if not change_values:
+        data = change_bytes(rng, data)
+    return zipped(rng, data)
+
+
+def zipped(rng: random.Random, data: bytes) -> bytes:
+    """The same, sometimes as gzip has it, and then sometimes damaged."""
+    if rng.random() < 0.9:
+        return data
+    made = gzip.compress(data, 1, mtime=0)
+    return change_bytes(rng, made) if rng.random() < 0.3 else made
 
 
 def rmm_bytes(rng: random.Random) -> bytes:
@@ -278,8 +291,10 @@ def rmm_bytes(rng: random.Random) -> bytes:
             rows[at][field : field + 1] = [
                 rng.choice((str(number), rng.choice(TEXTS), rng.choice(texts)))
             ]
+    if rng.random() < 0.2:
+        del rows[0]  # Spark RAPIDS writes no columns
     data = "\n".join(",".join(row) for row in rows).encode(errors="replace")
-    return change_bytes(rng, data) if rng.random() < 0.3 else data
+    return zipped(rng, change_bytes(rng, data) if rng.random() < 0.3 else data)
 
 
 # ---- logs and schedules ----

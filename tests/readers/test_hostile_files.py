@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dtr_alloc import bounded, cli, config, costs, oplog
 from dtr_alloc.lab import schedule, simulate
-from dtr_alloc.lab.fragment import formats, plain_pickle
+from dtr_alloc.lab.fragment import formats, plain_pickle, torch_snapshot
 from dtr_alloc.lab.fragment.models import MODELS, Prepared
 from dtr_alloc.lab.fragment.walk import walk
 from dtr_alloc.lab.studies import static_graph
@@ -72,6 +72,85 @@ def refused(done, *parts):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "hostile"
+
+
+# ---- what each reader refuses: one table ----
+
+
+RMM = b"Thread,Time,Action,Pointer,Size,Stream\n1,1.5,allocate,0x20,1,0\n"
+OPCODES = [
+    (b"]r\xff\xff\xff\xff.", "number 4294967295 of the memo"),
+    (b"]r\x00\x00\x00\x20.", "number 536870912 of the memo"),
+    (b"]p%d\n." % 2**61, "number 2305843009213693952 of the memo"),
+    (b"]p-1\n.", "number -1 of the memo"),
+    (b"]p" + DIGITS.encode() + b"\n.", "Exceeds the limit"),
+    (b"]j\xff\xff\xff\xff.", "takes what is not there"),
+    (b"g5\n.", "takes what is not there"),
+    (b"\x8d" + struct.pack("<Q", 2**62) + b"a.", "cut off"),
+    (b"\x8e" + struct.pack("<Q", 2**64 - 1) + b"a.", "cut off"),
+    (b"\x96" + struct.pack("<Q", 2**40) + b"a.", "opcode 0x96"),
+    (b"\x8b" + struct.pack("<i", 10**6) + b"\x7f" * 10**6 + b".", "a number of 1000000 by"),
+    (b"L" + DIGITS.encode() + b"L\n.", "Exceeds the limit"),
+    (b"Iten\n.", "invalid literal"),
+    (b"V\\u12\n.", "'rawunicodeescape' codec"),
+    (b"}K\x01\x85K\x02s.", "neither a text nor a number"),
+    (b"}\x8a\x09" + bytes(8) + b"\x01K\x02s.", "neither a text nor a number"),
+    (b"(L%dL\nI1\nd." % 2**61, "neither a text nor a number"),
+    (b"(I1\nd.", "items of no dictionary"),
+    (b"]I0\nI1\ns.", "items of no dictionary"),
+    (b"(" * 1000 + b"u.", "items of no dictionary"),
+    (b"K\x01" * 1000, "cut off"),
+    (b"cos\nsystem\n(X\x01\x00\x00\x00atR.", "it asks for os.system"),
+    (b"\x8c\x02os\x8c\x06system\x93.", "it asks for os.system"),
+    (b"(ios\nsystem\n.", "opcode 0x69"),
+    (b"P1\n.", "opcode 0x50"),
+    (b"]]].", "does not end with one value"),
+]
+REFUSED = [
+    *(("pickle", b"\x80\x04" + data, reason) for data, reason in OPCODES),
+    ("pickle", b"(cos\nsystem\n(S'a'\ntR.", "it asks for os.system"),
+    ("json", DEEP.encode(), "recursion"),
+    ("json", b'{"segments": [', "truncated"),
+    ("json", b'{"segments": [{"device": ' + DIGITS.encode() + b"}]}", "Integer value out"),
+    ("snapshot", b'{"segments": 3}', "a JSON of a dict without a list 'segments'"),
+    ("snapshot", b"[[[]]]", "segment 0: 'device' is None"),
+    ("json", b"[\xff]", "invalid"),
+    ("gzip", gzip.compress(RMM)[:-9], "it cannot be unpacked"),
+    ("gzip", gzip.compress(b"\x80\x04" + bytes(1 << 20))[:600], "it cannot be unpacked"),
+    ("gzip", b"\x1f\x8bnothing", "it cannot be unpacked"),
+    ("gzip", gzip.compress(b"nothing"), "begins with b'nothing'"),
+    ("gzip", gzip.compress(RMM + bytes(1 << 20)), "a line has more than 4096 bytes"),
+    ("rmm", RMM + f"1,{DIGITS}.5,allocate,0x10,1,0\n".encode(), "line has more than 4096 bytes"),
+    ("rmm", RMM + f"1,{'9' * 30}.5,allocate,0x10,1,0\n".encode(), "line 3: the time is '999"),
+    ("rmm", RMM + b"1,999999999999.5,allocate,0x10,1,0\n", "line 3: the time is '999"),
+    ("rmm", RMM + f"1,1.5,allocate,{'9' * 4000},1,0\n".encode(), "line 3: the pointer is '999"),
+    ("rmm", RMM + b"1,1.5,allocate,,1,0\n", "line 3: the pointer is ''"),
+    ("rmm", RMM + f"1,1.5,allocate,0x10,{2**64},0\n".encode(), "line 3: the size is '184"),
+    ("rmm", RMM + b"\0\n", "line 3: "),
+    ("rmm", RMM + b"1,1.5,allocate,0x3", "line 3: 4 fields; allowed: 6 (was the file cut off?"),
+    ("rmm", b"[7][16:47:00:093520][info  ] ----- RMM LOG BEGIN -----\n", "RMM's debug log"),
+]  # fmt: skip
+
+
+IS_NONE = {"pickle": "no pickle of plain values", "json": "no JSON of a snapshot"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "data", "reason"), REFUSED, ids=[f"{row[0]}{at}" for at, row in enumerate(REFUSED)]
+)
+def test_what_cannot_be_read_is_refused_by_name_in_a_few_lines(path, reader, data, reason):
+    path.write_bytes(data)
+    done = dtr_alloc("fragment", "report", path)
+    refused(done, path, reason, IS_NONE.get(reader, ""))
+    assert len(done.output) < 500
+
+
+@pytest.mark.parametrize("data", [b"\x80\x04" + b"]" * (1 << 20), b"[" * (1 << 20)])
+def test_a_file_that_unpacks_to_gigabytes_ends_after_so_many_bytes(path, monkeypatch, data):
+    monkeypatch.setattr(plain_pickle, "MOST_BYTES", 1 << 18)
+    monkeypatch.setattr(torch_snapshot, "MOST_JSON_BYTES", 1 << 18)
+    path.write_bytes(gzip.compress(data))
+    refused(dtr_alloc("fragment", "report", path), path, "more than 262144 bytes")
 
 
 # ---- pickles ----
@@ -136,31 +215,6 @@ class TestPickles:
         trace = formats.read(path)
         assert max(map(len, trace.names)) < 10_000
 
-    @pytest.mark.parametrize(
-        ("data", "reason"),
-        [
-            (b"]r\xff\xff\xff\xff.", "number 4294967295 of the memo"),
-            (b"]r\x00\x00\x00\x20.", "number 536870912 of the memo"),
-            (b"]j\xff\xff\xff\xff.", "takes what is not there"),
-            (b"\x8d" + struct.pack("<Q", 2**62) + b"a.", "cut off"),
-            (b"\x8e" + struct.pack("<Q", 2**64 - 1) + b"a.", "cut off"),
-            (b"\x96" + struct.pack("<Q", 2**40) + b"a.", "opcode 0x96"),
-            (b"\x8b" + struct.pack("<i", 10**6) + b"\x7f" * 10**6 + b".", "a number of 1000000 by"),
-            (b"}K\x01\x85K\x02s.", "neither a text nor a number"),
-            (b"}\x8a\x09" + bytes(8) + b"\x01K\x02s.", "neither a text nor a number"),
-            (b"K\x01" * 1000, "cut off"),
-            (b"(" * 1000 + b"u.", "items of no dictionary"),
-            (b"cos\nsystem\n(X\x01\x00\x00\x00atR.", "it asks for os.system"),
-            (b"\x8c\x02os\x8c\x06system\x93.", "it asks for os.system"),
-            (b"]]].", "does not end with one value"),
-        ],
-    )
-    def test_opcodes_that_ask_for_much_or_for_more_than_values_are_refused(
-        self, path, data, reason
-    ):
-        path.write_bytes(b"\x80\x04" + data)
-        refused(dtr_alloc("fragment", "report", path), path, "before byte", reason)
-
     def test_a_tuple_of_tuples_is_not_hashed(self, path):
         key = ("a",)
         for _ in range(60):
@@ -183,7 +237,7 @@ class TestPickles:
     )
 
     @settings(max_examples=40)
-    @given(plain, st.integers(3, 5))  # 2 has no bytes
+    @given(plain, st.integers(3, 5))  # those before have no bytes
     def test_plain_values_are_what_python_reads(self, tmp_path_factory, value, protocol):
         path = tmp_path_factory.getbasetemp() / "plain.pickle"
         path.write_bytes(pickle.dumps([value, value], protocol))
@@ -338,25 +392,6 @@ def test_a_budget_into_which_not_even_the_first_request_fits_is_reported(path):
     done = dtr_alloc("fragment", "report", path, *options)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["traces"][0]["rows"][1]["series"]["event"] == []
-
-
-class TestLogsOfRmm:
-    @pytest.mark.parametrize(
-        ("row", "reason"),
-        [
-            (f"1,{DIGITS}.5,allocate,0x10,1,0", "after line 2: a line has more than 4096 bytes"),
-            (f"1,{'9' * 30}.5,allocate,0x10,1,0", "line 3: the time is '999"),
-            ("1,999999999999.5,allocate,0x10,1,0", "line 3: the time is '999"),
-            (f"1,1.5,allocate,{'9' * 4000},1,0", "line 3: the pointer is '999"),
-            (f"1,1.5,allocate,0x10,{2**64},0", "line 3: the size is '184"),
-            ("\0", "line 3: "),
-        ],
-    )
-    def test_numbers_beyond_64_bits_and_lines_without_end_are_named(self, path, row, reason):
-        path.write_text(f"Thread,Time,Action,Pointer,Size,Stream\n1,1.5,allocate,0x20,1,0\n{row}\n")
-        done = dtr_alloc("fragment", "report", path)
-        refused(done, path, reason)
-        assert len(done.output) < 500
 
 
 # ---- op logs and schedules ----

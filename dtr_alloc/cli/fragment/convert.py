@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dtr_alloc.cli.common import InputError
-from dtr_alloc.cli.fragment.options import FILE, OUT
+from dtr_alloc.cli.fragment.options import FILE, OUT, truncated_option
 from dtr_alloc.config import error_size, format_size, parse_size
 from dtr_alloc.lab.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import TraceError
@@ -17,9 +17,10 @@ from dtr_alloc.traces.trace import TraceError
 @click.command("import", short_help="Make a trace of another tool's file.")
 @click.argument("source", metavar="IN", type=FILE)
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
-def import_(source: Path, out: Path) -> None:
+@truncated_option
+def import_(source: Path, out: Path, allow_truncated: bool) -> None:
     """Makes a trace of IN: a memory snapshot of PyTorch, an RMM log, or another trace."""
-    _convert(source, out, "trace", allow_truncated=False)
+    _convert(source, out, "trace", allow_truncated=allow_truncated)
 
 
 @click.command("export", short_help="Make another tool's file of a trace.")
@@ -46,9 +47,7 @@ def import_(source: Path, out: Path) -> None:
     help="With --to chrome: of the JSON before it is compressed. Of what does not fit, the longest "
     f"and the largest stay (default: {format_size(chrome_trace.LIMIT_BYTES)}).",
 )
-@click.option(
-    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
-)
+@truncated_option
 def export(
     source: Path,
     out: Path,

@@ -20,6 +20,13 @@ FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT: Any = click.Path(dir_okay=False, path_type=Path)
 
 
+truncated_option = click.option(
+    "--allow-truncated",
+    is_flag=True,
+    help="Take what a killed job left of its trace or log as it is.",
+)
+
+
 def models_option(text: str) -> Callable[[Any], Any]:
     return click.option(
         "--model",

@@ -12,12 +12,17 @@ from dtr_alloc.lab.fragment import chrome_trace, rmm, torch_export, torch_snapsh
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Trace, TraceError
 
+_HEAD_BYTES = 4096
+
 WRITES = ("trace", "torch", "rmm", "chrome")
 """What write() can make."""
 
 
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
-    """Reads and checks a trace, a log of RMM or a memory snapshot of PyTorch.
+    """Reads and checks a trace, or, plain or compressed by gzip, a log of RMM or a memory snapshot
+    of PyTorch.
+
+    allow_truncated: whether what a killed job left of a trace or a log is read as far as it goes.
 
     Takes time and memory as the three readers and Trace.validate() say.
 
@@ -27,18 +32,26 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
     if not Path(path).is_file():  # a pipe may never answer, and could be read only once
         os.stat(path)
         raise TraceError(f"{os.fspath(path)} is no regular file")
-    with open(path, "rb") as file:
-        head = file.read(len(trace_file.MAGIC))
+    try:
+        with bounded.opened(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except bounded.Damaged as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
     if head.startswith(trace_file.MAGIC[:2]):
         trace = trace_file.read(path, allow_truncated=allow_truncated)
-    elif head[:6] == b"Thread":
-        trace = rmm.read(path)
-    elif head[:1] == b"\x80":
+    elif rmm.is_log(head):
+        trace = rmm.read(path, allow_truncated=allow_truncated)
+    elif rmm.is_debug_log(head):
+        raise TraceError(
+            f"{os.fspath(path)} is RMM's debug log; what is read is the memory event log, CSV, "
+            "which rmm.enable_logging(log_file_name=...) writes"
+        )
+    elif torch_snapshot.is_head(head):
         trace = torch_snapshot.read(path)
     else:
         raise TraceError(
-            f"{os.fspath(path)} begins with {head!r}: it is no trace of dtr_alloc, no log of RMM "
-            "and no memory snapshot of PyTorch"
+            f"{os.fspath(path)} begins with {head[:8]!r}: it is no trace of dtr_alloc, no log of "
+            "RMM and no memory snapshot of PyTorch"
         )
     try:
         trace.validate()

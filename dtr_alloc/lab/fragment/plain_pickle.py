@@ -1,203 +1,164 @@
 """Pickles of plain values only: reading one runs nothing that stands in it.
 
-Python's own unpickler can be kept from running code, and from nothing else: a few bytes make it
-fill gigabytes for a memo's index, or spend years on the hash of a tuple whose parts are shared. So
-this reads the few opcodes that plain values need. Upstream: CPython's pickletools.
+``pickle.Unpickler`` can be kept from running code (``find_class``), and from nothing else: a few
+bytes make it fill gigabytes for a memo's index, and a tuple whose parts are shared keeps it hashing
+for years if it is a key. The same class in Python, ``pickle._Unpickler``, has a table of opcodes.
+Here it has those of plain values, each within bounds.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import struct
 from collections.abc import Callable
-from struct import unpack_from
-from typing import Any
+from io import BytesIO
+from typing import Any, ClassVar, NoReturn
 
 from dtr_alloc import bounded
+from dtr_alloc.bounded import shown
 from dtr_alloc.traces.trace import TraceError
 
 MOST_BYTES = 1 << 29
 MOST_VALUES = 1 << 26
-"""The largest file, and the most opcodes in it."""
-
-_MOST_DIGITS = 64
-"""Of a number, in bytes. Numbers of snapshots have eight."""
-
-
-class _Refused(ValueError):
-    """What stands at a place is no plain value."""
+"""The largest file, unpacked, and the most opcodes in it."""
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """The value in a pickle of protocol 2 or later: dict, list, tuple, int, float, str, bytes, bool
-    and None. Keys of dictionaries are texts, or numbers of at most 60 bits.
+    """The value in a pickle of any protocol, plain or ``.gz``: dict, list, tuple, int, float, str,
+    bytes, bool and None. Keys of dictionaries are texts, or numbers of at most 60 bits.
 
     Lists and dictionaries may share parts and contain themselves, as the pickle says; whoever walks
     through them must not expect a tree (bounded.shown, bounded.is_plain).
 
-    Takes at most 2 microseconds and 100 bytes for each opcode, of which there are no more than the
+    Takes at most 2 microseconds and 130 bytes for each opcode, of which there are no more than the
     file has bytes and MOST_VALUES, beside five times the file, which has MOST_BYTES at most.
 
     Raises TraceError for what is no pickle, is damaged, cut off, larger or holds anything else;
     OSError if the file cannot be opened.
     """
     try:
-        reader = _Reader(bounded.read_bytes(path, MOST_BYTES))
-    except bounded.TooMuch as error:
+        with bounded.opened(path) as file:
+            data = BytesIO(bounded.rest(file, MOST_BYTES))
+    except (bounded.TooMuch, bounded.Damaged) as error:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise TraceError(f"{os.fspath(path)}: {bounded.OUT_OF_MEMORY}") from None
     try:
-        return reader.run()
-    except IndexError:
-        reason = "it is cut off, or takes what is not there"
-    # A text that is none; a key that is none; values put into what holds none.
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _Unpickler(data).load()
+    except (IndexError, EOFError, struct.error, pickle.UnpicklingError) as error:
+        reason = f"it is cut off, or takes what is not there: {error}"
+    # A text or number that is none; values put into what holds none.
+    except (ValueError, TypeError, AttributeError) as error:
         reason = str(error)
     except MemoryError:
         reason = bounded.OUT_OF_MEMORY
     raise TraceError(
-        f"{os.fspath(path)}, before byte {reader.at}: no pickle of plain values: {reason}"
+        f"{os.fspath(path)}, before byte {data.tell()}: no pickle of plain values: {reason}"
     )
 
 
-class _Reader:
-    def __init__(self, data: bytearray) -> None:
-        self.data = data
-        self.at = 0
+class _Refused(ValueError):
+    """What stands at a place is no plain value."""
 
-    def run(self) -> Any:
-        data = self.data
-        stack: list[Any] = []
-        marks: list[int] = []  # how high the stack was
-        memo: list[Any] = []
-        begin = self.at
+
+class _Unpickler(pickle._Unpickler):
+    """Reads the opcodes in ``dispatch`` from memory."""
+
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, data: BytesIO) -> None:
+        super().__init__(data)
+        self.read, self.readline = data.read, data.readline
+        self.memo: dict[int, Any] = {}
+        self.metastack: list[list[Any]] = []
+        self.stack: list[Any] = []
+        self.append = self.stack.append
+
+    def load(self) -> Any:
+        read, dispatch = self.read, self.dispatch
         for _ in range(MOST_VALUES):
-            self.at = at = begin + 1
-            op = data[begin]
-            # In the order of how often they occur. An index error: the file ends.
-            if op == 0x68:  # BINGET
-                stack.append(memo[data[at]])
-                begin = at + 1
-            elif op == 0x94:  # MEMOIZE
-                memo.append(stack[-1])
-                begin = at
-            elif op in _FIXED:
-                width, value_of = _FIXED[op]
-                begin = at + width
-                if begin > len(data):
-                    raise IndexError
-                stack.append(value_of(data, at))
-            elif op in _SIZED:
-                width, value_of_part = _SIZED[op]
-                first = at + width
-                begin = first + int.from_bytes(data[at:first], "little")
-                if begin > len(data):
-                    raise IndexError
-                stack.append(value_of_part(data[first:begin]))
-            elif op == 0x6A:  # LONG_BINGET
-                begin = at + 4
-                stack.append(memo[int.from_bytes(data[at:begin], "little")])
-            elif op == 0x28:  # MARK
-                marks.append(len(stack))
-                begin = at
-            elif op == 0x75 or op == 0x73:  # SETITEMS, SETITEM
-                low = marks.pop() if op == 0x75 else len(stack) - 2
-                items = stack[low:]
-                if low < 1 or len(items) % 2 or type(stack[low - 1]) is not dict:
-                    raise _Refused("items of no dictionary")
-                keys = items[::2]
-                if not all(type(key) is str or _is_key(key) for key in keys):
-                    raise _Refused("a key of a dictionary is neither a text nor a number")
-                stack[low - 1].update(zip(keys, items[1::2], strict=True))
-                del stack[low:]
-                begin = at
-            elif op == 0x65 or op == 0x61:  # APPENDS, APPEND
-                low = marks.pop() if op == 0x65 else len(stack) - 1
-                if low < 1 or type(stack[low - 1]) is not list:
-                    raise _Refused("items of no list")
-                stack[low - 1] += stack[low:]
-                del stack[low:]
-                begin = at
-            elif op in _TUPLES or op == 0x74:  # TUPLE1 to TUPLE3, TUPLE
-                low = marks.pop() if op == 0x74 else len(stack) - _TUPLES[op]
-                if low < 0:
-                    raise IndexError
-                stack[low:] = [tuple(stack[low:])]
-                begin = at
-            elif op in _PUTS:  # BINPUT, LONG_BINPUT
-                begin = at + _PUTS[op]
-                index = int.from_bytes(data[at:begin], "little")
-                if index > len(memo):
-                    raise _Refused(
-                        f"number {index} of the memo; allowed: up to {len(memo)}, how many it has"
-                    )
-                memo[index : index + 1] = [stack[-1]]
-            elif op == 0x95:  # FRAME
-                begin = at + 8
-            elif op == 0x80:  # PROTO
-                begin = at + 1
-                if not 2 <= data[at] <= 5:
-                    raise _Refused(f"protocol {data[at]}; allowed: 2 to 5")
-            elif op == 0x2E:  # STOP
-                if len(stack) != 1 or marks:
+            op = read(1)
+            if op == pickle.STOP:
+                if len(self.stack) != 1 or self.metastack:
                     raise _Refused("it does not end with one value")
-                return stack[0]
-            else:
-                raise _Refused(self.asked(op, stack))
+                return self.stack[0]
+            if not op:
+                raise EOFError
+            if op[0] not in dispatch:
+                raise _Refused(
+                    f"opcode {op[0]:#x}, which no number, text, list or dictionary needs"
+                )
+            dispatch[op[0]](self)
         raise _Refused(f"it has more than {MOST_VALUES} opcodes, the most that are read")
 
-    def asked(self, op: int, stack: list[Any]) -> str:
-        """What an opcode asks for that is not given."""
-        if op == 0x93 and len(stack) > 1:  # STACK_GLOBAL
-            name = ".".join(part if isinstance(part, str) else "?" for part in stack[-2:])
-        elif op == 0x63:  # GLOBAL: two lines
-            name = self.data[self.at :][:200].decode(errors="replace").replace("\n", ".", 1)
-            name = name.partition("\n")[0]
-        else:
-            return f"opcode {op:#x}, which no number, text, list or dictionary needs"
-        return (
-            f"it asks for {name:.200}; a snapshot is made of numbers, texts, lists and "
-            "dictionaries, and nothing else is loaded"
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise _Refused(
+            f"it asks for {module:.100}.{name:.100}; a snapshot is made of numbers, texts, lists "
+            "and dictionaries, and nothing else is loaded"
         )
 
+    def load_frame(self) -> None:
+        self.read(8)  # all is in memory already
 
-def _whole(part: bytearray) -> int:
-    if len(part) > _MOST_DIGITS:
-        raise _Refused(f"a number of {len(part)} bytes; allowed: {_MOST_DIGITS}")
-    return int.from_bytes(part, "little", signed=True)
+    def load_long4(self) -> None:
+        size = int.from_bytes(self.read(4), "little")
+        raise _Refused(f"a number of {size} bytes; allowed: 255")
 
+    def load_put(self) -> None:
+        self.put(int(self.readline()))
 
-def _text(part: bytearray) -> str:
-    return part.decode("utf-8", "replace")
+    def load_long_binput(self) -> None:
+        self.put(int.from_bytes(self.read(4), "little"))
 
+    def put(self, index: int) -> None:
+        # Large numbers may all have one hash.
+        if not 0 <= index < MOST_VALUES:
+            raise _Refused(f"number {shown(index)} of the memo; allowed: up to {MOST_VALUES - 1}")
+        self.memo[index] = self.stack[-1]
 
-def _is_key(key: Any) -> bool:
-    # Larger numbers may all have one hash.
-    return type(key) is int and key.bit_length() <= 60
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self.update(items)
 
+    def load_setitem(self) -> None:
+        items = self.stack[-2:]
+        del self.stack[-2:]
+        self.update(items)
 
-_TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_PUTS = {0x71: 1, 0x72: 4}
-_FIXED: dict[int, tuple[int, Callable[[bytearray, int], Any]]] = {
-    0x4B: (1, lambda data, at: data[at]),  # BININT1
-    0x4D: (2, lambda data, at: data[at] | data[at + 1] << 8),  # BININT2
-    0x4A: (4, lambda data, at: unpack_from("<i", data, at)[0]),  # BININT
-    0x7D: (0, lambda data, at: {}),  # EMPTY_DICT
-    0x5D: (0, lambda data, at: []),  # EMPTY_LIST
-    0x29: (0, lambda data, at: ()),  # EMPTY_TUPLE
-    0x4E: (0, lambda data, at: None),  # NONE
-    0x88: (0, lambda data, at: True),  # NEWTRUE
-    0x89: (0, lambda data, at: False),  # NEWFALSE
-    0x47: (8, lambda data, at: unpack_from(">d", data, at)[0]),  # BINFLOAT
-}
-"""The bytes behind an opcode, and the value that it pushes."""
+    def load_setitems(self) -> None:
+        self.update(self.pop_mark())
 
-_SIZED: dict[int, tuple[int, Callable[[bytearray], Any]]] = {
-    0x8C: (1, _text),  # SHORT_BINUNICODE
-    0x58: (4, _text),  # BINUNICODE
-    0x8D: (8, _text),  # BINUNICODE8
-    0x8A: (1, _whole),  # LONG1
-    0x8B: (4, _whole),  # LONG4
-    0x43: (1, bytes),  # SHORT_BINBYTES
-    0x42: (4, bytes),  # BINBYTES
-    0x8E: (8, bytes),  # BINBYTES8
-}
-"""The bytes of the length, and what the bytes behind it are."""
+    def update(self, items: list[Any]) -> None:
+        """Puts keys and values into the dictionary on the stack."""
+        if not self.stack or type(self.stack[-1]) is not dict or len(items) % 2:
+            raise _Refused("items of no dictionary")
+        keys = items[::2]
+        for key in keys:
+            # Larger numbers may all have one hash, and the hash of a tuple may take years.
+            if type(key) is not str and (type(key) is not int or key.bit_length() > 60):
+                raise _Refused("a key of a dictionary is neither a text nor a number")
+        self.stack[-1].update(zip(keys, items[1::2], strict=True))
+
+    dispatch: ClassVar[Any] = {
+        op[0]: pickle._Unpickler.dispatch[op[0]]
+        for op in (
+            *(pickle.PROTO, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
+            *(pickle.MEMOIZE, pickle.BINPUT, pickle.GET, pickle.BINGET, pickle.LONG_BINGET),
+            *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.FLOAT, pickle.BINFLOAT),
+            *(pickle.INT, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG, pickle.LONG1),
+            *(pickle.UNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+            *(pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8),
+            *(pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+            *(pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE),
+        )
+    } | {
+        pickle.FRAME[0]: load_frame,
+        pickle.LONG4[0]: load_long4,
+        pickle.PUT[0]: load_put,
+        pickle.LONG_BINPUT[0]: load_long_binput,
+        pickle.DICT[0]: load_dict,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+    }

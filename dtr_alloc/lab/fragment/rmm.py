@@ -2,8 +2,9 @@
 
 The log is CSV with the columns ``Thread,Time,Action,Pointer,Size,Stream``, one line for each
 allocate, free and failed allocate of one memory resource (RMM's logging_resource_adaptor; its
-replay benchmark reads the same). A log has no segments and no names; which device it is of it does
-not say. Of a trace, allocations, frees and failures are written, no more.
+replay benchmark reads the same). Spark RAPIDS writes no line of columns. A log has no segments and
+no names; which device it is of it does not say. Of a trace, allocations, frees and failures are
+written, no more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
@@ -31,11 +33,30 @@ _DAY_NS = 24 * 3600 * 10**9
 _MOST_LINE_BYTES = 4096
 _MOST_FILE_BYTES = 1 << 33
 _NOTHING = ("(nil)", "nullptr", "0", "0x0")
+_DEBUG = re.compile(rb"\[[0-9]+\]\[[0-9]{2}:[0-9]{2}:[0-9]{2}[:.][0-9]+\]\[")
 
 
-def read(path: str | os.PathLike[str]) -> Trace:
-    """Reads a log. Its first event is at time 0; times of day go on past midnight, and one that
-    steps back (threads write side by side) stays where it was.
+def is_log(head: bytes) -> bool:
+    """Whether a file that begins so is a log: the columns, or an event of a log without them."""
+    fields = head.partition(b"\n")[0].decode(errors="replace").split(",")
+    return fields[0].strip() == HEADER[0] or (
+        len(fields) == len(HEADER) and fields[2].strip() in _ACTIONS
+    )
+
+
+def is_debug_log(head: bytes) -> bool:
+    """Whether a file that begins so is RMM's debug log."""
+    return _DEBUG.match(head) is not None
+
+
+def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
+    """Reads a log, plain or ``.gz``. Its first event is at time 0; times of day go on past
+    midnight, and one that steps back (threads write side by side) stays where it was.
+
+    Args:
+        path: the file.
+        allow_truncated: whether a last line without its end, as a killed job leaves it, is left
+            out; the trace's meta says ``"truncated": true`` then.
 
     Takes about 5 microseconds for each line, of at most 4096 bytes, and at most 200 bytes for each
     event (MOST_EVENTS).
@@ -48,7 +69,8 @@ def read(path: str | os.PathLike[str]) -> Trace:
     begin: int | None = None
     days = before = 0
     empty = 0
-    for line, (_, when, action, pointer, size, stream) in _rows(path):
+    texts = _texts(path, allow_truncated, trace.meta)
+    for line, (_, when, action, pointer, size, stream) in _rows(texts, path):
         at = f"{os.fspath(path)}, line {line}"
         kind = _ACTIONS.get(action.strip())
         if kind is None:
@@ -64,9 +86,10 @@ def read(path: str | os.PathLike[str]) -> Trace:
             days += _DAY_NS
             time += _DAY_NS
         before = max(before, time)
-        address = _number(pointer, "pointer", at)
+        failed = kind == Kind.OUT_OF_MEMORY
+        address = 0 if failed and not pointer.strip() else _number(pointer, "pointer", at)
         size_bytes = _number(size, "size", at)
-        if kind != Kind.OUT_OF_MEMORY:
+        if not failed:
             if address == 0:
                 empty += 1  # a request of nothing
                 continue
@@ -83,29 +106,41 @@ def read(path: str | os.PathLike[str]) -> Trace:
     return trace
 
 
-def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
-    with open(path, "rb") as file:
-        lines = bounded.lines(file, _MOST_LINE_BYTES, _MOST_FILE_BYTES)
-        rows = csv.reader(line.decode(errors="replace") for line in lines)
-        try:
-            header = next(rows, [])
-            if tuple(name.strip() for name in header) != HEADER:
-                raise TraceError(
-                    f"{os.fspath(path)}, line 1: the columns are {','.join(header)[:80]!r}; a log "
-                    f"of RMM has {','.join(HEADER)}"
-                )
-            for row in rows:
-                if len(row) == len(HEADER):
-                    yield rows.line_num, row
-                elif row:
+def _rows(texts: Iterator[str], path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+    """Each event's line number and fields."""
+    rows = csv.reader(texts)
+    try:
+        for row in rows:
+            at = f"{os.fspath(path)}, line {rows.line_num}"
+            if rows.line_num == 1 and not (len(row) == len(HEADER) and row[2].strip() in _ACTIONS):
+                if tuple(name.strip() for name in row) != HEADER:
                     raise TraceError(
-                        f"{os.fspath(path)}, line {rows.line_num}: {len(row)} fields; allowed: "
-                        f"{len(HEADER)} (was the file cut off?)"
+                        f"{at}: the columns are {','.join(row)[:80]!r}; a log of RMM has "
+                        f"{','.join(HEADER)}"
                     )
-        except bounded.TooMuch as error:
-            raise TraceError(f"{os.fspath(path)}, after line {rows.line_num}: {error}") from None
-        except csv.Error as error:
-            raise TraceError(f"{os.fspath(path)}, line {rows.line_num}: {error}") from None
+            elif len(row) == len(HEADER):
+                yield rows.line_num, row
+            elif row:
+                raise TraceError(
+                    f"{at}: {len(row)} fields; allowed: {len(HEADER)} (was the file cut off? "
+                    "allow_truncated, --allow-truncated, reads the lines before)"
+                )
+    except (bounded.TooMuch, bounded.Damaged) as error:
+        raise TraceError(f"{os.fspath(path)}, after line {rows.line_num}: {error}") from None
+    except csv.Error as error:
+        raise TraceError(f"{os.fspath(path)}, line {rows.line_num}: {error}") from None
+
+
+def _texts(
+    path: str | os.PathLike[str], allow_truncated: bool, meta: dict[str, Any]
+) -> Iterator[str]:
+    """The lines. Says in the meta that the last one was left out."""
+    with bounded.opened(path) as file:
+        for line in bounded.lines(file, _MOST_LINE_BYTES, _MOST_FILE_BYTES):
+            if allow_truncated and not line.endswith(b"\n"):
+                meta["truncated"] = True
+                return
+            yield line.decode(errors="replace")
 
 
 def _pair(live: set[int], kind: Kind, address: int, at: str) -> None:

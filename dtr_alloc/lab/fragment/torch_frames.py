@@ -46,10 +46,14 @@ def is_of_mark(event: dict[str, Any], frame: Any) -> bool:
 
 
 def text_of(of: dict[str, Any], key: str) -> str:
-    """The text there, the first _MOST_TEXT characters of it; "" if it is none. Without the cut, a
-    text that a million frames share would be copied a million times."""
+    """The text there, the first _MOST_TEXT characters of it, with "?" for those that no file can
+    hold; "" if it is none. Without the cut, a text that a million frames share would be copied a
+    million times."""
     value = of.get(key)
-    return value[:_MOST_TEXT] if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    value = value[:_MOST_TEXT]
+    return value if value.isascii() else value.encode(errors="replace").decode()
 
 
 def _name(stack: list[Any]) -> str:

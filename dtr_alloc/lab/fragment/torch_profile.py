@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import zlib
 from typing import Any, NamedTuple
 
 from dtr_alloc import bounded
@@ -103,14 +101,12 @@ def _number(track: object) -> int:
 def _json(path: str) -> dict[str, Any]:
     """An object in a file. Raises TraceError."""
     try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as file:
+        with bounded.opened(path) as file:
             found = json.loads(bounded.rest(file, MOST_BYTES))
         if not isinstance(found, dict):
             raise ValueError("it is no object")
     except MemoryError:
         raise TraceError(f"{path}: {bounded.OUT_OF_MEMORY}") from None
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is no trace of torch.profiler: {error}") from None
     return found

@@ -1,8 +1,8 @@
 """PyTorch's memory snapshots, read as traces.
 
-A snapshot (``torch.cuda.memory._dump_snapshot``) is a pickle of the segments and blocks of the
-moment and, where ``torch.cuda.memory._record_memory_history`` was on, of the last events of each
-device. That history may begin in the middle of a job: what was there before is found in the
+A snapshot (``torch.cuda.memory._dump_snapshot``) is a pickle, or JSON, of the segments and blocks
+of the moment and, where ``torch.cuda.memory._record_memory_history`` was on, of the last events of
+each device. That history may begin in the middle of a job: what was there before is found in the
 segments, and by going through the events backwards. What cannot be known is said in
 ``meta["unknown"]``.
 
@@ -17,11 +17,15 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
+from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
 from dtr_alloc.lab.fragment import plain_pickle, torch_frames
 from dtr_alloc.lab.fragment.ranges import Ranges
 from dtr_alloc.lab.fragment.torch_frames import text_of
 from dtr_alloc.traces.trace import (
+    BEGINS_WITH_EVENTS,
     MOST_DEVICES,
     MOST_NAME_BYTES,
     MOST_TIME_NS,
@@ -29,6 +33,9 @@ from dtr_alloc.traces.trace import (
     Trace,
     TraceError,
 )
+
+MOST_JSON_BYTES = 1 << 28
+"""Of a snapshot as JSON: its shortest values take thirty times their text."""
 
 KEY = "dtr_alloc"
 """Where a snapshot that we wrote (torch_export) has the meta of its trace."""
@@ -42,6 +49,7 @@ _SEGMENTS = {
     "segment_free": Kind.SEGMENT_FREE,
     "segment_unmap": Kind.SEGMENT_FREE,
 }
+_HEAD_BYTES = 64
 _MOST_UNKNOWN = 1000
 _MOST_RANGES = 1 << 16
 _EXPANDABLE = ("segment_map", "segment_unmap")
@@ -62,9 +70,10 @@ class Row(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """Reads a snapshot.
+    """Reads a snapshot: a pickle of any protocol or JSON, plain or ``.gz``.
 
-    Takes time and memory as plain_pickle.load() does, and as Trace.validate() for its events.
+    Takes time and memory as plain_pickle.load() does, or at most 9 GB for JSON of MOST_JSON_BYTES,
+    and as Trace.validate() for its events.
 
     Raises TraceError that names the file, and the place in it, for anything that is no snapshot or
     contradicts itself; OSError if it cannot be opened.
@@ -80,13 +89,18 @@ def read(path: str | os.PathLike[str]) -> Trace:
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The snapshot in a file: ``segments``, ``device_traces``, ``allocator_settings``,
     ``external_annotations``; their inner parts are not checked. Raises as read()."""
-    found = plain_pickle.load(path)
+    try:
+        with bounded.opened(path) as file:
+            is_json = _is_json(file.read(_HEAD_BYTES))
+    except bounded.Damaged as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    found = _json(path) if is_json else plain_pickle.load(path)
     if isinstance(found, list):  # torch.cuda.memory_snapshot(): no history
         found = {"segments": found}
     if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
         raise TraceError(
-            f"{os.fspath(path)}: a pickle of a {type(found).__name__} without a list 'segments' is "
-            "no memory snapshot of PyTorch"
+            f"{os.fspath(path)}: a {'JSON' if is_json else 'pickle'} of a {type(found).__name__} "
+            "without a list 'segments' is no memory snapshot of PyTorch"
         )
     for key, kind in (
         ("device_traces", list),
@@ -96,6 +110,29 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(found.setdefault(key, kind()), kind):
             raise TraceError(f"{os.fspath(path)}: {key!r} is no {kind.__name__}")
     return found
+
+
+def is_head(head: bytes) -> bool:
+    """Whether a file that begins so may be a snapshot: JSON, or a pickle."""
+    # Pickles begin with PROTO, or before protocol 2 with a list or a dictionary.
+    return _is_json(head) or head[:1] in (b"\x80", b"(", b"]", b"}")
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip()[:1] in (b"[", b"{")
+
+
+def _json(path: str | os.PathLike[str]) -> Any:
+    try:
+        with bounded.opened(path) as file:
+            return msgspec.json.decode(bounded.rest(file, MOST_JSON_BYTES))
+    except MemoryError:
+        reason = bounded.OUT_OF_MEMORY
+    except (bounded.TooMuch, bounded.Damaged) as error:
+        reason = str(error)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        reason = f"no JSON of a snapshot: {error}"
+    raise TraceError(f"{os.fspath(path)}: {reason}")
 
 
 def to_trace(snapshot: dict[str, Any]) -> Trace:
@@ -129,6 +166,7 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         "allocator_settings": snapshot["allocator_settings"],
         "begins_with": sum(device.blocks_at_begin for device in found),
         "begins_with_segments": sum(device.segments_at_begin for device in found),
+        BEGINS_WITH_EVENTS: [device.blocks_at_begin + device.segments_at_begin for device in found],
     }
     ours = snapshot.get(KEY)
     if isinstance(ours, dict) and isinstance(ours.get("meta"), dict):
@@ -253,6 +291,10 @@ class _Device:
     def at(self, index: int) -> str:
         return f"device {self.device}, event {index}"
 
+    def time_us(self, index: int) -> int:
+        event = self.events[index]
+        return _number(event, "time_us", self.at(index)) if "time_us" in event else 0
+
     def run(self) -> None:
         actions = []
         for index, event in enumerate(self.events):
@@ -263,9 +305,7 @@ class _Device:
                     f"allowed: {', '.join(ACTIONS)}"
                 )
             actions.append(action)
-        begin = self.events[0].get("time_us", 0) if self.events else 0
-        if not isinstance(begin, int):
-            raise TraceError(f"{self.at(0)}: 'time_us' is {shown(begin)}")
+        begin = self.time_us(0) if self.events else 0
         ranges, whole = self.segments_before(actions)
         for first, end in [*ranges, *whole]:
             self.rows.append(Row(begin, Kind.SEGMENT_ALLOCATE, first, end - first))
@@ -358,7 +398,7 @@ class _Device:
         rows = self.rows
         for index, (action, event) in enumerate(zip(actions, self.events, strict=True)):
             at = self.at(index)
-            time = _number(event, "time_us", at) if "time_us" in event else 0
+            time = self.time_us(index)
             if action in ("snapshot", "workspace_snapshot", "user_defined"):
                 rows.append(Row(time, Kind.MARK, name=action))
                 continue
