@@ -56,6 +56,7 @@ struct Peak {
 struct Counting {
   Model& model;
   const uint64_t& live;
+  size_t first;  // step whose end is the first moment: the start's last one
   Peak live_peak, reserved_peak, used_peak, lost_peak;
   double lost_sum = 0;
 
@@ -65,6 +66,7 @@ struct Counting {
     live_peak.see(live, at);
     reserved_peak.see(reserved, at);
     used_peak.see(model.used_bytes(), at);
+    if (at < first) return;
     const uint64_t lost = reserved - live;
     lost_peak.see(lost, at);
     lost_sum += static_cast<double>(lost);
@@ -108,15 +110,17 @@ struct Sampling {
   }
 };
 
-// `count` steps, evenly, and those that must be among them.
-std::vector<size_t> looks_at(size_t steps, uint64_t count, std::initializer_list<size_t> also) {
+// `count` of the steps from the first to the last, evenly, and those that must be among them.
+std::vector<size_t> looks_at(size_t first, size_t last, uint64_t count,
+                             std::initializer_list<size_t> also) {
   std::vector<size_t> looks;
-  if (steps == 0) return looks;
+  const size_t steps = last - first + 1;
   const size_t wanted = std::min<size_t>(steps, count);
   for (size_t i = 0; i < wanted; ++i)
-    looks.push_back(static_cast<size_t>(static_cast<unsigned __int128>(steps) * i / wanted));
-  looks.insert(looks.end(), also);
-  looks.push_back(steps - 1);
+    looks.push_back(first +
+                    static_cast<size_t>(static_cast<unsigned __int128>(steps) * i / wanted));
+  for (const size_t at : also) looks.push_back(std::max(at, first));
+  looks.push_back(last);
   std::sort(looks.begin(), looks.end());
   looks.erase(std::unique(looks.begin(), looks.end()), looks.end());
   return looks;
@@ -133,7 +137,12 @@ void run_model(const Events& events, const dtr_fragment_options& options, ModelR
   // What the blocks take together, however they are rounded.
   const uint64_t needed = 2 * events.peak_live_bytes() + kLeastBlock * count;
   auto model = make_model(options, count, needed);
-  Counting counting{*model, live, {}, {}, {}, {}};
+  const auto start = static_cast<size_t>(
+      std::partition_point(steps.begin(), steps.end(),
+                           [&](const Step& step) { return step.row < options.start_rows; }) -
+      steps.begin());
+  size_t first = start == 0 ? 0 : start - 1;
+  Counting counting{*model, live, first, {}, {}, {}, {}};
   const int64_t begin = now_ns();
   const size_t done = run(events, *model, &live, counting);
   result.run_ns = now_ns() - begin;
@@ -146,8 +155,13 @@ void run_model(const Events& events, const dtr_fragment_options& options, ModelR
   result.peak_live_bytes = counting.live_peak.bytes;
   result.peak_used_bytes = counting.used_peak.bytes;
   result.peak_reserved_bytes = counting.reserved_peak.bytes;
+  if (done > 0 && done <= first) {  // it failed in the start: how far it came is the only moment
+    first = done - 1;
+    counting.first = first;
+    counting(first);
+  }
   result.max_lost_bytes = counting.lost_peak.bytes;
-  result.mean_lost_bytes = done == 0 ? 0 : counting.lost_sum / static_cast<double>(done);
+  result.mean_lost_bytes = done == 0 ? 0 : counting.lost_sum / static_cast<double>(done - first);
   result.end_live_bytes = live;
   result.end_reserved_bytes = model->reserved_bytes();
   outcome.segments = model->segments();
@@ -156,9 +170,11 @@ void run_model(const Events& events, const dtr_fragment_options& options, ModelR
   model = make_model(options, count, needed);
   live = 0;
   if (options.places && model->has_places()) outcome.places.assign(count, kNoPlace);
-  const std::vector<size_t> looks =
-      looks_at(done, std::min(options.samples, kMostLooks / (events.peak_live_blocks() + 1)),
-               {counting.live_peak.at, counting.reserved_peak.at, counting.lost_peak.at});
+  std::vector<size_t> looks;
+  if (done > 0)
+    looks = looks_at(first, done - 1,
+                     std::min(options.samples, kMostLooks / (events.peak_live_blocks() + 1)),
+                     {counting.live_peak.at, counting.reserved_peak.at, counting.lost_peak.at});
   Sampling sampling{*model, live, steps, looks, counting.lost_peak.at, outcome};
   run(events, *model, &live, sampling);
   outcome.last = model->blocks();

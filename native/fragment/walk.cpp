@@ -152,6 +152,7 @@ Walk::Walk(const dtr_fragment_walk_options& options) : options_(options) {
   find_blocks();
   Follower follower(*this);
   follower.run(options.count, [&](uint64_t row) {
+    if (row + 1 < options.start_rows) return;
     row_.push_back(static_cast<int64_t>(row));
     live_.push_back(follower.live);
     reserved_.push_back(follower.reserved);

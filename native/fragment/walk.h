@@ -37,7 +37,7 @@ class Walk {
   std::vector<uint64_t> address_, block_bytes_;
   std::vector<uint8_t> began_, ended_;
 
-  // The heap after each row that changed it.
+  // The heap after the start, and after each later row that changed it.
   std::vector<int64_t> row_;
   std::vector<uint64_t> live_, reserved_, free_, largest_;
   std::vector<double> squares_;

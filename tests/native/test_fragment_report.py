@@ -64,6 +64,87 @@ def test_a_run_in_a_budget_that_holds_nothing_has_no_peaks():
     assert row.measures.utilization is None
 
 
+def from_midjob(*events):
+    """As snapshots have it: 12 MiB of memory with two blocks of 4 MiB, and then these events."""
+    trace = Trace({"source": "torch", "begins_with_events": [3]})
+    trace.add(Kind.SEGMENT_ALLOCATE, address=1 << 30, size_bytes=12 << 20)
+    for at in (0, 1):
+        trace.add(Kind.ALLOCATE, address=(1 << 30) + (at << 22), size_bytes=4 << 20)
+    for kind, at in events:
+        trace.add(kind, address=(1 << 30) + (at << 22), size_bytes=4 << 20)
+    return trace
+
+
+MIB = KIB * KIB
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ([], [4]),
+        ([(Kind.ALLOCATE, 2)], [4, 0]),
+        ([(Kind.FREE, 0), (Kind.FREE, 1)], [4, 8, 12]),
+    ],
+)
+def test_what_was_there_when_the_recording_began_is_one_moment(events, lost):
+    trace = from_midjob(*events)
+    found = report.recorded(trace)
+    assert found.measures.mean_lost_bytes == sum(lost) * MIB / len(lost)
+    assert found.measures.max_lost_bytes == max(lost) * MIB
+    assert len(found.series) == len(lost)
+    assert found.measures.counts["events"] == len(events)
+    assert found.measures.counts["allocations"] == events.count((Kind.ALLOCATE, 2))
+
+
+@pytest.mark.parametrize("model", ["first_fit", "ours"])
+def test_what_was_there_when_the_recording_began_is_one_moment_of_a_model(model):
+    row = run(Prepared(from_midjob((Kind.FREE, 0), (Kind.FREE, 1))), model)
+    lost = [*map(int.__sub__, row.series.reserved_bytes, row.series.live_bytes)]
+    assert list(row.series.event) == [2, 3, 4]
+    assert row.measures.mean_lost_bytes == sum(lost) / 3
+    assert row.measures.max_lost_bytes == max(lost) == 8 * MIB
+
+
+def test_a_model_that_fails_before_the_recording_begins_is_described_up_to_there():
+    row = run(Prepared(from_midjob((Kind.FREE, 0))), "first_fit", 5 * MIB)
+    assert not row.measures.completed
+    assert (row.measures.peak_live_bytes, row.measures.max_lost_bytes) == (4 * MIB, 0)
+    assert list(row.series.event) == [1]
+
+
+def report_of(trace, tmp_path, *options):
+    trace_file.write(trace, tmp_path / "job.trace")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        fragment, ["report", str(tmp_path / "job.trace"), "--no-smallest", "--json", "-", *options]
+    )
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["traces"]
+    return [row["name"] for row in found["rows"]][1:], found["too_few_events"], done.stderr
+
+
+def test_a_trace_of_no_or_few_events_says_so_and_ranks_no_models(tmp_path):
+    again = [(Kind.FREE, 0), (Kind.ALLOCATE, 0)]
+    for events, said in (
+        ([], "no history"),
+        (again, "2 allocations and frees after a start of 2 blocks"),
+    ):
+        models, few, shown = report_of(from_midjob(*events), tmp_path)
+        assert models == []
+        assert said in few
+        assert few in " ".join(shown.split())
+    assert report_of(from_midjob(*again * 5), tmp_path)[:2] == (list(MODELS), None)
+    assert report_of(from_midjob(*again), tmp_path, "--model", "exact")[0] == ["exact"]
+
+
+def test_a_device_that_holds_memory_and_no_block_has_its_row():
+    trace = from_midjob()
+    trace.add(Kind.SEGMENT_ALLOCATE, address=1 << 40, size_bytes=2 << 20, device=1)
+    trace.add(Kind.OUT_OF_MEMORY, size_bytes=1, device=2)
+    _, other = report.reports("job", trace)
+    assert other.label == "job, device 1"
+    assert (other.rows[0].measures.peak_live_bytes, other.rows[0].holes) == (0, [2 << 20])
+
+
 def test_no_model_needs_less_than_the_exact_one(tmp_path):
     trace_file.write(example.training(steps=1), tmp_path / "job.trace")
     arguments = ["report", str(tmp_path / "job.trace"), "--json", "-"]

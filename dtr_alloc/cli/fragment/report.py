@@ -18,6 +18,7 @@ from dtr_alloc.cli.fragment.options import (
     budgets_option,
     models_of,
     models_option,
+    truncated_option,
     write_json,
 )
 from dtr_alloc.lab.fragment import formats, report
@@ -49,9 +50,7 @@ from dtr_alloc.traces.trace import TraceError
 )
 @click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
 @click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
-@click.option(
-    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
-)
+@truncated_option
 def command(**options: Any) -> None:
     """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
     draws it. docs/guides/fragmentation-study.md explains every number and picture."""
@@ -84,6 +83,7 @@ def _run(
     if maps and not (out or page):
         raise click.UsageError("--maps needs --out, the folder for them, or --page")
     chosen = models_of(models)
+    asked_for = [] if models == ("all",) else chosen
     limits = budgets_of(budgets)
     found: list[report.Report] = []
     for path in traces:
@@ -96,7 +96,7 @@ def _run(
     console = Console(stderr=json_path == "-", markup=False)
     for part in found:
         prepared = Prepared(part.trace)
-        for model in chosen:
+        for model in asked_for if part.too_few_events else chosen:
             for at, limit in enumerate(limits):
                 size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
                 part.rows.append(

@@ -18,12 +18,14 @@ from dtr_alloc.cli.fragment.options import (
     budgets_option,
     models_of,
     models_option,
+    truncated_option,
     write_json,
 )
 from dtr_alloc.config import format_size, parse_size
 from dtr_alloc.lab.executors import ExecutorError, Failure, RunsFailed
 from dtr_alloc.lab.fragment import formats
 from dtr_alloc.lab.fragment.fidelity import compare as compared
+from dtr_alloc.lab.fragment.measures import too_few_events
 from dtr_alloc.lab.fragment.models import (
     MODELS,
     OPTIONS,
@@ -56,9 +58,7 @@ VERSION = 1
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
 @workers_options("1, so that a run is timed alone")
-@click.option(
-    "--allow-truncated", is_flag=True, help="Take what a killed job left of its trace as it is."
-)
+@truncated_option
 def command(**options: Any) -> None:
     """Runs models of allocators over the allocations of TRACE (or what `import` reads)."""
     _run(**options)
@@ -117,6 +117,8 @@ def _run(
         raise InputError(text if str(source) in text else f"{source}: {text}") from None
     except ExecutorError as error:
         raise click.ClickException(str(error)) from None
+    if few := too_few_events(prepared.trace, prepared.device):
+        click.echo(f"dtr_alloc: {few}", err=True)
     console = Console(stderr=json_path == "-", markup=False)
     console.print(_compared_table(rows) if compare else _table(rows, smallest))
     if json_path is not None:

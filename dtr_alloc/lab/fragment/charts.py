@@ -41,7 +41,7 @@ def live_picture(
     _label_outer(panels[: len(rows)])
     most = max(measures.peak_reserved_bytes for _, measures in rows)
     live = max(measures.peak_live_bytes for _, measures in rows)
-    panels[0].set_ylim(0, 1.06 * (min(most, CUT_OFF * live) or 1) / unit)
+    panels[0].set_ylim(0, 1.06 * (min(most, CUT_OFF * live or most) or 1) / unit)
     handles = {
         label: handle
         for panel in panels[: len(rows)]

@@ -7,7 +7,8 @@ driver, and *lost* = reserved - live: rounding inside of blocks, and *free* byte
 - *peak live*, *peak reserved*: the largest value over time, each at its own moment.
 - *utilization* = peak live / peak reserved. One minus it is what GMLake (Guo et al., ASPLOS 2024)
   and STAlloc call the fragmentation ratio.
-- *lost bytes* at most, and on average over the events that change the heap.
+- *lost bytes* at most, and on average over the events that change the heap. What was there when the
+  recording began (Trace.start_rows) counts as one event, however many blocks it has.
 - the *worst moment* of a trace: its first out-of-memory error; without one, the request for room
   that lost most (below); without that, where reserved is at its peak and, there, live is largest.
   That of a model: where it failed, and otherwise where most was lost.
@@ -32,12 +33,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import count
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.lab.fragment.residency import MOVED_IN
 from dtr_alloc.lab.fragment.walk import Walk
-from dtr_alloc.traces.trace import Kind, TraceError
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 if TYPE_CHECKING:
     from dtr_alloc.lab.fragment.models import ModelRun
@@ -60,7 +61,8 @@ class Measures:
         mean_lost_at_evictions_bytes, max_lost_at_evictions_bytes: as above.
         smallest_budget_bytes: as above.
         ns_per_operation: as above.
-        counts: events by what they are (``allocations``, ``evictions``, ``moved_bytes``, ...).
+        counts: events after the start by what they are (``allocations``, ``evictions``,
+            ``moved_bytes``, ...).
     """
 
     name: str
@@ -98,10 +100,10 @@ def size_unit(size: float) -> tuple[float, str]:
 
 
 def of_walk(walk: Walk) -> Measures:
-    """The numbers of what happened. Raises TraceError if the trace allocates nothing."""
+    """The numbers of what happened. Raises TraceError if the trace holds no memory."""
     trace, series = walk.trace, walk.series
-    if not any(series.live_bytes):
-        raise TraceError("the trace allocates nothing: there is nothing to measure")
+    if not any(series.reserved_bytes):
+        raise TraceError(NOTHING)
     lost = walk.lost_at_evictions.values()
     return Measures(
         name="as recorded",
@@ -178,6 +180,32 @@ def _of_series(series: Any, worst_event: int) -> dict[str, Any]:
     }
 
 
+NOTHING = "the trace allocates nothing: there is nothing to measure"
+LEAST_OPERATIONS = 10
+"""Allocations and frees over which allocators can be compared, at least."""
+
+
+def too_few_events(trace: Trace, device: int) -> str | None:
+    """A sentence, if a trace has too few allocations and frees of a device after its start
+    (Trace.start_rows) to compare allocators: fewer than LEAST_OPERATIONS, or fewer than the start
+    has blocks, as the order in which those were allocated is not known."""
+    start = trace.start_rows(device)
+    before, after = (
+        [*compress(trace.kind[rows], map(device.__eq__, trace.device[rows]))]
+        for rows in (slice(start), slice(start, None))
+    )
+    blocks = before.count(Kind.ALLOCATE)
+    operations = after.count(Kind.ALLOCATE) + after.count(Kind.FREE)
+    if operations >= max(LEAST_OPERATIONS, blocks):
+        return None
+    if operations == 0:
+        return "no history, only the memory of one moment: allocators cannot be compared"
+    found = f"{operations} {'allocation or free' if operations == 1 else 'allocations and frees'}"
+    if start:
+        found += f" after a start of {blocks} {'block' if blocks == 1 else 'blocks'}"
+    return f"{found}: too few to compare allocators"
+
+
 def worst_event(walk: Walk) -> int:
     """The event of the worst moment; see the top of this module."""
     trace, series = walk.trace, walk.series
@@ -194,9 +222,10 @@ def _counts(walk: Walk) -> dict[str, int]:
     moved = [
         size for how, size in zip(blocks.began, blocks.size_bytes, strict=True) if how == MOVED_IN
     ]
+    start = trace.start_rows(trace.device[0])
     return {
-        "events": len(trace),
-        "allocations": trace.kind.count(Kind.ALLOCATE) - len(moved),
+        "events": len(trace) - start,
+        "allocations": trace.kind[start:].count(Kind.ALLOCATE) - len(moved),
         "evictions": trace.kind.count(Kind.EVICT),
         "rematerializations": trace.kind.count(Kind.REMATERIALIZE),
         "moves": len(moved),

@@ -75,7 +75,8 @@ OPTIONS: dict[int, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Series:
-    """The state at rows of the trace, after them: columns of equal length, rows ascending.
+    """The state at rows of the trace, after them: columns of equal length, rows ascending, from the
+    last row of the start (Trace.start_rows) on.
 
     About SAMPLES rows, evenly, and those where live, reserved and lost bytes were at their peaks.
     """
@@ -142,7 +143,8 @@ class ModelRun:
     peak_used_bytes: int
     peak_reserved_bytes: int
     mean_lost_bytes: float
-    """Reserved and not live, the mean after each event."""
+    """Reserved and not live: the mean over the state after the start (Trace.start_rows) and after
+    each later event."""
     max_lost_bytes: int
     """And the most."""
     end_live_bytes: int
@@ -193,6 +195,7 @@ class Prepared:
         )
         check(lib.dtr_fragment_load(*columns, len(trace), self.device, out))
         self._events = ffi.gc(out[0], lib.dtr_fragment_unload)
+        self._start_rows = trace.start_rows(self.device)
         counts = [ffi.new("uint64_t *") for _ in range(3)]
         lib.dtr_fragment_counts(self._events, *counts)
         self.operations, self.allocations, self.peak_live_bytes = (int(c[0]) for c in counts)
@@ -212,6 +215,7 @@ class Prepared:
         """As run_model() below."""
         struct, keep = _struct(model, budget_bytes, options)
         struct.samples = samples
+        struct.start_rows = self._start_rows
         struct.places = placements
         out = ffi.new("dtr_fragment_run **")
         check(lib.dtr_fragment_run_model(self._events, struct, out))

@@ -18,7 +18,7 @@ from dtr_alloc.lab.fragment.measures import Measures, size_unit
 from dtr_alloc.lab.fragment.residency import Residencies, placed
 from dtr_alloc.lab.fragment.walk import by_device, walk
 from dtr_alloc.report import console_html
-from dtr_alloc.traces.trace import Kind, Trace
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 if TYPE_CHECKING:
     from dtr_alloc.lab.fragment.models import Prepared
@@ -77,22 +77,28 @@ class Report:
     trace: Trace
     rows: list[Row]
 
+    @property
+    def too_few_events(self) -> str | None:
+        """As measures.too_few_events()."""
+        return measures.too_few_events(self.trace, self.trace.device[0])
+
 
 def reports(label: str, trace: Trace) -> list[Report]:
-    """A report for each device of a valid trace, with what was recorded. Raises TraceError if the
-    trace allocates nothing."""
+    """A report for each device of a valid trace that holds memory, with what was recorded. Raises
+    TraceError if the trace allocates nothing."""
     parts = by_device(trace)
-    if not parts:
-        measures.of_walk(walk(trace))  # says what is missing
-    return [
+    found = [
         Report(label if len(parts) == 1 else f"{label}, device {device}", part, [recorded(part)])
         for device, part in parts.items()
     ]
+    if not any(report.rows[0].measures.peak_live_bytes for report in found):
+        raise TraceError(measures.NOTHING)
+    return found
 
 
 def recorded(trace: Trace) -> Row:
-    """What happened in the job itself. trace: valid, of one device. Raises TraceError if it
-    allocates nothing."""
+    """What happened in the job itself. trace: valid, of one device. Raises TraceError if that holds
+    no memory."""
     done = walk(trace)
     found = measures.of_walk(done)
     event = measures.worst_event(done)
@@ -170,8 +176,8 @@ def table(report: Report) -> Table:
     for row, *cells in zip(found, *columns.values(), strict=True):
         shown.add_row(row.name, *cells, style=None if row.completed else "dim")
     failed = [row.name for row in found if not row.completed]
-    if failed:
-        shown.caption = f"out of memory: {', '.join(failed)}"
+    notes = [f"out of memory: {', '.join(failed)}"] if failed else []
+    shown.caption = "\n".join([*notes, *filter(None, [report.too_few_events])]) or None
     return shown
 
 
@@ -191,6 +197,7 @@ def document(found: Iterable[Report]) -> dict[str, Any]:
             {
                 "trace": report.label,
                 "source": report.trace.meta.get("source"),
+                "too_few_events": report.too_few_events,
                 "rows": [_row(row) for row in report.rows],
             }
             for report in found

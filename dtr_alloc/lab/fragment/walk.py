@@ -21,11 +21,13 @@ from dtr_alloc.lab.fragment.residency import Residencies
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 NO_BUDGET = 2**64 - 1
+_MEMORY = {Kind.ALLOCATE, Kind.SEGMENT_ALLOCATE}
 
 
 @dataclass
 class Series:
-    """A heap after each event that changed it; columns of equal length.
+    """A heap after the start (Trace.start_rows) and each later event that changed it; columns of
+    equal length.
 
     Attributes:
         event: index of the trace's event.
@@ -89,6 +91,7 @@ def walk(trace: Trace) -> Walk:
     )
     options.kind, options.address, options.size_bytes = columns
     options.count = len(trace)
+    options.start_rows = trace.start_rows(trace.device[0]) if len(trace) else 0
     options.chunk_bytes = _moving_chunk_bytes(trace)
     options.walled = trace.meta.get("source") == "torch"
     out = ffi.new("dtr_fragment_walk **")
@@ -147,7 +150,7 @@ def by_device(trace: Trace) -> dict[int, Trace]:
     for row, device in enumerate(trace.device):
         rows[device].append(row)
     found = {device: trace.select(chosen) for device, chosen in rows.items()}
-    return {device: part for device, part in found.items() if Kind.ALLOCATE in set(part.kind)}
+    return {device: part for device, part in found.items() if set(part.kind) & _MEMORY}
 
 
 def _moving_chunk_bytes(trace: Trace) -> int:

@@ -45,6 +45,8 @@ typedef struct dtr_fragment_options {
   int32_t model;         /* DTR_FRAGMENT_... */
   uint64_t budget_bytes; /* of the device; UINT64_MAX: no limit */
   uint64_t samples;      /* about how many rows to look at closely; 0: none but for places */
+  uint64_t start_rows;   /* these first rows are what was there when the recording began: the state
+                            after the last of them is one moment, and those before it are none */
   int32_t places;        /* 1: keep the address of each allocation */
   /* ours: as in dtr_pool_options */
   uint64_t chunk_bytes;
@@ -77,8 +79,9 @@ typedef struct dtr_fragment_result {
   uint64_t peak_live_bytes; /* as asked for */
   uint64_t peak_used_bytes; /* as rounded */
   uint64_t peak_reserved_bytes; /* held of the device */
-  uint64_t max_lost_bytes;      /* reserved and not live, the most after any event */
-  double mean_lost_bytes;       /* and the mean over events */
+  uint64_t max_lost_bytes;      /* reserved and not live, the most at any moment: after the start
+                                   and after each event */
+  double mean_lost_bytes;       /* and the mean over moments */
   uint64_t end_live_bytes;
   uint64_t end_reserved_bytes;
   int64_t run_ns; /* real time of the events, with the counting of the above and no looking */
@@ -145,6 +148,7 @@ typedef struct dtr_fragment_walk_options {
   const uint64_t* address;
   const uint64_t* size_bytes;
   uint64_t count;
+  uint64_t start_rows;  /* as in dtr_fragment_options */
   uint64_t chunk_bytes; /* the unit in which free memory can be mapped elsewhere; 0: it cannot */
   int32_t walled;       /* 1: holes of two segments do not merge by themselves */
 } dtr_fragment_walk_options;
@@ -153,7 +157,7 @@ enum { DTR_BEGAN_ALLOCATED = 0, DTR_BEGAN_REMATERIALIZED = 1, DTR_BEGAN_MOVED = 
 enum { DTR_ENDED_FREED = 0, DTR_ENDED_EVICTED = 1, DTR_ENDED_MOVED = 2, DTR_ENDED_NOT = 3 };
 
 typedef struct dtr_fragment_heap {
-  /* The heap after each row that changed it. */
+  /* The heap after the start, and after each later row that changed it. */
   uint64_t moments;
   const int64_t* row;
   const uint64_t* live_bytes; /* as asked for */
