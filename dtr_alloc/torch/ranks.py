@@ -4,38 +4,36 @@ A lost rank completes no collective any more, and the others would wait in their
 of the process group, which is half an hour by default. So the rank says in the group's store what
 happened, and the others raise torch.OutOfMemoryError with its words.
 
-*A rank is lost* when it ends or leaves a process group because of the error: when the error is
-caught by nobody, or is being handled where the job calls ``sys.exit``, where it shuts a process
-group down, or where a process of multiprocessing ends. What a job catches, to go on with a smaller
-batch, is its own business, and the others do not hear of it.
+*A rank is lost* when its process ends by the error: it was caught by nobody, or leaves the function
+that a process of multiprocessing runs. What a job catches, to go on with a smaller batch or to end
+with ``sys.exit``, is its own business, and the others do not hear of it. So this is decided once,
+when the process ends (_ends_by).
 
 *The others* look into the store four times a second, each on a thread of its own. A rank that is
 told raises the error on its main thread, at the next line of Python, or in place of what the
-collective raises in which it waits (threads.py). When all are told, these end: process groups are
-aborted, and connections of gloo, which cannot be aborted, are cut. No rank ends before.
+collective raises in which it waits (threads.py). That ends when all are told: process groups are
+aborted, and the lost rank, which has waited for that, ends, and with it the connections of gloo,
+whose groups cannot be aborted.
 
-Nothing begins before the job has a process group. What is replaced in Python and PyTorch stays, and
-does nothing without one.
+Nothing begins before the job has a process group. What is replaced in PyTorch, to see that it has
+one, stays and does nothing without one.
 
-Upstream: torch/distributed/distributed_c10d.py (_update_default_pg, destroy_process_group, _world),
-torch/csrc/distributed/c10d/ProcessGroup.hpp (abort, shutdown), gloo/transport/tcp/loop.cc.
+Upstream: torch/distributed/distributed_c10d.py (_update_default_pg, _world),
+torch/csrc/distributed/c10d/ProcessGroup.hpp (abort).
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import opcode
 import os
-import re
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,17 +42,10 @@ import torch.distributed as dist
 from dtr_alloc import report
 from dtr_alloc.torch.threads import at_next_line_of_all
 
-# Together less than a second.
 _PERIOD_SECONDS = 0.25
-_PATIENCE_SECONDS = 0.7
+_PATIENCE_SECONDS = 2.0
+"""A rank that ends waits for others to hear of it, but not for longer."""
 _A_MOMENT_SECONDS = 0.01
-
-_CUTS = 500
-"""How often the connections of gloo are looked for, a moment apart: on a busy machine its threads
-are hardly ever seen to wait."""
-
-_EPOLL_OF_GLOO = ["0x40", "0xa"]
-"""How gloo's threads call epoll_wait: for 64 events at most, for 10 ms."""
 
 # Keys of the store: what a lost rank says, and how many others have heard of it.
 _LOST, _TOLD = "lost", "told"
@@ -68,6 +59,7 @@ class _Group:
         # The job's own connection is locked while a call on it waits, which may take minutes.
         own = group.get_group_store().clone()
         self._store = dist.PrefixStore(f"dtr_alloc/{number}", own)
+        self.is_default = True
         self._is_told = False
         self._has_left = False
         self._over = threading.Event()
@@ -98,21 +90,15 @@ class _Group:
         if self._over.is_set():
             return
         self._is_told = True
-        has_raised = threading.Event()
 
         def raise_on_main_thread() -> None:
             if threading.get_ident() == threading.main_thread().ident:
-                has_raised.set()
                 raise torch.OutOfMemoryError(words)
 
         if not at_next_line_of_all(raise_on_main_thread):
             print(words, file=sys.stderr)
         self._wait_until_all_are_told(1)
         _abort_groups()
-        for _ in range(_CUTS):
-            _cut_connections_of_gloo()
-            if has_raised.wait(_A_MOMENT_SECONDS):
-                break
 
     def leave(self, error: torch.OutOfMemoryError) -> None:
         """Says that this rank is lost, unless the error is what another one said. Returns when all
@@ -144,6 +130,7 @@ class _Group:
 
 _runtime: Any = None
 _group: _Group | None = None
+"""The last one, also when the job has destroyed it: others may be waiting in theirs."""
 _is_watching = False
 _numbers = count(1)
 
@@ -156,7 +143,7 @@ def start(runtime: Any) -> None:
     _runtime = runtime
     _is_watching = True
     _replace_in_torch()
-    if _group is not None:
+    if _group is not None and _group.is_default:
         _group.watch()
     elif dist.is_initialized():
         _meet(dist.group.WORLD)
@@ -176,7 +163,7 @@ def _meet(group: Any) -> None:
     global _group
     if _group is not None:
         _group.stop_watching()
-        _group = None
+        _group.is_default = False
     if not (_is_watching and isinstance(group, dist.ProcessGroup) and group.size() > 1):
         return
     try:
@@ -187,65 +174,63 @@ def _meet(group: Any) -> None:
             file=sys.stderr,
         )
         return
-    _replace_in_python()
+    _decide_at_end()
     _group.watch()
 
 
-def _ends_by(error: BaseException | None) -> None:
-    """This rank ends, or leaves a process group, because of an error."""
-    if _group is None or _runtime.config.ranks == "off":
-        return
-    while error is not None:
+@functools.cache
+def _decide_at_end() -> None:
+    atexit.register(_end_of_process)
+    Finalize(None, _end_of_process, exitpriority=100)  # in a process of multiprocessing
+
+
+def _end_of_process() -> None:
+    stop()
+    error = _ends_by()
+    while error is not None and _group is not None and _runtime.config.ranks != "off":
         if isinstance(error, torch.OutOfMemoryError):
             _group.leave(error)
             return
         error = error.__cause__ or error.__context__
 
 
-def _end_of_process() -> None:
-    _ends_by(sys.exception() or getattr(sys, "last_value", None))
-    stop()
+def _ends_by() -> BaseException | None:
+    """The error by which this process ends.
+
+    In a process of multiprocessing it is on its way out of the function that runs there, perhaps as
+    an exit with a status. In others the interpreter has left it in sys.last_value, where debuggers,
+    notebooks and prompts leave those that did not end them. One that did went through the outermost
+    frame, which has run nothing after what raised it.
+    """
+    error = sys.exception()
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return None
+    traceback = getattr(sys, "last_traceback", None)
+    if error is not None or traceback is None or hasattr(sys, "ps1"):
+        return error
+    frame = traceback.tb_frame
+    ended_by = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    raises_again = ended_by[:1] == _RERAISE or ended_by == _RAISE  # behind a finally or an except
+    is_through = frame.f_back is None and (frame.f_lasti == traceback.tb_lasti or raises_again)
+    return sys.last_value if is_through else None
+
+
+_RERAISE = bytes([opcode.opmap["RERAISE"]])
+_RAISE = bytes([opcode.opmap["RAISE_VARARGS"], 0])
+"""What ``raise`` is without an argument."""
 
 
 @functools.cache
 def _replace_in_torch() -> None:
     c10d: Any = dist.distributed_c10d
-    group_type: Any = dist.ProcessGroup
-    update, shutdown = c10d._update_default_pg, group_type.shutdown
+    update = c10d._update_default_pg
 
     @functools.wraps(update)
     def update_default_pg(group: Any) -> None:
         update(group)
         _meet(group)
 
-    @functools.wraps(shutdown)
-    def shut_down(group: Any) -> None:
-        _ends_by(sys.exception())
-        shutdown(group)
-
     c10d._update_default_pg = update_default_pg
-    group_type.shutdown = shut_down
-
-
-@functools.cache
-def _replace_in_python() -> None:
-    show, leave = sys.excepthook, sys.exit
-
-    def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
-        show(kind, error, traceback)
-        _ends_by(error)
-
-    @functools.wraps(leave)
-    def exit(*status: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            _ends_by(sys.exception())
-        leave(*status)
-
-    sys.excepthook = excepthook
-    sys.exit = exit  # type: ignore[assignment]
-    # For an error that another excepthook took; processes of multiprocessing have neither.
-    atexit.register(_end_of_process)
-    Finalize(None, _end_of_process, exitpriority=100)
 
 
 def _abort_groups() -> None:
@@ -256,27 +241,10 @@ def _abort_groups() -> None:
             group.abort()
 
 
-def _cut_connections_of_gloo() -> None:
-    """Cuts those for which a thread of gloo waits at this moment."""
-    for descriptor in _connections_of_gloo():
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def _connections_of_gloo() -> Iterator[int]:
-    """Descriptors, of listening sockets too, as /proc shows them."""
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it ends just now
-            call = (thread / "syscall").read_text().split()
-            if call[3:5] == _EPOLL_OF_GLOO:
-                members = Path(f"/proc/self/fdinfo/{int(call[1], 16)}").read_text()
-                yield from map(int, re.findall(r"^tfd: *(\d+)", members, re.MULTILINE))
-
-
 def _after_fork_in_child() -> None:
     global _group, _is_watching
     _group, _is_watching = None, False
+    _decide_at_end.cache_clear()  # multiprocessing forgets what its parent was to do
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

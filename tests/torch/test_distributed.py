@@ -207,36 +207,40 @@ def test_training_has_the_same_bits(tmp_path, wrap):
     assert all(evictions > 0 for _, evictions in held)
 
 
-RANK_1_ENDS = """
+ENDS = """
+from dtr_alloc.torch import ranks
+ranks._PATIENCE_SECONDS = 600  # the machine may be busy
 net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
 x = made(rank)
-has_raised = pathlib.Path(file + ".raised")
 
-def end_last():
-    while not has_raised.exists():
-        time.sleep(0.01)
+def fail():
+    torch.empty(1 << 28)
 
 if rank == 1:
-    atexit.register(end_last)  # its connections stay until the other rank has raised
-    {end}
+{end}
 try:
     {collective}
 except torch.OutOfMemoryError as error:
     print(error)
-    has_raised.touch()
 """
-UNCAUGHT = "torch.empty(1 << 28)"
-DESTROYS_ITS_GROUP = """
-    try:
-        torch.empty(1 << 28)
-    finally:
-        dist.destroy_process_group()
+UNCAUGHT = "fail()"
+BEHIND_FINALLY = """
+try:
+    fail()
+finally:
+    dtr_alloc.disable()
 """
-EXITS = """
-    try:
-        torch.empty(1 << 28)
-    except torch.OutOfMemoryError:
-        sys.exit(1)
+RAISED_AGAIN = """
+try:
+    fail()
+except torch.OutOfMemoryError:
+    raise
+"""
+AS_ANOTHER = """
+try:
+    fail()
+except torch.OutOfMemoryError as error:
+    raise RuntimeError("no batch fits") from error
 """
 
 
@@ -244,37 +248,96 @@ EXITS = """
     ("end", "collective"),
     [
         (UNCAUGHT, "dist.all_reduce(x)"),
-        pytest.param(EXITS, "net(x[:16]).sum().backward()", marks=pytest.mark.long),
-        pytest.param(
-            DESTROYS_ITS_GROUP, "dist.all_reduce(x, async_op=True).wait()", marks=pytest.mark.long
-        ),
+        (BEHIND_FINALLY, "dist.all_reduce(x, async_op=True).wait()"),
+        pytest.param(RAISED_AGAIN, "net(x[:16]).sum().backward()", marks=pytest.mark.long),
+        pytest.param(AS_ANOTHER, "dist.all_reduce(x)", marks=pytest.mark.long),
     ],
-    ids=["uncaught, all_reduce", "exit, backward", "destroyed group, wait"],
+    ids=["uncaught", "behind finally", "raised again", "as another error"],
 )
 def test_a_rank_that_ends_out_of_memory_has_others_raise_in_their_collective(
     tmp_path, end, collective
 ):
-    script = RANK_1_ENDS.format(end=end, collective=collective)
+    script = ENDS.format(end=textwrap.indent(end, "    "), collective=collective)
     told, _ = run(tmp_path, script, statuses=(0, 1))
-    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory" in told
+    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in told
     assert f"requested 1.0 GiB ({4 << 28} bytes)" in told
 
 
-def test_an_error_that_a_rank_catches_is_its_own(tmp_path):
+HANDLED = {
+    "it goes on": "",
+    "it ends well": "dist.all_reduce(x); sys.exit(0)",
+    "a debugger saw it": """
+        sys.last_value, sys.last_traceback = error, error.__traceback__
+        dist.all_reduce(x)
+        sys.exit(0)
+""",
+    "it leaves a group": "dist.destroy_process_group(subgroup)",
+    "another error": """
+        try:
+            raise ValueError("the batch")
+        except ValueError:
+            dist.all_reduce(x)
+            sys.exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("then", HANDLED)
+def test_an_error_that_a_rank_handles_is_its_own(tmp_path, then):
     done = run(
         tmp_path,
-        """
-        x = made(rank)
-        if rank == 1:
-            try:
-                torch.empty(1 << 28)
-            except torch.OutOfMemoryError:
-                time.sleep(1)  # the other rank looks meanwhile
-        dist.all_reduce(x)
-        print((x == 2).all().item(), dtr_alloc.stats()["out_of_memory_errors"])
-        """,
+        f"""
+x = made(rank)
+subgroup = dist.new_group([0, 1])
+if rank == 1:
+    try:
+        torch.empty(1 << 28)
+    except torch.OutOfMemoryError as error:
+        {HANDLED[then].strip()}
+        pass
+dist.all_reduce(x)
+print((x == 2).all().item(), dtr_alloc.stats()["out_of_memory_errors"])
+if rank == 0:
+    time.sleep(1)  # it looks meanwhile
+""",
     )
-    assert done == ["True 0", "True 1"]
+    goes_on = "exit" not in HANDLED[then]
+    assert done == ["True 0", "True 1" if goes_on else ""]
+
+
+PROCESSES = """
+import multiprocessing, sys
+import torch, torch.distributed as dist
+import dtr_alloc
+from dtr_alloc.torch import ranks
+
+def job(rank, file):
+    ranks._PATIENCE_SECONDS = 600
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    dtr_alloc.enable("64MiB", device="cpu")
+    if rank == 1:
+        torch.empty(1 << 28)
+    try:
+        dist.all_reduce(torch.ones(8))
+    except torch.OutOfMemoryError as error:
+        print(error, flush=True)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=job, args=(rank, sys.argv[1])) for rank in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_is_a_process_of_multiprocessing_tells_the_others(tmp_path):
+    (tmp_path / "job.py").write_text(PROCESSES)
+    line = [sys.executable, "job.py", str(tmp_path / "init")]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in done.stdout
 
 
 def test_their_rules_say_what_they_write():
