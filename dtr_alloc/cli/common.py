@@ -8,9 +8,10 @@ import json
 import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,7 +19,13 @@ from dtr_alloc import bounded
 from dtr_alloc.lab.executors import FORMS, RunsFailed, Workers
 from dtr_alloc.oplog import LogError, Program, compile_log
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column, Table
+
 _T = TypeVar("_T")
+_WIDEST = 10_000
+"""Columns of text: more than any table takes."""
 
 
 class InputError(click.ClickException):
@@ -26,6 +33,47 @@ class InputError(click.ClickException):
     that of wrong options: the command was asked for something that it cannot do."""
 
     exit_code = 2
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table with every cell on one line and whole. In a file it is as wide as that takes;
+    on a terminal that has fewer columns it comes in parts, each with the first column."""
+    parts = [table]
+    if console.is_terminal:
+        first, *others = table.columns
+        parts, chosen = [], [first]
+        for column in others:
+            if len(chosen) > 1 and _width(console, _part(table, [*chosen, column])) > console.width:
+                parts.append(_part(table, chosen))
+                chosen = [first]
+            chosen.append(column)
+        parts.append(_part(table, chosen))
+        for part in parts[1:]:
+            part.title = part.caption = None
+    for part in parts:
+        width = console.width
+        console.width = max(width, _width(console, part))
+        console.print(part)
+        console.width = width
+
+
+def _part(table: Table, columns: Sequence[Column]) -> Table:
+    """Some columns of a table."""
+    part = copy(table)
+    part.columns, part.rows = [], []
+    for column in columns:
+        part.add_column(
+            column.header, justify=column.justify, vertical=column.vertical, no_wrap=True
+        )
+    cells = zip(*(column.cells for column in columns), strict=True)
+    for row, of_row in zip(table.rows, cells, strict=True):
+        part.add_row(*of_row, style=row.style)
+    return part
+
+
+def _width(console: Console, table: Table) -> int:
+    """The columns of text that it takes."""
+    return console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
 
 
 class LazyCommands(UserDict[str, Any]):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dtr_alloc.bounded import shown
-from dtr_alloc.cli.common import InputError, json_object, results_file
+from dtr_alloc.cli.common import InputError, json_object, print_table, results_file
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import of_budget
 
@@ -39,8 +39,8 @@ def command(files: Sequence[Path], json_path: str | None) -> None:
     with results_file(json_path) as file:
         if file is not None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    console = Console(stderr=json_path == "-", width=100, markup=False, highlight=False)
-    console.print(_table(rows))
+    console = Console(stderr=json_path == "-", markup=False, highlight=False)
+    print_table(console, _table(rows))
     for sentence in _sentences(rows):
         console.print(sentence, soft_wrap=True)
 

@@ -11,7 +11,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError, compiled, each_once, list_option, results_file
+from dtr_alloc.cli.common import (
+    InputError,
+    compiled,
+    each_once,
+    list_option,
+    print_table,
+    results_file,
+)
 from dtr_alloc.config import format_size
 from dtr_alloc.lab import schedule, simulate, simulate_report
 from dtr_alloc.lab.schedule import Schedule
@@ -89,7 +96,7 @@ def _find(
         )
         if best is not None:
             found.append(best)
-    Console(stderr=True, width=120).print(table)
+    print_table(Console(stderr=True), table)
     if not found:
         raise click.ClickException(f"{log}: no schedule was found for any of these budgets")
     try:
@@ -132,7 +139,7 @@ def carry_out(*, logs: Sequence[str], paths: Sequence[str], json_path: str | Non
     with results_file(json_path) as file:
         if file is not None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    console = Console(stderr=json_path == "-", width=120)
+    console = Console(stderr=json_path == "-")
     for heading, table in simulate_report.tables(rows):
         console.print(heading, markup=False, highlight=False, soft_wrap=True)
-        console.print(table)
+        print_table(console, table)

@@ -21,6 +21,7 @@ from dtr_alloc.cli.common import (
     failed,
     given,
     list_option,
+    print_table,
     results_file,
     workers_of,
     workers_options,
@@ -252,11 +253,9 @@ def _run(
         except (RuntimeError, OSError) as error:
             raise click.ClickException(str(error)) from None
     shown = Console(stderr=json_path == "-")
-    if not shown.is_terminal:
-        shown = Console(stderr=json_path == "-", width=120)
     for heading, table in simulate_report.tables(rows):
         shown.print(heading, markup=False, highlight=False, soft_wrap=True)
-        shown.print(table)
+        print_table(shown, table)
     if plot_path is not None:
         try:
             simulate_report.picture(rows, Path(plot_path))

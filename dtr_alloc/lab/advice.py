@@ -140,7 +140,13 @@ def _percent(part: float, whole: float) -> str:
 def _table(title: str, columns: Iterable[str], right: Container[str], **options: Any) -> Table:
     table = Table(title=title, **options)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        is_number = column in right
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number,
+        )
     return table
 
 

@@ -1,10 +1,13 @@
 """The report on models: what they make of traces whose values are known."""
 
 import json
+from io import StringIO
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
+from dtr_alloc.cli.common import print_table
 from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.lab.fragment import example, report
 from dtr_alloc.lab.fragment.models import MODELS, Prepared
@@ -160,6 +163,24 @@ def test_no_model_needs_less_than_the_exact_one(tmp_path):
         assert row["peak_live_bytes"] == recorded["peak_live_bytes"]
         assert row["peak_reserved_bytes"] >= least["peak_reserved_bytes"]
         assert row["smallest_budget_bytes"] >= least["smallest_budget_bytes"]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_table_has_all_of_each_number_in_a_narrow_terminal_and_in_a_file(is_terminal):
+    part = report.Report("job", comb(), [report.recorded(comb())])
+    for model in MODELS:
+        part.rows.append(run(Prepared(comb()), model, 600 * MIB, smallest=True))
+    table = report.table(part)
+    text = StringIO()
+    print_table(Console(file=text, width=60, force_terminal=is_terminal, color_system=None), table)
+    lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue()
+    assert sum("ours-fixed in" in line for line in lines) == (4 if is_terminal else 1)
+    assert (max(map(len, lines)) <= 60) == is_terminal
+    words = text.getvalue().split()
+    for column in table.columns[1:]:
+        assert set(column.cells) <= set(words)
+    assert text.getvalue().count("too few") == 1
 
 
 def test_budgets_are_parts_of_the_peak_or_sizes(tmp_path):

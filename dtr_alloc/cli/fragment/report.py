@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dtr_alloc.cli.common import InputError
+from dtr_alloc.cli.common import InputError, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -104,7 +104,7 @@ def _run(
                         prepared, model, size, smallest=smallest and not at, blocks=maps
                     )
                 )
-        console.print(report.table(part))
+        print_table(console, report.table(part))
     try:
         if json_path is not None:
             write_json(report.document(found), json_path)

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError, failed, workers_of, workers_options
+from dtr_alloc.cli.common import InputError, failed, print_table, workers_of, workers_options
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -120,7 +120,7 @@ def _run(
     if few := too_few_events(prepared.trace, prepared.device):
         click.echo(f"dtr_alloc: {few}", err=True)
     console = Console(stderr=json_path == "-", markup=False)
-    console.print(_compared_table(rows) if compare else _table(rows, smallest))
+    print_table(console, _compared_table(rows) if compare else _table(rows, smallest))
     if json_path is not None:
         document = {"version": VERSION, "trace": str(source), "runs": rows}
         try:
