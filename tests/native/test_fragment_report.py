@@ -139,13 +139,18 @@ def test_a_trace_of_no_or_few_events_says_so_and_ranks_no_models(tmp_path):
     assert report_of(from_midjob(*again), tmp_path, "--model", "exact")[0] == ["exact"]
 
 
-def test_a_device_that_holds_memory_and_no_block_has_its_row():
+def test_a_device_that_holds_memory_and_no_block_has_its_row_and_no_models(tmp_path):
     trace = from_midjob()
     trace.add(Kind.SEGMENT_ALLOCATE, address=1 << 40, size_bytes=2 << 20, device=1)
     trace.add(Kind.OUT_OF_MEMORY, size_bytes=1, device=2)
     _, other = report.reports("job", trace)
     assert other.label == "job, device 1"
     assert (other.rows[0].measures.peak_live_bytes, other.rows[0].holes) == (0, [2 << 20])
+    trace_file.write(trace, tmp_path / "job.trace")
+    options = ["--model", "exact,pytorch", "--json", "-"]
+    done = CliRunner().invoke(fragment, ["report", str(tmp_path / "job.trace"), *options])
+    assert done.exit_code == 0, done.output
+    assert [len(found["rows"]) for found in json.loads(done.stdout)["traces"]] == [3, 1]
 
 
 def test_no_model_needs_less_than_the_exact_one(tmp_path):

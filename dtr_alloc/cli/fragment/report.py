@@ -96,7 +96,9 @@ def _run(
     console = Console(stderr=json_path == "-", markup=False)
     for part in found:
         prepared = Prepared(part.trace)
-        for model in asked_for if part.too_few_events else chosen:
+        models_of_part = asked_for if part.too_few_events else chosen
+        # A device may hold memory and no block.
+        for model in models_of_part if prepared.operations else ():
             for at, limit in enumerate(limits):
                 size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
                 part.rows.append(
