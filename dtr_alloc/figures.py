@@ -12,9 +12,9 @@ from typing import Any
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
 CHEAP = 0.1
-"""So much recomputation, in terms of the job's own compute, is hardly felt."""
+"""A budget that costs so much, in terms of the job's own compute, is hardly felt."""
 DEAR = 1.0
-"""And so much makes a step take twice as long."""
+"""And one that costs so much makes a step take twice as long."""
 MUCH = 0.05
 """Of the budget: so much that is never evicted is named."""
 FULL = 0.7
@@ -36,18 +36,25 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         median = stats["step_seconds"]
         each = f", {median:.3g} s each (median)" if median else ""
         yield "steps of the optimizer", f"{stats['steps']:,}{each}"
-    if (again := recomputed(stats)) is not None:
-        seconds = f"{stats['recompute_seconds']:.3g} s"
-        yield "recomputation", f"{again:.1%} of the job's own compute ({seconds})"
-    if "search_seconds" in stats:
-        yield "search for what to evict", f"{stats['search_seconds']:.3g} s"
+    if own := stats.get("total_cost_ns"):
+        parts = _cost_seconds(stats)
+        cost = sum(parts.values())
+        yield (
+            "the budget costs",
+            f"{cost / (own / 1e9):.1%} of the job's own compute ({cost:.3g} s)",
+        )
+        for name, seconds in parts.items():
+            yield f"of that: {name}", f"{seconds:.3g} s"
+        rest = stats.get("session_seconds", 0) - own / 1e9 - cost
+        if rest > 0:
+            yield "Python and recording", f"{rest:.3g} s (not measured apart)"
     if "moves" in stats:
-        moves, remaps = stats["moves"], stats["remaps"]
-        seconds = f"{stats['move_ns'] / 1e9:.3g} s"
-        yield "moves and remaps", f"{moves:,} ({seconds}) and {remaps:,}"
+        yield "moves and remaps", f"{stats['moves']:,} and {stats['remaps']:,}"
     if stats.get("swaps"):
         there, back = stats["swapped_out_bytes"], stats["swapped_in_bytes"]
         yield "swapped out and in", f"{format_size(there)} and {format_size(back)}"
+    if learning := stats.get("learning"):
+        yield "learned of the step", learning
     if stats.get("host_waits"):
         seconds = f"{stats['host_wait_ns'] / 1e9:.3g} s"
         yield "waits for the device", f"{stats['host_waits']:,} ({seconds})"
@@ -70,10 +77,15 @@ def kept_text(entry: Mapping[str, Any]) -> str:
     return f"{made}{entry['why']}{where}"
 
 
-def recomputed(stats: Mapping[str, Any]) -> float | None:
-    """What was computed again, in terms of the job's own compute; None if nothing was computed."""
-    own = stats.get("total_cost_ns")
-    return stats["recompute_cost_ns"] / own if own else None
+def _cost_seconds(stats: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of what the budget costs, by name, as far as they are measured."""
+    parts = {
+        "recomputation": stats["recompute_cost_ns"] / 1e9,
+        "search": stats.get("search_seconds", 0.0),
+        "moves": stats.get("move_ns", 0) / 1e9,
+        "swaps": stats.get("swap_ns", 0) / 1e9,
+    }
+    return {name: seconds for name, seconds in parts.items() if seconds}
 
 
 def limit(stats: Mapping[str, Any]) -> str:
@@ -90,14 +102,22 @@ def limit(stats: Mapping[str, Any]) -> str:
     return "bytes"
 
 
-def advice(stats: Mapping[str, Any]) -> str:
-    """What the user may do next, in a sentence; empty without the counters that say so."""
-    again = recomputed(stats)
-    if again is None or "contiguity_evictions" not in stats:
+def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
+    """What the user may do next, in a sentence; empty without the counters that say so.
+
+    Args:
+        error: that the job ended with.
+    """
+    own = stats.get("total_cost_ns")
+    if not own or "contiguity_evictions" not in stats:
         return ""
     peak = format_size(stats["peak_allocated_bytes"])
     if stats["out_of_memory_errors"]:
         return "Raise the budget; the error says which would do."
+    if error is not None:
+        return (
+            f"The job ended early ({type(error).__name__}): no budget follows from these figures."
+        )
     if stats["budget_bytes"] >= UNLIMITED_BYTES:
         return "There was no budget; `dtr-alloc suggest` says which would do, and what it costs."
     if stats["evictions"] == 0:
@@ -107,13 +127,18 @@ def advice(stats: Mapping[str, Any]) -> str:
             "Most of the budget is never evicted (`--report=all` says what): swapping "
             "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
         )
-    if again > DEAR:
+    cost = sum(_cost_seconds(stats).values()) / (own / 1e9)
+    if cost > DEAR:
         return (
-            "Each step computes more than twice its operators; `dtr-alloc suggest` finds a budget."
+            "The budget costs more than the job's own compute: `dtr-alloc suggest` finds a better "
+            "one."
         )
-    if again < CHEAP:
-        return "Recomputation is cheap here: a smaller budget, or a larger batch, would do."
-    return f"The budget costs {math.ceil(100 * again)} % more compute; more memory would cost less."
+    if cost < CHEAP:
+        return "The budget costs little: a smaller one, or a larger batch, would do."
+    return (
+        f"The budget costs {math.ceil(100 * cost)} % of the job's own compute; more memory would "
+        "cost less."
+    )
 
 
 def of_budget(stats: Mapping[str, Any], name: str) -> float | None:

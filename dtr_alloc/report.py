@@ -103,11 +103,21 @@ def console_html(shown: Iterable[Table | str], width: int) -> str:
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
+def printed_error() -> BaseException | None:
+    """The error that the interpreter printed last: at its exit, what the job ended with."""
+    return sys.__dict__.get("last_value")
+
+
 def render(
-    stats: Mapping[str, Any], title: str = TITLE, width: int = 80, *, everything: bool = False
+    stats: Mapping[str, Any],
+    title: str = TITLE,
+    width: int = 80,
+    *,
+    everything: bool = False,
+    error: BaseException | None = None,
 ) -> str:
     """The figures as a table in plain text, with a sentence of advice; ``everything``: and all
-    counters."""
+    counters; ``error``: that the job ended with."""
     from io import StringIO
 
     from rich.console import Console
@@ -117,7 +127,7 @@ def render(
     rows = figures(stats) or list(counter_rows(stats))  # where there was an error, that is all
     console.print(title)
     console.print(_table(rows))
-    if sentence := advice(stats):
+    if sentence := advice(stats, error):
         console.print(sentence)
     if everything:
         console.print("all counters")
@@ -156,7 +166,7 @@ def write_report(
         write_text(str(target), page.page(shown, facts, timeline))
         return
     title = TITLE if config is None else f"{TITLE}: budget {budget_text(config.budget)}"
-    text = render(shown, title, everything=target == "all")
+    text = render(shown, title, everything=target == "all", error=printed_error())
     if target is True or target == "all":
         print(text, file=sys.stderr, end="", flush=True)
     else:

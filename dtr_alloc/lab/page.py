@@ -19,7 +19,7 @@ from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import advice, figures, kept_text
 from dtr_alloc.lab import html
 from dtr_alloc.lab.where import bytes_by_place, repeats_by_place
-from dtr_alloc.report import counter_rows, html_table
+from dtr_alloc.report import counter_rows, html_table, printed_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,11 +63,11 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], timeline: Timeline 
         html.details("All counters", html_table(counter_rows(stats))),
         html.details("The job", html_table(rows)),
     )
-    error = sys.__dict__.get("last_value")  # what the interpreter printed last
+    error = printed_error()
     if error is not None:
         text = escape(f"The last error was {type(error).__name__}: {error}")
         body = (f"<p>{text}</p>\n", *body)
-    words = advice(stats) or str(stats.get("error", ""))
+    words = advice(stats, error) or str(stats.get("error", ""))
     return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
 
 

@@ -46,7 +46,7 @@ _C10_CPU, _C10_CUDA = 0, 1
 _PRESENT = {
     *("budget_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "largest_free_bytes"),
     *("total_bytes", "chunk_bytes", "host_bytes", "evictable_bytes", "kept_constant_bytes"),
-    *("evicted_storages", "live_blocks", "live_storages", "live_ops"),
+    *("evicted_storages", "live_blocks", "live_storages", "live_ops", "learning"),
 }
 """Numbers in stats() that say how it is now. All but these and the peaks only grow."""
 
@@ -80,7 +80,7 @@ class Runtime:
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._before: dict[str, int] = {}  # what was counted when the session began
-        self._ended: dict[str, int] = {}  # of its budget and peaks, when it has ended
+        self._ended: dict[str, int] = {}  # of its budget, peaks and learning, when it has ended
         self.is_light = False
         self.is_active = False
         self._step_hooks: list[Any] = []
@@ -132,7 +132,14 @@ class Runtime:
             "steps": timeline.step_count if timeline else 0,
             "step_seconds": timeline.step_seconds if timeline else 0.0,
         }
+        del counted["learning"]
         return {**counted, **seconds, "live_records": records, **session}
+
+    def learning(self) -> str:
+        """What was learned of the step, or why nothing was; empty if nothing was to be learned."""
+        stats = self._engine_stats()
+        learned = stats.learned - self._before.get("learned", 0)
+        return _learning_in_words(self.config, self._ended.get("learning", stats.learning), learned)
 
     def _counters(self) -> dict[str, int]:
         stats = self._engine_stats()
@@ -327,7 +334,7 @@ class Runtime:
         ended = {
             name: value
             for name, value in self._counters().items()
-            if name == "budget_bytes" or name.startswith("peak_")
+            if name in ("budget_bytes", "learning") or name.startswith("peak_")
         }
         lost: list[Lost] = []
         try:
@@ -500,6 +507,27 @@ def _learning(config: Config) -> int:
     if config.heuristic.learns:
         return int(lib.DTR_LEARN_POLICY if config.costs is None else lib.DTR_LEARN_AT_ONCE)
     return int(lib.DTR_LEARN_STEP if config.thrash else lib.DTR_LEARN_NOTHING)
+
+
+_LEARNING = {
+    lib.DTR_LEARNING_LISTENS: "nothing: no step was repeated three times",
+    lib.DTR_LEARNING_RESTS: "nothing: next to nothing is computed again",
+    lib.DTR_LEARNING_PLAYS: "under way: the step is played in other ways",
+    lib.DTR_LEARNING_FOLLOWS: "a policy or a plan, which is followed",
+    lib.DTR_LEARNING_NO_BETTER: "nothing: no policy or plan was found that costs less",
+}
+
+
+def _learning_in_words(config: Config, learning: int, learned: int) -> str:
+    if learning == lib.DTR_LEARNING_LISTENS and learned:
+        return "nothing any more: the job has changed"
+    if learning != lib.DTR_LEARNING_NOTHING:
+        return _LEARNING[learning]
+    if config.budget == Budget() or not config.heuristic.learns:
+        return ""
+    if config.log is not None:
+        return "nothing: a job that writes an op log is not learned"
+    return "nothing: there are several devices, or there is no memory or thread for it"
 
 
 def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:

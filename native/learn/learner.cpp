@@ -108,6 +108,24 @@ const Learner::Mark& Learner::recent_mark() const {
   return marks_[(heard_ - std::min(heard_, kStepsOfWindow * pace())) / kMarkEvery];
 }
 
+int32_t Learner::learning() const {
+  const bool is_asked = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
+  switch (phase_) {
+    case Phase::begins:
+    case Phase::listening:
+      return is_asked ? DTR_LEARNING_LISTENS : DTR_LEARNING_NOTHING;
+    case Phase::resting:
+      return is_asked ? DTR_LEARNING_RESTS : DTR_LEARNING_NOTHING;
+    case Phase::rehearsing:
+      return DTR_LEARNING_PLAYS;
+    case Phase::following:
+      return is_usual_ ? DTR_LEARNING_NO_BETTER : DTR_LEARNING_FOLLOWS;
+    case Phase::done:
+      break;
+  }
+  return is_asked && times_ >= kMostTimes ? DTR_LEARNING_LISTENS : DTR_LEARNING_NOTHING;
+}
+
 // ---- listening ----
 
 void Learner::begin(Deferred& deferred) {
@@ -420,6 +438,7 @@ void Learner::follow(Deferred& deferred) {
   else if (is_planned_)
     before_ = std::max(before_, found->repeats);
   parts_.follow(found->policy);
+  is_usual_ = false;
   is_planned_ = !found->plan.calls.empty();
   parts_.follow_plan(std::exchange(found->plan, {}));
   promised_ = found->repeats;
@@ -434,6 +453,7 @@ void Learner::follow(Deferred& deferred) {
 
 void Learner::follow_usual() {
   parts_.follow(usual_);
+  is_usual_ = true;
   parts_.follow_plan({});
   if (task_) task_->cancelled = true;
 }
@@ -560,6 +580,7 @@ void Learner::forget(Deferred& deferred) {
   step_ns_ = 0;
   times_ = 0;
   slab_bytes_.reset();
+  is_usual_ = true;
   advised_ = 0;
   phase_ = Phase::begins;
 }

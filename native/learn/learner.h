@@ -55,6 +55,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     if (phase_ == Phase::following && !waiter_) check_grinding();
   }
   int64_t step_ns() const override { return step_ns_; }
+  int32_t learning() const override;
   Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
   void forget(Deferred& deferred) override;
 
@@ -166,6 +167,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute
   double promised_ = 0;      // and what they will repeat, as rehearsed
   EvictionPolicy usual_;     // and by which
+  bool is_usual_ = true;     // what is followed is the job's own policy
   bool is_planned_ = false;  // what is followed has a plan
   bool is_second_ = false;   // a better one than the first
   bool is_doubted_ = false;  // what is followed did too little in the last steps

@@ -55,6 +55,8 @@ class Coach {
   virtual void ran_again() = 0;
   // What the first executions of a step cost; 0: no step is known.
   virtual int64_t step_ns() const = 0;
+  // DTR_LEARNING_...
+  virtual int32_t learning() const = 0;
   // Takes seconds at most.
   virtual Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) = 0;
   // He begins anew with the next operator; the op log is off. What another thread waits for in a call

@@ -19,6 +19,7 @@ import dtr_alloc
 from bench.measure import Profile, profile, train_plain
 from bench.models import JOBS, differences
 from bench.models.lstm import UnrolledLstm
+from dtr_alloc.torch import api
 
 STEPS = 24
 """More than it takes to hear a few steps of the jobs here, and to follow for a few."""
@@ -49,6 +50,7 @@ import json, sys
 import torch
 import dtr_alloc
 from bench.models import JOBS
+from dtr_alloc.torch import api
 
 torch.set_num_threads(1)
 name, budget, costs, heuristic, debug = sys.argv[1:]
@@ -60,9 +62,10 @@ with dtr_alloc.session(budget=int(budget), device="cpu", **settings):
             before = dtr_alloc.stats()
         job.step(step)
     stats = dtr_alloc.stats()
+    learning = api.active().learning()
     job.drop_gradients()
 decisions = ("learned", "evictions", "evicted_bytes", "rematerializations", "recompute_cost_ns")
-found = {{name: stats[name] for name in decisions}}
+found = {{"learning": learning, **{{name: stats[name] for name in decisions}}}}
 for name in ("recompute_cost_ns", "planned", "plan_misses", "remaps"):
     found["last_" + name] = stats[name] - before[name]
 print(json.dumps(found))
@@ -85,9 +88,9 @@ def costs_of(script: str, folder: Path) -> Path:
 
 def in_a_child(
     job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """What a process of its own decides, and what its last four steps add."""
-    found: dict[str, int] = told_by(CHILD, job, budget, costs, heuristic, debug)
+    found: dict[str, Any] = told_by(CHILD, job, budget, costs, heuristic, debug)
     return found
 
 
@@ -99,6 +102,26 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     train("lstm", 1 << 30, costs)
     fix_costs(costs)
     return shape, costs
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"budget": "64MiB"}, "nothing: no step was repeated three times"),
+        ({"budget": "64MiB", "log": "job.log"}, "nothing: a job that writes an op log"),
+        ({"budget": "64MiB", "heuristic": "marginal"}, ""),
+        ({"budget": "unlimited"}, ""),
+    ],
+)
+def test_why_nothing_was_learned_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with dtr_alloc.session(device="cpu", **settings):
+        torch.ones(1000).add(1)
+        during = api.active().learning()
+    assert during.startswith(said)
+    assert bool(during) == bool(said)
 
 
 class RaggedLstm(UnrolledLstm):
@@ -121,7 +144,8 @@ class TestPolicy:
             for heuristic in ("marginal", "adaptive")
         )
         assert learned["learned"] > 0
-        assert rule["learned"] == 0
+        assert learned["learning"] == "a policy or a plan, which is followed"
+        assert (rule["learned"], rule["learning"]) == (0, "")
         assert learned["last_recompute_cost_ns"] < rule["last_recompute_cost_ns"]
 
     def test_two_runs_with_one_file_of_costs_decide_alike(self, lstm: tuple[Profile, Path]) -> None:

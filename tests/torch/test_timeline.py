@@ -87,7 +87,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize(
     ("ending", "status", "words"),
-    [("", 0, "more compute"), ("torch.ones(64 << 20) + 1", 1, "Raise the budget")],
+    [("", 0, "The budget costs"), ("torch.ones(64 << 20) + 1", 1, "Raise the budget")],
 )
 def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str) -> None:
     (tmp_path / "my_job.py").write_text(JOB + ending)

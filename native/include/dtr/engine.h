@@ -92,6 +92,17 @@ enum {
                             whose costs are given decide alike */
 };
 
+/* How far that is. */
+enum {
+  DTR_LEARNING_NOTHING = 0, /* no policy is learned: none was asked for, or there are several pools,
+                                or no memory or thread for it */
+  DTR_LEARNING_LISTENS = 1, /* no step has been repeated often enough */
+  DTR_LEARNING_RESTS = 2,   /* a step is known, and next to nothing is computed again in it */
+  DTR_LEARNING_PLAYS = 3,   /* it is played in other ways */
+  DTR_LEARNING_FOLLOWS = 4, /* a policy or a plan was found, and is followed */
+  DTR_LEARNING_NO_BETTER = 5 /* none that was found costs less than the options' policy */
+};
+
 /* What dtr_engine_options.tiny_bytes is for jobs. */
 enum { DTR_TINY_BYTES = 64 };
 
@@ -170,6 +181,7 @@ typedef struct dtr_engine_stats {
   uint64_t learned;          /* policies that were learned and followed (DTR_LEARN_POLICY) */
   uint64_t peak_kept_bytes;  /* that could not be evicted, at most (dtr_engine_holders) */
   uint64_t evictable_bytes;  /* of contents that may be evicted, those in use by an operator too */
+  int32_t learning;          /* DTR_LEARNING_... */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices
