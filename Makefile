@@ -267,6 +267,7 @@ clean:
 # What pyproject.toml asks for with an extra, and torch; dtr_alloc itself is the next rule.
 $(VENV)/%-packages: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch and what '$*' needs into $(VENV): the first time some minutes."
 	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	  print(*p["build-system"]["requires"], *p["project"]["dependencies"], \
 	        *p["project"]["optional-dependencies"]["$*"], sep="\n")' > $(VENV)/$*-requirements.txt
@@ -277,5 +278,6 @@ $(VENV)/dev-packages $(VENV)/wheel-packages: $(VENV)/demo-packages
 
 # The release build: assertions cost time, and `make sanitize` runs with them.
 $(VENV)/core: $(VENV)/demo-packages setup.py $(CORE)
+	@echo "Compiling the core: two or three minutes on two cores."
 	DTR_ALLOC_BUILD=release $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

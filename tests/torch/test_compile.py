@@ -175,6 +175,7 @@ def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory(w
     assert_trains_in(0.5, lambda: CompiledTransformer(scale=2.0))
 
 
+@pytest.mark.long
 def test_a_net_compiled_whole_trains_in_half_of_its_activation_memory() -> None:
     """Its graphs hold nearly all of that at a time."""
     assert_trains_in(0.5, lambda: SmallResNet(scale=4.0))

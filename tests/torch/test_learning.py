@@ -136,23 +136,29 @@ class RaggedLstm(UnrolledLstm):
             self.x = whole
 
 
+@pytest.fixture(scope="module")
+def learned(lstm: tuple[Profile, Path]) -> dict[str, Any]:
+    """What the job decides that learns its step."""
+    shape, costs = lstm
+    return in_a_child("lstm", shape.budget(TIGHT), costs)
+
+
 class TestPolicy:
-    def test_it_computes_less_again(self, lstm: tuple[Profile, Path]) -> None:
+    def test_it_computes_less_again(
+        self, lstm: tuple[Profile, Path], learned: dict[str, Any]
+    ) -> None:
         shape, costs = lstm
-        rule, learned = (
-            in_a_child("lstm", shape.budget(TIGHT), costs, heuristic)
-            for heuristic in ("marginal", "adaptive")
-        )
+        rule = in_a_child("lstm", shape.budget(TIGHT), costs, "marginal")
         assert learned["learned"] > 0
         assert learned["learning"] == "a policy or a plan, which is followed"
         assert (rule["learned"], rule["learning"]) == (0, "")
         assert learned["last_recompute_cost_ns"] < rule["last_recompute_cost_ns"]
 
-    def test_two_runs_with_one_file_of_costs_decide_alike(self, lstm: tuple[Profile, Path]) -> None:
+    def test_two_runs_with_one_file_of_costs_decide_alike(
+        self, lstm: tuple[Profile, Path], learned: dict[str, Any]
+    ) -> None:
         shape, costs = lstm
-        first, second = (in_a_child("lstm", shape.budget(TIGHT), costs) for _ in range(2))
-        assert first == second
-        assert first["learned"] > 0
+        assert in_a_child("lstm", shape.budget(TIGHT), costs) == learned
 
     def test_a_job_whose_steps_all_differ_gets_one(
         self, lstm: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
@@ -174,6 +180,7 @@ class TestPolicy:
         learned, _counters = train("lstm", shape.budget(TIGHT), None, thrash="off")
         assert not differences(plain, learned)
 
+    @pytest.mark.long
     def test_a_better_plan_takes_over_and_the_bits_stay(self) -> None:
         """How many steps that takes depends on the machine: it is beside the job."""
         shape, _free = profile("unet", 3)
@@ -319,7 +326,12 @@ print(json.dumps({n: now[n] - before[n] for n in ("planned", "plan_misses", "rem
 class TestPlan:
     @pytest.mark.parametrize(
         ("job", "fraction"),
-        [("densenet", 0.5), ("resnet", 0.3), ("transformer", 0.2), ("unrolled_gan", 0.2)],
+        [
+            ("densenet", 0.5),
+            pytest.param("resnet", 0.3, marks=pytest.mark.long),
+            ("transformer", 0.2),
+            pytest.param("unrolled_gan", 0.2, marks=pytest.mark.long),
+        ],
     )
     def test_a_job_ends_with_a_plan_and_all_it_asks_for_has_its_place(
         self, job: str, fraction: float, tmp_path: Path
@@ -331,6 +343,7 @@ class TestPlan:
         assert found["last_planned"] > 0
         assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
 
+    @pytest.mark.long
     def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(
         self, tmp_path: Path
     ) -> None:

@@ -272,7 +272,14 @@ def test_a_job_that_fails_leaves_a_whole_log(tmp_path):
     assert "aten.addmm.default" in names
 
 
-@pytest.mark.parametrize("name", ["job.log", "job.log.gz", "job.log.bz2", "job.log.xz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "job.log",
+        "job.log.xz",
+        *(pytest.param(f"job.log.{kind}", marks=pytest.mark.long) for kind in ("gz", "bz2")),
+    ],
+)
 def test_a_job_that_is_killed_leaves_what_it_has_written(tmp_path, name):
     killed = short_job("if step == 2: os.kill(os.getpid(), 9)")
     result = run_code(killed, tmp_path, DTR_ALLOC_LOG=name)
@@ -304,6 +311,7 @@ for turn in range(10):
 """
 
 
+@pytest.mark.long
 def test_jobs_that_are_interrupted_also_while_they_end_leave_logs_that_can_be_read(tmp_path):
     result = run_code(SIGNALED, tmp_path)
     assert result.returncode == 0, result.stderr
