@@ -43,8 +43,8 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "the budget costs",
             f"{cost / (own / 1e9):.1%} of the job's own compute ({cost:.3g} s)",
         )
-        for name, seconds in parts.items():
-            yield f"of that: {name}", f"{seconds:.3g} s"
+        for name, spent in parts.items():
+            yield f"of that: {name}", f"{spent:.3g} s"
         rest = stats.get("session_seconds", 0) - own / 1e9 - cost
         if rest > 0:
             yield "Python and recording", f"{rest:.3g} s (not measured apart)"
