@@ -21,8 +21,10 @@ import matplotlib as mpl
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH = 6.2
-"""Of a picture, in inches: its text can be read on a telephone."""
+WIDTH = 4.4
+"""Of a picture, in inches. It is a telephone's, so its text has the size there that it is given."""
+_WIDE = 1.4 * WIDTH
+"""Of pictures beside each other: a telephone scrolls them."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -51,7 +53,8 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 1.5rem 0 .3rem; }
 .words { font-size: 1.1rem; max-width: 60rem; }
 .pictures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-figure { margin: 0; } figcaption { max-width: 40rem; opacity: .8; font-size: .9rem; }
+figure { margin: 0; overflow-x: auto; }
+figcaption { max-width: 40rem; opacity: .8; font-size: .9rem; }
 svg { width: 100%; height: auto; color: inherit; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .15rem .8rem .15rem 0;
   vertical-align: top; overflow-wrap: anywhere; }
@@ -93,14 +96,16 @@ def style() -> AbstractContextManager[None]:
 
 
 def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
-    """What ``draw`` makes of the data, WIDTH wide."""
+    """What ``draw`` makes of the data. No point of it is shown smaller than a pixel."""
     # A letter that a font lacks is the browser's to find; a job may make errors of warnings.
     with style(), warnings.catch_warnings(action="ignore"):
         text = io.StringIO()
-        draw(*data).savefig(text, format="svg", metadata={"Date": None})
+        figure = draw(*data)
+        figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = _BLACK.sub("currentColor", text.getvalue().partition("<svg")[2])
     # Text has no color of its own in this form.
-    head = f'<svg role="img" aria-label="{escape(title)}" fill="currentColor"'
+    least = f"min-width: {figure.get_figwidth() * 72:.0f}px"
+    head = f'<svg role="img" aria-label="{escape(title)}" fill="currentColor" style="{least}"'
     return framed(title, head + drawn, caption)
 
 
@@ -108,11 +113,12 @@ def narrowed(figure: Figure) -> Figure:
     """Made for a wide screen: as wide as a page has it, with its titles in lines."""
     grids = [axes.get_gridspec() for axes in figure.axes]
     beside = max(grid.ncols for grid in grids if grid is not None)
-    figure.set_size_inches(WIDTH, figure.get_figheight() * (0.75 if beside == 1 else 1))
-    text_size = 9 if beside == 1 else 7
+    width, height = (WIDTH, 0.75) if beside == 1 else (_WIDE, 1)
+    figure.set_size_inches(width, figure.get_figheight() * height)
+    text_size = 9 if beside == 1 else 8
     for axes in figure.axes:
         title = " ".join(axes.get_title(loc="left").split())
-        lines = textwrap.fill(title, (60 if beside == 1 else 80) // beside)
+        lines = textwrap.fill(title, (45 if beside == 1 else 70) // beside)
         axes.set_title(lines, loc="left", fontsize=text_size)
         axes.tick_params(labelsize=text_size)
         axes.xaxis.label.set_fontsize(text_size)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.timeline import Moment, Span, Timeline
 
 USED, LIMIT, AGAIN, MOVED, KEPT = "#1f8dd6", "#e0483e", "#e08a1e", "#c065b0", "#8a8a8a"
-MODULE = "#7fa8c9"
-"""Colors that are seen on light and on dark."""
+FREE = "#8fb339"
+"""Colors that are seen on light and on dark, and told from each other."""
 _BARS = 12
 _NAMES = 40
 """Below this part of the memory what fills it has no name."""
-_LETTERS = 100
+_LETTERS = 60
 """Of a line of small text."""
 _LABEL = 48
-"""Characters beside a bar; the end of a longer name is what tells it from others."""
+"""Characters above a bar; the end of a longer name is what tells it from others."""
 _ROWS = 100
 """Of a table that is seen once it is opened."""
 _SEEN = 200
@@ -109,8 +109,7 @@ def _pictures(timeline: Timeline) -> Iterator[str]:
             "The heap when most of it was free in pieces",
             _heap,
             timeline.worst_heap,
-            caption="Addresses from left to right, row by row. What is in use is colored; what is "
-            "not is cut to a row's length at most.",
+            caption=_heap_caption(samples),
         )
 
 
@@ -138,7 +137,7 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
     for label, color, sizes in (
         ("in use, cannot be evicted", KEPT, [each.unevictable_bytes for each in samples]),
         ("can be evicted", USED, [each.evictable_bytes for each in samples]),
-        ("free, in one piece", MODULE, [each.whole_bytes for each in samples]),
+        ("free, in one piece", FREE, [each.whole_bytes for each in samples]),
         ("free, in pieces", AGAIN, [each.scattered_bytes for each in samples]),
     ):
         if max(sizes) > seen:
@@ -158,7 +157,7 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
     axes.set_ylim(bottom=0)
     _sizes(axes.yaxis, axes.get_ylim()[1])
     axes.set_xlabel("seconds")
-    figure.legend(loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
@@ -226,7 +225,7 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
     for (place, _), size in made:
         for depth in range(len(place.modules)):
             modules[place.modules[: depth + 1]] += size
-    blocks = [(path[:-1], path[-1], size, MODULE) for path, size in modules.items()]
+    blocks = [(path[:-1], path[-1], size, FREE) for path, size in modules.items()]
     for (place, is_kept), size in made:
         blocks.append((place.modules, place.short_operator, size, KEPT if is_kept else USED))
     least = sum(size for _, size in made) / _NAMES
@@ -237,14 +236,14 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
     for inside, name, size, color in sorted(blocks, key=lambda block: (len(block[0]), -block[2])):
         column, begin, width = len(inside), free[inside], 1
         free[inside] += size
-        if color == MODULE:
+        if color == FREE:
             free[*inside, name] = begin
         else:
             width = columns - column
         axes.barh(begin, width, size, left=column, align="edge", color=color, alpha=0.7, ec="white")
         if size >= least:
-            text = f"{format_size(size)} {name}"[: _LETTERS * width // columns]
-            axes.text(column + 0.03, begin + size / 2, text, va="center", fontsize=7)
+            text = f"{name} {format_size(size)}"[: _LETTERS * width // columns]
+            axes.text(column + 0.03, begin + size / 2, text, va="center", fontsize=8)
     for color, label in ((USED, "can be evicted"), (KEPT, "cannot")):
         axes.barh([0], [0], color=color, alpha=0.7, label=label)
     figure.legend(loc="outside upper center", ncols=2)
@@ -264,17 +263,19 @@ def _repeats(entries: Sequence[Repeats]) -> Figure:
 
 
 def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str]) -> Figure:
-    figure = Figure(figsize=(html.WIDTH, 0.8 + 0.22 * len(names)), layout="constrained")
+    figure = Figure(figsize=(html.WIDTH, 0.2 + 0.36 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(range(len(names)), lengths, color=AGAIN, alpha=0.8)
-    for row, (length, value) in enumerate(zip(lengths, values, strict=True)):
+    axes.barh(range(len(names)), lengths, 0.4, color=AGAIN, alpha=0.8)
+    for row, (name, length, value) in enumerate(zip(names, lengths, values, strict=True)):
+        shown = name if len(name) <= _LABEL else f"…{name[-_LABEL:]}"
+        axes.text(0, row - 0.25, shown, va="bottom", fontsize=8)
         axes.text(length, row, f" {value}", va="center", fontsize=8)
-    shown = [name if len(name) <= _LABEL else f"…{name[-_LABEL:]}" for name in names]
-    axes.set_yticks(range(len(names)), shown)
+    axes.set_ylim(-0.9, len(names) - 0.6)
     axes.invert_yaxis()
     axes.margins(x=0.45)
     axes.grid(False)
     axes.xaxis.set_visible(False)
+    axes.yaxis.set_visible(False)
     axes.spines.bottom.set_visible(False)
     return figure
 
@@ -293,6 +294,23 @@ def _again(entries: Sequence[Repeats]) -> str:
     return html_table(
         (_place_text(entry), f"{entry.seconds:.3g} s, {entry.times:,} times")
         for entry in entries[:_ROWS]
+    )
+
+
+def _heap_caption(samples: Sequence[Moment]) -> str:
+    words = (
+        "Addresses from left to right, row by row. What is in use is colored; what is free is cut "
+        "to a row's length at most. "
+    )
+    if samples:
+        worst = max(samples, key=lambda moment: moment.scattered_bytes)
+        words += (
+            f"{format_size(worst.scattered_bytes)} of {format_size(worst.reserved_bytes)} were "
+            "free outside of the largest piece, where a large request finds no place. "
+        )
+    return words + (
+        "If the job is limited by places, as the figures say, a larger budget helps, which "
+        "`dtr-alloc suggest` finds. If it is not, there is nothing to do."
     )
 
 

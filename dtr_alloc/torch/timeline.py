@@ -109,7 +109,7 @@ class Timeline:
     def __init__(self, runtime: Any, samples: bool, progress: bool) -> None:
         self._runtime = runtime
         self._engine = ffi.new("dtr_engine_stats *")
-        self._pool = ffi.new("dtr_pool_stats *")
+        self._pools = ffi.new("dtr_pool_stats []", len(runtime.pools.handles))
         self._lock = threading.Lock()
         self._begin = time.perf_counter()
         self._end: float | None = None
@@ -187,7 +187,7 @@ class Timeline:
 
     def _show(self, moment: Moment) -> None:
         before, self._shown = self._shown, moment
-        peak = {"peak_allocated_bytes": self._pool.peak_allocated_bytes}
+        peak = {"peak_allocated_bytes": self._pools[0].peak_allocated_bytes}
         self._live.show(_recent(before, moment) | peak)
 
     def _sample(self) -> None:
@@ -207,11 +207,10 @@ class Timeline:
             pause = max(interval, _PAUSE * time.thread_time() - self.seconds)
 
     def _moment(self) -> Moment:
-        engine, pool = self._engine, self._pool
-        lib.dtr_engine_get_stats(self._runtime.engine, engine)
+        engine, pools = self._engine, self._pools
+        lib.dtr_engine_sample(self._runtime.engine, engine, pools, len(pools))
         allocated = reserved = scattered = budget = 0
-        for handle in self._runtime.pools.handles:
-            lib.dtr_pool_get_stats(handle, pool)
+        for pool in pools:
             allocated += pool.allocated_bytes
             reserved += pool.reserved_bytes
             free = pool.reserved_bytes - min(pool.reserved_bytes, pool.allocated_bytes)

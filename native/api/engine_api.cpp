@@ -285,6 +285,16 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out) {
   });
 }
 
+int32_t dtr_engine_sample(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
+                          uint64_t capacity) {
+  return guard([&] {
+    dtr::Engine& from = of(engine);
+    require(out, "out");
+    require_array(pools, capacity, "pools");
+    from.get_stats(out, pools, capacity);
+  });
+}
+
 int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count) {
   return guard([&] {
     dtr::Engine& to = of(engine);

@@ -412,8 +412,11 @@ void Engine::end_capture() {
 
 // ---- counters ----
 
-void Engine::get_stats(dtr_engine_stats* out) {
+// A storage leaves the candidates under the lock, and its block the pool after that.
+void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
+  for (uint64_t i = 0; i < std::min<uint64_t>(capacity, environment_.pools.size()); ++i)
+    dtr_pool_get_stats(environment_.pools[i].pool, &pools[i]);
   *out = environment_.stats;
   out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
   out->live_storages = graph_.storages().size();

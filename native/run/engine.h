@@ -131,7 +131,7 @@ class Engine final {
   uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
   // ---- reports (engine.cpp) ----
-  void get_stats(dtr_engine_stats* out);
+  void get_stats(dtr_engine_stats* out, dtr_pool_stats* pools = nullptr, uint64_t capacity = 0);
   HeldBytes held_bytes();
   uint64_t holders(int32_t when, dtr_holder* holders, uint64_t capacity);
   void keep_account(bool on);

@@ -32,11 +32,16 @@ onload = () => {{
     .filter(each => each.getBoundingClientRect().right > root.clientWidth + 1);
   const pictures = [...page.querySelectorAll("svg, img")];
   const style = getComputedStyle(page.body);
+  const shownSize = text => {{
+    const drawn = text.getScreenCTM();
+    return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(drawn.a, drawn.b);
+  }};
   const found = {{
     outside: [root.scrollWidth - root.clientWidth, ...sticksOut.map(each => each.outerHTML)],
     pictures: pictures.map(each => each.getBoundingClientRect().width),
     color: style.color,
     background: style.backgroundColor,
+    textSizes: [...page.querySelectorAll("svg text")].map(shownSize),
     inPictures: [...page.querySelectorAll("svg text")].map(each => getComputedStyle(each).fill),
   }};
   document.body.textContent = "found" + JSON.stringify(found) + "!";
@@ -100,6 +105,7 @@ def test_all_is_seen(
     assert found["outside"] == [0]
     assert len(found["pictures"]) == pictures
     assert min(found["pictures"]) > 300
+    assert min(found["textSizes"]) > 7.9
     dark, light = sorted((lightness(found["color"]), lightness(found["background"])))
     assert dark < 0.15
     assert light > 0.85

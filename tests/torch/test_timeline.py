@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_a_long_session_keeps_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         found = api.active().timeline
         assert found is not None
         assert [row.steps for row in found.steps] == [8, 16, 24, 32, 40]
+
+
+def test_what_may_be_evicted_is_part_of_what_is_allocated_at_each_moment() -> None:
+    with dtr_alloc.session(budget="64MiB", device="cpu"):
+        found = api.active().timeline
+        assert found is not None
+        is_over = threading.Event()
+
+        def work() -> None:
+            while not is_over.is_set():
+                torch.ones(1 << 20) * 2
+
+        job = threading.Thread(target=work)
+        job.start()
+        moments = [found._moment() for _ in range(2000)]
+        is_over.set()
+        job.join()
+    for each in moments:
+        assert each.evictable_bytes <= each.allocated_bytes
+        assert each.allocated_bytes + each.scattered_bytes + each.whole_bytes == each.reserved_bytes
 
 
 JOB = """
