@@ -404,9 +404,11 @@ class Config:
     """Custom operators that give the same if they run again, and namespaces of such:
     ``flash_attn,mylib::gelu``. Others are tried (dtr_alloc/torch/custom_operators.py)."""
 
-    swap: int = 0
+    swap: int | None = None
     """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
-    (written ``off``): none are."""
+    (written ``off``): none are. None (written ``last-resort``): up to the size of the budget, and
+    only such as must be kept because what they were computed from is overwritten, where the job
+    would be out of memory otherwise."""
 
     pool: PoolOptions = PoolOptions()
     """How the heap is made: ``chunk:2MiB,keep:1GiB``."""
@@ -482,6 +484,11 @@ def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
     return parse
 
 
+def _swap(value: object) -> int | None:
+    is_last_resort = isinstance(value, str) and value.strip().lower() == "last-resort"
+    return None if is_last_resort else _size_or("off", 0)(value)
+
+
 def _switch(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -525,7 +532,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
     "thrash": (_times, lambda: "a number above 1, or 'off'"),
     "ranks": (_choice(RANKS), lambda: ", ".join(RANKS)),
     "trust": (_operators, lambda: f"{OPERATOR_FORMS}; several with commas between"),
-    "swap": (_size_or("off", 0), lambda: f"{SIZE_FORMS}, or 'off'"),
+    "swap": (_swap, lambda: f"{SIZE_FORMS}, 'off', or 'last-resort'"),
     "pool": (PoolOptions.parse, lambda: POOL_FORMS),
     "debug": (Debug.parse, lambda: DEBUG_FORMS),
     "log": (_path, lambda: "a path"),

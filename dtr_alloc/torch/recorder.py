@@ -173,6 +173,7 @@ class Recorder:
         self._materialize = operators.materialize.default._handle.redispatch_boxed
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
         self._settle = operators.settle.default._handle.redispatch_boxed
+        self._settle_all = operators.settle_all.default._handle.redispatch_boxed
         self._keep_inside = operators.keep_inside.default._handle.redispatch_boxed
         self._run_trial = operators.run_trial.default._handle.redispatch_boxed
         self._run = operators.run.default._handle.redispatch_boxed
@@ -229,6 +230,10 @@ class Recorder:
     def settle(self, tensor: Tensor) -> None:
         """Computes what depends on a tensor, as before an operator that overwrites it."""
         self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
+
+    def settle_all(self, tensors: Iterable[Tensor]) -> None:
+        """The same for several, as before one operator that overwrites them all."""
+        self._settle_all(_NO_KEYS, [tensor._cdata for tensor in tensors])
 
     def keep_inside(self, tensor: Tensor) -> bool:
         """Makes a tensor resident until the operator ends that runs on this thread, if that is one

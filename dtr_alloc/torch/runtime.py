@@ -27,6 +27,7 @@ from dtr_alloc.torch import (
     custom_operators,
     escapes,
     extensions,
+    optimizers,
     ranks,
     unsupported,
 )
@@ -254,6 +255,8 @@ class Runtime:
         self._undo.append(self.recorder.forget_calls)
         self._undo.append(self.recorder.stop)
         self.recorder.start(views=self.log is not None)
+        self._undo.append(optimizers.stop)
+        optimizers.start(self)
         self._undo.append(compiled.stop)
         compiled.start(self)
         if self.config.ranks == "agree":
@@ -481,7 +484,8 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     options.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
     options.history_ops = HISTORY_OPS
     options.dealloc = dealloc
-    options.swap_bytes = config.swap
+    options.swap_bytes = config.swap or 0
+    options.settles_to_host = config.swap is None
     options.verify = config.debug.verify
     options.room = heuristic.room_number()
     options.moving = not config.debug.no_moves

@@ -480,6 +480,13 @@ void settle(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) 
   if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
 }
 
+// settle_all(int[] tensors) -> (): as before one operator that overwrites them all. Likewise.
+void settle_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  Thread& thread = Thread::current();
+  const std::vector<int64_t> tensors = torch::jit::pop(*stack).toIntVector();
+  if (!thread.runs_op && !thread.taping) Repeater(thread).settle(tensors);
+}
+
 // keep_inside(int tensor) -> bool: if others run inside of the operator that runs now, a tensor is
 // resident and stays so until that one has ended.
 void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
@@ -559,6 +566,8 @@ void register_operators() {
       KernelFunction::makeFromBoxedFunction<&materialize_all>());
   add("dtr_alloc::run_trial(int trial) -> ()", KernelFunction::makeFromBoxedFunction<&run_trial>());
   add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
+  add("dtr_alloc::settle_all(int[] tensors) -> ()",
+      KernelFunction::makeFromBoxedFunction<&settle_all>());
   add("dtr_alloc::keep_inside(int tensor) -> bool",
       KernelFunction::makeFromBoxedFunction<&keep_inside>());
   add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged, bool constant) -> "

@@ -53,6 +53,19 @@ class Repeater {
     if (in_core([&] { return core->remat_want(frame_, handle); })) run();
   }
 
+  // Computes what depends on tensors, given by their addresses, as before an operator that
+  // overwrites them all.
+  void settle(const std::vector<int64_t>& tensors) {
+    const In in(Phase::capture);
+    const Turn turn;
+    const auto count = static_cast<uint32_t>(tensors.size());
+    const auto wants = [&] {
+      for (uint32_t i = 0; i < count; ++i) thread_.put(i, tensors[i]);
+      return in_core([&] { return core->settle(frame_, count); });
+    };
+    while (wants()) run();
+  }
+
   void bring_back_all() {
     const In in(Phase::capture);
     const Turn turn;

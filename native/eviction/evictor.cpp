@@ -124,4 +124,23 @@ bool Evictor::preempt(Device& device, Deferred& deferred, std::unique_lock<Engin
   return false;
 }
 
+bool Evictor::put_aside(const Device& device, Deferred& deferred,
+                        std::unique_lock<EngineMutex>& lock) {
+  Storage* storage = parts_.swap_space.settled_on(device);
+  if (!storage) return false;
+  if (parts_.swap_space.swap_out(storage, EvictionCause::room, deferred, lock) ==
+      SwapSpace::Outcome::done)
+    return true;
+  // Its handle cannot be held just now: another one may do.
+  struct Locked {
+    Lifecycle& lifecycle;
+    Deferred& deferred;
+    Storage* storage;
+    ~Locked() { lifecycle.unlock(storage, deferred); }
+  };
+  ++storage->locks;
+  const Locked locked{parts_.lifecycle, deferred, storage};
+  return put_aside(device, deferred, lock);
+}
+
 }  // namespace dtr

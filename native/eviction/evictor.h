@@ -50,6 +50,9 @@ class Evictor {
                      std::unique_lock<EngineMutex>& lock, size_t* evicted);
   // Evicts what only waits (R11). False if there is nothing.
   bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  // Has a content that had to become a constant go to host memory (SwapSpace::settled_on). False if
+  // there is none. Throws OutOfMemory if the host has no memory.
+  bool put_aside(const Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
   // What evicting it costs, where nothing is known of when it is needed again.
   double loss_ns(Storage* storage) {
     return is_unneeded(storage) ? 0 : parts_.costs.evict_ns(storage);

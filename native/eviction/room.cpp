@@ -121,7 +121,7 @@ bool RoomMaker::settle_a_constant(const Device& device, Deferred& deferred) {
 }
 
 // Evicts what was chosen for the request, or lets go of a constant, or moves what lies in the way,
-// or, as the last resort, evicts what only waits.
+// or evicts what only waits, or, as the last resort, has what was settled go to host memory.
 int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& deferred) {
   dtr_engine_stats& stats = parts_.environment.stats;
   // The bytes are there, but not in one piece.
@@ -182,7 +182,8 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
   }
   if (!freed) {
     evicting.begin();
-    freed = parts_.evictor.preempt(device, deferred, lock);
+    freed = parts_.evictor.preempt(device, deferred, lock) ||
+            parts_.evictor.put_aside(device, deferred, lock);
     if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;

@@ -62,6 +62,29 @@ void SwapSpace::give_back_kept(bool all, Deferred& deferred) {
   for (HostCopy* copy : surplus) deferred.free_host(copy);
 }
 
+Storage* SwapSpace::settled_on(const Device& device) {
+  if (!environment_.options.settles_to_host || costs_.is_on()) return nullptr;
+  uint64_t most = 0;
+  for (const auto& of : devices_) {
+    dtr_pool_stats stats;
+    dtr_pool_get_stats(of->pool, &stats);
+    most +=
+        stats.total_bytes ? std::min(stats.budget_bytes, stats.total_bytes) : stats.budget_bytes;
+  }
+  host_.set_cap(most);
+  Storage* stalest = nullptr;
+  graph_.by_address.for_each([&](const void* address, Storage* storage) {
+    if (!storage->was_evicted || storage->parent || !storage->live || storage->external ||
+        storage->captured || storage->unwritten || !search_.is_free_to_go(storage) ||
+        !dtr_pool_contains(device.pool, address))
+      return;
+    if (!stalest || storage->last_access_ns < stalest->last_access_ns ||
+        (storage->last_access_ns == stalest->last_access_ns && storage->id < stalest->id))
+      stalest = storage;
+  });
+  return stalest;
+}
+
 SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
                                        std::unique_lock<EngineMutex>& lock) {
   const dtr_framework* framework = environment_.framework;

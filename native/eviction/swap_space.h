@@ -62,6 +62,10 @@ class SwapSpace {
   // Gives back the kept buffers: all, or what is more than the cap allows.
   void give_back_kept(bool all, Deferred& deferred);
 
+  // On a device, the stalest content that was evicted when it had to become a constant, and may go
+  // to host memory although swapping is off (settles_to_host); null if there is none.
+  Storage* settled_on(const Device& device);
+
   const HostMemory& memory() const { return host_; }
   const SwapCosts& costs() const { return costs_; }
 

@@ -147,6 +147,7 @@ struct alignas(64) Storage {
   bool forgets = false;      // evicted; its parent, once it is back (Settling::settle_with_others)
   bool in_unneeded = false;  // stands among the candidates' unneeded ones
   bool prefetched = false;   // came back from host memory, and was not used since
+  bool was_evicted = false;  // when it had to become a constant (SwapSpace::settled_on)
   uint8_t constant_as = DTR_KEPT_FOUND;  // why it has no parent, if it has none
   uint32_t record = 0;                   // index in the graph's list
   uint32_t log_version = 0;              // how often what log_number stands for was overwritten

@@ -15,17 +15,29 @@ constexpr size_t kMostMet = 2048;
 bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
                       Deferred& deferred, const Range& part) {
   if (!lost->children) return true;
-  const uint64_t walk = graph_.next_walk();
   pending_.assign(1, lost);
+  const bool is_part = part.end < lost->size_bytes || part.begin > 0;
+  return settle_pending(is_part ? lost : nullptr, part, targets, most_bytes, deferred);
+}
+
+bool Settling::settle(const std::vector<Storage*>& lost, std::vector<Storage*>* targets,
+                      Deferred& deferred) {
+  pending_.assign(lost.begin(), lost.end());
+  return settle_pending(nullptr, kWholeStorage, targets, kAnyBytes, deferred);
+}
+
+bool Settling::settle_pending(const Storage* in_part, const Range& part,
+                              std::vector<Storage*>* targets, uint64_t most_bytes,
+                              Deferred& deferred) {
+  const uint64_t walk = graph_.next_walk();
   resident_.clear();
   uint64_t bytes = 0;
   bool possible = true;
-  const bool is_part = part.end < lost->size_bytes || part.begin > 0;
   while (!pending_.empty()) {
     const Storage* storage = pending_.back();
     pending_.pop_back();
     for (const Edge* edge = storage->children; edge; edge = edge->next) {
-      if (edge->lost || (is_part && storage == lost && !meet(span_of(*edge), part))) continue;
+      if (edge->lost || (storage == in_part && !meet(span_of(*edge), part))) continue;
       for (const Output& output : edge->op->outputs) {
         Storage* dependent = output.storage;
         if (!dependent || dependent->mark == walk) continue;

@@ -31,6 +31,9 @@ class Settling {
   // become constant. part: only these bytes will be lost, and ops that read others stay.
   bool settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred, const Range& part = kWholeStorage);
+  // The same for all of these.
+  bool settle(const std::vector<Storage*>& lost, std::vector<Storage*>* targets,
+              Deferred& deferred);
 
   // Has all that depends on a dead constant, and on other dead ones that this was computed from,
   // become constants, if that takes no more than what is free then. What is evicted becomes one when
@@ -48,6 +51,10 @@ class Settling {
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
  private:
+  // Of pending_. in_part: the one of which only these bytes will be lost, or null.
+  bool settle_pending(const Storage* in_part, const Range& part, std::vector<Storage*>* targets,
+                      uint64_t most_bytes, Deferred& deferred);
+
   const Environment& environment_;
   Graph& graph_;
   Lifecycle& lifecycle_;

@@ -111,6 +111,11 @@ void remat_abort(dtr_frame* frame) {
   of.engine.remat_abort(of);
 }
 
+int32_t settle(dtr_frame* frame, uint32_t tensors) {
+  return static_cast<int32_t>(
+      on(frame, [&](Engine& engine, Frame& of) { return engine.settle(of, tensors); }));
+}
+
 int32_t remat_want(dtr_frame* frame, void* handle) {
   return static_cast<int32_t>(
       on(frame, [&](Engine& engine, Frame& of) { return engine.remat_want(of, handle); }));
@@ -180,6 +185,7 @@ dtr_core core_table(Engine* engine) {
   table.step_closure = &step_closure;
   table.remat_commit = &remat_commit;
   table.remat_abort = &remat_abort;
+  table.settle = &settle;
   table.remat_want = &remat_want;
   table.remat_want_any = &remat_want_any;
   table.pin = &pin;

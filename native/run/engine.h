@@ -107,6 +107,7 @@ class Engine final {
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
+  bool settle(Frame& frame, uint32_t tensors);
   bool remat_want(Frame& frame, void* handle);
   bool remat_want_any(Frame& frame);
   int64_t remat_next(Frame& frame);

@@ -139,7 +139,7 @@ std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,
       size_text(stats.largest_free_bytes) + "; in use: locked by running ops " + size_text(locked) +
       ", constants " + size_text(constants) + ", pinned " + size_text(pinned) + ", evictable " +
       size_text(evictable) + ", unseen by the recorder " + size_text(untracked);
-  if (swap_costs.is_on())
+  if (swap_costs.is_on() || swap_space_.memory().in_use_bytes() > 0)
     text += "; swapped to host memory " + size_text(swap_space_.memory().in_use_bytes()) + " of " +
             size_text(swap_space_.memory().cap_bytes());
   const uint64_t least = size_bytes + stats.allocated_bytes - evictable;

@@ -76,6 +76,12 @@ void Engine::op_abort(Frame& frame, bool started) {
 
 // ---- bringing content back ----
 
+bool Engine::settle(Frame& frame, uint32_t tensors) {
+  Transaction call(*this);
+  keep_spare(tensors);
+  return recorder_.settle(frame, tensors, call.deferred);
+}
+
 bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);

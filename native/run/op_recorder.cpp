@@ -212,10 +212,51 @@ bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
     if (input.storage && input.constant) parts_.lifecycle.forget_parent(input.storage, deferred);
   parts_.versions.settle(frame, &targets, deferred);
   if (targets.empty()) parts_.settling.settle_history(&targets, deferred);
-  for (Storage* target : targets) Rematerializer::want(frame.remat, target, true);
+  want_settled(frame, targets);
   if (wants()) return true;
   about_to_run(frame);
   return false;
+}
+
+bool OpRecorder::settle(Frame& frame, uint32_t tensors, Deferred& deferred) {
+  // As if an op ran that overwrites them all.
+  struct Overwritten {
+    Lifecycle& lifecycle;
+    Deferred& deferred;
+    std::vector<Storage*> storages;
+    ~Overwritten() {
+      for (Storage* storage : storages) {
+        --storage->overwriters;
+        lifecycle.unlock(storage, deferred);
+      }
+    }
+  };
+  std::vector<Storage*> lost, targets;
+  Overwritten overwritten{parts_.lifecycle, deferred, {}};
+  overwritten.storages.reserve(tensors);
+  for (uint32_t i = 0; i < tensors; ++i) {
+    dtr_tensor_desc desc;
+    parts_.environment.framework->describe(reinterpret_cast<const void*>(frame.buffer[i]), &desc);
+    Storage* storage = desc.handle ? parts_.graph.by_handle.find(desc.handle) : nullptr;
+    if (!storage) continue;
+    ++storage->locks;
+    ++storage->overwriters;
+    overwritten.storages.push_back(storage);
+    if (!storage->parent) lost.push_back(storage);
+  }
+  parts_.settling.settle(lost, &targets, deferred);
+  if (targets.empty()) return false;
+  parts_.waiting.begin_request();
+  parts_.waiting.begin_round();
+  want_settled(frame, targets);
+  return true;
+}
+
+// The oldest first, from which younger ones may be computed.
+void OpRecorder::want_settled(Frame& frame, std::vector<Storage*>& targets) {
+  std::sort(targets.begin(), targets.end(),
+            [](const Storage* a, const Storage* b) { return a->id > b->id; });
+  for (Storage* target : targets) Rematerializer::want(frame.remat, target, true);
 }
 
 // Everything is resident.

@@ -62,6 +62,9 @@ class OpRecorder {
                 Deferred& deferred);
   // Says, in frame.remat, what to bring back for an op that needs work; false if it may run.
   bool prepare(Frame& frame, Deferred& deferred);
+  // Says, in frame.remat, what to bring back so that all tensors in the buffer may be overwritten;
+  // false if nothing that is evicted depends on them. What is resident is settled then.
+  bool settle(Frame& frame, uint32_t tensors, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
   void stop(Frame& frame, bool is_measured) const {
     running_op_of_thread() = 0;
@@ -80,6 +83,7 @@ class OpRecorder {
   void describe_inputs(Frame& frame);
   void classify(Frame& frame, Input& input, Deferred& deferred);
   void capture_inputs(const Frame& frame, Deferred& deferred);
+  static void want_settled(Frame& frame, std::vector<Storage*>& targets);
   void about_to_run(Frame& frame);
   void describe_results(Frame& frame, uint32_t results);
   void foresee(Frame& frame, int64_t cost_ns);

@@ -324,8 +324,10 @@ void Rematerializer::end_step(Rematerialization& remat, Deferred& deferred) {
     parts_.lifecycle.unlock(input.storage, deferred);
   }
   if (step.target->state == State::recomputing) step.target->state = State::evicted;
-  if (step.target->state == State::resident && (step.forget || step.target->forgets))
+  if (step.target->state == State::resident && (step.forget || step.target->forgets)) {
     parts_.lifecycle.forget_parent(step.target, deferred);
+    step.target->was_evicted |= step.forget;
+  }
   parts_.lifecycle.unlock(step.target, deferred);
   if (remat.stack.empty() && std::exchange(remat.used_sources, false))
     parts_.dead.settle_sources(deferred);

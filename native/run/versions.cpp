@@ -186,6 +186,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
     old->made_by = call.op_key;
     if (!old->external) old->place = call.place;
     old->constant_as = constant_as;
+    old->was_evicted = false;
     return;
   }
   dtr_tensor_desc desc;

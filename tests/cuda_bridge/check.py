@@ -87,6 +87,7 @@ class EngineOptions(ctypes.Structure):
         ("learn", ctypes.c_int32),
         ("thrash", ctypes.c_double),
         ("tiny_bytes", ctypes.c_uint64),
+        ("settles_to_host", ctypes.c_int32),
     ]
 
 

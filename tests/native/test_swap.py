@@ -437,3 +437,52 @@ class TestPrefetching:
             self.pass_over(toy, [second], 2)
             assert toy.stats().prefetch_hits == 0
         release(first, second)
+
+
+class TestWhatMustOutlastAnOverwrite:
+    def overwritten(self, toy, results=8):
+        """A constant, and results of it that are evicted."""
+        source = constant(toy)
+        evicted = [toy.one("f", source, words=WORDS, parameter=i) for i in range(results)]
+        assert all(toy.evict(result) or result.evicted for result in evicted)
+        return source, evicted
+
+    def test_it_goes_to_host_memory_where_nothing_else_makes_room(self, make_toy):
+        toy = make_toy(pages=5, settles_to_host=1)
+        source, results = self.overwritten(toy)
+        toy.run("add_", (source, MUTATE), parameter=1)
+        assert 0 < toy.stats().host_bytes <= 5 * PAGE
+        assert all_right(toy, source, *results)
+        release(source, *results)
+        assert toy.stats().host_bytes == 0
+
+    def test_where_that_is_off_nothing_is_overwritten(self, make_toy):
+        toy = make_toy(pages=5)
+        source, results = self.overwritten(toy)
+        before = source.bytes()
+        with pytest.raises(OutOfMemory):
+            toy.run("add_", (source, MUTATE), parameter=1)
+        assert source.bytes() == before
+        release(source, *results)
+
+    def test_host_memory_is_bounded_by_the_budget(self, make_toy):
+        toy = make_toy(pages=5, settles_to_host=1)
+        source, results = self.overwritten(toy, results=12)
+        before = source.bytes()
+        with pytest.raises(OutOfMemory, match="swapped to host memory"):
+            toy.run("add_", (source, MUTATE), parameter=1)
+        assert toy.stats().host_bytes == 5 * PAGE
+        toy.materialize(source)
+        assert source.bytes() == before
+        release(source, *results)
+
+    def test_what_was_resident_then_stays(self, make_toy):
+        toy = make_toy(pages=5, settles_to_host=1)
+        source = constant(toy)
+        results = [toy.one("f", source, words=WORDS, parameter=i) for i in range(3)]
+        toy.run("add_", (source, MUTATE), parameter=1)
+        with pytest.raises(OutOfMemory):
+            toy.one("g", *results, words=WORDS).release()
+            toy.one("g", *results, words=2 * WORDS).release()
+        assert toy.stats().swaps == 0
+        release(source, *results)

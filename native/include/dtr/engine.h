@@ -137,6 +137,10 @@ typedef struct dtr_engine_options {
    * only looks at such storages need not be announced by dtr_op_begin. Changed while there are no
    * records. */
   uint64_t tiny_bytes;
+  /* 1: though swap_bytes is 0, a content that was evicted when what it was computed from was to be
+   * overwritten may be swapped where an allocation would fail otherwise, since it cannot be
+   * recomputed from then on: up to the budgets of all pools. */
+  int32_t settles_to_host;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 11
+#define DTR_BRIDGE_ABI_VERSION 12
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -151,6 +151,10 @@ typedef struct dtr_core {
   void* (*step_closure)(dtr_frame* frame);
   int32_t (*remat_commit)(dtr_frame* frame, uint32_t tensors, uint32_t results);
   void (*remat_abort)(dtr_frame* frame);
+  /* Puts on the frame's stack what is evicted and depends on the tensors in buffer[0..tensors), as
+   * before an op that overwrites them all. Returns 1 (run the stack and call again), 0 if nothing
+   * depends on them any more, or -status. */
+  int32_t (*settle)(dtr_frame* frame, uint32_t tensors);
   int32_t (*remat_want)(dtr_frame* frame, void* handle);
   int32_t (*remat_want_any)(dtr_frame* frame);
   int32_t (*pin)(dtr_engine* engine, const void* tensor, int32_t escaped);

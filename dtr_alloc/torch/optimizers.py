@@ -1,0 +1,97 @@
+"""Before an optimizer writes: what depends on its parameters and states is settled.
+
+An optimizer overwrites many tensors one after the other. What was computed from them and is still
+referenced has to come back first, for which the memory may not suffice. So this happens before the
+first of them is overwritten: either the whole step is done, or nothing has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dtr_alloc.config import error_size
+from dtr_alloc.torch.pins import parts
+from dtr_alloc.torch.references import Reference, references
+
+_hooks: list[Any] = []
+
+
+def start(runtime: Any) -> None:
+    """Has all optimizers settle before they write, until stop()."""
+    _hooks.append(register_optimizer_step_pre_hook(functools.partial(_before_step, runtime)))
+
+
+def stop() -> None:
+    """The reverse of start()."""
+    while _hooks:
+        _hooks.pop().remove()
+
+
+def _before_step(
+    runtime: Any, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if torch.compiler.is_compiling():
+        return None  # the compiled step is one operator
+    _settle(runtime, optimizer)
+    # A closure computes anew from the parameters, which are overwritten when it has returned.
+    if callable(closure := kwargs.get("closure")):
+        return args, {**kwargs, "closure": _settling(runtime, optimizer, closure)}
+    if len(args) > 1 and callable(closure := args[1]):
+        return (args[0], _settling(runtime, optimizer, closure), *args[2:]), kwargs
+    return None
+
+
+def _settling(runtime: Any, optimizer: Optimizer, closure: Callable[..., Any]) -> Any:
+    @functools.wraps(closure)
+    def settling(*args: Any, **kwargs: Any) -> Any:
+        loss = closure(*args, **kwargs)
+        _settle(runtime, optimizer)
+        return loss
+
+    return settling
+
+
+def _settle(runtime: Any, optimizer: Optimizer) -> None:
+    try:
+        runtime.recorder.settle_all(_overwritten(optimizer))
+    except torch.OutOfMemoryError as error:
+        text = _message(optimizer, references(runtime, optimizer), error)
+    else:
+        return
+    raise torch.OutOfMemoryError(text)
+
+
+def _overwritten(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Parameters that have a gradient, and their states."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+                if type(tensor) is Tensor or type(tensor) is Parameter:
+                    yield tensor
+                elif isinstance(tensor, Tensor):
+                    yield from parts(tensor)
+
+
+def _message(optimizer: Optimizer, held: list[Reference], error: Exception) -> str:
+    text = (
+        f"dtr_alloc: {type(optimizer).__name__}.step() has changed nothing: tensors that were "
+        "computed from what it overwrites are evicted and still referenced, so they have to come "
+        "back first, and neither the budget nor host memory (DTR_ALLOC_SWAP) has room for them all."
+    )
+    if held:
+        text += " Held are: " + "; ".join(
+            f"{of.tensors} evicted tensors of {error_size(of.size_bytes)} by {of.name}"
+            for of in held
+        )
+        text += ". Drop these references, or raise the budget."
+    return f"{text}\n{error}"

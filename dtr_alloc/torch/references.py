@@ -1,0 +1,108 @@
+"""Which references of a job hold evicted tensors: variables, containers, graphs of autograd and
+exceptions, which hold the variables of the frames that they passed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from inspect import isclass, isroutine
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dtr_alloc.core import ffi, lib, listed
+
+_MOST = 100_000
+"""Objects that are looked at for one reference."""
+_SHOWN = 4
+_PASSED = ("torch.", "dtr_alloc.")
+
+
+class Reference(NamedTuple):
+    """What holds evicted tensors.
+
+    Attributes:
+        name: such as ``sys.last_value`` or ``outputs in train()``.
+        tensors: how many evicted storages it holds.
+        size_bytes: of these.
+    """
+
+    name: str
+    tensors: int
+    size_bytes: int
+
+
+def references(runtime: Any, apart_from: Any) -> list[Reference]:
+    """Those that hold the most. What two of them hold is the first's.
+
+    Args:
+        runtime: of the session.
+        apart_from: an object, what it holds is nobody's.
+    """
+    evicted = {
+        int(ffi.cast("intptr_t", of.handle)): of.size_bytes
+        for of in listed("dtr_evicted", partial(lib.dtr_engine_get_evicted, runtime.engine))
+    }
+    seen = {id(apart_from)}
+    found = []
+    for name, value in _roots():
+        held = evicted.keys() & _held(runtime, value, seen)
+        if held:
+            found.append(Reference(name, len(held), sum(evicted[handle] for handle in held)))
+    return sorted(found, key=lambda of: -of.size_bytes)[:_SHOWN]
+
+
+def _roots() -> Iterator[tuple[str, Any]]:
+    """Names and values, those that are forgotten most easily first."""
+    for name in ("last_value", "last_exc"):
+        yield f"sys.{name}", sys.__dict__.get(name)
+    for name, value in list(sys.modules["__main__"].__dict__.items()):
+        yield f"{name} in __main__", value
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_PASSED):
+            for name, value in frame.f_locals.items():
+                yield f"{name} in {frame.f_code.co_name}()", value
+        frame = frame.f_back
+
+
+def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
+    """The addresses of the storages that can be reached."""
+    held = set()
+    pending, kept = [root], []  # kept: else another object may get the address of one
+    while pending and len(kept) < _MOST:
+        value = pending.pop()
+        if id(value) in seen or value is None or isinstance(value, str | bytes | int | float):
+            continue
+        seen.add(id(value))
+        kept.append(value)
+        if isinstance(value, Tensor):
+            held.add(int(ffi.cast("intptr_t", runtime.handle(value))))
+            pending.append(value.grad_fn)
+        else:
+            pending.extend(_behind(value))
+    return held
+
+
+def _behind(value: Any) -> Iterator[Any]:
+    if isinstance(value, BaseException):
+        yield from (value.__cause__, value.__context__, value.__traceback__)
+    elif isinstance(value, TracebackType):
+        yield value.tb_next
+        yield from value.tb_frame.f_locals.values()
+    elif isinstance(value, dict):
+        yield from list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from list(value)
+    elif hasattr(type(value), "next_functions"):  # a node of autograd
+        yield from (node for node, _ in value.next_functions)
+        for name in dir(value):
+            if name.startswith("_raw_saved_"):
+                saved = getattr(value, name)
+                for one in saved if isinstance(saved, list | tuple) else [saved]:
+                    yield getattr(one, "data", None)  # past the hooks, which may compute
+    elif not (isinstance(value, ModuleType) or isclass(value) or isroutine(value)):
+        yield from list(getattr(value, "__dict__", {}).values())
