@@ -101,7 +101,7 @@ class Round:
                 dealloc=draw.choice(["eager", "eager", "lazy", "ignore", "banish"]),
                 room=draw.choice([preset.room, preset.room, "single", "auto"]),
             ),
-            "swap": draw.choice([0, 0, 1 << 20, 16 << 20]),
+            "swap": draw.choice([None, 0, 1 << 20, 16 << 20]),
             "debug": draw.choice(["off", "no-moves", "contents"]),  # not poison: the heap keeps it
         }
         self.fraction = draw.choice([draw.uniform(0.0, 0.3), draw.uniform(0.2, 1.0)])

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from inspect import isclass, isroutine
+from inspect import isroutine
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from dtr_alloc.core import ffi, lib, listed
 _MOST = 100_000
 """Objects that are looked at for one reference."""
 _SHOWN = 4
+_PLAIN = (str, bytes, int, float, bool)
 _PASSED = ("torch.", "dtr_alloc.")
 
 
@@ -75,11 +77,11 @@ def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
     pending, kept = [root], []  # kept: else another object may get the address of one
     while pending and len(kept) < _MOST:
         value = pending.pop()
-        if id(value) in seen or value is None or isinstance(value, str | bytes | int | float):
+        if id(value) in seen or value is None or type(value) in _PLAIN:
             continue
         seen.add(id(value))
         kept.append(value)
-        if isinstance(value, Tensor):
+        if issubclass(type(value), Tensor):
             held.add(int(ffi.cast("intptr_t", runtime.handle(value))))
             pending.append(value.grad_fn)
         else:
@@ -88,21 +90,23 @@ def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
 
 
 def _behind(value: Any) -> Iterator[Any]:
-    if isinstance(value, BaseException):
+    kind = type(value)  # of a proxy, __class__ may be what it stands for, and make that
+    if issubclass(kind, BaseException):
         yield from (value.__cause__, value.__context__, value.__traceback__)
-    elif isinstance(value, TracebackType):
+    elif kind is TracebackType:
         yield value.tb_next
         yield from value.tb_frame.f_locals.values()
-    elif isinstance(value, dict):
-        yield from list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif issubclass(kind, dict):
+        yield from list(dict.values(value))
+    elif issubclass(kind, list | tuple | set | frozenset):
         yield from list(value)
-    elif hasattr(type(value), "next_functions"):  # a node of autograd
+    elif hasattr(kind, "next_functions"):  # a node of autograd
         yield from (node for node, _ in value.next_functions)
         for name in dir(value):
             if name.startswith("_raw_saved_"):
                 saved = getattr(value, name)
                 for one in saved if isinstance(saved, list | tuple) else [saved]:
                     yield getattr(one, "data", None)  # past the hooks, which may compute
-    elif not (isinstance(value, ModuleType) or isclass(value) or isroutine(value)):
-        yield from list(getattr(value, "__dict__", {}).values())
+    elif not issubclass(kind, ModuleType | type) and not isroutine(value):
+        with suppress(AttributeError):
+            yield from list(object.__getattribute__(value, "__dict__").values())

@@ -17,18 +17,18 @@ bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t mo
   if (!lost->children) return true;
   pending_.assign(1, lost);
   const bool is_part = part.end < lost->size_bytes || part.begin > 0;
-  return settle_pending(is_part ? lost : nullptr, part, targets, most_bytes, deferred);
+  return settle_pending(is_part ? lost : nullptr, part, targets, 0, most_bytes, deferred);
 }
 
 bool Settling::settle(const std::vector<Storage*>& lost, std::vector<Storage*>* targets,
-                      Deferred& deferred) {
+                      uint64_t least_bytes, Deferred& deferred) {
   pending_.assign(lost.begin(), lost.end());
-  return settle_pending(nullptr, kWholeStorage, targets, kAnyBytes, deferred);
+  return settle_pending(nullptr, kWholeStorage, targets, least_bytes, kAnyBytes, deferred);
 }
 
 bool Settling::settle_pending(const Storage* in_part, const Range& part,
-                              std::vector<Storage*>* targets, uint64_t most_bytes,
-                              Deferred& deferred) {
+                              std::vector<Storage*>* targets, uint64_t least_bytes,
+                              uint64_t most_bytes, Deferred& deferred) {
   const uint64_t walk = graph_.next_walk();
   resident_.clear();
   uint64_t bytes = 0;
@@ -59,6 +59,15 @@ bool Settling::settle_pending(const Storage* in_part, const Range& part,
       }
     }
     if ((!possible && !targets) || bytes > most_bytes) return false;
+  }
+  if (least_bytes > 0) {
+    uint64_t all = 0;
+    for (const Storage* storage : resident_) all += storage->parent ? storage->size_bytes : 0;
+    for (const Storage* storage : *targets) all += storage->size_bytes;
+    if (all < least_bytes) {
+      targets->clear();
+      return true;
+    }
   }
   if (!possible || bytes > most_bytes) return false;
   // Others may be settled meanwhile.

@@ -31,9 +31,10 @@ class Settling {
   // become constant. part: only these bytes will be lost, and ops that read others stay.
   bool settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
               Deferred& deferred, const Range& part = kWholeStorage);
-  // The same for all of these.
+  // The same for all of these, if their live dependents take at least so many bytes. Else nothing is
+  // changed, and it is true.
   bool settle(const std::vector<Storage*>& lost, std::vector<Storage*>* targets,
-              Deferred& deferred);
+              uint64_t least_bytes, Deferred& deferred);
 
   // Has all that depends on a dead constant, and on other dead ones that this was computed from,
   // become constants, if that takes no more than what is free then. What is evicted becomes one when
@@ -53,7 +54,7 @@ class Settling {
  private:
   // Of pending_. in_part: the one of which only these bytes will be lost, or null.
   bool settle_pending(const Storage* in_part, const Range& part, std::vector<Storage*>* targets,
-                      uint64_t most_bytes, Deferred& deferred);
+                      uint64_t least_bytes, uint64_t most_bytes, Deferred& deferred);
 
   const Environment& environment_;
   Graph& graph_;

@@ -1,4 +1,5 @@
 // op_call.cpp: the steps of an operator call, and of bringing content back.
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@ namespace {
 // record, and the rest serves new records. The results of an operator are records to come.
 constexpr uint64_t kSpareBytesOfRecord = 128;
 constexpr uint64_t kSpareBytes = 1 << 20;
+// Budgets from here on are none.
+constexpr uint64_t kNoBudget = uint64_t{1} << 62;
 // Records of more results may need more than was kept back for the operator.
 constexpr uint64_t kManyResults = kSpareBytes / kSpareBytesOfRecord / 4;
 
@@ -76,10 +79,21 @@ void Engine::op_abort(Frame& frame, bool started) {
 
 // ---- bringing content back ----
 
+// Only where that may be too much. Else each op settles when it begins, as a log of ops tells it.
 bool Engine::settle(Frame& frame, uint32_t tensors) {
+  uint64_t budget = 0;
+  for (const auto& device : devices_) {
+    dtr_pool_stats stats;
+    dtr_pool_get_stats(device->pool, &stats);
+    budget += std::min(stats.budget_bytes, kNoBudget);
+  }
+  if (budget >= kNoBudget) return false;
   Transaction call(*this);
   keep_spare(tensors);
-  return recorder_.settle(frame, tensors, call.deferred);
+  const uint64_t most = budget / 4 * 3;
+  const uint64_t constants = memory_use_.held().constant + environment_.stats.host_bytes;
+  const uint64_t least = most > constants ? most - constants : 0;
+  return recorder_.settle(frame, tensors, least, call.deferred);
 }
 
 bool Engine::remat_want(Frame& frame, void* handle) {

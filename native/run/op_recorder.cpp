@@ -218,7 +218,7 @@ bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
   return false;
 }
 
-bool OpRecorder::settle(Frame& frame, uint32_t tensors, Deferred& deferred) {
+bool OpRecorder::settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, Deferred& deferred) {
   // As if an op ran that overwrites them all.
   struct Overwritten {
     Lifecycle& lifecycle;
@@ -244,7 +244,7 @@ bool OpRecorder::settle(Frame& frame, uint32_t tensors, Deferred& deferred) {
     overwritten.storages.push_back(storage);
     if (!storage->parent) lost.push_back(storage);
   }
-  parts_.settling.settle(lost, &targets, deferred);
+  parts_.settling.settle(lost, &targets, least_bytes, deferred);
   if (targets.empty()) return false;
   parts_.waiting.begin_request();
   parts_.waiting.begin_round();

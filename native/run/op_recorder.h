@@ -63,8 +63,9 @@ class OpRecorder {
   // Says, in frame.remat, what to bring back for an op that needs work; false if it may run.
   bool prepare(Frame& frame, Deferred& deferred);
   // Says, in frame.remat, what to bring back so that all tensors in the buffer may be overwritten;
-  // false if nothing that is evicted depends on them. What is resident is settled then.
-  bool settle(Frame& frame, uint32_t tensors, Deferred& deferred);
+  // false if nothing that is evicted depends on them. What is resident is settled then. Nothing is
+  // done if all that is live and depends on them takes less than least_bytes.
+  bool settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
   void stop(Frame& frame, bool is_measured) const {
     running_op_of_thread() = 0;

@@ -142,6 +142,10 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
 
 
+def test_swapping_as_the_last_resort_is_the_default():
+    assert load_config({"DTR_ALLOC_SWAP": "Last-resort"}) == Config()
+
+
 def test_an_empty_variable_counts_as_not_set():
     assert load_config({"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""}) == Config()
 
@@ -157,7 +161,7 @@ def test_other_peoples_variables_are_not_read():
         ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
         ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
         ("DTR_ALLOC_STATS", " ", "a path"),
-        ("DTR_ALLOC_SWAP", "on", "or 'off'"),
+        ("DTR_ALLOC_SWAP", "on", "'off', or 'last-resort'"),
         *[
             ("DTR_ALLOC_THRASH", wrong, "a number above 1")
             for wrong in ("1", "-2", "nan", "inf", "x")

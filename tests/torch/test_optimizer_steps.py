@@ -72,10 +72,8 @@ class Job:
 
 def assert_same(expected: list[Tensor], got: list[Tensor]) -> None:
     """Bit by bit."""
-    assert len(expected) == len(got)
-    assert [
-        i for i, pair in enumerate(zip(expected, got, strict=True)) if not torch.equal(*pair)
-    ] == []
+    pairs = zip(expected, got, strict=True)
+    assert [i for i, pair in enumerate(pairs) if not torch.equal(*pair)] == []
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
