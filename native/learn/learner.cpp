@@ -183,12 +183,13 @@ void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
       parts_.environment.options.learn != DTR_LEARN_STEP && can_play() && !repeats_little;
   if (can_rehearse) {
     rehearse(deferred, lock);
-  } else if (step_.period == 0) {
-    listen_again(deferred);
   } else if (repeats_little) {
+    if (evictions() == 0) times_ = 0;  // so far there was nothing to learn from
     rest(Phase::resting, deferred);
     log_.clear();
     begin_windows();
+  } else if (step_.period == 0) {
+    listen_again(deferred);
   } else {
     rest(Phase::done, deferred);
   }

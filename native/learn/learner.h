@@ -88,7 +88,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   enum class Phase {
     begins,
     listening,
-    resting,     // a step is known, and next to nothing is computed again in it
+    resting,     // next to nothing is computed again
     rehearsing,  // on the thread
     following,
     done

@@ -180,6 +180,10 @@ StepLog::Repetition StepLog::repetition() const {
   double most = 0;
   for (const Operator& of : operators_) most = std::max(most, static_cast<double>(of.live_bytes));
   std::vector<uint64_t> z(count, 0);
+  // Of the operators 1 to i: the most in use after one, and the one with the least, the farthest of
+  // several. They grow with i, as looking through each period would take the square of a loop.
+  double high = 0;
+  uint64_t low = 1;
   for (uint64_t i = 1, left = 0, right = 0; i < count; ++i) {
     if (i < right) z[i] = std::min(right - i, z[i - left]);
     while (i + z[i] < count && hash(z[i]) == hash(i + z[i])) ++z[i];
@@ -187,19 +191,17 @@ StepLog::Repetition StepLog::repetition() const {
       left = i;
       right = i + z[i];
     }
+    high = std::max(high, live(i));
+    const uint64_t low_within = low;
+    if (live(i) <= live(low)) low = i;
     // What dies behind the last operator may do so because the job ends: that a step earlier counts.
     if (i == 1 || z[i] < i || kShare * (i + z[i]) < count ||
         std::abs(live(1) - live(i + 1)) > kBalance * most)
       continue;
-    double high = live(i);
-    uint64_t low = i;
-    for (uint64_t k = 1; k < i; ++k) {
-      high = std::max(high, live(k));
-      if (live(k) <= live(low)) low = k;
-    }
     if (high - live(low) < kSwing * most) continue;
-    low %= i;
-    return {i, count - low, (i + z[i] - low) / i};
+    // The point before the period's first operator is the same as that behind its last.
+    const uint64_t behind = live(i) < live(low_within) ? 0 : low_within;
+    return {i, count - behind, (i + z[i] - behind) / i};
   }
   return {};
 }

@@ -1,6 +1,7 @@
 """What a job repeats is found in its op log (native/learn/step_log.h). Needs a C++ compiler."""
 
 from itertools import count
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -138,3 +139,49 @@ def test_at_most_four_steps_are_played(hear):
     found = hear(job)
     assert found.steps == 9
     assert found.operators == 4 * STEP
+
+
+def by_definition(kinds: list[int], live: list[int]) -> tuple[int, int, int]:
+    """StepLog::Repetition: period, end and steps, from the kinds of operators and the bytes in use
+    after them, read backwards."""
+    total, most = len(kinds), max(live)
+    for period in range(2, total // 2 + 1):
+        alike = 0
+        while period + alike < total and kinds[alike] == kinds[period + alike]:
+            alike += 1
+        if alike < period or 4 * (period + alike) < total:
+            continue
+        if abs(live[1] - live[period + 1]) > 0.005 * most:
+            continue
+        inside = live[1 : period + 1]
+        if max(inside) - min(inside) < 0.05 * most:
+            continue
+        # The least in use, as near to the end as the step's last point, or as far as may be.
+        low = max((i for i in range(1, period) if live[i] == min(inside)), default=0)
+        return period, total - low, (period + alike - low) // period
+    return 0, 0, 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_the_shortest_period_by_definition(hear, seed):
+    """Of random steps of few operators, repeated some times after something else."""
+    random = Random(seed)
+    for _ in range(50):
+        job = Job()
+        weight = job.constant()
+        kinds, live, held = [], [], []
+        step = [
+            (random.randrange(3), random.randrange(1, 3)) for _ in range(random.randrange(1, 9))
+        ]
+        plan = [(7, 1)] * random.randrange(4) + step * random.randrange(1, 9)
+        for kind, keeps in plan:
+            size = BYTES + kind  # which tells operators apart
+            held.append((job.call(0, weight, size=size), size))
+            kinds.append(kind)
+            while len(held) > keeps:
+                job.release(held.pop(0)[0])
+            live.append(BYTES + sum(each for _, each in held))
+        found = hear(job)
+        assert (found.period, found.end if found.period else 0, found.steps) == by_definition(
+            kinds[::-1], live[::-1]
+        )

@@ -97,7 +97,7 @@ enum {
   DTR_LEARNING_NOTHING = 0, /* no policy is learned: none was asked for, or there are several pools,
                                 or no memory or thread for it */
   DTR_LEARNING_LISTENS = 1, /* no step has been repeated often enough */
-  DTR_LEARNING_RESTS = 2,   /* a step is known, and next to nothing is computed again in it */
+  DTR_LEARNING_RESTS = 2,   /* next to nothing is computed again */
   DTR_LEARNING_PLAYS = 3,   /* it is played in other ways */
   DTR_LEARNING_FOLLOWS = 4, /* a policy or a plan was found, and is followed */
   DTR_LEARNING_NO_BETTER = 5 /* none that was found costs less than the options' policy */
