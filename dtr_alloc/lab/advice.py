@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import tempfile
 from collections import Counter, defaultdict
@@ -31,8 +32,6 @@ _MAKERS = 3
 """Named of what is never evicted for one reason."""
 _LEAST = 0.01
 """Of the peak; what is less is not worth a word."""
-_LEFT = 0.001
-"""Of the peak: it doubles in a thousand steps."""
 _NUMBERS = ("size", "share")
 """Columns."""
 
@@ -229,10 +228,9 @@ def _seconds(low: float, high: float) -> str:
     return f"{' to '.join(shown)} {unit}"
 
 
-def _budget(size_bytes: int) -> str:
-    """A setting of at least so much."""
-    unit, factor = ("MiB", 2**20) if size_bytes >= 16 * 2**20 else ("KiB", 2**10)
-    return f"{-(-size_bytes // factor)}{unit}"
+def _mebibytes(size_bytes: int) -> str:
+    """At least so many."""
+    return f"{math.ceil(10 * size_bytes / 2**20) / 10:.1f}"
 
 
 def _called(call: Call) -> str:
@@ -246,6 +244,8 @@ def _words(observed: Observed, found: Suggestion) -> list[str]:
             "No step of an optimizer was seen, and nothing that was repeated three times: what a "
             "budget would cost is not known."
         ]
+    if found.growth_bytes:
+        return [*_seen(observed, found), "Nothing is advised to a job that grows."]
     return [*_seen(observed, found), *_advised(found), *_alternatives(observed, found)]
 
 
@@ -261,19 +261,24 @@ def _seen(observed: Observed, found: Suggestion) -> Iterator[str]:
             if observed.steps < 3
             else f"Of {observed.steps} steps none repeats another, and none can be learned. "
         ) + "What was seen last stands for all."
-    left_bytes = sum(each.size_bytes for each in found.left)
-    if left_bytes > _LEFT * found.peak_bytes:
+    if found.growth_bytes:
         listed = ", ".join(
             f"{format_size(each.size_bytes)} by {_called(each.made_by)}"
             for each in found.left[:_MAKERS]
         )
         yield (
-            f"Each step leaves {format_size(left_bytes)} more allocated than the one before, "
-            f"so no budget is enough for long: {listed}. Something keeps a result of each step, "
-            "such as a list of losses. loss.item() keeps nothing; loss.detach() keeps the memory."
+            f"Each step leaves {format_size(found.growth_bytes)} more allocated than the one "
+            f"before, so no budget is enough for long: {listed}. Something keeps a result of each "
+            "step, such as a list of losses. loss.item() keeps nothing; loss.detach() keeps the "
+            "memory."
         )
     if times := observed.step_seconds:
         yield f"Without a budget a step took {_seconds(min(times), max(times))}."
+    seen = f"the first {observed.steps + len(times)} steps" if observed.steps else "what ran so far"
+    yield (
+        f"Only {seen} were seen. What comes later may need more: an evaluation, a checkpoint, a "
+        "larger batch of a later epoch."
+    )
 
 
 def _advised(found: Suggestion) -> Iterator[str]:
@@ -289,15 +294,17 @@ def _advised(found: Suggestion) -> Iterator[str]:
                 "for this job."
             )
         return
-    yield f"The smallest budget found is {format_size(found.outlooks[-1].budget_bytes)}{needs}"
+    smallest = _mebibytes(found.outlooks[-1].budget_bytes)
+    yield f"The smallest budget found is {smallest} MiB{needs}"
     reason = (
         f"the smallest at which a step computes at most {WORTH:g} times as much"
         if advised.later <= WORTH
         else "the cheapest that saves memory"
     )
+    by = "with a plan that was found and played" if advised.is_planned else "without a plan"
     yield (
-        f"Advised: DTR_ALLOC_BUDGET={_budget(advised.budget_bytes)}, {reason} "
-        f"({_times(advised.later)})."
+        f"Advised: DTR_ALLOC_BUDGET={_mebibytes(advised.budget_bytes)}MiB, {reason} "
+        f"({_times(advised.later)}, {by})."
     )
     yield (
         "If activations grow with the batch and nothing else does, a batch "

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dtr_alloc.lab import simulate
@@ -32,6 +32,10 @@ WORTH = 1.15
 """A step that computes no more is what most jobs accept: so the smallest such budget is advised."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
+ROOM = 1.05
+"""Of the smallest budget found: a smaller one is advised only where that alone saves GAIN."""
+GROWTH = 0.001
+"""Of the peak: a job that leaves more behind in each step doubles it in a thousand."""
 MARGIN = 1.01
 """More than the smallest budget found: a job is not played to the last detail."""
 NEAR = (1, 0.99, 1.01)
@@ -73,9 +77,10 @@ class Suggestion:
         peak_bytes: without a budget.
         held_bytes: what stays allocated between two steps, by kind.
         operators: of the step; 0: no step was repeated, and what was seen last stands for it.
-        outlooks: from the largest budget to the smallest that works; empty if no step was seen,
-            neither of an optimizer nor one that was repeated.
-        advised: the one that is advised; None: none that works saves GAIN of the peak.
+        outlooks: from the largest budget to the smallest that works; empty if the job grows, or no
+            step was seen, neither of an optimizer nor one that was repeated.
+        advised: the one that is advised; None: none that works saves GAIN of the peak, or the job
+            grows.
         limit: what the smallest budget is for; None: nothing fails with less, it takes too long.
         left: what each step leaves allocated, the most first.
     """
@@ -93,6 +98,12 @@ class Suggestion:
     @property
     def activation_bytes(self) -> int:
         return self.peak_bytes - sum(self.held_bytes.values())
+
+    @property
+    def growth_bytes(self) -> int:
+        """What each step leaves allocated; 0: too little to matter."""
+        left_bytes = sum(each.size_bytes for each in self.left)
+        return left_bytes if left_bytes > GROWTH * self.peak_bytes else 0
 
 
 def suggest(
@@ -161,17 +172,18 @@ def suggest(
     peak = None
     if asked.operators:
         peak = at_peak(program, asked.operators, held_bytes, peak_bytes)
-    elif steps == 0:
-        return Suggestion(peak_bytes, held_bytes, 0, [], None, None, None, [])
+    left = left_behind(program, steps)
+    seen = Suggestion(peak_bytes, held_bytes, asked.operators, [], None, None, peak, left)
+    if seen.growth_bytes or not (asked.operators or steps):
+        return seen
+
+    operators = asked.operators or asked.heard // steps
+    # A step that is repeated may have several optimizers, and each ends one here.
+    ends = max(1, round(steps * operators / max(1, asked.heard)))
+    whole = range(0, len(step_seconds) - ends + 1, ends)
+    times = [sum(step_seconds[at : at + ends]) for at in whole]
 
     def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
-        if not step_seconds:
-            return None
-        operators = asked.operators or asked.heard // steps
-        # A step that is repeated may have several optimizers, and each ends one here.
-        ends = max(1, round(steps * operators / asked.heard))
-        whole = range(0, len(step_seconds) - ends + 1, ends)
-        times = [sum(step_seconds[at : at + ends]) for at in whole]
         if not times:
             return None
         # What was measured for the first time may have taken longer than it does.
@@ -214,18 +226,30 @@ def suggest(
     with ThreadPoolExecutor(threads) as pool:  # the core plays without python's lock
         found = list(pool.map(partial(rehearse, learn=True), budgets))
     outlooks = [each for each in map(outlook_of, budgets, found) if each is not None]
-    saving = [each for each in outlooks if each.budget_bytes <= (1 - GAIN) * peak_bytes]
-    cheap = [each for each in saving if each.later <= WORTH]
-    return Suggestion(
-        peak_bytes,
-        held_bytes,
-        asked.operators,
-        outlooks,
-        cheap[-1] if cheap else saving[0] if saving else None,
-        _limit(program, run(low)),
-        peak,
-        left_behind(program, steps),
+    noise = max(times) / min(times) if times else 1
+    return replace(
+        seen,
+        outlooks=outlooks,
+        advised=_advised(outlooks, peak_bytes, smallest, noise),
+        limit=_limit(program, run(low)),
     )
+
+
+def _advised(
+    outlooks: Sequence[Outlook], peak_bytes: int, smallest: int, noise: float
+) -> Outlook | None:
+    """noise: how many times as long as the fastest step the slowest took. What is computed again
+    may take so many times as long, and the steps before one is learned must not be refused then."""
+    saving = [
+        each
+        for each in outlooks
+        if each.budget_bytes <= (1 - GAIN) * peak_bytes
+        and each.first is not None
+        and 1 + noise * (each.first - 1) <= SLOWEST
+    ]
+    with_room = [each for each in saving if each.budget_bytes >= ROOM * smallest]
+    cheap = [each for each in with_room or saving if each.later <= WORTH]
+    return cheap[-1] if cheap else saving[0] if saving else None
 
 
 def _bearable(repeated: float | None) -> float | None:

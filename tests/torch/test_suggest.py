@@ -181,14 +181,14 @@ for _ in range(10):
 
 def test_the_advised_setting_of_a_tiny_job_is_as_large_as_was_played(asked, job):
     words, found = asked(TINY)
-    setting = re.search(r"DTR_ALLOC_BUDGET=(\d+)KiB", words)
+    setting = re.search(r"DTR_ALLOC_BUDGET=(\d+\.\d)MiB", words)
     suggestion = found["suggestion"]
-    over = int(setting[1]) * 1024 - suggestion["advised"]["budget_bytes"]
-    assert 0 <= over < 1024
+    over = float(setting[1]) * MIB - suggestion["advised"]["budget_bytes"]
+    assert 0 <= over < 0.1 * MIB
     kinds = suggestion["at_peak"]["kinds"]
     assert kinds["batches"] == 512 * 16 * 4
     assert sum(kinds.values()) == suggestion["peak_bytes"]
-    trained = job("job.py", DTR_ALLOC_BUDGET=f"{setting[1]}KiB")
+    trained = job("job.py", DTR_ALLOC_BUDGET=f"{setting[1]}MiB")
     assert trained.returncode == 0, trained.stderr
 
 
@@ -260,6 +260,14 @@ def test_nothing_is_left_in_the_temporary_folder(job, tmp_path):
     assert "Advised: DTR_ALLOC_BUDGET=" in process.stdout
     assert max(map(len, process.stdout.splitlines())) <= 100
     assert list(folder.glob("dtr-alloc-*")) == []
+
+
+def test_it_is_said_what_was_not_seen_and_whether_there_is_a_plan(job):
+    words = words_of(job(*COMMAND[:3], "job.py", "1000"))
+    assert (
+        "Only the first 9 steps were seen. What comes later may need more: an evaluation" in words
+    )
+    assert re.search(r"\(1\.\d\d, (with a plan that was found and played|without a plan)\)", words)
 
 
 def test_a_script_that_is_not_there_is_named(job):
@@ -412,6 +420,11 @@ def test_what_each_step_leaves_behind_is_named(asked):
     (left,) = document["suggestion"]["left"]
     assert (left["made_by"]["operator"], left["size_bytes"]) == ("aten.mse_loss.default", 512 * 256)
     assert "Each step leaves 128.00 KiB more allocated than the one before" in words
+    assert "Nothing is advised to a job that grows." in words
+    assert "Advised:" not in words
+    assert "a batch" not in words
+    assert (document["suggestion"]["advised"], document["suggestion"]["outlooks"]) == (None, [])
     words, document = asked(KEEPS.format("loss.item()"))
     assert document["suggestion"]["left"] == []
     assert "Each step leaves" not in words
+    assert "Advised:" in words
