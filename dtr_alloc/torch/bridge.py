@@ -407,6 +407,11 @@ class Bridge:
 
     def set_tiny(self, size_bytes: int) -> None:
         """Up to which size no storage is evicted: dtr_engine_options.tiny_bytes."""
+    def observe(self, more: int) -> None:
+        """So many observers of operators more, or fewer, read addresses from now on. 0: those that
+        are on when a session begins."""
+        self._library.dtr_bridge_observe(more)
+
         self._library.dtr_bridge_tiny(ctypes.c_uint64(size_bytes))
 
     def limit_repeats(self, most: int | None) -> None:

@@ -29,6 +29,7 @@ from dtr_alloc.torch import (
     extensions,
     optimizers,
     ranks,
+    observers,
     unsupported,
 )
 from dtr_alloc.torch.bridge import Bridge
@@ -245,6 +246,7 @@ class Runtime:
         if self.device_type == "cuda":
             cuda_graphs.install(self)
         if self.log is not None:
+        observers.install(self)
             self._undo.append(self.log.stop)
             self.log.start()
         accounted = self.log is not None or is_page(self.config.report)

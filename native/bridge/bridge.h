@@ -36,6 +36,12 @@ void set_current_stream(CurrentStream function);
 // input_buffer.cpp), and must not meet an exception if one is evicted.
 extern std::atomic<bool> several_streams;
 
+// How many observers of operators are on, such as profilers. They run before the operators do and
+// read addresses of tensors (torch/csrc/profiler/collection.cpp), on any thread; the profiler of
+// Python's frames also reads those of gradients and of optimizers' states
+// (torch/csrc/autograd/profiler_python.cpp). An exception would leave what they record broken.
+extern std::atomic<int32_t> observers;
+
 // Memory for work on a stream; null for zero bytes. Throws c10::OutOfMemoryError, which
 // Python sees as torch.OutOfMemoryError, or c10::Error for every other refusal. It never
 // returns null for a request: PyTorch would take that for memory.

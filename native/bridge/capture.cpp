@@ -813,6 +813,13 @@ DTR_EXPORT void dtr_bridge_place(uint32_t place) {
   dtr_bridge::Places::instance().move(dtr_bridge::Thread::current().position, place);
 }
 
+// So many observers of operators more, or fewer, are on from now on (dtr_bridge::observers). 0: as many
+// as there are at all: one, if this thread has any.
+DTR_EXPORT void dtr_bridge_observe(int32_t more) {
+  dtr_bridge::observers = more ? std::max(0, dtr_bridge::observers + more) : at::hasCallbacks();
+  dtr_bridge::core->guard_evicted(dtr_bridge::core->engine);
+}
+
 DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }
 DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
 DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }

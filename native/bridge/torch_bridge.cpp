@@ -27,6 +27,7 @@ namespace dtr_bridge {
 
 const dtr_core* core = nullptr;
 std::atomic<bool> several_streams{false};
+std::atomic<int32_t> observers{0};
 
 void free_block(void* address) {
   const In in(Phase::engine);
@@ -145,8 +146,8 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
   c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   out->handle = storage;
   const c10::DataPtr& pointer = storage->_mutable_data_ptr_no_checks();
-  out->data = pointer.get();
   const c10::DeleterFnPtr deleter = pointer.get_deleter();
+  out->data = deleter == &free_evicted ? nullptr : pointer.get();
   out->owned = deleter == &free_block;
   out->exclusive = deleter && deleter == base_cpu_deleter && storage->resizable();
   out->storage_bytes = storage->nbytes();
@@ -203,7 +204,9 @@ int32_t retain_strong_with_gil(void* handle) {
 void release_strong(void* handle) { c10::raw::intrusive_ptr::decref(storage_of(handle)); }
 
 void* data(const void* handle) {
-  return const_cast<c10::StorageImpl*>(storage_of(handle))->_mutable_data_ptr_no_checks().get();
+  const auto& pointer =
+      const_cast<c10::StorageImpl*>(storage_of(handle))->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &free_evicted ? nullptr : pointer.get();
 }
 
 // The address that a storage of ours holds, taken out without its deleter.
@@ -214,17 +217,32 @@ void* release_address(c10::StorageImpl& storage) {
   return pointer.release_context();
 }
 
+// What observers take for the address of an evicted storage. No other storage has it, so they can tell
+// which tensor it is; and no memory is there, so that a kernel which reads it ends the process.
+void* no_memory_of(c10::StorageImpl& storage) {
+  constexpr uintptr_t kNobodys = uintptr_t{1} << 63;  // the system's half of all addresses
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(&storage) | kNobodys);
+}
+
+void guard(void* handle) {
+  c10::StorageImpl& storage = *storage_of(handle);
+  if (storage._mutable_data_ptr_no_checks().get_deleter() != &free_evicted) return;
+  if (dtr_bridge::several_streams.load(std::memory_order_relaxed) ||
+      dtr_bridge::observers.load(std::memory_order_relaxed) > 0) {
+    throws_on_access(storage) = false;
+    storage.set_throw_on_mutable_data_ptr();
+  } else {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(evicted_message));
+  }
+}
+
 void* detach(void* handle, void* evicted_context) {
   c10::StorageImpl& storage = *storage_of(handle);
   void* address = release_address(storage);
   if (!address) return nullptr;
   storage.set_data_ptr_noswap(
-      c10::DataPtr(nullptr, evicted_context, &free_evicted, storage.device()));
-  if (dtr_bridge::several_streams.load(std::memory_order_relaxed)) {
-    storage.set_throw_on_mutable_data_ptr();  // and who only reads gets a null pointer
-  } else {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(evicted_message));
-  }
+      c10::DataPtr(no_memory_of(storage), evicted_context, &free_evicted, storage.device()));
+  guard(handle);
   return address;
 }
 
@@ -306,6 +324,7 @@ dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                            &data,
                            &detach,
                            &attach,
+                           &guard,
                            &lose,
                            &replace,
                            &take,

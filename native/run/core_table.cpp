@@ -159,6 +159,7 @@ dtr_core core_table(Engine* engine) {
   table.room_ns = [] { return room_ns_of_thread(); };
   table.freed = &freed;
   table.evicted_died = &evicted_died;
+  table.guard_evicted = [](void* engine) { engine_of(engine)->guard_evicted(); };
   table.record_stream = &record_stream;
   table.pool_of = &pool_of;
   table.pool_get_stats = [](dtr_pool* pool, dtr_pool_stats* out) { dtr_pool_get_stats(pool, out); };

@@ -380,6 +380,11 @@ void Engine::evicted_died(Storage* storage) {
   lifecycle_.evicted_died(storage, call.deferred);
 }
 
+void Engine::guard_evicted() {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  for (const Storage* storage : lifecycle_.live_evicted()) framework_->guard(storage->handle);
+}
+
 uint64_t Engine::get_evicted(dtr_evicted* evicted, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const std::vector<Storage*> all = lifecycle_.live_evicted();

@@ -97,6 +97,7 @@ class Engine final {
   void record_stream(void* address, uint64_t stream);
   void freed(void* address);
   void evicted_died(Storage* storage);
+  void guard_evicted();
   // A pool asks, with no lock held (room.h). 1 if memory was freed, 0 if there is nothing to free.
   // Throws StateError if a callback heuristic fails.
   int32_t make_room(Device& device, uint64_t size_bytes);

@@ -203,6 +203,7 @@ const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
                              &data,
                              &detach,
                              &attach,
+                             [](void*) {},  // it has no observers
                              &lose,
                              &replace,
                              &take,

@@ -72,13 +72,15 @@ typedef struct dtr_framework {
   /* (L) The storage's address without any check. */
   void* (*data)(const void* handle);
   /* (L) Takes the memory out of a storage whose deleter is ours and leaves it
-   * evicted: nbytes kept, every data access throws, and its death calls
-   * dtr_core.evicted_died(evicted_context). Returns the address, now owned by
+   * evicted: nbytes kept, every data access throws (unless observers read addresses), and its
+   * death calls dtr_core.evicted_died(evicted_context). Returns the address, now owned by
    * the caller; NULL (and nothing changed) if the memory is not ours to take. */
   void* (*detach)(void* handle, void* evicted_context);
   /* (L) Gives memory to an evicted storage; the context of detach is dropped
    * without a call. The storage owns the address from now on. */
   void (*attach)(void* handle, void* address);
+  /* (L) An evicted storage throws from now on at the accesses at which detach would make it throw. */
+  void (*guard)(void* handle);
   /* (L) Nothing will give an evicted storage its memory back: from now on every access throws and
    * says so. */
   void (*lose)(void* handle);
@@ -116,6 +118,8 @@ typedef struct dtr_core {
   void (*freed)(void* engine, void* address);
   /* The deleter of an evicted storage's empty pointer. */
   void (*evicted_died)(void* engine, void* evicted_context);
+  /* Calls dtr_framework.guard for every storage that is evicted. */
+  void (*guard_evicted)(void* engine);
   /* Work on stream uses the block at address (Tensor.record_stream). */
   void (*record_stream)(void* engine, void* address, uint64_t stream);
   /* The pool of a device, NULL if it has none; and what a pool answers: the functions

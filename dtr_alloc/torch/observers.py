@@ -1,0 +1,63 @@
+"""Observers of operators: PyTorch's profilers and its execution trace.
+
+They run before an operator does, and read the addresses of tensors that are evicted. An exception
+there would break what they record. So while one is on, an evicted storage has an address that no
+memory has (native/bridge/torch_bridge.cpp): who only reads the address gets it, and who uses memory
+there ends the process. Writers meet an exception as ever.
+
+Upstream: torch/autograd/profiler.py, torch/autograd/profiler_legacy.py and
+torch/profiler/profiler.py call these functions of C, and no others, to begin and end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch._C import _autograd, _profiler
+
+from dtr_alloc.torch import escapes
+from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
+
+_KINDS = (
+    (_autograd, "profiler"),
+    (_autograd, "profiler_legacy"),
+    (_profiler, "execution_trace_observer"),
+)
+
+
+def install(runtime: Any) -> None:
+    """Follows which observers are on, until escapes.uninstall()."""
+    observe = runtime.bridge.observe
+
+    def beginning(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            observe(1)  # first: the profiler of Python's frames reads at once
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                observe(-1)
+                raise
+
+        return begin
+
+    def ending(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                observe(-1)
+
+        return end
+
+    for module, kind in _KINDS:
+        for verb, counted in (("enable", beginning), ("disable", ending)):
+            function = getattr(module, f"_{verb}_{kind}", None)
+            if can_be_redirected(function):
+                redirection = Redirection(runtime.bridge, function, counted)
+                escapes.undo_later(redirection.undo)
+                redirection.start()
+    observe(0)
