@@ -145,7 +145,11 @@ def disable() -> None:
     On CUDA only the recorder goes. PyTorch cannot change its allocator once it is in use, so
     memory goes on coming from our pools, without a limit, until the process ends.
 
-    Raises StateError if dtr_alloc is not enabled; torch.OutOfMemoryError if there is no memory for
+    It waits for operators that other threads run, for 30 seconds at most; what they begin meanwhile
+    runs afterwards.
+
+    Raises StateError if dtr_alloc is not enabled, or if an operator still runs on another thread
+    then, which it names, and the session goes on; torch.OutOfMemoryError if there is no memory for
     what is evicted, and then everything is as it was. If a tensor cannot be computed again, the
     session ends and the others are resident; then one StateError names what is lost, by bytes,
     operators and shapes, and reading such a tensor raises an error from then on.

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dtr_alloc import compiler, torch_versions
+from dtr_alloc import compiler, costs, torch_versions
 from dtr_alloc.torch.bridge_cache import Cache, candidates
 from dtr_alloc.torch_versions import BridgeError
 
@@ -288,6 +288,7 @@ PHASES = ("job", "capture", "operators", "again", "engine", "allocator")
 """What a thread's time goes into: native/bridge/phases.h says what each is."""
 _C10_TYPES = {"cpu": 0, "cuda": 1}
 _DROPPED_BATCH = 1024
+_MOST_RUNNING = 64
 
 
 def _as_c_names(operators: Sequence[tuple[str, str]]) -> tuple[Any, Any, ctypes.c_uint64]:
@@ -323,6 +324,9 @@ class Bridge:
             self._library = library = _load(cache.address(name))
         library.dtr_bridge_connect.argtypes = [ctypes.c_void_p]
         library.dtr_bridge_connect.restype = ctypes.c_void_p
+        library.dtr_bridge_hold_others.argtypes = [ctypes.c_int64]
+        library.dtr_bridge_running.restype = ctypes.c_uint64
+        library.dtr_bridge_running.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.dtr_bridge_limit_repeats.argtypes = [ctypes.c_int64]
         library.dtr_bridge_dropped_calls.restype = ctypes.c_uint64
         library.dtr_bridge_dropped_calls.argtypes = [
@@ -384,6 +388,16 @@ class Bridge:
         """Whether operators that come by are recorded."""
         self._library.dtr_bridge_capture(on)
 
+    def hold_others(self, seconds: float) -> None:
+        """Has operators that begin on other threads wait, for so long at most; 0: no longer."""
+        self._library.dtr_bridge_hold_others(int(seconds * 1e9))
+
+    def running_elsewhere(self) -> list[str]:
+        """The operators that run on other threads, by name; "" where that is not known."""
+        keys = (ctypes.c_uint64 * _MOST_RUNNING)()
+        count = self._library.dtr_bridge_running(keys, _MOST_RUNNING)
+        return [costs.operator_name(key) for key in keys[:count]]
+
     def include_thread(self, on: bool) -> None:
         """Whether operators of this thread come by, and of threads that autograd runs for it."""
         self._library.dtr_bridge_include_thread(on)
@@ -392,6 +406,11 @@ class Bridge:
         """Whether operators have the places that place() says, and autograd's those of the
         operators whose gradients they compute."""
         self._library.dtr_bridge_follow_places(on)
+
+    def observe(self, more: int) -> None:
+        """So many observers of operators more, or fewer, read addresses from now on. 0: those that
+        are on when a session begins."""
+        self._library.dtr_bridge_observe(more)
 
     def place(self, number: int) -> None:
         """This thread is there from now on: a number for what dtr_place is told, 0 for none."""
@@ -407,11 +426,6 @@ class Bridge:
 
     def set_tiny(self, size_bytes: int) -> None:
         """Up to which size no storage is evicted: dtr_engine_options.tiny_bytes."""
-    def observe(self, more: int) -> None:
-        """So many observers of operators more, or fewer, read addresses from now on. 0: those that
-        are on when a session begins."""
-        self._library.dtr_bridge_observe(more)
-
         self._library.dtr_bridge_tiny(ctypes.c_uint64(size_bytes))
 
     def limit_repeats(self, most: int | None) -> None:

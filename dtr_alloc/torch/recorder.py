@@ -157,6 +157,7 @@ class Recorder:
         self._said: set[int] = set()
         self._keys: dict[str, int] = {}
         self._numbers = count(1)
+        self._views: bool | None = None  # whether they come by
         self._thread = _Thread()
         self._rules_lock = threading.Lock()
         self._each_thread = EachThread(self._enter, self._leave)
@@ -186,7 +187,9 @@ class Recorder:
         Args:
             views: whether operators that need no data come to the capture, too: for op logs.
         """
-        self._bridge.let_pass([] if views else _operators_that_pass())
+        if self._views != views:  # other threads may run operators in the meantime
+            self._bridge.let_pass([] if views else _operators_that_pass())
+            self._views = views
         self._bridge.capture(True)
         self._each_thread.start()
 

@@ -7,6 +7,7 @@ takes the same pools with another budget. dtr_alloc/torch/api.py switches a runt
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +28,9 @@ from dtr_alloc.torch import (
     custom_operators,
     escapes,
     extensions,
+    observers,
     optimizers,
     ranks,
-    observers,
     unsupported,
 )
 from dtr_alloc.torch.bridge import Bridge
@@ -42,6 +43,9 @@ from dtr_alloc.torch.timeline import Timeline
 if TYPE_CHECKING:
     from dtr_alloc.oplog.recorder import OpLogRecorder
     from dtr_alloc.traces.recording import Recording
+
+LONGEST_WAIT_S = 30.0
+"""How long a session that ends waits for operators on other threads."""
 
 _C10_CPU, _C10_CUDA = 0, 1
 
@@ -242,11 +246,11 @@ class Runtime:
         self._undo.append(escapes.uninstall)
         escapes.install(self)
         extensions.install(self)
+        observers.install(self)
         self.pins.install()
         if self.device_type == "cuda":
             cuda_graphs.install(self)
         if self.log is not None:
-        observers.install(self)
             self._undo.append(self.log.stop)
             self.log.start()
         accounted = self.log is not None or is_page(self.config.report)
@@ -324,7 +328,8 @@ class Runtime:
 
     def stop(self) -> None:
         """The reverse of start(). Raises torch.OutOfMemoryError, and changes nothing, if there is
-        not the memory for what was evicted. What cannot be computed again is lost, and is named in
+        not the memory for what was evicted; or StateError, which names operators that still run on
+        other threads after LONGEST_WAIT_S. What cannot be computed again is lost, and is named in
         a StateError, which is raised once the session has ended.
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
@@ -347,6 +352,8 @@ class Runtime:
             if not self.is_light:
                 self.pools.set_budget(Budget())
                 self.bridge.limit_repeats(None)
+                bring_back_all(self)  # most of it, while other threads go on
+                self._wait_for_operators()
                 lost = bring_back_all(self)
                 check(lib.dtr_engine_reset(self.engine, [of.id for of in lost], len(lost)))
             self.is_active = False
@@ -363,10 +370,25 @@ class Runtime:
                 self._unwind()
             raise
         finally:
+            self.bridge.hold_others(0)
             if lost and not self.is_active:
                 escapes.raise_where_content_is_lost(self.bridge)
         if lost:
             raise StateError(message(self, lost)) from lost[0].error
+
+    def _wait_for_operators(self) -> None:
+        """Until none runs on another thread. Operators that begin there wait until
+        bridge.hold_others(0); or, where an interrupt prevents that, for as long as is said here."""
+        end = time.monotonic() + LONGEST_WAIT_S
+        self.bridge.hold_others(2 * LONGEST_WAIT_S)
+        while running := self.bridge.running_elsewhere():
+            if time.monotonic() >= end:
+                names = ", ".join(sorted(name or "an operator" for name in running))
+                raise StateError(
+                    f"disable: {names} still runs on another thread after {LONGEST_WAIT_S:g} s, so "
+                    "the session goes on; call disable() again when that thread is done"
+                )
+            time.sleep(0.0005)
 
     def use_costs(self, file: costs.CostFile | None) -> None:
         """A session begins with the costs that its file says, or with none."""

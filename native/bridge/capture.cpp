@@ -595,9 +595,11 @@ void before_fork() {
   Rules::instance().mutex().lock();
   Places::instance().mutex().lock();
   dropped_mutex.lock();
+  Threads::instance().mutex().lock();
 }
 
 void after_fork() {
+  Threads::instance().mutex().unlock();
   dropped_mutex.unlock();
   Places::instance().mutex().unlock();
   Rules::instance().mutex().unlock();
@@ -608,6 +610,7 @@ void after_fork_in_child() {
   after_fork();
   Turn::renew();
   DrawsOf::renew();
+  Threads::instance().forget_others();
 }
 
 }  // namespace
@@ -792,9 +795,29 @@ DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char
 DTR_EXPORT void dtr_bridge_capture(int32_t on) { settings.capturing = on != 0; }
 DTR_EXPORT void dtr_bridge_tiny(uint64_t size_bytes) { settings.tiny_bytes = size_bytes; }
 
+// Operators that begin on other threads wait from now on, but no longer than so many nanoseconds
+// from now; 0: they do not wait any more.
+DTR_EXPORT void dtr_bridge_hold_others(int64_t longest_ns) {
+  dtr_bridge::Threads::instance().hold(dtr_bridge::Thread::current(), longest_ns);
+}
+// The operators that run on other threads: writes the keys of up to capacity of them, and returns
+// how many there are.
+DTR_EXPORT uint64_t dtr_bridge_running(uint64_t* keys, uint64_t capacity) {
+  const auto running = dtr_bridge::Threads::instance().running(&dtr_bridge::Thread::current());
+  std::copy_n(running.begin(), std::min<uint64_t>(capacity, running.size()), keys);
+  return running.size();
+}
+
 // Whether this thread's operators come by. (For a dispatch mode they do while it is entered.)
 DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {
   c10::impl::tls_set_dispatch_key_included(dtr_bridge::kKey, on != 0);
+}
+
+// So many observers of operators more, or fewer, are on from now on (dtr_bridge::observers). 0: as many
+// as there are at all: one, if this thread has any.
+DTR_EXPORT void dtr_bridge_observe(int32_t more) {
+  dtr_bridge::observers = more ? std::max(0, dtr_bridge::observers + more) : at::hasCallbacks();
+  dtr_bridge::core->guard_evicted(dtr_bridge::core->engine);
 }
 
 // What this thread's time went into since the last call, in nanoseconds by dtr_bridge::Phase. on:
@@ -811,13 +834,6 @@ DTR_EXPORT void dtr_bridge_follow_places(int32_t on) {
 }
 DTR_EXPORT void dtr_bridge_place(uint32_t place) {
   dtr_bridge::Places::instance().move(dtr_bridge::Thread::current().position, place);
-}
-
-// So many observers of operators more, or fewer, are on from now on (dtr_bridge::observers). 0: as many
-// as there are at all: one, if this thread has any.
-DTR_EXPORT void dtr_bridge_observe(int32_t more) {
-  dtr_bridge::observers = more ? std::max(0, dtr_bridge::observers + more) : at::hasCallbacks();
-  dtr_bridge::core->guard_evicted(dtr_bridge::core->engine);
 }
 
 DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,13 @@ void lock_without_gil(Mutex& mutex) {
   void* state = python.release_gil();
   mutex.lock();
   python.take_gil(state);
+}
+
+template <typename Duration>
+void sleep_without_gil(Duration duration) {
+  void* state = python.gil_is_held() ? python.release_gil() : nullptr;
+  std::this_thread::sleep_for(duration);
+  if (state) python.take_gil(state);
 }
 
 // While it exists, nothing in Python runs but what this thread runs.

@@ -2,9 +2,12 @@
 // begins and ends: by objects, so that nothing stays open, whatever is thrown.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "bridge.h"
@@ -49,6 +52,62 @@ class Types {
 };
 
 class Taping;
+class Thread;
+
+// All threads that have met the capture; and which of them has operators of its own alone, while a
+// session ends. Operators that begin on others wait then, but not for longer than it was said.
+//
+// No operator is missed: a thread says that its operator runs before op_begin, and looks behind it
+// whether it has to wait; who makes them wait says so, takes the engine's mutex once, as op_begin
+// does, and looks who runs then.
+class Threads {
+ public:
+  static Threads& instance() {
+    static auto* threads = new Threads();  // threads may outlive static objects
+    return *threads;
+  }
+  void add(Thread* thread) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.push_back(own() = thread);
+  }
+  void remove(Thread* thread) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(std::remove(all_.begin(), all_.end(), thread), all_.end());
+  }
+
+  // Has the others wait for so long at most; 0: no longer.
+  void hold(Thread& thread, int64_t longest_ns);
+  bool must_wait(const Thread* thread) const {
+    const Thread* alone = alone_.load(std::memory_order_acquire);
+    return alone && alone != thread && now() < until_.load(std::memory_order_relaxed);
+  }
+  // The keys of the operators that run on other threads.
+  std::vector<uint64_t> running(const Thread* thread);
+
+  // Held while the process forks.
+  std::mutex& mutex() { return mutex_; }
+  // In a forked child, where the others are not.
+  void forget_others() {
+    all_.clear();
+    if (own()) all_.push_back(own());
+    alone_ = nullptr;
+  }
+
+ private:
+  // This thread, if it has met the capture.
+  static Thread*& own() {
+    thread_local Thread* own = nullptr;
+    return own;
+  }
+  static int64_t now() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  std::mutex mutex_;
+  std::vector<Thread*> all_;
+  std::atomic<const Thread*> alone_{nullptr};
+  std::atomic<int64_t> until_{0};
+};
 
 class Thread {
  public:
@@ -59,8 +118,12 @@ class Thread {
   Thread() {
     const int32_t status = core->frame_create(engine(), &frame_);
     if (status != DTR_OK) fail_with_last_error(status);
+    Threads::instance().add(this);
   }
-  ~Thread() { core->frame_destroy(frame_); }
+  ~Thread() {
+    Threads::instance().remove(this);
+    core->frame_destroy(frame_);
+  }
 
   static dtr_engine* engine() { return static_cast<dtr_engine*>(core->engine); }
   dtr_frame* frame() const { return frame_; }
@@ -87,7 +150,8 @@ class Thread {
 
   Types types;
   Position position;
-  bool runs_op = false;
+  std::atomic<bool> runs_op{false};
+  std::atomic<uint64_t> op_key{0};  // of that op
   Taping* taping = nullptr;  // of the operator that runs now, if others run inside of it (D4)
   uint32_t since_drain = 0;  // operators in the op log
 
@@ -98,6 +162,21 @@ class Thread {
   std::unique_ptr<Closure> spare_;
 };
 
+inline void Threads::hold(Thread& thread, int64_t longest_ns) {
+  until_ = now() + longest_ns;
+  alone_.store(longest_ns > 0 ? &thread : nullptr, std::memory_order_release);
+  core->remat_want(thread.frame(), nullptr);  // wants nothing, and takes the engine's mutex
+}
+
+inline std::vector<uint64_t> Threads::running(const Thread* thread) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> keys;
+  for (const Thread* other : all_)
+    if (other != thread && other->runs_op.load(std::memory_order_acquire))
+      keys.push_back(other->op_key);
+  return keys;
+}
+
 // The core's op of a thread, from begin to end. What is neither ended nor began to run is undone.
 class OpenOp {
  public:
@@ -105,16 +184,15 @@ class OpenOp {
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
       : thread_(thread), flags_(flags) {
     Places::instance().tell(thread.position);
-    const In in(Phase::engine);
-    need_ = core->op_begin(thread.frame(), tensors, flags, key);
-    if (need_ < 0) fail_with_last_error(-need_);
-    thread.runs_op = true;
+    while (!begin(tensors, key)) sleep_without_gil(std::chrono::microseconds(200));
+    if (!settings.capturing.load(std::memory_order_relaxed))
+      is_constant();  // the session has ended
   }
   OpenOp(const OpenOp&) = delete;
   OpenOp& operator=(const OpenOp&) = delete;
   ~OpenOp() {
-    thread_.runs_op = false;
     if (open_) core->op_abort(thread_.frame(), started_);
+    thread_.runs_op.store(false, std::memory_order_release);
   }
 
   bool needs(int32_t what) const { return need_ & what; }
@@ -137,6 +215,20 @@ class OpenOp {
   }
 
  private:
+  // False: it has to wait.
+  bool begin(uint32_t tensors, uint64_t key) {
+    const In in(Phase::engine);
+    thread_.op_key.store(key, std::memory_order_relaxed);
+    thread_.runs_op.store(true, std::memory_order_relaxed);
+    need_ = core->op_begin(thread_.frame(), tensors, flags_, key);
+    const bool waits = Threads::instance().must_wait(&thread_);
+    if (need_ >= 0 && !waits) return true;
+    if (need_ >= 0) core->op_abort(thread_.frame(), false);
+    thread_.runs_op.store(false, std::memory_order_release);
+    if (need_ < 0) fail_with_last_error(-need_);
+    return false;
+  }
+
   Thread& thread_;
   uint32_t flags_;
   int32_t need_ = 0;

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.core import StateError
+from dtr_alloc.torch import runtime
 
 Body = Callable[[], None]
 
@@ -184,3 +185,81 @@ def test_threads_after_the_session_run_nothing_of_ours():
 def test_what_is_not_callable_is_refused_as_without_us():
     with checked_session(), pytest.raises(TypeError, match="callable"):
         _thread.start_new_thread(7, ())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def busy() -> Iterator[list[float]]:
+    """Threads that run operators all the time, also backward, and what each loop of theirs gave."""
+    over = threading.Event()
+    sums: list[float] = []
+
+    def loop() -> None:
+        while not over.is_set():
+            weight = torch.ones(50, 50, requires_grad=True)
+            hidden = weight * 2
+            hidden.add_(1)
+            (hidden * hidden).sum().backward()
+            assert weight.grad is not None
+            sums.append(float(weight.grad.sum()))
+
+    with ThreadPoolExecutor(2) as executor:
+        loops = [executor.submit(loop) for _ in range(2)]
+        yield sums
+        over.set()
+    for each in loops:
+        each.result()
+
+
+def test_sessions_begin_and_end_while_other_threads_run_operators(busy):
+    for _ in range(30):
+        dtr_alloc.enable("unlimited", exist_ok=True, device="cpu")
+        before = len(busy)
+        while len(busy) < before + 2:
+            torch.ones(10) * 2
+    dtr_alloc.check_invariants()
+    dtr_alloc.disable()
+    assert set(busy) == {50 * 50 * 12.0}
+
+
+def test_what_another_thread_makes_while_a_session_ends_is_no_part_of_it(busy):
+    """It has no history that the next session would compute anew."""
+    for _ in range(10):
+        with dtr_alloc.session("unlimited", device="cpu"):
+            torch.ones(10) * 2
+        assert dtr_alloc.stats()["live_ops"] == 0
+
+
+@pytest.fixture
+def blocked(monkeypatch) -> Iterator[threading.Event]:
+    """An operator that runs on another thread until the event is set."""
+    begun, over = threading.Event(), threading.Event()
+
+    def wait(tensor: Tensor) -> Tensor:
+        begun.set()
+        over.wait()
+        return tensor + 1
+
+    monkeypatch.setattr(runtime, "LONGEST_WAIT_S", 0.0)
+    with dtr_alloc.session("unlimited", device="cpu"), ThreadPoolExecutor(1) as executor:
+        given = torch.ones(1000)
+        result = executor.submit(dtr_alloc.run_as_operator, wait, given)
+        begun.wait()
+        yield over
+        over.set()
+        assert (result.result() == 2).all()
+
+
+def test_an_operator_that_does_not_end_is_named_and_the_session_goes_on(blocked):
+    tensor = torch.ones(1000) * 2
+    with pytest.raises(StateError, match="wait still runs on another thread after 0 s"):
+        dtr_alloc.disable()
+    evicted(tensor)
+    assert (tensor + 1 == 3).all()
+    assert dtr_alloc.is_enabled()
+
+
+def test_a_session_ends_once_the_operator_has_ended(blocked, monkeypatch):
+    monkeypatch.setattr(runtime, "LONGEST_WAIT_S", 1e6)
+    threading.Timer(0, blocked.set).start()
+    dtr_alloc.disable()
+    dtr_alloc.enable("unlimited", device="cpu")  # the fixture ends it
