@@ -140,7 +140,7 @@ def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str)
     assert ("The last error was OutOfMemoryError: " in text) == (status == 1)
 
 
-def test_a_page_has_all_pictures_whatever_modules_are_called(tmp_path: Path) -> None:
+def test_a_page_has_its_pictures_whatever_modules_are_called(tmp_path: Path) -> None:
     job = """
 import torch
 names = ("cost_$", "half \\udc80", "bell \\x07", "日本", "<b>")
@@ -164,6 +164,7 @@ for _ in range(12):
     assert (done.returncode, done.stderr) == (0, b"")
     page = Page(text := (tmp_path / "run.html").read_text())
     assert page.open == []
-    assert page.tags.count("svg") == 6
+    assert "could not be drawn" not in text
+    drawn = "".join(re.findall("<svg.*?</svg>", text, re.DOTALL))
     for name in ("cost_$", "half \\udc80", "bell \\x07", "日本", "&lt;b&gt;"):
-        assert name in text, name
+        assert name in drawn, name
