@@ -43,10 +43,11 @@ def _before_step(
         return None  # the compiled step is one operator
     _settle(runtime, optimizer)
     # A closure computes anew from the parameters, which are overwritten when it has returned.
-    if callable(closure := kwargs.get("closure")):
+    closure: Any = kwargs.get("closure")
+    if callable(closure):
         return args, {**kwargs, "closure": _settling(runtime, optimizer, closure)}
-    if len(args) > 1 and callable(closure := args[1]):
-        return (args[0], _settling(runtime, optimizer, closure), *args[2:]), kwargs
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _settling(runtime, optimizer, args[1]), *args[2:]), kwargs
     return None
 
 

@@ -74,7 +74,8 @@ def _roots() -> Iterator[tuple[str, Any]]:
 def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
     """The addresses of the storages that can be reached."""
     held = set()
-    pending, kept = [root], []  # kept: else another object may get the address of one
+    pending = [root]
+    kept: list[Any] = []  # else another object may get the address of one
     while pending and len(kept) < _MOST:
         value = pending.pop()
         if id(value) in seen or value is None or type(value) in _PLAIN:
