@@ -19,7 +19,7 @@ import dtr_alloc
 Profiler = Callable[[], AbstractContextManager[Any]]
 
 
-def with_kineto(**settings: bool) -> Profiler:
+def with_kineto(**settings: Any) -> Profiler:
     return lambda: torch.profiler.profile(activities=[ProfilerActivity.CPU], **settings)
 
 
@@ -146,7 +146,8 @@ def test_a_profiler_that_is_on_before_the_session(profiler):
 
 
 def test_functions_that_begin_a_profile_are_as_before_once_the_session_has_ended():
-    before = _autograd._enable_profiler.__self__
+    begin: Any = _autograd._enable_profiler
+    before = begin.__self__
     with checked_session():
-        assert _autograd._enable_profiler.__self__ is not before
-    assert _autograd._enable_profiler.__self__ is before
+        assert begin.__self__ is not before
+    assert begin.__self__ is before
