@@ -57,9 +57,8 @@ class Thread;
 // All threads that have met the capture; and which of them has operators of its own alone, while a
 // session ends. Operators that begin on others wait then, but not for longer than it was said.
 //
-// No operator is missed: a thread says that its operator runs before op_begin, and looks behind it
-// whether it has to wait; who makes them wait says so, takes the engine's mutex once, as op_begin
-// does, and looks who runs then.
+// No operator is missed: a thread says that its operator runs before it looks whether it has to wait,
+// who makes the others wait says so before it looks who runs, and all four are in one order.
 class Threads {
  public:
   static Threads& instance() {
@@ -78,7 +77,7 @@ class Threads {
   // Has the others wait for so long at most; 0: no longer.
   void hold(Thread& thread, int64_t longest_ns);
   bool must_wait(const Thread* thread) const {
-    const Thread* alone = alone_.load(std::memory_order_acquire);
+    const Thread* alone = alone_.load();
     return alone && alone != thread && now() < until_.load(std::memory_order_relaxed);
   }
   // The keys of the operators that run on other threads.
@@ -164,16 +163,14 @@ class Thread {
 
 inline void Threads::hold(Thread& thread, int64_t longest_ns) {
   until_ = now() + longest_ns;
-  alone_.store(longest_ns > 0 ? &thread : nullptr, std::memory_order_release);
-  core->remat_want(thread.frame(), nullptr);  // wants nothing, and takes the engine's mutex
+  alone_ = longest_ns > 0 ? &thread : nullptr;
 }
 
 inline std::vector<uint64_t> Threads::running(const Thread* thread) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint64_t> keys;
   for (const Thread* other : all_)
-    if (other != thread && other->runs_op.load(std::memory_order_acquire))
-      keys.push_back(other->op_key);
+    if (other != thread && other->runs_op) keys.push_back(other->op_key);
   return keys;
 }
 
@@ -184,9 +181,20 @@ class OpenOp {
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
       : thread_(thread), flags_(flags) {
     Places::instance().tell(thread.position);
-    while (!begin(tensors, key)) sleep_without_gil(std::chrono::microseconds(200));
-    if (!settings.capturing.load(std::memory_order_relaxed))
-      is_constant();  // the session has ended
+    thread.op_key.store(key, std::memory_order_relaxed);
+    thread.runs_op = true;
+    while (C10_UNLIKELY(Threads::instance().must_wait(&thread))) {
+      thread.runs_op = false;
+      sleep_without_gil(std::chrono::microseconds(200));
+      thread.runs_op = true;
+    }
+    // The session may have ended meanwhile.
+    if (!settings.capturing.load(std::memory_order_relaxed)) is_constant();
+    const In in(Phase::engine);
+    need_ = core->op_begin(thread.frame(), tensors, flags_, key);
+    if (need_ >= 0) return;
+    thread.runs_op.store(false, std::memory_order_release);
+    fail_with_last_error(-need_);
   }
   OpenOp(const OpenOp&) = delete;
   OpenOp& operator=(const OpenOp&) = delete;
@@ -215,20 +223,6 @@ class OpenOp {
   }
 
  private:
-  // False: it has to wait.
-  bool begin(uint32_t tensors, uint64_t key) {
-    const In in(Phase::engine);
-    thread_.op_key.store(key, std::memory_order_relaxed);
-    thread_.runs_op.store(true, std::memory_order_relaxed);
-    need_ = core->op_begin(thread_.frame(), tensors, flags_, key);
-    const bool waits = Threads::instance().must_wait(&thread_);
-    if (need_ >= 0 && !waits) return true;
-    if (need_ >= 0) core->op_abort(thread_.frame(), false);
-    thread_.runs_op.store(false, std::memory_order_release);
-    if (need_ < 0) fail_with_last_error(-need_);
-    return false;
-  }
-
   Thread& thread_;
   uint32_t flags_;
   int32_t need_ = 0;
