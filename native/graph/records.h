@@ -204,10 +204,9 @@ struct Op {
   uint64_t id = 0;
   uint64_t op_key = 0;      // which operator it is
   void* closure = nullptr;  // what repeats it; null: whoever recorded it keeps that by id
-  // As of its recording: components are sums of costs, and a mean that has moved on
+  // As of its recording: components are sums of costs, and a cost that has moved on
   // would take out another number than went in.
   int64_t cost_ns = 0;
-  uint64_t signature = 0;  // 0: not measured
   int64_t log_index = -1;  // of its line among the operators of the op log
   uint32_t chain = 0;      // Storage::chain of its outputs
   Op* older = nullptr;     // ops in order of execution

@@ -78,15 +78,15 @@ Learner::Mark Learner::now_with_room() const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
-  // What searches and moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
+  // What other programs take from the thread while it searches is not counted: searches have a price.
+  // What moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
   const dtr_engine_stats& engine = parts_.environment.stats;
   const RoomPrice price = RoomPrice::of(of.device_type);
-  const double search_and_move_ns = parts_.environment.options.learn == DTR_LEARN_AT_ONCE
-                                        ? price.search_ns * static_cast<double>(engine.searches)
-                                        : static_cast<double>(engine.search_ns + engine.move_ns);
-  mark.room_ns =
-      static_cast<int64_t>(search_and_move_ns + price.remap_ns * static_cast<double>(stats.remaps) +
-                           price.map_ns * static_cast<double>(stats.mapped_chunks));
+  const bool is_measured = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
+  mark.room_ns = static_cast<int64_t>((is_measured ? static_cast<double>(engine.move_ns) : 0) +
+                                      price.search_ns * static_cast<double>(engine.searches) +
+                                      price.remap_ns * static_cast<double>(stats.remaps) +
+                                      price.map_ns * static_cast<double>(stats.mapped_chunks));
   mark.misses = engine.plan_misses + stats.remaps;
   return mark;
 }

@@ -5,6 +5,7 @@
 // for room (candidates.h, C1) worthless.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace dtr {
@@ -28,9 +29,12 @@ class Bandwidth {
   bool add(uint64_t bytes, int64_t ns) {
     if (!learns_from(bytes) || ns < 1) return false;
     ++readings_;
+    // A thread that was preempted meanwhile says little of the way.
+    auto took_ns = static_cast<double>(ns);
+    if (readings_ > 1) took_ns = std::min(took_ns, 2 * static_cast<double>(bytes) * ns_ / bytes_);
     // Older copies count for less and less, so that the mean follows a machine that grows busier.
     bytes_ = bytes_ * kMemory + static_cast<double>(bytes);
-    ns_ = ns_ * kMemory + static_cast<double>(ns);
+    ns_ = ns_ * kMemory + took_ns;
     const double mean = bytes_ / ns_;
     if (readings_ > 1 && mean > stated_ / kStep && mean < stated_ * kStep) return false;
     stated_ = mean;

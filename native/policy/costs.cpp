@@ -1,4 +1,4 @@
-// costs.cpp: means of readings, and where they are kept.
+// costs.cpp: what readings say of a cost, and where costs are kept.
 #include "costs.h"
 
 #include <algorithm>
@@ -10,16 +10,15 @@ namespace dtr {
 
 namespace {
 
-// So that the mean follows a slow drift (clocks, temperature, a busier machine).
-constexpr double kLeastWeight = 1.0 / 16;
-constexpr uint64_t kLeastWeightFrom = 17;  // readings
-// A reading of so many times the mean says that the thread was preempted, or waited. From
-// the third on it is clipped, not thrown away: if the cost did rise so far, each reading
-// brings the mean nearer.
-constexpr double kMostTimesMean = 8;
+// A reading above the cost raises it by this share of the difference, so that the cost follows a
+// slow drift (clocks, temperature, contents).
+constexpr double kWeight = 1.0 / 16;
+// A reading of so many times the cost says that the thread was preempted, or waited. It is clipped,
+// not thrown away: if the cost did rise so far, each reading brings it nearer.
+constexpr double kMostTimesCost = 8;
 
-// What a device moves, for calls that were not read yet: rough, because the mean takes
-// over with the first reading. Bytes per ns are GB/s.
+// What a device moves, for calls that were not read yet: rough, because the first reading takes
+// over. Bytes per ns are GB/s.
 constexpr double kHostBytesPerNs = 10;      // one core, streaming
 constexpr double kDeviceBytesPerNs = 1000;  // high-bandwidth memory, a fraction of its peak
 
@@ -31,11 +30,16 @@ int64_t whole(double ns) { return ns < 1 ? 1 : static_cast<int64_t>(ns + 0.5); }
 
 }  // namespace
 
-int64_t CostTable::cost_of(const Entry& entry) { return whole(entry.mean_ns); }
+int64_t CostTable::cost_of(const Entry& entry) { return whole(entry.cost_ns); }
+
+int64_t CostTable::known(uint64_t signature) const {
+  const Entry* entry = find(signature);
+  return entry ? cost_of(*entry) : 0;
+}
 
 int64_t CostTable::estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const {
-  const Entry* entry = find(signature);
-  return entry ? cost_of(*entry) : prior(bytes, device_type);
+  const int64_t cost_ns = known(signature);
+  return cost_ns ? cost_ns : prior(bytes, device_type);
 }
 
 int64_t CostTable::prior(uint64_t bytes, uint8_t device_type) {
@@ -43,43 +47,21 @@ int64_t CostTable::prior(uint64_t bytes, uint8_t device_type) {
                (device_type == 0 ? kHostBytesPerNs : kDeviceBytesPerNs));
 }
 
-void CostTable::average(Entry& entry, double reading_ns, bool queued) {
-  if (entry.fixed) return;
-  ++entry.readings;
-  if (entry.readings == 1) {
-    entry.mean_ns = reading_ns;
-  } else if (entry.readings == 2) {
-    // The first call is often cold, and can take a thousand times as long. Nothing is as
-    // often too small, so the smaller of the first two starts the mean, as one reading.
-    entry.mean_ns = std::min(entry.mean_ns, reading_ns);
-  } else if (queued && reading_ns < entry.mean_ns) {
-    // Waiting only adds, and most where a job begins, so the least is nearest to the op's own time.
-    entry.mean_ns = reading_ns;
-  } else {
-    const double weight = queued || entry.readings >= kLeastWeightFrom
-                              ? kLeastWeight
-                              : 1.0 / static_cast<double>(entry.readings - 1);
-    const double clipped = std::min(reading_ns, kMostTimesMean * entry.mean_ns);
-    entry.mean_ns += weight * (clipped - entry.mean_ns);
-  }
-}
-
-int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns, bool queued) {
+int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) {
   const int64_t reading = clamped(reading_ns);
   if (slots_.empty() || 2 * (size_ + 1) > slots_.size()) grow();
   Entry* entry = &slot(signature);
   if (!entry->signature) {
     if (size_ >= kMost) return reading;
-    *entry = {signature, op_key, 0, 0, false};
+    *entry = {signature, op_key, static_cast<double>(reading), 0, false};
     ++size_;
   }
-  average(*entry, static_cast<double>(reading), queued);
+  if (entry->fixed) return cost_of(*entry);
+  ++entry->readings;
+  const double clipped = std::min(static_cast<double>(reading), kMostTimesCost * entry->cost_ns);
+  const double above = clipped - entry->cost_ns;
+  entry->cost_ns += above > 0 ? kWeight * above : above;
   return cost_of(*entry);
-}
-
-void CostTable::add_again(uint64_t signature, int64_t reading_ns) {
-  if (!find(signature)) return;
-  average(slot(signature), static_cast<double>(clamped(reading_ns)), false);
 }
 
 bool CostTable::fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings) {

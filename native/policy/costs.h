@@ -1,16 +1,16 @@
 // costs.h: what operators cost, learned per signature.
 //
-// One reading says little: the thread may have been preempted, and a first call is often
-// cold (it loads a kernel, makes a plan, fills caches). So a reading goes into a mean
-// over the calls with the same signature: the operator, shapes, strides, dtypes and
-// devices of its tensor arguments, and the sizes of its results. Of what is no tensor
-// (a convolution's padding) only the effect on the sizes counts.
+// One reading says little: the thread may have been preempted, the device may have waited for the
+// host, and a first call is often cold (it loads a kernel, makes a plan, fills caches). All of that
+// only adds. So the cost is a low quantile of the readings of calls with the same signature: the
+// operator, shapes, strides, dtypes and devices of its tensor arguments, and the sizes of its
+// results. Of what is no tensor (a convolution's padding) only the effect on the sizes counts. A
+// lower reading is the cost at once, and a higher one raises the cost a little.
 //
-// A mean that was read from a file is fixed: readings do not move it, so that two runs
-// with the same file weigh the same storages the same way.
+// A cost that was read from a file is fixed: readings do not move it, so that two runs with the same
+// file weigh the same storages the same way.
 //
-// Readings are of the host's clock, also for ops that only launch work on a device.
-// Nothing here waits for a device, and nothing locks: the engine's mutex guards the table.
+// What is read: run/call_timer.h. Nothing here locks: the engine's mutex guards the table.
 #pragma once
 
 #include <cstddef>
@@ -59,35 +59,32 @@ class CostTable {
   struct Entry {
     uint64_t signature = 0;  // 0: an empty slot
     uint64_t op_key = 0;
-    double mean_ns = 0;
+    double cost_ns = 0;
     uint64_t readings = 0;
     bool fixed = false;
   };
 
-  // What a call is expected to cost: the mean, or before the first reading the time in
-  // which a device of this type moves the bytes of its inputs and outputs. (For those who
-  // ask before an op has run, or whose readings come later; on the CPU each op is read
-  // when it ends.)
+  // What such a call costs; 0: none was read.
+  int64_t known(uint64_t signature) const;
+  // The same; before the first reading the time in which a device of this type moves the bytes of the
+  // call's inputs and outputs. (For those who ask before an op has run, or whose readings come later.)
   int64_t estimate(uint64_t signature, uint64_t bytes, uint8_t device_type) const;
   // The latter.
   static int64_t prior(uint64_t bytes, uint8_t device_type);
-  // One more reading of a call; returns the cost to reckon with, 1 to kMostNs. `queued`: it is the
-  // time between two events, in which the device may have waited for the host.
-  int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns, bool queued = false);
-  // The same for an operator that ran again: known, unless the table was full.
-  void add_again(uint64_t signature, int64_t reading_ns);
+  // One more reading of a call; returns the cost to reckon with, 1 to kMostNs.
+  int64_t add(uint64_t signature, uint64_t op_key, int64_t reading_ns);
 
-  // What operators cost from now on: these and no other entries, whose means stay. Throws
+  // What operators cost from now on: these and no other entries, which stay. Throws
   // InvalidArgument, and the table is empty.
   void set(const dtr_cost* costs, uint64_t count);
   // Writes `capacity` entries at most; how many there are.
   uint64_t get(dtr_cost* costs, uint64_t capacity) const;
 
-  // Adds an entry whose mean, 1 to kMostNs, stays. False: the table is full, or has the
+  // Adds an entry whose cost, 1 to kMostNs, stays. False: the table is full, or has the
   // signature.
   bool fix(uint64_t signature, uint64_t op_key, int64_t cost_ns, uint64_t readings);
   void clear();
-  // The mean of an entry as a cost: whole nanoseconds, at least 1.
+  // In whole nanoseconds, at least 1.
   static int64_t cost_of(const Entry& entry);
   size_t size() const { return size_; }
   template <typename F>
@@ -101,7 +98,6 @@ class CostTable {
   Entry& slot(uint64_t signature);
   const Entry* find(uint64_t signature) const;
   void grow();
-  static void average(Entry& entry, double reading_ns, bool queued);
 
   std::vector<Entry> slots_;  // linear probing; a power of two, at most half full
   size_t size_ = 0;

@@ -7,6 +7,7 @@
 // replaces where the first price is asked for (move.cpp).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "bandwidth.h"
@@ -38,11 +39,13 @@ class MovePrice {
   }
 
   void add_copy(uint64_t bytes, int64_t ns) { way_.add(bytes, ns); }
-  // What the host spent on one move, without copying.
+  // What the host spent on one move, without copying. A thread that was preempted meanwhile says
+  // little, so it counts as twice the mean.
   void add_launch(int64_t ns) {
     if (is_fixed()) return;
-    mean_ns_ = mean_ns_ == 0 ? static_cast<double>(ns)
-                             : mean_ns_ + (static_cast<double>(ns) - mean_ns_) / kMemory;
+    const auto reading_ns = static_cast<double>(ns);
+    mean_ns_ = mean_ns_ == 0 ? std::min(reading_ns, launch_ns_)
+                             : mean_ns_ + (std::min(reading_ns, 2 * mean_ns_) - mean_ns_) / kMemory;
     if (mean_ns_ < launch_ns_ / kStep || mean_ns_ > launch_ns_ * kStep) launch_ns_ = mean_ns_;
   }
 

@@ -1,15 +1,20 @@
-// call_timer.h: how long work on a device takes, without waiting for it.
+// call_timer.h: what an operator's own work takes.
 //
-// An op's host call returns when its work is queued. So a pair of events is recorded around
-// it (dtr_pool_time_begin, _end), and read when the device has come by, some ops later:
-// nothing ever waits. Events cost time on the host, and a mean needs few readings: of the
-// calls of one signature the first few are timed, and then one in many.
+// On a device an op's host call returns when its work is queued. So a pair of events is recorded
+// around it (dtr_pool_time_begin, _end), and read when the device has come by, some ops later:
+// nothing ever waits.
+//
+// On the host the thread's use of the processor is read before and after it (base/thread_use.h).
+//
+// Both cost time on the host, and few readings do: of the calls of one signature the first few are
+// timed, and then one in many.
 #pragma once
 
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread_use.h"
 #include "dtr_alloc.h"
 #include "graph/environment.h"
 #include "graph/graph_capture.h"
@@ -46,6 +51,9 @@ struct CallTiming {
   dtr_pool* queued_in = nullptr;  // of the device that queues its work; null: none is known
   uint64_t queued_on = kNoStream;
   bool is_due = false;  // a timer is to start
+  bool reads_thread = false;
+  ThreadUse begin;      // the clock always, the rest if the thread is read
+  int64_t took_ns = 0;  // what was read; 0: nothing
   uint64_t timer = 0;   // of that pool; 0: none runs
   uint32_t unread = 0;  // calls since it last looked for timers that are done
   // What it found.
@@ -61,12 +69,14 @@ class CallTimer {
             const Devices& devices)
       : environment_(environment), streams_(streams), capture_(capture), devices_(devices) {}
 
-  // The call is about to run, with everything resident.
-  void decide(CallTiming& timing, const OpCall& call, uint64_t signature);
+  // The call is about to run, with everything resident. is_told: its cost is known.
+  void decide(CallTiming& timing, const OpCall& call, uint64_t signature, bool is_told);
   // Just before it runs and right after, without the mutex. The latter also looks, now and then,
   // at what other timers say: a pool tells each time once, so learn() has to follow.
   static void start(CallTiming& timing);
   static void stop(CallTiming& timing, bool wanted);
+  // What the clock says of the call that runs, or just ran.
+  static int64_t since_start_ns(const CallTiming& timing);
   // Instead of stop(), if the call failed.
   static void drop(CallTiming& timing);
   // Takes in what stop() found.

@@ -229,7 +229,7 @@ class Engine final {
   std::vector<void*> last_used_;  // buffer of evict_last_used()
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
-                                  verifier_, waiting_, hints_, costs_, plan_}};
+                                  verifier_, waiting_, hints_, plan_}};
   Versions versions_{{environment_, graph_, lifecycle_, capture_, streams_, settling_, dead_,
                       contents_, unwritten_}};
   OpRecorder recorder_{{environment_, graph_, devices_, lifecycle_, versions_, capture_, streams_,

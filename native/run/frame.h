@@ -21,9 +21,6 @@ struct Frame : OpCall {
   uint64_t call = 0;     // the signature without results; for hints (placement_hint.h)
   int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: simulations
   std::vector<dtr_tensor_desc> results;
-  int64_t begin_ns = 0;
-  int64_t room_ns_at_begin = 0;
-  int64_t reading_ns = 0;  // how long the op ran
   CallTiming timing;
   uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
   bool keeps = false;     // brings everything back: until then nothing live is evicted

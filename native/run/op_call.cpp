@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/spare_memory.h"
 #include "engine.h"
@@ -154,15 +153,13 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
   hints_.step_ends();
   PlanFollower::op_ends();
-  const int64_t reading_ns =
-      now_ns() - frame.remat.step_begin_ns - (room_ns_of_thread() - frame.remat.room_ns_at_step);
   Transaction call(*this);
   std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);
   const Storage* const target = frame.remat.stack.back().target;
   call.lock.unlock();
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
-  rematerializer_.commit(frame.remat, held, tensors, results, reading_ns, call.deferred);
+  rematerializer_.commit(frame.remat, held, tensors, results, call.deferred);
   evict_last_used(call, target);
   if (coach_) coach_->ran_again();
   look_for_thrashing(call);

@@ -264,7 +264,7 @@ void OpRecorder::about_to_run(Frame& frame) {
   if (frame.recomputable && !frame.loses) parts_.contents.note_inputs(frame);
   if (frame.log.open) parts_.op_log.runs(frame.log);
   parts_.streams.before_use(frame);
-  timer_.decide(frame.timing, frame, frame.signature.value());
+  timer_.decide(frame.timing, frame, frame.signature.value(), frame.told_ns >= 0);
   running_op_of_thread() = frame.op_key;
   if (parts_.hints.is_used()) {
     frame.call = frame.signature.value();
@@ -273,10 +273,6 @@ void OpRecorder::about_to_run(Frame& frame) {
         parts_.capture.is_under_way() ? std::nullopt : bytes_behind_results(frame));
   }
   if (parts_.plan.is_on()) parts_.plan.op_begins();
-  // The op's cost is counted from here: looking at its inputs, and bringing them back, is
-  // not part of it.
-  frame.begin_ns = now_ns();
-  frame.room_ns_at_begin = room_ns_of_thread();
 }
 
 // ---- after it ran ----
@@ -284,8 +280,7 @@ void OpRecorder::about_to_run(Frame& frame) {
 int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                         void* closure, Deferred& deferred) {
   describe_results(frame, results);
-  const uint64_t signature = cost_ns < 0 ? frame.signature.value() : 0;
-  timer_.learn(frame.timing, signature, frame.op_key, parts_.costs);
+  timer_.learn(frame.timing, cost_ns < 0 ? frame.signature.value() : 0, frame.op_key, parts_.costs);
   if (cost_ns < 0) cost_ns = cost_of_call(frame);
   parts_.hints.op_cost(frame.call, cost_ns);
   parts_.environment.clock_ns += cost_ns;
@@ -301,7 +296,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   }
   Op* op = nullptr;
   const auto record = [&] {
-    if (!op) op = build_op(frame, cost_ns, signature);
+    if (!op) op = build_op(frame, cost_ns);
     return op;
   };
   if (frame.overwrites) {
@@ -366,8 +361,9 @@ void OpRecorder::describe_results(Frame& frame, uint32_t results) {
   }
 }
 
-// What a call is reckoned to cost: on the CPU a mean with its reading in it; where work is
-// queued, what was read of such calls before, as its own reading comes later.
+// What a call is reckoned to cost: by its own reading, too, if it was read on the CPU; where work is
+// queued its reading comes later. Of calls that are not read, one with results of a new size may be
+// the first of its signature: then the clock says it.
 int64_t OpRecorder::cost_of_call(Frame& frame) {
   const uint64_t signature = frame.signature.value();
   uint64_t bytes = 0;
@@ -376,18 +372,24 @@ int64_t OpRecorder::cost_of_call(Frame& frame) {
     bytes += result.storage_bytes;
     queued |= parts_.streams.has_streams(result.device_type);
   }
-  if (!queued) return parts_.costs.add(signature, frame.op_key, frame.reading_ns);
+  if (!queued) {
+    const CallTiming& timing = frame.timing;
+    const int64_t known_ns = timing.took_ns > 0 ? 0 : parts_.costs.known(signature);
+    if (known_ns > 0) return known_ns;
+    return parts_.costs.add(
+        signature, frame.op_key,
+        timing.took_ns > 0 ? timing.took_ns : CallTimer::since_start_ns(timing));
+  }
   for (const Input& input : frame.inputs)
     if (input.storage) bytes += input.storage->size_bytes;
   return parts_.costs.estimate(signature, bytes, 1);
 }
 
 // The record of the op that just ran, without outputs yet.
-Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns, uint64_t signature) {
+Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns) {
   Op* op = parts_.graph.new_op();
   op->op_key = frame.op_key;
   op->cost_ns = cost_ns;
-  op->signature = signature;
   op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
   const auto is_input = [](const Input& input) { return input.storage && reads(input.use); };
   // A storage's first edge marks it: its number is what the mark is above `before`.

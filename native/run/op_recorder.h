@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "base/clock.h"
-#include "base/scoped_timer.h"
 #include "call_timer.h"
 #include "event_log.h"
 #include "eviction/placement_hint.h"
@@ -71,7 +69,6 @@ class OpRecorder {
     running_op_of_thread() = 0;
     parts_.hints.op_ends();
     PlanFollower::op_ends();
-    frame.reading_ns = now_ns() - frame.begin_ns - (room_ns_of_thread() - frame.room_ns_at_begin);
     CallTimer::stop(frame.timing, is_measured);
   }
   // It ran. The id of its record, 0 if there is none. cost_ns: below 0 if it was measured.
@@ -89,7 +86,7 @@ class OpRecorder {
   void describe_results(Frame& frame, uint32_t results);
   void foresee(Frame& frame, int64_t cost_ns);
   int64_t cost_of_call(Frame& frame);
-  Op* build_op(Frame& frame, int64_t cost_ns, uint64_t signature);
+  Op* build_op(Frame& frame, int64_t cost_ns);
   Storage* new_result(Frame& frame, const dtr_tensor_desc& desc, Deferred& deferred);
   void close(Frame& frame, Deferred& deferred);
   bool is_managed_device(const dtr_tensor_desc& desc) const {

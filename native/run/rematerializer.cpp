@@ -243,8 +243,7 @@ void Rematerializer::retain(std::vector<Held>& held, Deferred& deferred) const {
 }
 
 void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& held,
-                            uint32_t tensors, uint32_t results, int64_t reading_ns,
-                            Deferred& deferred) {
+                            uint32_t tensors, uint32_t results, Deferred& deferred) {
   Op* op = remat.stack.back().inputs.op;
   parts_.environment.clock_ns += op->cost_ns;
   parts_.environment.stats.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
@@ -276,7 +275,6 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
     parts_.environment.stats.recompute_ns +=
         static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
   } else {
-    if (op->signature) parts_.costs.add_again(op->signature, reading_ns);
     parts_.environment.stats.recompute_ns += static_cast<uint64_t>(
         now_ns() - remat.step_begin_ns - (room_ns_of_thread() - remat.room_ns_at_step));
   }

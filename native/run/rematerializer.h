@@ -23,7 +23,6 @@
 #include "graph/lifecycle.h"
 #include "graph/stream_order.h"
 #include "graph/verifier.h"
-#include "policy/costs.h"
 #include "policy/waiting_inputs.h"
 #include "step_plan.h"
 
@@ -77,7 +76,6 @@ class Rematerializer {
     Verifier& verifier;
     WaitingInputs& waiting;
     PlacementHint& hints;
-    CostTable& costs;
     PlanFollower& plan;
   };
   // A live handle that a step brings back. Holding it may take the GIL, so it happens outside the
@@ -105,7 +103,7 @@ class Rematerializer {
   std::vector<Held> hold(const Rematerialization& remat) const;
   void retain(std::vector<Held>& held, Deferred& deferred) const;
   void commit(Rematerialization& remat, const std::vector<Held>& held, uint32_t tensors,
-              uint32_t results, int64_t reading_ns, Deferred& deferred);
+              uint32_t results, Deferred& deferred);
   void abort(Rematerialization& remat, Deferred& deferred);
 
  private:

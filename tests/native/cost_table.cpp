@@ -1,10 +1,12 @@
 // Commands on stdin to a CostTable (native/policy/costs.h), one answer a line:
-//   add SIGNATURE NS, queued SIGNATURE NS, again SIGNATURE NS, fix SIGNATURE NS READINGS,
+//   add SIGNATURE NS, fix SIGNATURE NS READINGS,
+//   own CLOCK_NS PROCESSOR_NS SLEEPS (native/base/thread_use.h),
 //   estimate SIGNATURE BYTES DEVICE, readings SIGNATURE, fill FIRST COUNT NS, size, clear
 #include <cstdint>
 #include <iostream>
 #include <string>
 
+#include "base/thread_use.h"
 #include "policy/costs.h"
 
 int main() {
@@ -12,16 +14,16 @@ int main() {
   std::string command;
   while (std::cin >> command) {
     uint64_t a = 0, b = 0, c = 0;
-    if (command == "add" || command == "queued") {
+    if (command == "add") {
       std::cin >> a >> b;
-      std::cout << table.add(a, 7, static_cast<int64_t>(b), command == "queued") << "\n";
-    } else if (command == "again") {
-      std::cin >> a >> b;
-      table.add_again(a, static_cast<int64_t>(b));
-      std::cout << "done\n";
+      std::cout << table.add(a, 7, static_cast<int64_t>(b)) << "\n";
     } else if (command == "fix") {
       std::cin >> a >> b >> c;
       std::cout << table.fix(a, 7, static_cast<int64_t>(b), c) << "\n";
+    } else if (command == "own") {
+      dtr::ThreadUse use;
+      std::cin >> use.clock_ns >> use.processor_ns >> use.sleeps;
+      std::cout << use.own_ns() << "\n";
     } else if (command == "estimate") {
       std::cin >> a >> b >> c;
       std::cout << table.estimate(a, b, static_cast<uint8_t>(c)) << "\n";
