@@ -2,19 +2,22 @@
 
     python -m bench.overhead [--json PATH] [--smoke]
 
-Three answers, each from one process in which running with and without take turns, round by round:
+Four answers, each from one process in which running with and without take turns, round by round:
 
 - per operator: the time that dtr_alloc adds to operators on small tensors, where there is nothing
   to hide behind. Tensors have 1 KiB, just large enough that results are recorded with their
   closures.
 - out of cache: the same for one addition after other memory was written, as a large operator does.
   Then the code and the records of PyTorch and of dtr_alloc come from farther away.
+- in loops of a few operators on tiny tensors, and in inference: the time of an operator as a ratio,
+  with "unlimited" and with a budget in bytes that never binds, from the session's beginning: so it
+  has the looks for what is repeated in it.
 - per training step: the time of steps of whole jobs, as a ratio to the time without. Steps include
   the allocator, whose reuse of memory can make them faster. The job "tiny" is the hardest: a
-  thousand operators on tensors of some bytes. A second ratio is of a job that was made before
-  dtr_alloc was switched on, whose parameters are memory of PyTorch's own allocator. A third one is
-  of a job for which a page and a line of progress are asked for: with the thread that looks at the
-  counters, and hooks on all modules.
+  thousand operators on tensors of some bytes. A second ratio is with a budget that never binds. A
+  third one is of a job that was made before dtr_alloc was switched on, whose parameters are memory
+  of PyTorch's own allocator. A fourth one is of a job for which a page and a line of progress are
+  asked for: with the thread that looks at the counters, and hooks on all modules.
 
 Times are the least of many rounds, in one thread: of the process's CPU, which other programs on the
 machine disturb less, and for steps of the wall clock, too. A few percent stay noise. Out of cache
@@ -64,6 +67,11 @@ def unlimited() -> AbstractContextManager[None]:
     return dtr_alloc.session(budget="unlimited", device="cpu")
 
 
+def budgeted() -> AbstractContextManager[None]:
+    """The same, with a budget in bytes: whether steps repeat is looked at, too."""
+    return dtr_alloc.session(budget="64GiB", device="cpu")
+
+
 @contextmanager
 def shown() -> Iterator[None]:
     """The same, with all that is gathered for a page and shown meanwhile; the page itself is none,
@@ -85,6 +93,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "dtr_alloc": unlimited,
 }
 CASE_MODES = {**MODES, "trusting": trusting}
+LOOP_MODES = {**MODES, "budget": budgeted}
 
 
 def square() -> Tensor:
@@ -188,6 +197,45 @@ CASES = (
 )
 
 
+def repeated(*operators: Callable[[Tensor], Tensor]) -> Callable[[], Call]:
+    """Makes a loop of these."""
+
+    def make() -> Call:
+        x = torch.randn(8)
+
+        def run() -> None:
+            for operator in operators:
+                operator(x)
+
+        return run
+
+    return make
+
+
+def foreach() -> Call:
+    """Of several dtypes: there is no kernel for all of them together."""
+    tensors = [torch.randn(8, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    return lambda: torch._foreach_add(tensors, 1.0)
+
+
+def inference() -> Call:
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+    x = torch.randn(4, 8)
+    return lambda: net(x)
+
+
+LOOPS = (
+    Case("loop of one", repeated(torch.neg)),
+    Case("loop of two", repeated(torch.neg, torch.abs)),
+    Case("loop of five", repeated(torch.neg, torch.abs, torch.exp, torch.sin, torch.cos)),
+    Case("foreach, a tensor at a time", foreach),
+    Case("inference", inference),
+)
+"""What a job does for long without a training step."""
+LOOP_OPERATORS = 40_000
+"""In one session: several looks for what is repeated are among them."""
+
+
 class Tiny(Job):
     """40 layers of width 8 and an optimizer that updates all parameters at once."""
 
@@ -229,9 +277,9 @@ def operators(case: Case) -> int:
     return mode.count
 
 
-def time_calls(case: Case, way: str, calls: int) -> float:
+def time_calls(case: Case, mode: Callable[[], AbstractContextManager[None]], calls: int) -> float:
     """CPU nanoseconds of one call, from one round."""
-    with CASE_MODES[way](), torch.set_grad_enabled(case.grad):
+    with mode(), torch.set_grad_enabled(case.grad):
         call = case.make()
         for _ in range(calls // 8 + 1):
             call()
@@ -245,8 +293,8 @@ def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
     """One row: what dtr_alloc adds to one operator of the case."""
     least = dict.fromkeys(CASE_MODES, float("inf"))
     for _ in range(rounds):
-        for way in CASE_MODES:
-            least[way] = min(least[way], time_calls(case, way, calls))
+        for way, mode in CASE_MODES.items():
+            least[way] = min(least[way], time_calls(case, mode, calls))
     count = operators(case)
     return {
         "case": case.name,
@@ -254,6 +302,21 @@ def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
         "plain_ns_per_op": least["plain"] / count,
         "added_ns_per_op": (least["dtr_alloc"] - least["plain"]) / count,
         "contents_ns_per_op": (least["dtr_alloc"] - least["trusting"]) / count,
+    }
+
+
+def measure_loop(case: Case, rounds: int) -> dict[str, Any]:
+    """One row: what an operator of a loop takes, as ratios to the time without dtr_alloc."""
+    count = operators(case)
+    least = dict.fromkeys(LOOP_MODES, float("inf"))
+    for _ in range(rounds):
+        for way, mode in LOOP_MODES.items():
+            least[way] = min(least[way], time_calls(case, mode, LOOP_OPERATORS // count))
+    return {
+        "loop": case.name,
+        "plain_ns_per_op": least["plain"] / count,
+        "ratio_unlimited": least["dtr_alloc"] / least["plain"],
+        "ratio_budget": least["budget"] / least["plain"],
     }
 
 
@@ -286,7 +349,7 @@ def measure_steps(
     name: str, kind: Callable[..., Job], scale: float, rounds: int, seed: int
 ) -> dict[str, Any]:
     """One row: a job's step without and with dtr_alloc; a job of its own for each."""
-    modes = MODES | {"shown": shown, "older": unlimited}
+    modes = LOOP_MODES | {"shown": shown, "older": unlimited}
     jobs: dict[str, Job] = {"older": kind(scale=scale, seed=seed)}
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in modes}
     steps = 4
@@ -309,6 +372,7 @@ def measure_steps(
         "step_seconds": wall["dtr_alloc"],
         "ratio": wall["dtr_alloc"] / wall["plain"],
         "cpu_ratio": cpu["dtr_alloc"] / cpu["plain"],
+        "cpu_ratio_budget": cpu["budget"] / cpu["plain"],
         "cpu_ratio_older": cpu["older"] / cpu["plain"],
         "cpu_ratio_shown": cpu["shown"] / cpu["plain"],
         "added_ns_per_op": (cpu["dtr_alloc"] - cpu["plain"]) * 1e9 / counting.count,
@@ -317,6 +381,7 @@ def measure_steps(
 
 def show(
     cases: list[dict[str, Any]],
+    loops: list[dict[str, Any]],
     out_of_cache: list[dict[str, Any]],
     jobs: list[dict[str, Any]],
     console: Console,
@@ -329,6 +394,14 @@ def show(
     for row in cases:
         keys = ("plain_ns_per_op", "added_ns_per_op", "contents_ns_per_op")
         table.add_row(row["case"], str(row["operators"]), *(f"{row[key]:,.0f}" for key in keys))
+    console.print(table)
+    table = Table(title="Loops of operators on 8 numbers, processor time of an operator")
+    table.add_column("loop")
+    for column in ("plain ns", "unlimited", "a budget that never binds"):
+        table.add_column(column, justify="right")
+    for row in loops:
+        ratios = (f"{row[key]:.2f}x" for key in ("ratio_unlimited", "ratio_budget"))
+        table.add_row(row["loop"], f"{row['plain_ns_per_op']:,.0f}", *ratios)
     console.print(table)
     table = Table(title="One addition after other memory was written, ns")
     for column in ("MiB", "plain", "added by dtr_alloc"):
@@ -345,6 +418,7 @@ def show(
         "dtr_alloc ms",
         "ratio",
         "of the CPU",
+        "with a budget",
         "made before",
         "shown",
         "added ns per op",
@@ -360,6 +434,7 @@ def show(
             f"{row['step_seconds'] * 1e3:.2f}",
             f"{row['ratio']:.3f}x",
             f"{row['cpu_ratio']:.3f}x",
+            f"{row['cpu_ratio_budget']:.3f}x",
             f"{row['cpu_ratio_older']:.3f}x",
             f"{row['cpu_ratio_shown']:.3f}x",
             f"{row['added_ns_per_op']:,.0f}",
@@ -387,6 +462,10 @@ def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, sm
     for case in CASES:
         with console.status(f"timing {case.name}"):
             cases.append(measure_case(case, rounds, calls))
+    loops = []
+    for case in LOOPS:
+        with console.status(f"timing {case.name}"):
+            loops.append(measure_loop(case, max(rounds // 8, 1)))
     out_of_cache = []
     for mebibytes in WRITTEN_MIB:
         with console.status(f"adding after {mebibytes} MiB were written"):
@@ -395,13 +474,13 @@ def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, sm
     for name, kind, scale in steps:
         with console.status(f"training {name}"):
             jobs.append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
-    show(cases, out_of_cache, jobs, console)
+    show(cases, loops, out_of_cache, jobs, console)
     middle = statistics.median(row["added_ns_per_op"] for row in cases)
     console.print(f"median over the cases: dtr_alloc adds {middle:,.0f} ns an operator")
     if path:
         document = results.environment("cpu", seed) | {"bench": "overhead"}
         document |= {"processor": cpu_name(), "rounds": rounds, "calls": calls}
-        document |= {"added_ns_per_op": middle, "cases": cases}
+        document |= {"added_ns_per_op": middle, "cases": cases, "loops": loops}
         document |= {"out_of_cache": out_of_cache, "jobs": jobs}
         results.write_json(document, path)
 

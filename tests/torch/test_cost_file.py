@@ -53,8 +53,8 @@ def test_the_file_says_what_was_measured(job):
         assert len(entry["signature"]) == 16
         assert entry["cost_ns"] >= 1
         assert entry["readings"] >= 1
-    # Twelve alike layers in four steps.
-    assert max(e["readings"] for e in entries if e["operator"] == "aten::addmm.default") >= 44
+    # Of twelve alike layers in four steps; the other calls are not read.
+    assert max(e["readings"] for e in entries if e["operator"] == "aten::addmm.default") == 8
 
 
 def test_what_the_file_lists_is_not_measured_and_the_rest_is_added(job):

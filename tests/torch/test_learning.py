@@ -27,11 +27,16 @@ TIGHT = 0.15
 """Of the activation memory."""
 
 
+MOST_REPEATS = 300_000
+"""Of operators in one job. Where costs are measured, it fails rather than thrashes for hours."""
+
+
 def train(
     job: str, budget: int, costs: Path | None = None, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """The state that a job ends with, and the counters after each step, from 0."""
     with dtr_alloc.session(budget=budget, device="cpu", costs=costs, **settings):
+        dtr_alloc.limit_rematerializations(MOST_REPEATS)
         before = dtr_alloc.stats()
         running = JOBS[job]()
         counters = []
