@@ -12,6 +12,7 @@ While dtr_alloc is enabled they are replaced by functions that first make the st
   that depends on it computed, and nothing is computed from it again;
 - those that only *read* leave it as it was;
 - those that *write* have all that depends on the content computed before;
+- those that put a *generator* elsewhere are noted inside of an operator that runs again;
 - those that *swap* the memory of two storages give both addresses away and write to both, and the
   engine looks where the two are then.
 
@@ -49,6 +50,7 @@ STORAGE_READS = (
 )
 STORAGE_WRITES = ("_byteswap", "_set_from_file", "copy_", "fill_")
 STORAGE_SWAPS = ("_swap_data_ptr_", "_resize_with_addr_")
+GENERATOR_MOVES = ("manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset")
 
 # Not guarded: given a shape it touches no memory.
 _over_storage = torch._C.TensorBase.set_
@@ -93,7 +95,10 @@ def install(runtime: Any) -> None:
         if isinstance(subject, TypedStorage):
             subject = subject._untyped_storage
         tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
-        return tensor if isinstance(tensor, Tensor) and runtime.handle(tensor) else None
+        if not (isinstance(tensor, Tensor) and runtime.handle(tensor)):
+            return None
+        runtime.recorder.keep_inside(tensor)
+        return tensor
 
     def gives_away(subject: Any, bare: bool = False) -> None:
         if (tensor := managed(subject)) is None:
@@ -186,6 +191,8 @@ def install(runtime: Any) -> None:
             guard_reader(base, name, in_base, writes=True)
     for name in STORAGE_SWAPS:
         guard_swapper(storages, name, in_base)
+    for name in GENERATOR_MOVES:
+        guard_giver(torch._C.Generator, name, runtime.recorder.lend, in_base)
     # ``storage[i] = 0`` does not look the method up, but where a class of Python has it.
     guard_reader(UntypedStorage, "__setitem__", writes=True)
     replace(storages, "__setitem__", UntypedStorage.__setitem__, in_base)

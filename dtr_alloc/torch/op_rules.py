@@ -168,6 +168,7 @@ class Rule:
         because: why running it again on the same inputs might give other bits, as what it does;
             ``""``: it gives the same.
         tried: that is not known, and its first calls are to show it.
+        of_others: of a library that is not PyTorch's.
         copies: copies its second tensor to its first.
         random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
             the seed of the forward as an argument.)
@@ -185,6 +186,7 @@ class Rule:
     lasts: bool
     because: str
     tried: bool
+    of_others: bool
     copies: bool
     random: bool
     generator: int = -1
@@ -206,7 +208,7 @@ class Rule:
         """
         marks = (
             *(self.passes, self.looks, self.lasts, self.recomputable, self.tried),
-            *(self.copies, self.random),
+            *(self.of_others, self.copies, self.random),
         )
         positions = [self.generator, self.device, self.dropout, self.training]
         tensors = [
@@ -304,6 +306,7 @@ def rule_for(func: OpOverload) -> Rule:
             )
         ),
         tried=tried,
+        of_others=not known,
         copies=known and name in COPIES,
         # What a custom operator draws is noted, if it draws.
         random=generator >= 0

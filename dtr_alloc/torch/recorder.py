@@ -175,6 +175,7 @@ class Recorder:
         self._materialize_all = operators.materialize_all.default._handle.redispatch_boxed
         self._settle = operators.settle.default._handle.redispatch_boxed
         self._settle_all = operators.settle_all.default._handle.redispatch_boxed
+        self._lend = operators.lend.default._handle.redispatch_boxed
         self._keep_inside = operators.keep_inside.default._handle.redispatch_boxed
         self._run_trial = operators.run_trial.default._handle.redispatch_boxed
         self._run = operators.run.default._handle.redispatch_boxed
@@ -239,16 +240,21 @@ class Recorder:
         self._settle_all(_NO_KEYS, [tensor._cdata for tensor in tensors])
 
     def keep_inside(self, tensor: Tensor) -> bool:
-        """Makes a tensor resident until the operator ends that runs on this thread, if that is one
-        inside of which others run, such as one that Python implements; whether it is."""
-        return torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY) and self._keep_inside(
-            _NO_KEYS, tensor._cdata
-        )
+        """Makes a tensor resident until the operator ends that runs on this thread, and when that
+        runs again, if it is one inside of which others run, such as one that Python implements;
+        whether it is."""
+        return is_inside() and self._keep_inside(_NO_KEYS, tensor._cdata)
+
+    def lend(self, generator: torch.Generator) -> None:
+        """Has a generator stand where it stands once the operator ends that runs again on this
+        thread, if one does."""
+        if is_inside():
+            self._lend(_NO_KEYS, generator)
 
     def sees(self, arguments: Sequence[Any]) -> bool:
         """Whether operators on these arguments would come to the capture on this thread, as they
         are: not inside of another operator, and not on tensors with a dispatch of their own."""
-        if torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY) or not (
+        if is_inside() or not (
             self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
         ):
             return False
@@ -394,6 +400,11 @@ def _parts(results: Any) -> list[Tensor | None]:
     """What a call gave, with None for what is no tensor."""
     parts = results if isinstance(results, list | tuple) else [results]
     return [part if isinstance(part, Tensor) else None for part in parts]
+
+
+def is_inside() -> bool:
+    """Whether this thread runs an operator inside of which others run."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(_INSIDE_KEY)
 
 
 def _nothing(*_: Any) -> None:

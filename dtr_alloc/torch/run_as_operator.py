@@ -47,7 +47,8 @@ def run_as_operator(
             kernel[grid](x, out, factor)
 
     Its results can be evicted, and are computed by calling it again with the same values; it must
-    give the same then. It may ask tensors for their addresses, and use them until it returns.
+    give the same then. It may ask tensors for their addresses, and use them until it returns. If it
+    seeds a generator of PyTorch, that stands after a later call where it stood before.
     Autograd does not look inside: call this in forward() and backward() of a
     torch.autograd.Function. Without a budget, and inside of another such function, it is just
     called.
@@ -55,13 +56,14 @@ def run_as_operator(
     Args:
         function: returns a tensor, or tensors in lists, tuples and dictionaries, in memory that
             PyTorch allocated. It uses no tensors but its arguments, and others that stay as they
-            are.
+            are; these can be evicted, and are back when it is called again.
         arguments: tensors, also in lists, tuples and dictionaries, and values of any other type,
             which are kept. Those of a decorated function may be given by name.
         mutated: positions or names of the arguments whose tensors it overwrites.
         name: for messages, logs and costs; by default that of the function.
 
-    Raises TypeError where mutated says what is no tensor among the arguments, and RuntimeError
+    Raises StateError if the function reads an evicted tensor that depends on one which it
+    overwrites, TypeError where mutated says what is no tensor among the arguments, and RuntimeError
     where an argument wants a gradient, which the result would not have.
     """
     mutated = tuple(mutated)

@@ -199,15 +199,56 @@ void give_away(const c10::IValue* values, size_t count) {
     });
 }
 
+// The op that runs for the first time uses a tensor: what the core knows is there until it has ended,
+// and becomes an input of its record if it is no argument, so that it is there when the op runs again,
+// too. Whether it is none.
+bool is_beside(Thread& thread, const at::Tensor& tensor) {
+  if (tensor.device().type() != settings.device || !lies_in_storage(tensor)) return false;
+  for (;;) {
+    const int32_t answer = core->op_reads(thread.frame(), tensor.unsafeGetTensorImpl());
+    if (answer < 0) fail_with_last_error(-answer);
+    if (answer != DTR_READS_EVICTED) return answer == DTR_READS_BESIDE;
+    Repeater(thread).bring_back(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+// Inside of an operator a tensor is used: its content is there until that has ended. Whether it is none
+// that the operator was given or made, as far as the core knows.
+bool is_used_inside(Thread& thread, const at::Tensor& tensor) {
+  if (!thread.taping->tape.again()) return is_beside(thread, tensor);
+  if (tensor.device().type() != settings.device || !lies_in_storage(tensor)) return false;
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (!storage->_mutable_data_ptr_no_checks().get() && storage->nbytes() > 0)
+    keep_resident(thread.taping->pinned, tensor);
+  return false;
+}
+
+// An operator may write to it at any time: it is a constant from now on, and stays where it is.
+void keep_for_good(const at::Tensor& tensor) {
+  const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 1);
+  if (status != DTR_OK) fail_with_last_error(status);
+}
+
+// Of an operator of others: whether it gives what was there before and was no argument, such as what
+// it gave earlier.
+bool gives_again(Thread& thread, const at::Tensor& result) {
+  if (!result.defined() || !is_beside(thread, result)) return false;
+  keep_for_good(result);
+  return true;
+}
+
+void say_not_repeated(const Rule& rule, const std::string& fault) {
+  if (!rule.trials || !rule.trials->fail()) return;
+  c10::Stack told{rule.name(), fault};
+  call_python_unseen("failed_trial", &told);
+}
+
 // Whether what the call has just given, on the stack from base on, can be computed again.
 bool passes(const Rule& rule, uint64_t signature, Trial& trial, const Tape& tape,
             const c10::Stack& stack, size_t base) {
   const Trial::Outcome outcome = trial.outcome(tape, stack.data() + base, stack.size() - base);
   if (outcome.passed()) rule.trials->pass(signature);
-  if (!outcome.fault.empty() && rule.trials->fail()) {
-    c10::Stack told{rule.name(), outcome.fault};
-    call_python_unseen("failed_trial", &told);
-  }
+  if (!outcome.fault.empty()) say_not_repeated(rule, outcome.fault);
   return outcome.passed();
 }
 
@@ -243,8 +284,19 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   if (keeps && rule.device >= 0)
     if (const at::Tensor* made = first_result(*stack, base)) closure.ran_on(made->device());
   if (C10_UNLIKELY(trial.has_value())) {
-    if (!passes(rule, signature, *trial, tape, *stack, base)) op.is_constant();
+    if (!tape.repeats() || !passes(rule, signature, *trial, tape, *stack, base)) op.is_constant();
     trial.reset();
+  }
+  if (C10_UNLIKELY(rule.of_others)) {
+    bool again = false;
+    for (size_t i = base; i < stack->size(); ++i)
+      for_tensors((*stack)[i],
+                  [&](const at::Tensor& tensor) { again |= gives_again(thread, tensor); });
+    if (again || !tape.repeats()) {
+      op.is_constant();
+      say_not_repeated(rule, tape.repeats() ? "gives what was there before"
+                                            : "overwrites a tensor that is none of its arguments");
+    }
   }
   if (C10_UNLIKELY(rule.lasts)) give_away(stack->data() + base, stack->size() - base);
   op.end(put_results(thread, *stack, base));
@@ -297,6 +349,35 @@ void run_judged(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   tape.note(std::move(closure.draws()));
 }
 
+// What an operator inside uses is there; whether it overwrites what the outer one was not given.
+bool overwrites_beside(Thread& thread, const Rule& rule, const c10::Stack& stack) {
+  bool overwrites = false;
+  for (const TensorArgument& of : rule.tensors)
+    for_tensors(stack[stack.size() - rule.arguments + of.position], [&](const at::Tensor& tensor) {
+      if (!is_used_inside(thread, tensor) || of.use == DTR_USE_READ) return;
+      keep_for_good(tensor);
+      overwrites = true;
+    });
+  return overwrites;
+}
+
+// Such an operator is an op of its own, so that what depends on the old content is computed before;
+// the outer one is not repeated.
+void run_overwriting(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack,
+                     Tape& tape) {
+  tape.note_unrepeatable();
+  const Thread::Deeper deeper(thread);
+  const size_t base = stack->size() - rule.arguments;
+  Overwritten overwritten;
+  const uint32_t tensors = put_arguments(thread, rule, stack->data() + base, &overwritten);
+  if (settings.writes_op_log) core->op_log_name(thread.frame(), rule.number);
+  OpenOp op(thread, tensors, 0, rule.key);
+  if (op.needs(DTR_NEED_WORK)) Repeater(thread).prepare();
+  op.runs();
+  run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
+  op.end(put_results(thread, *stack, base));
+}
+
 // Inside of an operator that draws, or of a call of Python's: draws matter.
 void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
@@ -304,7 +385,9 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   Tape& tape = thread.taping->tape;
   if (rule.lasts) tape.note_lasting();
   if (tape.judges() && python.is_ending()) tape.note_unrepeatable();
-  if (tape.judges() && tape.repeats() && !rule.passes)
+  if (!rule.passes && overwrites_beside(thread, rule, *stack))
+    run_overwriting(thread, rule, keys, stack, tape);
+  else if (tape.judges() && tape.repeats() && !rule.passes)
     run_judged(thread, rule, keys, stack, tape);
   else
     run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
@@ -492,9 +575,16 @@ void settle_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* sta
 void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
       reinterpret_cast<c10::TensorImpl*>(torch::jit::pop(*stack).toInt())));
-  Taping* taping = Thread::current().taping;
-  if (taping) keep_resident(taping->pinned, tensor);
-  stack->emplace_back(taping != nullptr);
+  Thread& thread = Thread::current();
+  if (thread.taping && !is_used_inside(thread, tensor))
+    keep_resident(thread.taping->pinned, tensor);
+  stack->emplace_back(thread.taping != nullptr);
+}
+
+// lend(Generator generator) -> (): an operator that runs again may put it elsewhere (draws.h, D7).
+void lend(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  const at::Generator generator = torch::jit::pop(*stack).toGenerator();
+  if (Lending* lending = Thread::current().lending) lending->lend(generator);
 }
 
 // run(int call, int first, int[] entries, int key, bool judged, bool constant) -> (): an operator
@@ -540,7 +630,12 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
       results = call_object(first, closure.python());
     }
     TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
-    if (!tape.repeats()) op.is_constant();
+    bool again = false;
+    for (const int64_t address : *results)
+      if (address)
+        again |= gives_again(thread, at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+                                         reinterpret_cast<c10::TensorImpl*>(address))));
+    if (again || !tape.repeats()) op.is_constant();
     const auto made = static_cast<uint32_t>(results->size());
     for (uint32_t i = 0; i < made; ++i) thread.put(i, (*results)[i]);
     op.end(made);
@@ -570,6 +665,7 @@ void register_operators() {
       KernelFunction::makeFromBoxedFunction<&settle_all>());
   add("dtr_alloc::keep_inside(int tensor) -> bool",
       KernelFunction::makeFromBoxedFunction<&keep_inside>());
+  add("dtr_alloc::lend(Generator generator) -> ()", KernelFunction::makeFromBoxedFunction<&lend>());
   add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged, bool constant) -> "
       "()",
       KernelFunction::makeFromBoxedFunction<&run>());
@@ -611,6 +707,7 @@ void after_fork_in_child() {
   Turn::renew();
   DrawsOf::renew();
   Threads::instance().forget_others();
+  Lending::renew();
 }
 
 }  // namespace

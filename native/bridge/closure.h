@@ -84,6 +84,8 @@ class Closure {
   }
 
   const Rule* rule() const { return rule_; }
+  // Whether it runs code that is not PyTorch's own.
+  bool is_of_others() const { return !rule_ || rule_->of_others; }
   int64_t python() const { return python_; }
   Surroundings& surroundings() { return surroundings_; }
   std::vector<Drawn>& draws() { return draws_; }

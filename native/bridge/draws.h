@@ -18,6 +18,14 @@
 //      between. What draws from it in C++, past operators, is not seen.
 //  D6  Putting a generator of CUDA is no seeding. PyTorch's own functions for it also have cuDNN's
 //      RNNs begin anew with their dropout, which the job would see; put_philox() does not.
+//  D7  An operator of others may seed generators itself. While one runs again the default generators
+//      are lent to it, and so is what it seeds by Python's methods; then they stand where they
+//      stood. Other threads do not see that: what they draw meanwhile begins, and ends, at the state
+//      that will be put back.
+//  D7  An operator of others may put generators elsewhere itself (manual_seed). While it runs again,
+//      the default generators are lent to it, and so is each other one whose method it calls in
+//      Python; afterwards they stand where they stood. What other threads draw meanwhile begins and
+//      ends at the state that is put back, not at the operator's.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,9 +35,11 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "python.h"
@@ -99,6 +109,113 @@ inline void put_generator(at::Generator& generator, const Drawn& at) {
 inline bool same_state(const Drawn& a, const Drawn& b) {
   return a.device.is_cpu() ? *a.twister == *b.twister : a.philox == b.philox;
 }
+
+// Generators that are lent to an operator while this exists (D7).
+class Lending {
+ public:
+  // of_thread: the last one on this thread. type: the kind of device that is managed.
+  Lending(Lending*& of_thread, c10::DeviceType type) : of_thread_(of_thread), outer_(of_thread) {
+    of_thread = this;
+    at::Context& context = at::globalContext();
+    lend(context.defaultGenerator(c10::kCPU));
+    if (type != c10::kCUDA) return;
+    const auto count =
+        static_cast<c10::DeviceIndex>(context.getAcceleratorHooksInterface(type).deviceCount());
+    for (c10::DeviceIndex i = 0; i < count; ++i)
+      lend(context.defaultGenerator(c10::Device(type, i)));
+  }
+  Lending(const Lending&) = delete;
+  Lending& operator=(const Lending&) = delete;
+  ~Lending() {
+    of_thread_ = outer_;
+    const std::lock_guard<std::mutex> lock(mutex());
+    for (auto lent : lent_) {
+      const std::lock_guard<std::mutex> locked(lent->generator.mutex());
+      Drawn now;
+      read_generator(lent->generator, &now);
+      if (!same_state(now, lent->stands)) put_generator(lent->generator, lent->stands);
+      all().erase(lent);
+    }
+  }
+
+  void lend(const at::Generator& generator) {
+    if (!knows_generators_of(generator.device())) return;
+    const std::lock_guard<std::mutex> lock(mutex());
+    for (auto lent : lent_)
+      if (lent->generator == generator) return;
+    Lent lent{generator, std::this_thread::get_id(), {}};
+    read_unlent(generator, &lent.stands);
+    lent_.push_back(all().insert(all().end(), std::move(lent)));
+  }
+
+  // Where a generator stands for this thread.
+  static void read(const at::Generator& generator, Drawn* out) {
+    const std::lock_guard<std::mutex> lock(mutex());
+    read_unlent(generator, out);
+  }
+
+  // This thread has drawn: the generator goes on at `after`, unless the job has put it elsewhere
+  // since it stood at `before`.
+  static void commit(at::Generator& generator, const Drawn& before, const Drawn& after) {
+    const std::lock_guard<std::mutex> lock(mutex());
+    bool is_lent = false;
+    for (Lent& lent : all()) {
+      if (lent.generator != generator || lent.to == std::this_thread::get_id()) continue;
+      is_lent = true;
+      if (same_state(before, lent.stands)) lent.stands = copy_of(after);
+    }
+    if (is_lent) return;
+    const std::lock_guard<std::mutex> locked(generator.mutex());
+    Drawn now;
+    read_generator(generator, &now);
+    if (same_state(before, now)) put_generator(generator, after);
+  }
+
+  // In a forked child, where those that had some are not.
+  static void renew() {
+    new (&mutex()) std::mutex();
+    all().clear();
+  }
+
+ private:
+  struct Lent {
+    at::Generator generator;
+    std::thread::id to;
+    Drawn stands;  // for all but the operator
+  };
+
+  static std::mutex& mutex() {
+    static auto* mutex = new std::mutex();
+    return *mutex;
+  }
+  static std::list<Lent>& all() {
+    static auto* all = new std::list<Lent>();
+    return *all;
+  }
+
+  static Drawn copy_of(const Drawn& of) {
+    Drawn copy;
+    copy.device = of.device;
+    if (of.twister) copy.twister = std::make_unique<TwisterState>(*of.twister);
+    copy.philox = of.philox;
+    return copy;
+  }
+
+  static void read_unlent(const at::Generator& generator, Drawn* out) {
+    for (const Lent& lent : all())
+      if (lent.generator == generator && lent.to != std::this_thread::get_id()) {
+        *out = copy_of(lent.stands);
+        return;
+      }
+    at::Generator same = generator;
+    const std::lock_guard<std::mutex> locked(same.mutex());
+    read_generator(same, out);
+  }
+
+  Lending*& of_thread_;
+  Lending* outer_;
+  std::vector<std::list<Lent>::iterator> lent_;
+};
 
 // This thread's own generator for a device.
 inline at::Generator& own_generator(at::Generator& like) {
@@ -195,7 +312,7 @@ class Draw {
       put_generator(own, tape.next());
     } else {
       lock_.emplace(job_);
-      read_locked(job_, &before_);
+      Lending::read(job_, &before_);
       put_generator(own, before_);
     }
     slot = own;
@@ -203,19 +320,10 @@ class Draw {
 
   void commit() {
     if (tape_.again()) return;
-    Drawn now, after;
+    Drawn after;
     read_generator(own_generator(job_), &after);
-    {
-      const std::lock_guard<std::mutex> lock(job_.mutex());
-      read_generator(job_, &now);
-      if (same_state(before_, now)) put_generator(job_, after);
-    }
+    Lending::commit(job_, before_, after);
     tape_.note(std::move(before_));
-  }
-
-  static void read_locked(at::Generator& generator, Drawn* out) {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    read_generator(generator, out);
   }
 
  private:
@@ -231,7 +339,10 @@ class DirectDraw {
  public:
   DirectDraw(Tape& tape, c10::Device device)
       : job_(at::globalContext().defaultGenerator(device)), lock_(job_) {
-    Draw::read_locked(job_, &before_);
+    {
+      const std::lock_guard<std::mutex> lock(job_.mutex());
+      read_generator(job_, &before_);
+    }
     if (tape.again()) {
       put_locked(tape.next());
       restores_ = true;

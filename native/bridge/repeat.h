@@ -7,7 +7,9 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/TensorOptions.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "thread.h"
@@ -80,6 +82,9 @@ class Repeater {
   // Runs a closure on these tensors. In the scope of an Unseen.
   c10::Stack repeat(Closure& closure, const std::vector<at::Tensor>& tensors) {
     const Surroundings::Restored surroundings(closure.surroundings());
+    const Thread::Deeper deeper(thread_);
+    std::optional<Lending> lending;
+    if (closure.is_of_others()) lending.emplace(thread_.lending, settings.device);
     Tape tape(&closure.draws(), true);
     return closure.rule() ? run_operator(closure, tensors, tape)
                           : run_python(closure, tensors, tape);
@@ -107,7 +112,18 @@ class Repeater {
     return tensor;
   }
 
+  // Without what autograd and Python know of it.
+  static at::Tensor alone(const at::Tensor& tensor) { return alone(tensor, tensor.storage()); }
+
  private:
+  static at::Tensor alone(const at::Tensor& tensor, const c10::Storage& storage) {
+    at::Tensor made = over(storage, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                           tensor.storage_offset());
+    made.unsafeGetTensorImpl()->_set_conj(tensor.is_conj());
+    made.unsafeGetTensorImpl()->_set_neg(tensor.is_neg());
+    return made;
+  }
+
   // What a function of the core answers, if that is not a failure.
   template <typename Call>
   static int64_t in_core(Call&& call) {
@@ -138,6 +154,7 @@ class Repeater {
     std::vector<at::Tensor> results;
     for (const c10::IValue& result : repeat(closure, arguments))
       add_results(result, &results, closure.rule() != nullptr);
+    if (closure.is_of_others()) part_from_others(arguments, &results);
     const size_t count = arguments.size() + results.size();
     int64_t* numbers = core->frame_step(frame_, count);
     for (size_t i = 0; i < count; ++i) {
@@ -149,6 +166,24 @@ class Repeater {
     const int32_t status = core->remat_commit(frame_, static_cast<uint32_t>(arguments.size()),
                                               static_cast<uint32_t>(results.size()));
     if (status < 0) fail_commit(closure, -status);
+  }
+
+  // A result that an operator of others keeps, too, or has given before, stays that operator's: the
+  // engine gets a copy.
+  static void part_from_others(const std::vector<at::Tensor>& arguments,
+                               std::vector<at::Tensor>* results) {
+    const auto aliases = [](const at::Tensor& tensor, const std::vector<at::Tensor>& others) {
+      return std::count_if(others.begin(), others.end(), [&](const at::Tensor& other) {
+        return other.defined() && other.has_storage() && other.is_alias_of(tensor);
+      });
+    };
+    for (at::Tensor& result : *results)
+      if (result.defined() && lies_in_storage(result)) result = alone(result);
+    for (at::Tensor& result : *results) {
+      if (!result.defined() || !lies_in_storage(result) || aliases(result, arguments) > 0) continue;
+      const auto ours = static_cast<size_t>(aliases(result, *results));
+      if (result.storage().use_count() > ours) result = alone(result, copy_of(result.storage()));
+    }
   }
 
   c10::Stack run_operator(Closure& closure, const std::vector<at::Tensor>& tensors, Tape& tape) {

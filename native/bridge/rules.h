@@ -60,6 +60,7 @@ struct Rule {
   bool recomputable = false;
   // Set: it is recomputable only as far as they show (trial.h).
   std::unique_ptr<Trials> trials;
+  bool of_others = false;               // of another library than PyTorch
   bool copies = false;                  // copies its second tensor to its first
   bool random = false;                  // draws from a generator
   int32_t generator = -1;               // position of the generator it can be given; -1: none such
@@ -196,6 +197,7 @@ class Rules {
     rule.lasts = next();
     rule.recomputable = next();
     if (next()) rule.trials = std::make_unique<Trials>();
+    rule.of_others = next();
     rule.copies = next();
     rule.random = next();
     for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})

@@ -109,31 +109,34 @@ class Threads {
 };
 
 class Thread {
+  struct Level {
+    dtr_frame* frame = nullptr;
+    int64_t* buffer = nullptr;
+    uint64_t capacity = 0;
+  };
+
  public:
   static Thread& current() {
     thread_local Thread thread;
     return thread;
   }
-  Thread() {
-    const int32_t status = core->frame_create(engine(), &frame_);
-    if (status != DTR_OK) fail_with_last_error(status);
-    Threads::instance().add(this);
-  }
+  Thread() { Threads::instance().add(this); }
   ~Thread() {
     Threads::instance().remove(this);
-    core->frame_destroy(frame_);
+    for (const Level& level : unused_) core->frame_destroy(level.frame);
+    core->frame_destroy(level_.frame);
   }
 
   static dtr_engine* engine() { return static_cast<dtr_engine*>(core->engine); }
-  dtr_frame* frame() const { return frame_; }
+  dtr_frame* frame() const { return level_.frame; }
 
   // Writes the index-th number for the core.
   void put(uint32_t index, int64_t number) {
-    if (index >= capacity_) {
-      capacity_ = std::max<uint64_t>(2 * capacity_, index + 64);
-      buffer_ = core->frame_buffer(frame_, capacity_);
+    if (index >= level_.capacity) {
+      level_.capacity = std::max<uint64_t>(2 * level_.capacity, index + 64);
+      level_.buffer = core->frame_buffer(level_.frame, level_.capacity);
     }
-    buffer_[index] = number;
+    level_.buffer[index] = number;
   }
 
   // An empty closure to fill, which is the spare one until a record has it: given_away().
@@ -151,13 +154,51 @@ class Thread {
   Position position;
   std::atomic<bool> runs_op{false};
   std::atomic<uint64_t> op_key{0};  // of that op
-  Taping* taping = nullptr;  // of the operator that runs now, if others run inside of it (D4)
-  uint32_t since_drain = 0;  // operators in the op log
+  Taping* taping = nullptr;    // of the operator that runs now, if others run inside of it (D4)
+  Lending* lending = nullptr;  // to the operator that runs again now, if it might seed generators
+  uint32_t since_drain = 0;    // operators in the op log
+
+  // While it exists, this thread has a frame of its own: an operator that runs now may need content
+  // brought back that is none of its inputs.
+  class Deeper {
+   public:
+    explicit Deeper(Thread& thread) : thread_(thread), outer_(thread.level_) {
+      if (thread.depth_ == kDeepest)
+        fail(DTR_STATE,
+             "an operator that runs again needs the result of another one that is none of "
+             "its arguments, and so on, " +
+                 std::to_string(kDeepest) + " times: give such tensors as arguments");
+      if (thread.unused_.empty()) thread.unused_.push_back(new_level());
+      thread.level_ = thread.unused_.back();
+      thread.unused_.pop_back();
+      ++thread.depth_;
+    }
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
+    ~Deeper() {
+      --thread_.depth_;
+      thread_.unused_.push_back(thread_.level_);
+      thread_.level_ = outer_;
+    }
+
+   private:
+    static constexpr size_t kDeepest = 32;  // each takes some 10 KiB of the stack
+
+    Thread& thread_;
+    Level outer_;
+  };
 
  private:
-  dtr_frame* frame_ = nullptr;
-  int64_t* buffer_ = nullptr;
-  uint64_t capacity_ = 0;
+  static Level new_level() {
+    Level level;
+    const int32_t status = core->frame_create(engine(), &level.frame);
+    if (status != DTR_OK) fail_with_last_error(status);
+    return level;
+  }
+
+  Level level_ = new_level();
+  std::vector<Level> unused_;
+  size_t depth_ = 0;
   std::unique_ptr<Closure> spare_;
 };
 
@@ -179,11 +220,12 @@ class OpenOp {
  public:
   // tensors: how many of the numbers were put.
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
-      : thread_(thread), flags_(flags) {
+      : thread_(thread), outer_runs_(thread.runs_op), outer_key_(thread.op_key), flags_(flags) {
     Places::instance().tell(thread.position);
     thread.op_key.store(key, std::memory_order_relaxed);
     thread.runs_op = true;
-    while (C10_UNLIKELY(Threads::instance().must_wait(&thread))) {
+    // An operator inside of another one goes on: who ends the session waits for that one.
+    while (!outer_runs_ && C10_UNLIKELY(Threads::instance().must_wait(&thread))) {
       thread.runs_op = false;
       sleep_without_gil(std::chrono::microseconds(200));
       thread.runs_op = true;
@@ -193,14 +235,14 @@ class OpenOp {
     const In in(Phase::engine);
     need_ = core->op_begin(thread.frame(), tensors, flags_, key);
     if (need_ >= 0) return;
-    thread.runs_op.store(false, std::memory_order_release);
+    ends();
     fail_with_last_error(-need_);
   }
   OpenOp(const OpenOp&) = delete;
   OpenOp& operator=(const OpenOp&) = delete;
   ~OpenOp() {
     if (open_) core->op_abort(thread_.frame(), started_);
-    thread_.runs_op.store(false, std::memory_order_release);
+    ends();
   }
 
   bool needs(int32_t what) const { return need_ & what; }
@@ -223,7 +265,14 @@ class OpenOp {
   }
 
  private:
+  void ends() {
+    thread_.op_key.store(outer_key_, std::memory_order_relaxed);
+    thread_.runs_op.store(outer_runs_, std::memory_order_release);
+  }
+
   Thread& thread_;
+  bool outer_runs_;
+  uint64_t outer_key_;
   uint32_t flags_;
   int32_t need_ = 0;
   bool open_ = true;

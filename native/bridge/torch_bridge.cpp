@@ -120,6 +120,12 @@ const char* const evicted_message =
     "thread, a compiled region or an extension). Call dtr_alloc.materialize(tensor) or "
     "dtr_alloc.pin(tensor) before handing it there.";
 
+const char* const taken_message =
+    "dtr_alloc: an operator that ran again gave this tensor, whose memory went to its first "
+    "result. "
+    "An operator of a library must neither read nor return what it gave before: "
+    "dtr_alloc.distrust() has it never run again.";
+
 const char* const lost_message =
     "dtr_alloc: this tensor's memory was evicted, and its content is lost: it could not be "
     "computed "
@@ -272,7 +278,9 @@ void* replace(void* handle, void* address) {
 void* take(void* handle) {
   c10::StorageImpl& storage = *storage_of(handle);
   void* address = release_address(storage);
-  if (address) storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  if (!address) return nullptr;
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(taken_message));
   return address;
 }
 

@@ -76,7 +76,7 @@ class Trial {
         const auto add = [&](const at::Tensor& part) {
           plain_ = plain_ && is_plain(part);
           if (!plain_) return;
-          tensors_.push_back(alone(part));
+          tensors_.push_back(Repeater::alone(part));
           before_.push_back(sum_of(part));
         };
         if (!for_components(tensor, add)) add(tensor);
@@ -115,15 +115,6 @@ class Trial {
     return lies_in_storage(tensor) && !tensor.is_quantized();
   }
 
-  // Without what autograd and Python know of it.
-  static at::Tensor alone(const at::Tensor& tensor) {
-    at::Tensor made = Repeater::over(tensor.storage(), tensor.scalar_type(), tensor.sizes(),
-                                     tensor.strides(), tensor.storage_offset());
-    made.unsafeGetTensorImpl()->_set_conj(tensor.is_conj());
-    made.unsafeGetTensorImpl()->_set_neg(tensor.is_neg());
-    return made;
-  }
-
   // The bytes from the first element to the last.
   static at::Tensor span(const at::Tensor& tensor) {
     const auto size = static_cast<int64_t>(tensor.element_size());
@@ -147,7 +138,7 @@ class Trial {
     if (a.is_non_overlapping_and_dense()) return span(a).equal(span(b));
     // What lies between elements is nobody's.
     const at::MemoryFormat dense = at::MemoryFormat::Contiguous;
-    return span(alone(a).clone(dense)).equal(span(alone(b).clone(dense)));
+    return span(Repeater::alone(a).clone(dense)).equal(span(Repeater::alone(b).clone(dense)));
   }
 
   bool are_alike(const at::Tensor& a, const at::Tensor& b) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/scratch.h"
 #include "dtr/framework.h"
@@ -44,9 +45,12 @@ struct OpCall {
   uint64_t op_key = 0;
   uint32_t place = 0;  // place_of_thread()
   Scratch<Input> inputs;
+  // Storages that it reads and that are no arguments, such as a table of a Python function; locked.
+  std::vector<Storage*> beside;
   // Sizes and strides of the inputs before the op ran: it may resize them (out=).
   Scratch<int64_t> geometry;
   bool open = false;
+  bool runs = false;  // all that it needs was there, and it began
   bool recomputable = false;
   uint8_t constant_as = 0;    // DTR_KEPT_...: why it is not
   bool keeps_old = false;     // DTR_OP_KEEPS_OLD

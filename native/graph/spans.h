@@ -34,8 +34,16 @@ inline Range span_of(const dtr_tensor_desc& desc) {
                  desc.storage_bytes);
 }
 
+// Whether the edge's op reads the input beside its arguments (OpCall::beside).
+inline bool is_beside(const Edge& edge) {
+  const auto index = static_cast<int32_t>(edge.op->index_of(&edge));
+  return std::none_of(edge.op->tensors.begin(), edge.op->tensors.end(),
+                      [index](const TensorSpec& spec) { return spec.edge == index; });
+}
+
 // Of all that the edge's op reads there.
 inline Range span_of(const Edge& edge) {
+  if (is_beside(edge)) return {0, edge.input->size_bytes};
   Op* op = edge.op;
   const auto index = static_cast<int32_t>(op->index_of(&edge));
   Range all{0, 0};

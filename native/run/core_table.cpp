@@ -80,6 +80,11 @@ int32_t op_prepare(dtr_frame* frame) {
       on(frame, [](Engine& engine, Frame& of) { return engine.op_prepare(of); }));
 }
 
+int32_t op_reads(dtr_frame* frame, const void* tensor) {
+  return static_cast<int32_t>(
+      on(frame, [&](Engine& engine, Frame& of) { return engine.op_reads(of, tensor); }));
+}
+
 int64_t op_end(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure) {
   return on(frame, [&](Engine& engine, Frame& of) {
     return engine.op_end(of, results, flags, kMeasured, closure);
@@ -180,6 +185,7 @@ dtr_core core_table(Engine* engine) {
   table.frame_device = &frame_device;
   table.op_begin = &op_begin;
   table.op_prepare = &op_prepare;
+  table.op_reads = &op_reads;
   table.op_end = &op_end;
   table.op_abort = &op_abort;
   table.remat_next = &remat_next;

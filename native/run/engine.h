@@ -105,6 +105,7 @@ class Engine final {
   // ---- an operator, and what it needs back (op_call.cpp) ----
   int32_t op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t op_prepare(Frame& frame);
+  int32_t op_reads(Frame& frame, const void* tensor);
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
@@ -186,6 +187,8 @@ class Engine final {
   bool move_aside(Storage* storage, const void* begin, const void* end, Transaction& call);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
+  void begin_within(Frame& frame);
+  static void end_within(Frame& frame);
   void keep(Frame& frame, bool on);
   void hire_coach(Deferred& deferred);
   void follow(const EvictionPolicy& policy);

@@ -55,6 +55,12 @@ int32_t Engine::op_prepare(Frame& frame) {
   return 0;
 }
 
+int32_t Engine::op_reads(Frame& frame, const void* tensor) {
+  Transaction call(*this);
+  return frame.runs ? recorder_.reads_inside(frame, tensor, call.deferred)
+                    : int32_t{DTR_READS_UNKNOWN};
+}
+
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                        void* closure) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
@@ -99,9 +105,22 @@ bool Engine::remat_want(Frame& frame, void* handle) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* storage = graph_.by_handle.find(handle);
   if (!storage || storage->state == State::resident) return false;
-  waiting_.begin_request();
+  begin_within(frame);
   Rematerializer::want(frame.remat, storage, false);
   return true;
+}
+
+// A rematerialization that is not for the frame's op.
+void Engine::begin_within(Frame& frame) {
+  waiting_.begin_request();
+  if (!frame.remat.stack.empty()) return;
+  frame.remat.is_within = true;
+  frame.remat.outer_planned = PlanFollower::running_of_thread();
+}
+
+void Engine::end_within(Frame& frame) {
+  if (std::exchange(frame.remat.is_within, false))
+    PlanFollower::running_of_thread() = frame.remat.outer_planned;
 }
 
 // Nothing live is evicted while a frame brings everything back.
@@ -122,7 +141,7 @@ bool Engine::remat_want_any(Frame& frame) {
   });
   keep(frame, found != nullptr);
   if (found) {
-    waiting_.begin_request();
+    begin_within(frame);
     Rematerializer::want(frame.remat, found, false);
   }
   return found != nullptr;
@@ -142,6 +161,7 @@ int64_t Engine::remat_next(Frame& frame) {
   };
   for (;;) {
     const int64_t id = rematerializer_.next(frame.remat, std::cref(swap_in), call.deferred);
+    if (id == 0) end_within(frame);
     if (id != Rematerializer::kRefused) return id;
     call.lock.unlock();
     rematerializer_.hold_refused(frame.remat);
@@ -170,6 +190,7 @@ void Engine::remat_abort(Frame& frame) {
   PlanFollower::op_ends();
   Transaction call(*this);
   rematerializer_.abort(frame.remat, call.deferred);
+  end_within(frame);
   keep(frame, false);
 }
 

@@ -52,6 +52,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_RULE);
   if (captures) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);
   frame.open = true;
+  frame.runs = false;
   frame.place = place_of_thread();
   frame.requested = false;
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
@@ -273,6 +274,28 @@ void OpRecorder::about_to_run(Frame& frame) {
         parts_.capture.is_under_way() ? std::nullopt : bytes_behind_results(frame));
   }
   if (parts_.plan.is_on()) parts_.plan.op_begins();
+  frame.runs = true;
+}
+
+// ---- while it runs ----
+
+int32_t OpRecorder::reads_inside(Frame& frame, const void* tensor, Deferred& deferred) {
+  dtr_tensor_desc desc;
+  parts_.environment.framework->describe(tensor, &desc);
+  Storage* storage = desc.handle ? parts_.graph.by_handle.find(desc.handle) : nullptr;
+  if (!storage || storage->address != desc.data) return DTR_READS_UNKNOWN;
+  for (const Input& input : frame.inputs)
+    if (input.storage == storage) return DTR_READS_ARGUMENT;
+  if (std::find(frame.beside.begin(), frame.beside.end(), storage) == frame.beside.end()) {
+    frame.beside.push_back(storage);
+    ++storage->locks;
+    storage->last_access_ns = parts_.environment.clock_ns;
+    if (storage->unwritten) parts_.lifecycle.forget_parent(storage, deferred);
+    if (storage->captured) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);  // F2
+  }
+  if (storage->state != State::resident) return DTR_READS_EVICTED;
+  parts_.streams.before_use(storage);
+  return DTR_READS_BESIDE;
 }
 
 // ---- after it ran ----
@@ -400,6 +423,10 @@ Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns) {
     op->edges.emplace_back();
     op->edges.back().input = input.storage;
   }
+  for (Storage* storage : frame.beside) {
+    op->edges.emplace_back();
+    op->edges.back().input = storage;
+  }
   op->tensors.reserve(frame.inputs.size());
   for (const Input& input : frame.inputs) {
     TensorSpec spec;
@@ -455,8 +482,10 @@ void OpRecorder::abort(Frame& frame, bool started, Deferred& deferred) {
 void OpRecorder::close(Frame& frame, Deferred& deferred) {
   for (const Input& input : frame.inputs)
     if (input.storage) parts_.lifecycle.unlock(input.storage, deferred);
+  for (Storage* storage : frame.beside) parts_.lifecycle.unlock(storage, deferred);
   frame.inputs.clear();
-  frame.open = false;
+  frame.beside.clear();
+  frame.open = frame.runs = false;
 }
 
 }  // namespace dtr

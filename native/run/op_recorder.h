@@ -64,6 +64,9 @@ class OpRecorder {
   // false if nothing that is evicted depends on them. What is resident is settled then. Nothing is
   // done if all that is live and depends on them takes less than least_bytes.
   bool settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, Deferred& deferred);
+  // The op that runs reads a tensor: a storage that is none of its arguments becomes an input of its
+  // record.
+  int32_t reads_inside(Frame& frame, const void* tensor, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
   void stop(Frame& frame, bool is_measured) const {
     running_op_of_thread() = 0;

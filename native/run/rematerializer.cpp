@@ -55,6 +55,14 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
     }
     if (!std::exchange(step.locks_inputs, true))
       for (const Edge& edge : target->parent->edges) lock_input(remat, &edge, false);
+    if (remat.is_within)
+      for (const Edge& edge : target->parent->edges)
+        if (edge.input->overwriters > 0)
+          throw StateError(
+              "storage " + std::to_string(edge.input->id) + ", " +
+              size_text(edge.input->size_bytes) +
+              ", is needed for a rematerialization while an operator overwrites it; an "
+              "operator may not read what depends on what it overwrites");
     if (!hold_inputs(remat, target->parent, deferred)) return kRefused;
     describe(remat, target->parent);
     if (parts_.plan.is_on()) parts_.plan.step_begins(target->parent);
@@ -140,7 +148,10 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
     // (This step holds it once, and once more if it was brought back for it.)
     const bool copy =
         mutated_[e] && (input->live || input->locks > ours[e] || input->pins > 0 || !input->parent);
-    if (mutated_[e] && !copy) remat.consumed.push_back(input);
+    if (mutated_[e] && !copy) {
+      remat.consumed.push_back(input);
+      ++input->overwriters;
+    }
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
   }
@@ -215,7 +226,9 @@ void Rematerializer::take_result(const Op* op, Storage* storage, const dtr_tenso
   void* address = parts_.environment.framework->take(desc.handle);
   if (!address)
     throw StateError("op " + std::to_string(op->id) +
-                     " gave a result whose memory is not from this allocator");
+                     (desc.handle == storage->handle
+                          ? " gave what it gave the first time, and did not compute it again"
+                          : " gave a result whose memory is not from this allocator"));
   if (consumed) {
     parts_.graph.by_address.erase(address);
     parts_.lifecycle.lose_handle(consumed, deferred);
@@ -293,6 +306,7 @@ void Rematerializer::close_step(Rematerialization& remat, Deferred& deferred) {
 // version was resident all the time, or is gone.
 void Rematerializer::drop_consumed(Rematerialization& remat, Deferred& deferred) {
   for (Storage* old : remat.consumed) {
+    --old->overwriters;
     if (old->state != State::resident) continue;
     parts_.graph.by_address.erase(old->address);
     parts_.lifecycle.lose_handle(old, deferred);

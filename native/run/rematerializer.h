@@ -55,6 +55,10 @@ struct Rematerialization {
   std::vector<void*> held;
   std::vector<void*> refused;  // weakly: hold these without the mutex first
   bool step_open = false;
+  // It is not for an op that is to run: another one of its thread may be running, and what that
+  // overwrites is no input.
+  bool is_within = false;
+  PlanFollower::Running outer_planned;
   uint64_t outer_op = 0;      // what its thread ran before the step began
   bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;

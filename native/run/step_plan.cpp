@@ -14,18 +14,12 @@ std::pair<uint32_t, uint32_t> last_use_of(const StepPlan::Place& place) {
   return {place.last_op, place.last_run};
 }
 
-struct Running {
-  const PlanFollower* of = nullptr;  // null: nothing runs that has a plan
-  uint64_t plan = 0;
-  uint32_t op = 0, run = 0, ordinal = 0;
-};
+}  // namespace
 
-Running& running_of_thread() {
+PlanFollower::Running& PlanFollower::running_of_thread() {
   thread_local Running running;
   return running;
 }
-
-}  // namespace
 
 void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   plan_ = std::move(plan);

@@ -58,6 +58,13 @@ struct StepPlan {
 
 class PlanFollower {
  public:
+  // What a thread runs, as a plan has it.
+  struct Running {
+    const PlanFollower* of = nullptr;  // null: nothing runs that has a plan
+    uint64_t plan = 0;
+    uint32_t op = 0, run = 0, ordinal = 0;
+  };
+
   // ---- under the engine's mutex ----
   // In place of the one before; one without calls is none. at_beginning: of a step, just now.
   void follow(StepPlan plan, bool at_beginning);
@@ -82,6 +89,7 @@ class PlanFollower {
 
   // ---- by the thread of the operator ----
   static void op_ends();
+  static Running& running_of_thread();
 
  private:
   static constexpr uint64_t kLost = UINT64_MAX;

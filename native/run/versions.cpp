@@ -18,6 +18,12 @@ Range written(const Input& input) {
                                                                        : kWholeStorage;
 }
 
+bool is_read_beside(const Storage* storage) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next)
+    if (is_beside(*edge)) return true;
+  return false;
+}
+
 }  // namespace
 
 bool Versions::begin(OpCall& call, Deferred& deferred) {
@@ -28,6 +34,9 @@ bool Versions::begin(OpCall& call, Deferred& deferred) {
   for (Input& input : call.inputs) {
     Storage* storage = input.storage;
     if (!storage || !overwrites(input.use)) continue;
+    // Who reads it beside the arguments would read what the op writes.
+    if (storage->parent && is_read_beside(storage))
+      parts_.lifecycle.forget_parent(storage, deferred);
     // What is also read, or not covered, is an input after all.
     if (input.use == Use::write_only && (input.shared || !input.desc.full)) {
       input.part = !input.desc.full;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import importlib.util
 import os
 import subprocess
@@ -220,6 +222,91 @@ def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: L
         result = operator(torch.zeros(1000))
         assert not dtr_alloc.evict(result)
         assert torch.equal(result, torch.ones(1000))
+
+
+def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
+    library: Library, capfd: pytest.CaptureFixture[str]
+) -> None:
+    buffer: list[Tensor] = []
+
+    def double(x: Tensor) -> Tensor:
+        library.calls += 1
+        if library.calls <= 2 * TRIALS:
+            return x * 2
+        if not buffer:
+            buffer.append(x * 2)
+            return buffer[0]
+        return buffer[0].copy_(x * 2)
+
+    operator = library.define(double)
+    x = torch.linspace(-1, 1, 1000)
+    with checked_session():
+        for _ in range(TRIALS + 1):
+            last = operator(x + 0)
+        tripled = last * 3
+        evicted(tripled)
+        again = operator(x + 1)
+        assert torch.equal(tripled, x * 6), "was computed before it was overwritten"
+        assert torch.equal(last, (x + 1) * 2)
+        assert torch.equal(again, (x + 1) * 2)
+        assert not dtr_alloc.evict(again)
+    assert "overwrites a tensor that is none of its arguments" in capfd.readouterr().err
+
+
+def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: Library) -> None:
+    kept: list[Tensor] = []
+
+    def double(x: Tensor) -> Tensor:
+        kept.append(x * 2)
+        return kept[-1]
+
+    operator = library.define(double)
+    x = torch.linspace(-1, 1, 1000)
+    with checked_session():
+        results = [operator(x + 0) for _ in range(TRIALS + 1)]
+        for result in results:
+            assert torch.equal(evicted(result), x * 2)
+        assert all(torch.equal(each, x * 2) for each in kept)
+
+
+@pytest.mark.parametrize("budget", [400_000, 700_000, 1_000_000, 1_500_000])
+def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_pointer(
+    library: Library, budget: int
+) -> None:
+    buffer: list[Tensor] = []
+    limit = 20
+
+    def double(x: Tensor) -> Tensor:
+        library.calls += 1
+        if library.calls <= limit:
+            return x * 2
+        if not buffer:
+            buffer.append(x * 2)
+        return buffer[0].copy_(x * 2)
+
+    operator = library.define(double)
+
+    def run() -> list[float]:
+        library.calls = 0
+        buffer.clear()
+        sums = []
+        for _ in range(8):
+            kept = []
+            for i in range(12):
+                x = torch.full((128, 96), float(i)) * 1.5
+                y = operator(x)
+                sums.append(y.sum().item())
+                kept += [x, y.sin()]
+            sums += [each.sum().item() for each in reversed(kept)]
+        return sums
+
+    expected = run()
+    # What was evicted before the buffer was its memory cannot come back, and what is kept may not
+    # fit: an error says so.
+    errors = (dtr_alloc.StateError, torch.OutOfMemoryError)
+    gc.collect()
+    with contextlib.suppress(*errors), checked_session(budget):
+        assert run() == expected
 
 
 def test_what_fails_when_it_runs_again_fails_no_job(library: Library) -> None:

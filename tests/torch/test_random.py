@@ -198,3 +198,92 @@ def test_seeding_after_a_draw_does_not_change_what_is_drawn_again() -> None:
         following = torch.randn(5)
     torch.manual_seed(99)
     assert torch.equal(torch.randn(5), following)
+
+
+own = torch.Generator()
+
+
+def seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(1234)
+    return x + torch.rand(x.shape)
+
+
+def seeded_by_state(x: Tensor) -> Tensor:
+    torch.set_rng_state(torch.Generator().manual_seed(1234).get_state())
+    return x + torch.rand(x.shape) + torch.initial_seed()
+
+
+def seeded_in_its_own(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape, generator=own.manual_seed(5))
+
+
+def seeded_with_care(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1234)
+        return x + torch.rand(x.shape)
+
+
+SEEDING = [seeded, seeded_by_state, seeded_in_its_own, seeded_with_care]
+
+
+@pytest.mark.parametrize("function", SEEDING, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("as_custom", [False, True], ids=["function", "custom operator"])
+def test_an_operator_that_seeds_moves_no_generator_when_it_runs_again(
+    function: Callable[[Tensor], Tensor], as_custom: bool
+) -> None:
+    operator: Callable[[Tensor], Tensor] = dtr_alloc.run_as_operator(function)
+    if as_custom:
+        name = f"dtr_seeding::{function.__name__}"
+        operator = torch.library.custom_op(name, mutates_args=())(function)
+
+    def run(again: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        own.manual_seed(0)
+        drawn = []
+        for step in range(5):
+            made = operator(torch.ones(1000) * step)
+            drawn += [torch.rand(10), torch.rand(10, generator=own)]
+            torch.manual_seed(99 + step)
+            own.manual_seed(99 + step)
+            drawn += [torch.rand(10), torch.rand(10, generator=own)]
+            drawn.append((evicted(made) if again else made).clone())
+            drawn += [torch.rand(10), torch.rand(10, generator=own)]
+        return drawn
+
+    expected = run(again=False)
+    with checked_session():
+        got = run(again=True)
+    for one, other in zip(expected, got, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again() -> None:
+    inside, drawn = threading.Event(), threading.Event()
+    again = False
+
+    def waits(x: Tensor) -> Tensor:
+        torch.manual_seed(1234)
+        if again:
+            inside.set()
+            assert drawn.wait(60)
+        return x + torch.rand(x.shape)
+
+    others: list[Tensor] = []
+
+    def draw() -> None:
+        assert inside.wait(60)
+        others.extend(torch.rand(10) for _ in range(3))
+        drawn.set()
+
+    with checked_session():
+        made = dtr_alloc.run_as_operator(waits, torch.ones(1000))
+        torch.manual_seed(7)
+        again = True
+        thread = threading.Thread(target=draw)
+        thread.start()
+        evicted(made).sum()
+        thread.join()
+        after = torch.rand(10)
+    torch.manual_seed(7)
+    for right, other in zip([torch.rand(10) for _ in range(4)], [*others, after], strict=True):
+        assert torch.equal(right, other)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -189,3 +191,142 @@ def test_a_net_with_such_a_function_trains_in_half_of_its_activation_memory() ->
         got = train()
         assert dtr_alloc.stats()["rematerializations"] > 0
     assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
+
+
+Table = Callable[[Tensor, Tensor], Tensor]
+
+READINGS: dict[str, Table] = {
+    "an operator": lambda x, table: x * table,
+    "its address": lambda x, table: x * floats(table)[1].item(),
+    "an array": lambda x, table: x * float(table.numpy()[1]),
+    "a list": lambda x, table: x * table.tolist()[1],
+    "a part of it": lambda x, table: x * table[1:2],
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("as_custom", [False, True], ids=["function", "custom operator"])
+def test_a_table_that_is_no_argument_is_there_when_it_runs_again(
+    reading: str, as_custom: bool
+) -> None:
+    base = torch.linspace(1, 2, 4096)
+    expected = READINGS[reading](base, base * 3).clone()
+    table = base
+
+    def scaled(x: Tensor) -> Tensor:
+        return READINGS[reading](x, table)
+
+    operator: Callable[[Tensor], Tensor] = dtr_alloc.run_as_operator(scaled)
+    if as_custom:
+        name = f"dtr_tables::{reading.replace(' ', '_')}"
+        operator = torch.library.custom_op(name, mutates_args=())(scaled)
+    with checked_session():
+        table = base * 3
+        y = operator(base + 0)
+        for _ in range(2):
+            dtr_alloc.evict(table)  # an array holds its address for good
+            assert torch.equal(evicted(y), expected)
+
+
+def test_a_table_that_is_evicted_comes_back_for_the_first_call() -> None:
+    base = torch.linspace(1, 2, 4096)
+    with checked_session():
+        table = base * 3
+        evicted(table)
+        y = dtr_alloc.run_as_operator(lambda x: x * table, base + 0)
+        assert torch.equal(evicted(y), base * (base * 3))
+
+
+def test_tables_that_are_results_of_such_functions_need_no_depth() -> None:
+    """Each reads the one before, which is none of its arguments."""
+    steps = 3000
+    with checked_session():
+        x = torch.ones(256)
+        hidden = [torch.zeros(256) + 1]
+        for step in range(steps):
+            hidden.append(dtr_alloc.run_as_operator(lambda x, at=step: x + hidden[at], x))
+        for each in hidden[1:]:
+            evicted(each)
+        assert hidden[-1][0].item() == steps + 1
+
+
+def test_what_was_computed_from_a_table_does_not_change_when_that_is_overwritten() -> None:
+    with checked_session():
+        table = torch.ones(4096) * 3
+        y = dtr_alloc.run_as_operator(lambda x: x * table, torch.ones(4096) + 1)
+        evicted(y)
+        table.add_(1)
+        assert y[0].item() == 6
+        assert table[0].item() == 4
+
+
+def test_reading_what_depends_on_what_it_overwrites_is_refused_by_name() -> None:
+    with checked_session():
+        x = torch.ones(4096) + 1
+        table = x * 3
+        evicted(table)
+
+        def overwrite(x: Tensor) -> None:
+            x.mul_(2)
+            x.add_(table)
+
+        with pytest.raises(dtr_alloc.StateError, match="while an operator overwrites it"):
+            dtr_alloc.run_as_operator(overwrite, x, mutated=[0])
+
+
+@pytest.mark.parametrize("share", [0.8, 0.7, 0.6])
+def test_a_net_that_reads_tables_trains_to_the_same_bits(share: float) -> None:
+    """In both passes, on the threads of autograd and on two of the job's."""
+
+    class Gated(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor, gates: list[Tensor]) -> Tensor:  # type: ignore[override]
+            context.gates = gates
+            context.save_for_backward(x)
+            result: Tensor = dtr_alloc.run_as_operator(lambda x: sine(x) * gates[1], x)
+            return result
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+            (x,) = context.saved_tensors
+            return dtr_alloc.run_as_operator(
+                lambda x, gradient: gradient * x.cos() * context.gates[1], x, gradient
+            ), None
+
+    def train(seed: int, out: dict[int, list[Tensor]]) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        weights = [
+            (torch.rand(64, 64, generator=generator) - 0.5).requires_grad_() for _ in range(6)
+        ]
+        for _ in range(3):
+            x = torch.rand(256, 64, generator=generator)
+            gates = [x.sin() * step for step in range(1, 4)]
+            for weight in weights:
+                x = Gated.apply(x @ weight, gates)
+            x.square().mean().backward()
+            with torch.no_grad():
+                for weight in weights:
+                    weight -= weight.grad
+                    weight.grad = None
+        out[seed] = [weight.detach().clone() for weight in weights]
+
+    def both() -> dict[int, list[Tensor]]:
+        out: dict[int, list[Tensor]] = {}
+        threads = [threading.Thread(target=train, args=(seed, out)) for seed in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return out
+
+    expected = both()
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        train(1, {})
+        peak_of_one = dtr_alloc.stats()["peak_allocated_bytes"]
+    gc.collect()
+    with checked_session(int(peak_of_one * share)):
+        got = both()
+        assert dtr_alloc.stats()["rematerializations"] > 0
+    for seed, weights in expected.items():
+        assert all(torch.equal(a, b) for a, b in zip(weights, got[seed], strict=True))

@@ -101,6 +101,14 @@ typedef struct dtr_framework {
   void (*drop_closure)(void* closure);
 } dtr_framework;
 
+/* What dtr_core.op_reads answers. */
+enum {
+  DTR_READS_UNKNOWN = 0,  /* the core does not know its content, as of what the op has made */
+  DTR_READS_ARGUMENT = 1, /* one of the op's arguments has the same storage */
+  DTR_READS_BESIDE = 2,   /* it is there, and stays */
+  DTR_READS_EVICTED = 3   /* it must be brought back (remat_want); then call again */
+};
+
 /* What the core does for the framework. Every function may be called on any
  * thread, with or without the GIL, and with no lock of ours held. */
 typedef struct dtr_core {
@@ -145,6 +153,9 @@ typedef struct dtr_core {
   int32_t (*frame_device)(dtr_frame* frame);
   int32_t (*op_begin)(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
   int32_t (*op_prepare)(dtr_frame* frame);
+  /* The op that runs reads a tensor. A storage that is none of its arguments becomes an input of its
+   * record, and is locked until the op has ended. Returns DTR_READS_..., or -status. */
+  int32_t (*op_reads)(dtr_frame* frame, const void* tensor);
   /* With what the clock says as the cost. An answer above 0: the record has the closure (not
    * NULL) from now on, hands it out with each step (step_closure), and gives it to
    * dtr_framework.drop_closure in the end. Otherwise it stays the caller's. */
