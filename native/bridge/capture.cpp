@@ -746,7 +746,7 @@ std::string largest(const std::vector<dtr_holder>& holders, const char* title, I
     char size[64];
     std::snprintf(size, sizeof size, " %.1f MiB (%llu bytes)", static_cast<double>(bytes) / 0x1p20,
                   bytes);
-    text += (i ? std::string(", ") : std::string(" ") + title + ": ") +
+    text += (i ? std::string(", ") : std::string("\n") + title + ": ") +
             Rules::instance().name_of(largest[i].second) + size;
   }
   return text.empty() ? text : text + ".";

@@ -74,7 +74,7 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
     if (status == DTR_OUT_OF_MEMORY) {
       const std::string text = message;  // which the next call of the core may overwrite
       TORCH_CHECK_WITH(OutOfMemoryError, false, text, largest_holders(),
-                       " (PyTorch says: ", of_pytorch(device), ")");
+                       "\n(PyTorch says: ", of_pytorch(device), ")");
     }
     TORCH_CHECK(false, message);
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -41,8 +42,6 @@ constexpr double kGrindsLittle = 0.25;
 // What slabs have grown by since the last plan, they have room for so many times in the next one. So
 // a job that keeps something of each step outgrows few plans.
 constexpr uint64_t kGrowsOn = 2;
-// A job needs so much more than its program, as it is not played to the last detail.
-constexpr double kMargin = 1.05;
 constexpr double kNsPerSecond = 1e9;
 
 constexpr uint64_t kMarkEvery = 64;  // operators
@@ -240,8 +239,9 @@ uint64_t Learner::budget_bytes() const {
   return stats.budget_bytes;
 }
 
-// Memory that the program knows nothing of is taken from the budget.
-Stage Learner::stage() const {
+// Memory that the program knows nothing of is taken from the budget; running_bytes are of the
+// operator that runs.
+Stage Learner::stage(uint64_t running_bytes) const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
@@ -251,6 +251,7 @@ Stage Learner::stage() const {
   parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
     if (dtr_pool_contains(of.pool, address)) known += storage->size_bytes;
   });
+  known += running_bytes;
   const uint64_t unknown = stats.requested_bytes - std::min(stats.requested_bytes, known);
   Stage stage;
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
@@ -534,25 +535,39 @@ void Learner::check_grinding() {
 
 // ---- advice ----
 
-Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex>& lock) {
-  if (!can_play() || waiter_) return {};
+// What an operator has begun, where that is not recorded, is not known; nor is it then that what was
+// recorded earlier is like it.
+Coach::Advice Learner::advise(double most_slowness, const Shortage* at,
+                              std::unique_lock<EngineMutex>& lock) {
+  if (!can_play() || waiter_ || (at && phase_ != Phase::listening)) return {};
   if (phase_ == Phase::listening) {
     hear();
     step_ = log_.repetition();
   }
   if (log_.operators() == 0) return {};
-  if (advised_ > 0 && log_.operators() < next_look(advised_)) return advice_;
-  advised_ = log_.operators();
-  const OwnedProgram program = log_.whole(step_);
-  const Stage played = stage();
+  const uint64_t budget = budget_bytes(), least = at ? at->least : 0;
+  Advised& last = advised_[at ? 1 : 0];
+  const auto known = [&] {
+    return last.advice.budget_bytes > std::max(budget, least) ? last.advice : Advice{};
+  };
+  if (last.operators > 0 && log_.operators() < next_look(last.operators)) return known();
+  last = {log_.operators(), {}};
+  StepLog::Begun begun;
+  if (at) begun.sizes = parts_.op_log.running_sizes();
+  const Stage played = stage(std::accumulate(begun.sizes.begin(), begun.sizes.end(), uint64_t{0}));
+  const uint64_t unknown = budget - played.budget_bytes;
+  if (at && !at->recomputes) begun.sizes.push_back(at->requested);
+  for (const Storage* storage : parts_.graph.storages())
+    if (storage->locks > 0 && storage->live) begun.reads.push_back(storage->log_number);
+  const OwnedProgram program = at ? log_.whole(step_, begun) : log_.whole(step_);
   const EvictionPolicy by = policy();
-  const uint64_t unknown = budget_bytes() - played.budget_bytes;
   std::optional<Rehearsal::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
   const auto play = [&] {
     const std::atomic<bool> never{false};
     try {
-      found = Rehearsal(program, played, never).least_budget(by, most_slowness - 1);
+      found = Rehearsal(program, played, never)
+                  .least_budget(by, most_slowness - 1, least - std::min(least, unknown));
     } catch (const std::exception&) {
       // No memory for it: there is no advice.
     }
@@ -565,11 +580,10 @@ Coach::Advice Learner::advise(double most_slowness, std::unique_lock<EngineMutex
     }
   });
   if (!is_current) return {};
-  advice_ = {};
   if (found)
-    advice_ = {static_cast<uint64_t>(kMargin * static_cast<double>(found->bytes + unknown)),
-               step_.period > 0 ? 1 + found->repeats : 0};
-  return advice_;
+    last.advice = {found->bytes + unknown, found->peak_bytes + unknown,
+                   step_.period > 0 ? 1 + found->repeats : 0};
+  return known();
 }
 
 void Learner::forget(Deferred& deferred) {
@@ -582,7 +596,7 @@ void Learner::forget(Deferred& deferred) {
   times_ = 0;
   slab_bytes_.reset();
   is_usual_ = true;
-  advised_ = 0;
+  advised_ = {};
   phase_ = Phase::begins;
 }
 

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -56,7 +57,8 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   }
   int64_t step_ns() const override { return step_ns_; }
   int32_t learning() const override;
-  Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) override;
+  Advice advise(double most_slowness, const Shortage* at,
+                std::unique_lock<EngineMutex>& lock) override;
   void forget(Deferred& deferred) override;
 
   // What a thread is given, and gives.
@@ -132,6 +134,10 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   void rest(Phase phase, Deferred& deferred);
   // There is no memory, or no thread, to learn with: the job goes on as it is.
   void give_up(Deferred& deferred);
+  struct Advised {
+    uint64_t operators = 0;  // that were played; 0: none
+    Advice advice;
+  };
   struct Waiter {};
   // Calls until() without the mutex; nothing is learned meanwhile. False: another thread made this
   // forget, or the engine has no use for it any more.
@@ -140,7 +146,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   void end_rehearsal();
   bool can_play() const;
   uint64_t budget_bytes() const;
-  Stage stage() const;
+  Stage stage(uint64_t running_bytes = 0) const;
   void add_held(Stage& stage) const;
   void follow_usual();
   void watch();
@@ -176,8 +182,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   double expected_misses_ = 0;          // and what two of them missed
   uint32_t times_ = 0;                  // that it has listened in a row
   std::optional<uint64_t> slab_bytes_;  // when the last plan was looked for
-  Advice advice_;                       // the last, and of how many operators
-  uint64_t advised_ = 0;
+  std::array<Advised, 2> advised_;      // the last to a job that is slow, and to one without room
   std::shared_ptr<Task> task_;
   const Waiter* waiter_ = nullptr;  // on the stack of wait(), until this forgets
 };

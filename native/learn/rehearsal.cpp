@@ -22,6 +22,9 @@ constexpr double kHopeless = 20;
 constexpr double kShares[] = {1, 0.98, 0.96};
 constexpr double kPlays = std::size(kShares);
 
+// A job needs so much more than its program, as it is not played to the last detail.
+constexpr double kMargin = 1.05;
+
 // Operators in all plays of either search: few seconds of a processor. (Not a time, as two runs
 // decide alike.)
 constexpr uint64_t kMostPlayed = 600'000;
@@ -367,22 +370,27 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
 }
 
 std::optional<Rehearsal::Budget> Rehearsal::least_budget(const EvictionPolicy& policy,
-                                                         double most_repeats) const {
-  constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+                                                         double most_repeats,
+                                                         uint64_t least) const {
   const double most_ns = most_repeats * static_cast<double>(program_.cost_ns) + 1;
   // Without a limit nothing is computed again.
-  uint64_t high = 0;
-  if (!play(policy, UINT64_MAX, kUnlimited, &high)) return std::nullopt;
-  Budget least{high, 0};
-  uint64_t low = std::min(stage_.budget_bytes, high);
+  uint64_t peak = 0;
+  if (!play(policy, UINT64_MAX, std::numeric_limits<double>::infinity(), &peak))
+    return std::nullopt;
+  peak = std::max(peak, least);
+  uint64_t low = std::max(stage_.budget_bytes, least), high = peak;
+  if (peak <= stage_.budget_bytes) return std::nullopt;
+  if (low == stage_.budget_bytes && play(policy, low, most_ns)) return std::nullopt;
   const uint64_t enough = std::max<uint64_t>((high - low) / 50, 1);
   while (high - low > enough && !cancelled_) {
     const uint64_t middle = low + (high - low) / 2;
-    const std::optional<Found> found = play(policy, middle, most_ns);
-    if (found) least = {middle, found->repeats};
-    (found ? high : low) = middle;
+    (play(policy, middle, most_ns) ? high : low) = middle;
   }
-  return least;
+  const auto more = static_cast<uint64_t>(kMargin * static_cast<double>(high));
+  for (const uint64_t bytes : {std::min(more, peak), high, peak})
+    if (const std::optional<Found> found = play(policy, bytes, most_ns))
+      return Budget{bytes, found->repeats, peak};
+  return std::nullopt;
 }
 
 }  // namespace dtr

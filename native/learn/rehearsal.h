@@ -76,11 +76,14 @@ class Rehearsal {
 
   struct Budget {
     uint64_t bytes;
-    double repeats;  // as above
+    double repeats;       // as above
+    uint64_t peak_bytes;  // what the program takes without a budget, and no less than `least`
   };
-  // The least budget found with which the policy repeats no more than that, to 2 % of what a
-  // search has to look through.
-  std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats) const;
+  // A budget that was played, with which the policy repeats no more than that: the least found from
+  // `least` on, to 2 % of what a search has to look through, and kMargin more, up to the peak. None
+  // if the program does as well by the budget that it has.
+  std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats,
+                                     uint64_t least) const;
 
  private:
   // Of the published policies, with what is dead kept, until enough operators were played. best: what

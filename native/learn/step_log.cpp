@@ -233,12 +233,12 @@ uint64_t StepLog::last_number_before_steps(const Repetition& of) const {
   return second < operators_.size() ? operators_[second].last_number : last_number_;
 }
 
-// The operators from `first` to the end of the last step, and what is between them, beginning at
-// `from` in the code. The second step and those behind it count.
-void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t from,
+// The operators from `first` on and before `last`, and what is between them, beginning at `from` in
+// the code. The second step and those behind it count.
+void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t last, uint64_t from,
                             OwnedProgram& to) const {
   const std::vector<int64_t>& code = program_.code;
-  const uint64_t last = end_of(of), first_step = first_of(of);
+  const uint64_t first_step = first_of(of);
   const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
   to.code.insert(
       to.code.end(), code.begin() + at(from),
@@ -258,7 +258,29 @@ void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t from,
 
 OwnedProgram StepLog::whole(const Repetition& of) const {
   OwnedProgram all;
-  add_operators(of, 0, 0, all);
+  add_operators(of, 0, end_of(of), 0, all);
+  return all;
+}
+
+OwnedProgram StepLog::whole(const Repetition& of, const Begun& begun) const {
+  OwnedProgram all;
+  add_operators(of, 0, operators_.size(), 0, all);
+  if (of.period == 0) {
+    all.counted_from = 0;
+    all.cost_ns = program_.cost_ns;
+  }
+  const size_t at = all.code.size();
+  all.code.insert(all.code.end(), {number_of(Instruction::effect), 0, 0});
+  for (const uint64_t number : begun.reads)
+    if (const auto name = names_.find(static_cast<int64_t>(number)); name != names_.end())
+      all.code.push_back(static_cast<int64_t>(name->second));
+  all.code[at + 2] = static_cast<int64_t>(all.code.size() - at - 3);
+  all.code.push_back(0);
+  for (const uint64_t size : begun.sizes)
+    all.workspace.insert(all.workspace.end(), {DTR_MEMORY_ALLOCATE, static_cast<int64_t>(size)});
+  all.workspace_at.push_back(static_cast<int64_t>(all.workspace.size()));
+  all.calls.push_back(StepPlan::kSameCall);
+  all.made_ahead.push_back(0);
   return all;
 }
 
@@ -294,7 +316,7 @@ OwnedProgram StepLog::last_steps(const Repetition& of) const {
                                            static_cast<int64_t>(name), alive[name]});
       steps.constant_bytes += static_cast<uint64_t>(alive[name]);
     }
-  add_operators(of, first, from, steps);
+  add_operators(of, first, end_of(of), from, steps);
   return steps;
 }
 

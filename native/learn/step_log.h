@@ -63,6 +63,14 @@ class StepLog {
   // All that was heard up to their end, of which as much counts. So what they find there can be
   // computed again, which is a constant in last_steps().
   OwnedProgram whole(const Repetition& of) const;
+  // An operator that has begun: the numbers of the op log that it reads, and the sizes of what it
+  // allocates.
+  struct Begun {
+    std::vector<uint64_t> reads;
+    std::vector<uint64_t> sizes;
+  };
+  // All that was heard, and that operator. If nothing was repeated, all of it counts.
+  OwnedProgram whole(const Repetition& of, const Begun& begun) const;
   // The last number of the op log that was given when the second of those steps began. What has a
   // higher one belongs to a step.
   uint64_t last_number_before_steps(const Repetition& of) const;
@@ -80,7 +88,8 @@ class StepLog {
 
   uint64_t first_of(const Repetition& of) const;
   uint64_t end_of(const Repetition& of) const { return of.period > 0 ? of.end : operators_.size(); }
-  void add_operators(const Repetition& of, uint64_t first, uint64_t from, OwnedProgram& to) const;
+  void add_operators(const Repetition& of, uint64_t first, uint64_t last, uint64_t from,
+                     OwnedProgram& to) const;
   uint64_t name_of(int64_t number);
   void define(uint64_t name, uint64_t size_bytes);
   void add_operator(const Operator& of);

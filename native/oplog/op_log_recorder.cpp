@@ -21,6 +21,13 @@ void MemoryTrace::freed(const void* address) {
     }
 }
 
+std::vector<uint64_t> MemoryTrace::sizes() const {
+  std::vector<uint64_t> sizes;
+  for (const Piece& piece : pieces_)
+    if (piece.address) sizes.push_back(piece.size_bytes);
+  return sizes;
+}
+
 void MemoryTrace::put(const std::vector<const void*>& results,
                       const std::vector<const void*>& ignored, std::vector<int64_t>* out) const {
   const size_t begin = out->size();
@@ -296,6 +303,10 @@ void OpLogRecorder::runs(const OpenLog& log) const {
 }
 
 void OpLogRecorder::stops() { running.by = nullptr; }
+
+std::vector<uint64_t> OpLogRecorder::running_sizes() const {
+  return running.by == this ? running.memory.sizes() : std::vector<uint64_t>();
+}
 
 void OpLogRecorder::begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred) {
   if (!is_on()) return;

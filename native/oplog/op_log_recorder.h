@@ -42,6 +42,8 @@ class MemoryTrace {
   }
   void allocated(const void* address, uint64_t size_bytes);
   void freed(const void* address);
+  // The sizes of what was not freed.
+  std::vector<uint64_t> sizes() const;
   // Appends what happened as pairs of numbers (dtr/op_log.h, DTR_OP_LOG_MEMORY), nothing if
   // the op allocated its results in order and no more. results: their addresses; ignored:
   // those of what counts as neither result nor temporary.
@@ -123,6 +125,8 @@ class OpLogRecorder final : public Observer {
   // What this thread allocates belongs to the op from now on; and to none any more.
   void runs(const OpenLog& log) const;
   static void stops();
+  // Of what the op that this thread runs has allocated so far.
+  std::vector<uint64_t> running_sizes() const;
 
   // ---- what the job does ----
   void begins(OpenLog& log, const Scratch<Input>& inputs, Deferred& deferred);

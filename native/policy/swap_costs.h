@@ -16,9 +16,10 @@ class SwapCosts {
       : environment_(environment), devices_(devices), host_(host) {}
 
   bool is_on() const { return environment_.options.swap_bytes > 0; }
-  bool is_swappable(const Storage* storage) const {
-    return is_on() && !storage->external && !storage->captured &&
-           storage->size_bytes >= kLeastBytes;
+  bool is_swappable(const Storage* storage) const { return is_on() && could_swap(storage); }
+  // With swapping on.
+  static bool could_swap(const Storage* storage) {
+    return !storage->external && !storage->captured && storage->size_bytes >= kLeastBytes;
   }
   bool has_room(const Storage* storage) const { return host_.has_room(storage->size_bytes); }
 

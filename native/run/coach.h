@@ -13,6 +13,7 @@
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "locks.h"
+#include "memory_use.h"
 #include "oplog/op_log_recorder.h"
 #include "policy/devices.h"
 #include "step_plan.h"
@@ -42,7 +43,8 @@ class Coach {
  public:
   // A budget with which a step would compute no more than it may.
   struct Advice {
-    uint64_t budget_bytes = 0;  // 0: none is known
+    uint64_t budget_bytes = 0;  // more than that of now; 0: none is known
+    uint64_t peak_bytes = 0;    // what the same takes without a budget
     // All that a step computes, in terms of what it computes first; 0: no step is known.
     double slowness = 0;
   };
@@ -57,8 +59,10 @@ class Coach {
   virtual int64_t step_ns() const = 0;
   // DTR_LEARNING_...
   virtual int32_t learning() const = 0;
+  // at: where the thread that calls found no room, which is played, too; null: it is only slow.
   // Takes seconds at most.
-  virtual Advice advise(double most_slowness, std::unique_lock<EngineMutex>& lock) = 0;
+  virtual Advice advise(double most_slowness, const Shortage* at,
+                        std::unique_lock<EngineMutex>& lock) = 0;
   // He begins anew with the next operator; the op log is off. What another thread waits for in a call
   // comes to nothing then.
   virtual void forget(Deferred& deferred) = 0;

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <unordered_set>
 #include <utility>
@@ -11,6 +12,20 @@
 #include "base/scoped_timer.h"
 
 namespace dtr {
+
+namespace {
+
+// A budget of at least so much, in tenths of a MiB if those are no more than `most`.
+std::string budget_text(uint64_t bytes, uint64_t most) {
+  constexpr double kTenth = 0x1p20 / 10;
+  const double tenths = std::ceil(static_cast<double>(bytes) / kTenth);
+  if (tenths * kTenth > static_cast<double>(most)) return std::to_string(bytes) + " bytes";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.1f MiB", tenths / 10);
+  return text;
+}
+
+}  // namespace
 
 Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_coach_(make_coach) {
   take(options);
@@ -78,20 +93,17 @@ void Engine::dismiss_coach() {
   coach_.reset();
 }
 
-// Which budget would do: a sentence, or nothing if none is known. With half of what the guard
-// allows for, as what is played is not quite what runs.
-std::string Engine::advice(Transaction& call) try {
+// Which budget would do: a sentence and a space, or nothing if none is known. With half of what the
+// guard allows for, as what is played is not quite what runs.
+std::string Engine::advice(Transaction& call, const Shortage* at) try {
   if (!coach_ || !guard_.is_on()) return "";
-  const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, call.lock);
+  const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, at, call.lock);
   if (advice.budget_bytes == 0) return "";
-  constexpr uint64_t kMiB = 1 << 20;
-  const uint64_t mebibytes = (advice.budget_bytes + kMiB - 1) / kMiB;
-  const std::string text =
-      " For what ran so far a budget of " + std::to_string(mebibytes) + " MiB would do";
-  if (advice.slowness == 0) return text + ".";
-  char slowness[64];
-  std::snprintf(slowness, sizeof slowness, ", with %.1f times the compute.", advice.slowness);
-  return text + slowness;
+  char slowness[64] = "";
+  if (advice.slowness > 0)
+    std::snprintf(slowness, sizeof slowness, ", with %.1f times the compute", advice.slowness);
+  return "For what ran so far a budget of " + budget_text(advice.budget_bytes, advice.peak_bytes) +
+         " would do" + slowness + "; what comes later may need more. ";
 } catch (const std::bad_alloc&) {
   if (!call.lock) call.lock.lock();
   return "";
@@ -110,7 +122,7 @@ std::string Engine::slowness() const {
 // Says so, once, if the job has become so slow that it had better end (thrash_guard.h).
 void Engine::look_for_thrashing(Transaction& call) {
   if (!guard_.note(environment_.stats, coach_ ? coach_->step_ns() : 0)) return;
-  std::fprintf(stderr, "%s%s\n", slowness().c_str(), advice(call).c_str());
+  std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 
 // Under the mutex.
@@ -193,8 +205,10 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   text = dtr_last_error();
   if (*status == DTR_OUT_OF_MEMORY) {
     Transaction call(*this);
-    text = memory_use_.why_none(text, size_bytes, pool);
-    text = (guard_.is_over() ? slowness() + " " : "") + text + advice(call);
+    const Shortage at = memory_use_.shortage(size_bytes, pool);
+    const bool is_over = guard_.is_over();
+    const std::string advised = advice(call, is_over ? nullptr : &at);
+    text = (is_over ? slowness() + "\n" : "") + memory_use_.why_none(text, at, advised);
     guard_.forgive();
   }
   *message = text.c_str();

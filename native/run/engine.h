@@ -192,7 +192,7 @@ class Engine final {
   void keep(Frame& frame, bool on);
   void hire_coach(Deferred& deferred);
   void follow(const EvictionPolicy& policy);
-  std::string advice(Transaction& call);
+  std::string advice(Transaction& call, const Shortage* at);
   std::string slowness() const;
   void look_for_thrashing(Transaction& call);
 

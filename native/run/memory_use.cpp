@@ -111,46 +111,91 @@ void MemoryUse::reset_peak() {
   if (next_full_bytes_ < UINT64_MAX) watch_fullest(true);
 }
 
-std::string MemoryUse::why_none(const std::string& refusal, uint64_t size_bytes,
-                                dtr_pool* pool) const {
+Shortage MemoryUse::shortage(uint64_t size_bytes, dtr_pool* pool) const {
   const SwapCosts& swap_costs = swap_space_.costs();
-  uint64_t locked = 0, pinned = 0, evictable = 0, constants = 0;
+  Shortage at;
+  at.requested = size_bytes;
+  dtr_pool_get_stats(pool, &at.pool);
+  for (const Storage* storage : graph_.storages())
+    at.recomputes |= storage->state == State::recomputing;
+  uint64_t passing = 0;  // dead: under a larger budget it might be gone
   graph_.by_address.for_each([&](const void* address, const Storage* storage) {
     if (!dtr_pool_contains(pool, address)) return;
-    if (storage->locks > 0)
-      locked += storage->size_bytes;
-    else if (storage->unwritten || (!storage->parent && !(swap_costs.is_swappable(storage) &&
-                                                          swap_costs.has_room(storage))))
-      constants += storage->size_bytes;
-    else if (storage->pins > 0 || capture_.is_frozen(storage))
-      pinned += storage->size_bytes;
-    else
-      evictable += storage->size_bytes;
+    const uint64_t bytes = storage->size_bytes;
+    const bool is_constant =
+        storage->unwritten ||
+        (!storage->parent && !(swap_costs.is_swappable(storage) && swap_costs.has_room(storage)));
+    const bool is_pinned = storage->pins > 0 || capture_.is_frozen(storage);
+    uint64_t& kind = storage->locks > 0 ? at.locked
+                     : is_constant      ? at.constants
+                     : is_pinned        ? at.pinned
+                                        : at.evictable;
+    kind += bytes;
+    if (&kind == &at.evictable) return;
+    if (!storage->live && (at.recomputes || storage->locks == 0)) passing += bytes;
+    if (storage->parent || storage->unwritten || is_pinned) return;
+    const bool is_parameter = storage->constant_as == DTR_KEPT_PARAMETER;
+    if (is_parameter) at.parameters += bytes;
+    if (!SwapCosts::could_swap(storage)) return;
+    if (!is_parameter) at.kept += bytes;
+    if (storage->locks == 0) at.could_go += bytes;
   });
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(pool, &stats);
-  const uint64_t tracked = locked + pinned + evictable + constants;
-  const uint64_t untracked = stats.requested_bytes > tracked ? stats.requested_bytes - tracked : 0;
-  std::string text =
-      "dtr_alloc: out of memory: requested " + size_text(size_bytes) + ", budget " +
-      size_text(stats.budget_bytes) + ", allocated " + size_text(stats.allocated_bytes) +
-      ", free " + size_text(stats.budget_bytes - stats.reserved_bytes) + " unmapped + " +
-      size_text(stats.reserved_bytes - stats.allocated_bytes) + " mapped, largest free block " +
-      size_text(stats.largest_free_bytes) + "; in use: locked by running ops " + size_text(locked) +
-      ", constants " + size_text(constants) + ", pinned " + size_text(pinned) + ", evictable " +
-      size_text(evictable) + ", unseen by the recorder " + size_text(untracked);
-  if (swap_costs.is_on() || swap_space_.memory().in_use_bytes() > 0)
-    text += "; swapped to host memory " + size_text(swap_space_.memory().in_use_bytes()) + " of " +
-            size_text(swap_space_.memory().cap_bytes());
-  const uint64_t least = size_bytes + stats.allocated_bytes - evictable;
+  const uint64_t seen = at.locked + at.pinned + at.constants + at.evictable;
+  at.unseen = at.pool.requested_bytes - std::min(at.pool.requested_bytes, seen);
+  at.least = at.pool.allocated_bytes - at.evictable - passing;
+  if (at.recomputes)
+    at.least -= std::min(at.least, at.unseen);
+  else
+    at.least += size_bytes;
+  return at;
+}
+
+// What helps besides a larger budget: a line, or nothing.
+std::string MemoryUse::other_ways(const Shortage& at) const {
+  const uint64_t budget = at.pool.budget_bytes;
+  const HostMemory& host = swap_space_.memory();
+  const uint64_t host_bytes = host.in_use_bytes() + at.parameters + at.kept + at.requested;
+  // Kept results do not go where host memory is only the last resort.
+  const uint64_t cap = swap_space_.costs().is_on() ? host.cap_bytes() : 0;
+  const std::string swap =
+      host_bytes <= cap ? "" : "DTR_ALLOC_SWAP=" + std::to_string((host_bytes >> 20) + 1) + "MiB";
+  if (at.parameters + std::min(at.requested, budget) > budget)
+    return "Parameters alone fill the budget: " + size_text(at.parameters) +
+           ", which are never evicted. Sharding (FSDP2)" + (swap.empty() ? "" : " or " + swap) +
+           " moves them out of it.\n";
+  const bool is_most = 2 * at.kept > at.pool.allocated_bytes - at.evictable;
+  const bool is_enough = at.least <= budget + at.could_go;
+  if (swap.empty() || !is_most || !is_enough || at.could_go == 0) return "";
+  return "Results that are kept, without parameters, take " + size_text(at.kept) + ": " + swap +
+         " lets them go to host memory.\n";
+}
+
+std::string MemoryUse::why_none(const std::string& refusal, const Shortage& at,
+                                const std::string& advice) const {
+  const dtr_pool_stats& pool = at.pool;
+  std::string text = "dtr_alloc: out of memory: requested " + size_text(at.requested) +
+                     ", budget " + size_text(pool.budget_bytes) + ".\n";
   const size_t by_driver = refusal.find(kRefusedByDriver);
-  if (by_driver != std::string::npos)
-    return text + ". The system grants less than the budget" + refusal.substr(by_driver) +
-           ". Raise that limit or shrink the batch.";
-  // Else evicting was not enough, or goes on for too long.
-  if (least > stats.budget_bytes)
-    text += ". This point of the job needs a budget of at least " + size_text(least);
-  return text + ". Raise the budget or shrink the batch.";
+  if (by_driver != std::string::npos) {
+    text += "The system grants less than the budget" + refusal.substr(by_driver) +
+            ". Raise that limit or shrink the batch.\n";
+  } else {
+    // Else evicting was not enough, or goes on for too long.
+    if (at.least > pool.budget_bytes)
+      text += "This point of the job needs a budget of at least " + size_text(at.least) + ". ";
+    text += advice + "Raise the budget or shrink the batch.\n" + other_ways(at);
+  }
+  text += "In use: allocated " + size_text(pool.allocated_bytes) +
+          ", of it locked by running ops " + size_text(at.locked) + ", constants " +
+          size_text(at.constants) + ", pinned " + size_text(at.pinned) + ", evictable " +
+          size_text(at.evictable) + ", unseen by the recorder " + size_text(at.unseen);
+  const SwapSpace& swap = swap_space_;
+  if (swap.costs().is_on() || swap.memory().in_use_bytes() > 0)
+    text += "; swapped to host memory " + size_text(swap.memory().in_use_bytes()) + " of " +
+            size_text(swap.memory().cap_bytes());
+  return text + ".\nFree: " + size_text(pool.budget_bytes - pool.reserved_bytes) + " unmapped, " +
+         size_text(pool.reserved_bytes - pool.allocated_bytes) + " mapped, largest free block " +
+         size_text(pool.largest_free_bytes) + ".";
 }
 
 }  // namespace dtr

