@@ -18,10 +18,6 @@
 //      between. What draws from it in C++, past operators, is not seen.
 //  D6  Putting a generator of CUDA is no seeding. PyTorch's own functions for it also have cuDNN's
 //      RNNs begin anew with their dropout, which the job would see; put_philox() does not.
-//  D7  An operator of others may seed generators itself. While one runs again the default generators
-//      are lent to it, and so is what it seeds by Python's methods; then they stand where they
-//      stood. Other threads do not see that: what they draw meanwhile begins, and ends, at the state
-//      that will be put back.
 //  D7  An operator of others may put generators elsewhere itself (manual_seed). While it runs again,
 //      the default generators are lent to it, and so is each other one whose method it calls in
 //      Python; afterwards they stand where they stood. What other threads draw meanwhile begins and

@@ -69,7 +69,7 @@ class Job:
             try:
                 self.operator(i)
             except OutOfMemory as error:
-                if "needs a budget of" in str(error):  # constants fill it
+                if "evictable 0 bytes" in str(error):  # what cannot go fills the budget
                     continue
                 if not any(words in str(error) for words in self.refusals):
                     raise
