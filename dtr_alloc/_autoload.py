@@ -2,7 +2,7 @@
 
 PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
 ``_import_device_backends``) in every process that imports torch, so this module imports next to
-nothing and returns at once where no ``DTR_ALLOC_*`` variable is set.
+nothing and returns at once where each ``DTR_ALLOC_*`` variable is empty or not set.
 
 PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
 the import. Going on without a budget would be worse: the job asked for one, and would run out
@@ -48,7 +48,9 @@ def autoload() -> None:
     """Enables what the environment asks for, or does nothing if it asks for nothing.
 
     A variable whose name is mistyped ends the process: the job would run without a budget."""
-    if _stands_aside or not any(name.startswith("DTR_ALLOC_") for name in os.environ):
+    if _stands_aside or not any(
+        name.startswith("DTR_ALLOC_") and value for name, value in os.environ.items()
+    ):
         return
     from dtr_alloc.config import ConfigError, check_names
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from contextlib import suppress
 from functools import partial
 from inspect import isroutine
 from types import FrameType, ModuleType, TracebackType
@@ -105,9 +106,10 @@ def _behind(value: Any) -> Iterator[Any]:
         yield from (node for node, _ in value.next_functions)
         for name in dir(value):
             if name.startswith("_raw_saved_"):
-                saved = getattr(value, name)
-                for one in saved if isinstance(saved, list | tuple) else [saved]:
-                    yield getattr(one, "data", None)  # past the hooks, which may compute
+                with suppress(RuntimeError):  # freed by a backward pass
+                    saved = getattr(value, name)
+                    for one in saved if isinstance(saved, list | tuple) else [saved]:
+                        yield getattr(one, "data", None)  # past the hooks, which may compute
     elif not issubclass(kind, ModuleType | type) and not isroutine(value):
         with suppress(AttributeError):
             yield from list(object.__getattribute__(value, "__dict__").values())

@@ -357,7 +357,9 @@ def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
     )
     result = run_code(full + short_job(), tmp_path, DTR_ALLOC_LOG="job.log")
     assert (result.returncode, result.stdout) == (0, short[0]), result.stderr
+    # The file for `dtr-alloc top` does not fit either.
     assert re.fullmatch(
+        r"dtr_alloc: `dtr-alloc top` will not show this job: .*\n"
         r"dtr_alloc: cannot write DTR_ALLOC_LOG \(job\.log\) to its end: .*File too large\n",
         result.stderr,
     )
