@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from contextlib import suppress
 from functools import partial
 from inspect import isroutine
 from types import FrameType, ModuleType, TracebackType
