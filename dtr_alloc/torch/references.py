@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from inspect import isroutine
+from inspect import CO_OPTIMIZED, isroutine
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -66,9 +66,18 @@ def _roots() -> Iterator[tuple[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_PASSED):
-            for name, value in frame.f_locals.items():
+            for name, value in _variables(frame).items():
                 yield f"{name} in {frame.f_code.co_name}()", value
         frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """A frame's local variables. Before Python 3.13 a function's frame keeps the dictionary that it
+    gives, and with it what the variables held then: so that is emptied."""
+    variables = dict(frame.f_locals)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        frame.f_locals.clear()
+    return variables
 
 
 def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
@@ -96,7 +105,7 @@ def _behind(value: Any) -> Iterator[Any]:
         yield from (value.__cause__, value.__context__, value.__traceback__)
     elif kind is TracebackType:
         yield value.tb_next
-        yield from value.tb_frame.f_locals.values()
+        yield from _variables(value.tb_frame).values()
     elif issubclass(kind, dict):
         yield from list(dict.values(value))
     elif issubclass(kind, list | tuple | set | frozenset):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -116,6 +117,7 @@ def test_a_step_that_is_out_of_memory_changes_nothing_and_names_who_holds_it(
         job = Job(optimizer)
         job.step(0)
         before = job.state()
+        dropped = torch.ones(4)
         try:
             fail(job)
         except RuntimeError as error:
@@ -125,6 +127,9 @@ def test_a_step_that_is_out_of_memory_changes_nothing_and_names_who_holds_it(
             match=r"step\(\) has changed nothing.*by sys\.last_value(.|\n)*out of memory",
         ):
             job.step(2)
+        remains = weakref.ref(dropped)
+        del dropped
+        assert remains() is None, "the search for references keeps none"
         assert_same(before, job.state())
         dtr_alloc.check_invariants()
         sys.last_value = None
