@@ -251,6 +251,7 @@ def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
         assert torch.equal(again, (x + 1) * 2)
         assert not dtr_alloc.evict(again)
     assert "overwrites a tensor that is none of its arguments" in capfd.readouterr().err
+    buffer.clear()  # the operator stays, and with it what it holds
 
 
 def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: Library) -> None:
@@ -267,6 +268,7 @@ def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: L
         for result in results:
             assert torch.equal(evicted(result), x * 2)
         assert all(torch.equal(each, x * 2) for each in kept)
+        kept.clear()  # the operator stays, and with it what it holds
 
 
 @pytest.mark.parametrize("budget", [400_000, 700_000, 1_000_000, 1_500_000])
@@ -307,6 +309,7 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
     gc.collect()
     with contextlib.suppress(*errors), checked_session(budget):
         assert run() == expected
+    buffer.clear()  # the operator stays, and with it what it holds
 
 
 def test_what_fails_when_it_runs_again_fails_no_job(library: Library) -> None:

@@ -226,6 +226,7 @@ def test_a_table_that_is_no_argument_is_there_when_it_runs_again(
         for _ in range(2):
             dtr_alloc.evict(table)  # an array holds its address for good
             assert torch.equal(evicted(y), expected)
+    table = base  # the operator stays, and with it what it holds
 
 
 def test_a_table_that_is_evicted_comes_back_for_the_first_call() -> None:
