@@ -34,8 +34,9 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
     that a sparse tensor or a subclass is made of. None where it lies elsewhere (mkldnn)."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from parts(getattr(tensor, name))
+        for part in (getattr(tensor, name) for name in names):
+            if isinstance(part, Tensor):  # DTensor names its mesh, too
+                yield from parts(part)
     elif tensor.layout in _COMPONENTS:
         with torch.no_grad():
             components = [getattr(tensor, name)() for name in _COMPONENTS[tensor.layout]]
