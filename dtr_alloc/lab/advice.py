@@ -194,7 +194,8 @@ def _stays(observed: Observed) -> Iterator[str]:
 
 
 def _outlooks(found: Suggestion) -> Table:
-    columns = ["budget", "of the peak", "of the activations", "first steps", "once learned"]
+    # So that eighty columns hold the table whole.
+    columns = ["budget", "of the\npeak", "of the\nactivations", "first\nsteps", "once\nlearned"]
     is_timed = any(each.seconds for each in found.outlooks)
     title = "Compute of a step, in terms of one without a budget"
     if is_timed:
