@@ -203,3 +203,12 @@ def not_private(found: os.stat_result) -> str | None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
     return None
+
+
+def put_in_place(beside: Path, path: Path) -> None:
+    """Renames a file that is complete to its path. What is there and is no file, such as /dev/null,
+    is written to instead of replaced. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(beside.read_bytes())
+    else:
+        beside.replace(path)

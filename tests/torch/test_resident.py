@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 def run(budget: str) -> dict[str, Any]:
     """The last line of one run of the demo's character model in a process of its own."""
-    options = ["--job", "gpt", "--steps", "4", "--budget", budget]
+    steps = 4
+    options = ["--job", "gpt", "--steps", str(steps), "--budget", budget]
     command = [sys.executable, "-m", "bench.demo.worker", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, input="\n" * steps, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

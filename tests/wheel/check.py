@@ -23,9 +23,12 @@ from dtr_alloc.torch import bridge
 
 def train(budget: str | int) -> dict[str, Any]:
     """The last line of a run of the demo's character model, on the CPU."""
-    options = ["--job", "gpt", "--budget", str(budget), "--scale", "0.25"]
+    steps = 6
+    options = ["--job", "gpt", "--budget", str(budget), "--scale", "0.25", "--steps", str(steps)]
     command = [sys.executable, "-W", "ignore", "-m", "bench.demo.worker", *options]
-    return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    return json.loads(
+        subprocess.check_output(command, input="\n" * steps, text=True).splitlines()[-1]
+    )
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import click
 
 from dtr_alloc.lab import simulate
 from dtr_alloc.lab.fragment.models import MODELS
+from dtr_alloc.output_file import put_in_place
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 """A file that is read."""
@@ -81,6 +82,6 @@ def write_json(document: object, path: str) -> None:
     beside = Path(f"{path}.{os.getpid()}.part")
     try:
         beside.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        beside.replace(path)
+        put_in_place(beside, Path(path))
     finally:
         beside.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dtr_alloc import bounded
 from dtr_alloc.lab.fragment import chrome_trace, rmm, torch_export, torch_snapshot
+from dtr_alloc.output_file import put_in_place
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Trace, TraceError
 
@@ -87,7 +88,7 @@ def write(
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         left_out = makers[to](beside)
-        os.replace(beside, path)
+        put_in_place(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     return left_out or Counter()
