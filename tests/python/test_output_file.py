@@ -7,12 +7,13 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from array import array
 
 import pytest
 
 from dtr_alloc import oplog, output_file, report
-from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, lock_file
+from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, lock_file, put_in_place
 from dtr_alloc.traces import trace_file
 
 SUFFIXES = ("", ".gz", ".bz2", ".xz")
@@ -276,3 +277,18 @@ except OSError as error:
                     file.append(b"interrupted")
                 file.append(then)
         assert path.read_bytes() == b"whole new"
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    beside, pipe, file = tmp_path / "beside", tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    beside.write_text("whole")
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    put_in_place(beside, pipe)
+    reader.join()
+    assert read == ["whole"]
+    assert pipe.is_fifo()
+    put_in_place(beside, file)
+    assert file.read_text() == "whole"
