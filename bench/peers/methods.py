@@ -56,12 +56,12 @@ def blocks(subject: Subject, job: Any, every: int = 1, **options: Any) -> None:
     """Every so many calls of blocks are checkpointed, the first one included."""
     number = count()
 
-    def wrapped(forward: Any, *inputs: Any) -> Any:
+    def wrapped(forward: Any, *inputs: Any, **named: Any) -> Any:
         if next(number) % every:
-            return forward(*inputs)
+            return forward(*inputs, **named)
         # A list may grow before the block is computed again.
         kept = [list(value) if isinstance(value, list) else value for value in inputs]
-        return checkpoint(forward, *kept, use_reentrant=False, **options)
+        return checkpoint(forward, *kept, use_reentrant=False, **options, **named)
 
     for block in subject.blocks(job):
         block.forward = partial(wrapped, block.forward)

@@ -255,6 +255,49 @@ def test_peers() -> None:
         assert f"{row['job']}, {row['method']}: takes" in text or f"| {row['method']} |" in text
 
 
+def test_foreign() -> None:
+    """A job of PyTorch alone under each heuristic, at half its activations, bits compared."""
+    document = run("bench.foreign")
+    assert document.keys() >= ENVIRONMENT | {"jobs", "cells", "processor", "steps"}
+    (job,) = document["jobs"]
+    assert job["operators"] > 1000
+    assert job["activations"] == job["peak"] - job["idle"] > 0
+    rows = {row["method"]: row for row in document["cells"]}
+    assert rows.keys() == {"plain", "default", "dtr-full", "dtr-eqclass"}
+    assert rows["plain"]["budget"] == job["idle"] + job["activations"] // 2
+    for method in rows.keys() - {"plain"}:
+        assert rows[method]["outcome"] == "trains"
+        assert rows[method]["differs"] == []
+        assert rows[method]["evictions"] > 0
+        assert min(rows[method][part] for part in ("first", "late")) > 0
+
+
+def test_a_foreign_job_whose_checkout_is_not_named_is_skipped_with_the_reason() -> None:
+    command = [sys.executable, "-m", "bench.foreign", "--job", "tts_angular", "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    document = json.loads(done.stdout)
+    assert document["cells"] == []
+    assert "--checkout torchbench=PATH" in document["jobs"][0]["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--checkout", "torchbench"), "'torchbench' is none of torchbench=PATH"),
+        (("--checkout", "other=."), "'other=.' is none of torchbench=PATH"),
+        (("--checkout", "examples=/no/such/folder"), "/no/such/folder is not a folder"),
+        (("--job", "no_such_job"), "'no_such_job' is not one of"),
+        (("--share", "0"), "0.0 is not in the range 0<x<=1"),
+    ],
+)
+def test_what_bench_foreign_cannot_use_is_named(options: tuple[str, str], reason: str) -> None:
+    command = [sys.executable, "-m", "bench.foreign", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert reason in " ".join(done.stderr.split())
+
+
 def test_frameworks() -> None:
     """A compiled job of PyTorch alone, as it is and in three budgets."""
     document = run("bench.frameworks")

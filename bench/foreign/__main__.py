@@ -1,0 +1,188 @@
+"""Jobs of public packages and repositories under budgets, beside the published heuristics.
+
+    python -m bench.foreign [--checkout NAME=PATH]... [--job NAME]... [--share X]...
+        [--method NAME]... [--json PATH] [--list] [--smoke]
+
+The packages are those of requirements.txt beside this file; `--list` names them, and the
+repositories of which a checkout is needed. A job whose package or checkout is missing is a row with
+the reason.
+
+- A budget is what a job keeps between two steps and a share of its activations, which are what a
+  step adds to that. With checkpointing, the default trains in its memory, too.
+- The ways to train a job in a budget and plain PyTorch take turns, a step each, in processes of
+  their own on one thread, with a malloc that keeps its memory.
+- Ratios are of the time of the processor to plain PyTorch's: of the first FIRST steps together, and
+  the median of the last LAST.
+- Losses, parameters, gradients, states of optimizers and generators are compared bit by bit at the
+  end.
+- A way is ended if a step takes more than PATIENCE times as long as a plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+from rich.table import Table
+
+from bench import results
+from bench.foreign.job import CHECKOUTS, JOBS, Missing
+from bench.foreign.report import COLUMNS, lines
+from bench.foreign.worker import CHECKPOINT, WAYS, Worker, profile
+from bench.heap import cpu_name
+from bench.measure import Profile, in_own_process
+from bench.turns import PATIENCE, Turns
+
+SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
+FIRST, LAST = 5, 10
+STEPS = 40
+
+
+def measure(
+    name: str,
+    checkouts: dict[str, Path],
+    shares: tuple[float, ...],
+    methods: tuple[str, ...],
+    steps: int,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a job: one that says what it is, and its cells."""
+    about = {"job": name, "source": JOBS[name].source, "chain": JOBS[name].chain}
+    try:
+        found = in_own_process(profile, name, checkouts)
+        edited = CHECKPOINT in methods and JOBS[name].blocks is not None
+        memory = in_own_process(profile, name, checkouts, True)["peak"] if edited else None
+    except Missing as reason:
+        yield about | {"skipped": str(reason)}
+        return
+    except Exception as error:
+        yield about | {"skipped": f"fails: {type(error).__name__}: {error}"}
+        return
+    shape = Profile(found["idle"], found["peak"])
+    yield about | found | {"activations": shape.activation_bytes}
+    unedited = [way for way in methods if way != CHECKPOINT]
+    budgets: dict[float | str, tuple[int, list[str]]] = {
+        share: (shape.budget(share), unedited) for share in shares
+    }
+    if memory is not None:
+        budgets[CHECKPOINT] = memory, ["default", CHECKPOINT]
+    for share, (budget, ways) in budgets.items():
+        with ExitStack() as stack:
+            start = partial(Worker, name, checkouts, found["seconds"])
+            turns = Turns(stack, name, start, steps)
+            for way in ways:
+                turns.add(way, method=way, budget=budget)
+            turns.run(steps)
+        plain = turns.times["plain"]
+        for way, result in turns.ways.items():
+            times = turns.times[way]
+            row = {"job": name, "share": share, "budget": budget, "method": way, **result}
+            row["trained_steps"] = len(times)
+            if way != "plain":
+                row.pop("step_seconds", None)
+                if len(times) >= FIRST:
+                    row["first"] = _sum(times[:FIRST]) / _sum(plain[:FIRST])
+                if len(times) == steps:
+                    pairs = list(zip(times, plain, strict=True))[FIRST:][-LAST:]
+                    row["late"] = median(way[0] / plain[0] for way, plain in pairs)
+            yield row
+
+
+def _sum(times: list[tuple[float, float]]) -> float:
+    return sum(cpu for cpu, _ in times)
+
+
+def parse_checkouts(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, Path]:
+    found = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not equals or name not in CHECKOUTS:
+            known = ", ".join(f"{each}=PATH" for each in CHECKOUTS)
+            raise click.BadParameter(f"{value!r} is none of {known}")
+        if not Path(path).is_dir():
+            raise click.BadParameter(f"{path} is not a folder")
+        found[name] = Path(path).absolute()
+    return found
+
+
+def listing() -> Table:
+    shown = Table("job", "from", "chain", "blocks", "what it is")
+    for name, each in JOBS.items():
+        chain, blocks = ("yes" if it else "" for it in (each.chain, each.blocks))
+        source = CHECKOUTS.get(each.source, each.source)
+        shown.add_row(name, source, chain, blocks, (each.make.__doc__ or "").strip())
+    return shown
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option(
+    "--checkout",
+    "checkouts",
+    multiple=True,
+    metavar="NAME=PATH",
+    callback=parse_checkouts,
+    help=f"A repository: {', '.join(CHECKOUTS)}.",
+)
+@click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
+@click.option(
+    "--share",
+    "shares",
+    multiple=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    default=SHARES,
+    show_default=True,
+    help="Of the activations.",
+)
+@click.option(
+    "--method", "methods", multiple=True, type=click.Choice(list(WAYS)), help="Default: all."
+)
+@click.option("--steps", default=STEPS, show_default=True, type=click.IntRange(FIRST + 1))
+@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
+@click.option("--list", "only_list", is_flag=True, help="Say all jobs, and end.")
+@click.option("--smoke", is_flag=True, help="A job of PyTorch alone, one budget, few steps.")
+def main(
+    checkouts: dict[str, Path],
+    jobs: tuple[str, ...],
+    shares: tuple[float, ...],
+    methods: tuple[str, ...],
+    steps: int,
+    path: str | None,
+    only_list: bool,
+    smoke: bool,
+) -> None:
+    console = results.console()
+    if only_list:
+        console.print(listing())
+        return
+    torch.set_num_threads(1)
+    jobs, methods = jobs or tuple(JOBS), methods or tuple(WAYS)
+    if smoke:
+        jobs, shares, steps = ("attending_gru",), (0.5,), FIRST + 1
+    document = results.environment("cpu", 0) | {"bench": "foreign", "processor": cpu_name()}
+    document |= {"steps": steps, "first": FIRST, "last": LAST, "patience": PATIENCE}
+    document |= {"jobs": [], "cells": []}
+    for name in jobs:
+        with console.status(name):
+            about, *cells = measure(name, checkouts, shares, methods, steps)
+        document["jobs"].append(about)
+        document["cells"] += cells
+        if path and path != "-":
+            # After each job: a run takes hours.
+            results.write_json(document, path)
+        if "skipped" in about:
+            console.print(f"{name}: {about['skipped']}")
+    shown = Table(*COLUMNS, title="Steps against plain PyTorch's, at shares of the activations")
+    for line in lines(document):
+        shown.add_row(*line)
+    console.print(shown)
+    if path == "-":
+        results.write_json(document, path)
+
+
+if __name__ == "__main__":
+    main()

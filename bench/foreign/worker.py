@@ -1,0 +1,132 @@
+"""A process that trains a job in one way, a step whenever it is told to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dtr_alloc
+from bench.foreign import chains, nets  # noqa: F401
+from bench.foreign.job import JOBS, ForeignJob
+from bench.models import digest
+from bench.peers import methods
+from bench.turns import KEEP_MEMORY, Budget, Child
+
+CHECKPOINT = "checkpoint"
+WAYS: dict[str, dict[str, Any] | None] = {
+    "default": {},
+    "dtr-full": {"heuristic": "dtr-full"},
+    "dtr-eqclass": {"heuristic": "dtr-eqclass"},
+    CHECKPOINT: None,
+}
+"""The settings of each; None: the model is edited instead."""
+PROFILED_STEPS = 4
+SHORTEST_SECONDS = 0.5
+"""Of a step, for the patience: another job may have the processor for longer than that."""
+
+Checkouts = Mapping[str, Path]
+
+
+def profile(name: str, checkouts: Checkouts, edited: bool = False) -> dict[str, Any]:
+    """What a job holds with nothing evicted. Raises Missing."""
+    torch.set_num_threads(1)
+    idle = operators = 0
+    with dtr_alloc.session("unlimited", device="cpu"):
+        job = build(name, checkouts, edited)
+        for i in range(PROFILED_STEPS):
+            begin, before = time.perf_counter(), dtr_alloc.stats()["recorded_ops"]
+            job.step(i)
+            seconds, stats = time.perf_counter() - begin, dtr_alloc.stats()
+            idle, operators = max(idle, stats["allocated_bytes"]), stats["recorded_ops"] - before
+    peak = stats["peak_allocated_bytes"]
+    return {"operators": operators, "idle": idle, "peak": peak, "seconds": seconds}
+
+
+def build(name: str, checkouts: Checkouts, edited: bool) -> ForeignJob:
+    """The job, with each of its blocks checkpointed if it is edited. Raises Missing."""
+    job = ForeignJob(name, checkouts)
+    if edited:
+        subject: Any = JOBS[name]
+        methods.blocks(subject, job)
+    return job
+
+
+class Worker(Child):
+    """Plain, edited, or with a budget and a method's settings."""
+
+    def __init__(
+        self,
+        name: str,
+        checkouts: Checkouts,
+        seconds: float,
+        method: str | None,
+        budget: Budget | None,
+    ) -> None:
+        os.environ |= KEEP_MEMORY
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__])
+        pipe, other = processes.Pipe()
+        super().__init__(pipe)
+        arguments = (other, name, checkouts, seconds, method, budget)
+        self._process = processes.Process(target=_work, args=arguments, daemon=True)
+        self._process.start()
+        other.close()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work(pipe: Connection, *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        _train(pipe, *arguments)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {str(error).strip()}".splitlines()[0])
+
+
+def _train(
+    pipe: Connection,
+    name: str,
+    checkouts: Checkouts,
+    seconds: float,
+    method: str | None,
+    budget: Budget | None,
+) -> None:
+    settings = WAYS[method] if method else None
+    session = (
+        nullcontext
+        if settings is None
+        else partial(dtr_alloc.session, budget, device="cpu", **settings)
+    )
+    planned: list[int] = []
+    found: dict[str, Any] = {}
+    with session():
+        job = build(name, checkouts, edited=method == CHECKPOINT)
+        pipe.send({"step_seconds": max(seconds, SHORTEST_SECONDS)})
+        while pipe.recv():
+            i = len(planned)
+            cpu, wall = time.process_time(), time.perf_counter()
+            job.step(i)
+            taken = time.process_time() - cpu, time.perf_counter() - wall
+            planned.append(dtr_alloc.stats()["planned"] if settings is not None else 0)
+            pipe.send(taken)
+        if settings is not None:
+            stats = dtr_alloc.stats()
+            for key in ("evictions", "rematerializations", "plan_misses", "search_seconds"):
+                found[key] = stats[key]
+            found["repeated"] = stats["recompute_cost_ns"] / stats["total_cost_ns"]
+    served = [i for i, (before, now) in enumerate(pairwise([0, *planned])) if now > before]
+    found |= {"planned_since": served[0] if served else None, "planned_steps": len(served)}
+    state = {key: digest({key: value}) for key, value in job.state().items()}
+    pipe.send(found | {"state": state})
