@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/scoped_timer.h"
+#include "policy/room_price.h"
 
 namespace dtr {
 
@@ -41,12 +42,15 @@ class RoomMaker::Evicting {
   bool begun_ = false;
 };
 
-// What it costs to take memory from other addresses to where a request is. The kernel, or the
-// driver, works for each page, in this step and in every one like it. So many copies is what served
-// jobs on the host best (docs/concepts/default-policy.md).
-double RoomMaker::remap_ns(const Device& device, uint64_t size_bytes) {
-  constexpr double kCopies = 30;
-  return kCopies * device.move_price.ns_of(size_bytes);
+// What it costs to take memory from other addresses to where a request is. It leaves the heap as
+// scattered as it was, so the next request is likely to need another one, while a window that goes
+// leaves one hole. Hence it counts as several; but only while evictions cost what they seem to.
+double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
+                           uint64_t size_bytes) const {
+  constexpr double kRemaps = 4;
+  const RoomPrice price = RoomPrice::of(device.type, room.chunk_bytes);
+  const auto chunks = static_cast<double>((size_bytes + room.chunk_bytes - 1) / room.chunk_bytes);
+  return (parts_.repeats.shows() ? 1 : kRemaps) * (price.remap_ns + price.map_ns * chunks);
 }
 
 // How a request gets its place, and what is evicted for that, in victims_.
@@ -67,6 +71,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   // Where there is a hole what is missing is time, or memory for slabs.
   const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
   const bool can_remap = lacks_place && room.lacking_chunks == 0;
+  if (can_remap) remap_ns_ = remap_ns(device, room, size_bytes);
   const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
   if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
   ++parts_.environment.stats.searches;
@@ -88,7 +93,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   const auto is_expensive = [&] {
     double loss = 0;
     for (Storage* storage : victims_) loss += parts_.evictor.loss_ns(storage);
-    return can_remap && loss > remap_ns(device, size_bytes);
+    return can_remap && loss > remap_ns_;
   };
   if (single && parts_.windows.makes_place(device, single, size_bytes))
     return is_expensive() ? Way::remap : Way::single;
@@ -144,8 +149,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
     while (!freed) {
       const Way way = choose_victims(device, size_bytes, lock);
       if (way == Way::remap)
-        return parts_.compactor.open_hole_instead(device, size_bytes, remap_ns(device, size_bytes),
-                                                  deferred)
+        return parts_.compactor.open_hole_instead(device, size_bytes, remap_ns_, deferred)
                    ? DTR_ROOM_IS_FREED
                    : DTR_ROOM_BY_REMAP;
       const bool is_window = way == Way::window;

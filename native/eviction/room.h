@@ -18,6 +18,7 @@
 #include "graph/settling.h"
 #include "locks.h"
 #include "policy/cost_model.h"
+#include "policy/repeat_rate.h"
 #include "policy/victim_search.h"
 #include "policy/window_search.h"
 
@@ -36,6 +37,7 @@ class RoomMaker {
     WindowSearch& windows;
     Evictor& evictor;
     Compactor& compactor;
+    const RepeatRate& repeats;
   };
 
   explicit RoomMaker(const Parts& parts) : parts_(parts) {}
@@ -50,11 +52,13 @@ class RoomMaker {
   class Evicting;
 
   Way choose_victims(Device& device, uint64_t size_bytes, std::unique_lock<EngineMutex>& lock);
-  static double remap_ns(const Device& device, uint64_t size_bytes);
+  double remap_ns(const Device& device, const dtr_pool_room& room, uint64_t size_bytes) const;
   bool settle_a_constant(const Device& device, Deferred& deferred);
 
   Parts parts_;
-  std::vector<Storage*> victims_;        // what choose_victims() chose
+  // What choose_victims() chose, and the price of a remap, if one will do.
+  std::vector<Storage*> victims_;
+  double remap_ns_ = 0;
   std::condition_variable_any evicted_;  // another thread's Evicting is over
   uint32_t evicting_ = 0;                // threads whose victims are not yet free
 };

@@ -80,7 +80,7 @@ Learner::Mark Learner::now_with_room() const {
   // What other programs take from the thread while it searches is not counted: searches have a price.
   // What moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
   const dtr_engine_stats& engine = parts_.environment.stats;
-  const RoomPrice price = RoomPrice::of(of.device_type);
+  const RoomPrice price = RoomPrice::of(of.device_type, stats.chunk_bytes);
   const bool is_measured = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
   mark.room_ns = static_cast<int64_t>((is_measured ? static_cast<double>(engine.move_ns) : 0) +
                                       price.search_ns * static_cast<double>(engine.searches) +
@@ -257,7 +257,7 @@ Stage Learner::stage(uint64_t running_bytes) const {
   stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
   stage.chunk_bytes = stats.chunk_bytes;
   stage.fixed = room.fixed;
-  stage.room_price = RoomPrice::of(of.device_type);
+  stage.room_price = RoomPrice::of(of.device_type, stats.chunk_bytes);
   const Device& device = parts_.devices.with(of.pool);
   if (parts_.environment.options.moving)
     stage.move_bytes_per_s = kNsPerSecond * device.move_price.bytes_per_ns();

@@ -56,17 +56,6 @@ constexpr double kMostWorse = 0.01;  // at first
 constexpr double kSlabSlack = 1.5;
 constexpr uint64_t kSlabSpare = 32768;
 
-// Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time (bench/results/mapping_cpu.json),
-// and showing a chunk of a GPU elsewhere 34 to 57 us, be it of 2 MiB or of 128, one by one or many at
-// once (cuMemMap, cuMemSetAccess and cuMemUnmap in bench/results/gpu_mapping.json).
-constexpr double kMapPageNs = 2000;
-constexpr double kMapChunkNs = 40e3;
-// About what a step of U-Net takes longer for each (bench.learning).
-constexpr double kRemapNs = 50e3;
-// Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
-constexpr double kSearchNs = 5000;
-constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
-
 struct Choice {
   int32_t cost;
   double staleness;
@@ -95,10 +84,6 @@ std::vector<EvictionPolicy> policies(const EvictionPolicy& usual) {
 }
 
 }  // namespace
-
-RoomPrice RoomPrice::of(uint8_t device_type) {
-  return {device_type == kCpu ? kMapPageNs : kMapChunkNs, kRemapNs, kSearchNs};
-}
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                           double most_ns) const {

@@ -14,19 +14,11 @@
 
 #include "dtr_alloc.h"
 #include "planner.h"
+#include "policy/room_price.h"
 #include "run/coach.h"
 #include "step_log.h"
 
 namespace dtr {
-
-// What room takes beside the compute that is repeated.
-struct RoomPrice {
-  double map_ns = 0;     // for each chunk that is mapped, the kernel or the driver
-  double remap_ns = 0;   // and each time that chunks are taken from elsewhere
-  double search_ns = 0;  // the choice of what to evict; a plan has none
-
-  static RoomPrice of(uint8_t device_type);
-};
 
 // The memory of a job, as it is played.
 struct Stage {

@@ -146,7 +146,8 @@ Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
   stage.budget_bytes = stage.pool_bytes = runtime.common.budget_bytes;
   stage.chunk_bytes = runtime.chunk_bytes;
   stage.fixed = runtime.space == DTR_SPACE_FIXED;
-  if (options.maps_on >= 0) stage.room_price = RoomPrice::of(static_cast<uint8_t>(options.maps_on));
+  if (options.maps_on >= 0)
+    stage.room_price = RoomPrice::of(static_cast<uint8_t>(options.maps_on), runtime.chunk_bytes);
   stage.move_bytes_per_s = runtime.move_bytes_per_s;
   stage.swap_bytes = runtime.swap_bytes;
   stage.swap_out_bytes_per_s = runtime.swap_out_bytes_per_s;

@@ -60,11 +60,10 @@ void Engine::configure(const dtr_engine_options& options) {
   take(options);
   if (notes_contents) contents_.note_all();
   dead_.configure();
-  cost_model_.configure();
   search_.configure(reseed);
   swap_space_.configure(call.deferred);
   mover_.configure();
-  cost_model_.bounds().reset_all();
+  rescore();
   hire_coach(call.deferred);
 }
 
@@ -119,8 +118,16 @@ std::string Engine::slowness() const {
   return text;
 }
 
-// Says so, once, if the job has become so slow that it had better end (thrash_guard.h).
-void Engine::look_for_thrashing(Transaction& call) {
+// Where the marginal cost is far too low, e* takes over, as the DTR paper has it. And says so, once,
+// if the job has become so slow that it had better end (thrash_guard.h).
+void Engine::look_at_repeats(Transaction& call) {
+  repeat_rate_.note(environment_.stats);
+  if (repeat_rate_.is_high() && cost_model_.needs().shares) {
+    options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
+    options_.heuristic.staleness_exponent = 1;
+    rescore();
+    guard_.forgive();
+  }
   if (!guard_.note(environment_.stats, coach_ ? coach_->step_ns() : 0)) return;
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
@@ -131,10 +138,15 @@ void Engine::follow(const EvictionPolicy& policy) {
   options_.room = policy.room;
   options_.dealloc = kDeallocNames[static_cast<size_t>(policy.dealloc)];
   dead_.configure();
-  cost_model_.configure();
-  search_.configure(false);
-  cost_model_.bounds().reset_all();
+  rescore();
   ++environment_.stats.learned;
+}
+
+// The heuristic has changed.
+void Engine::rescore() {
+  repeat_rate_.forget();
+  cost_model_.configure();
+  cost_model_.bounds().reset_all();
 }
 
 void Engine::follow_plan(StepPlan plan) {

@@ -192,9 +192,10 @@ class Engine final {
   void keep(Frame& frame, bool on);
   void hire_coach(Deferred& deferred);
   void follow(const EvictionPolicy& policy);
+  void rescore();
   std::string advice(Transaction& call, const Shortage* at);
   std::string slowness() const;
-  void look_for_thrashing(Transaction& call);
+  void look_at_repeats(Transaction& call);
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
@@ -223,9 +224,10 @@ class Engine final {
   Evictor evictor_{{environment_, graph_, devices_, lifecycle_, contents_, verifier_, waiting_,
                     swap_space_, cost_model_, search_}};
   RoomMaker room_{{mutex_, environment_, lifecycle_, dead_, cost_model_, search_, windows_,
-                   evictor_, compactor_}};
+                   evictor_, compactor_, repeat_rate_}};
   MemoryUse memory_use_{environment_, graph_, capture_, swap_space_};
   RepeatCounts repeat_counts_;
+  RepeatRate repeat_rate_;
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   PlanFollower plan_;

@@ -71,7 +71,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   evict_last_used(call);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
-  look_for_thrashing(call);
+  look_at_repeats(call);
   return id;
 }
 
@@ -182,7 +182,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.commit(frame.remat, held, tensors, results, call.deferred);
   evict_last_used(call, target);
   if (coach_) coach_->ran_again();
-  look_for_thrashing(call);
+  look_at_repeats(call);
 }
 
 void Engine::remat_abort(Frame& frame) {

@@ -185,6 +185,7 @@ typedef struct dtr_engine_stats {
   uint64_t learned;          /* policies that were learned and followed (DTR_LEARN_POLICY) */
   uint64_t peak_kept_bytes;  /* that could not be evicted, at most (dtr_engine_holders) */
   uint64_t evictable_bytes;  /* of contents that may be evicted, those in use by an operator too */
+  uint64_t twice_cost_ns;    /* of recompute_cost_ns, what was computed again before */
   int32_t learning;          /* DTR_LEARNING_... */
 } dtr_engine_stats;
 
