@@ -152,6 +152,13 @@ def frameworks(root: Path = ROOT) -> str:
     return markdown(json.loads((root / "bench/results/frameworks_cpu.json").read_text()))
 
 
+def foreign(root: Path = ROOT) -> str:
+    """Jobs of public packages and repositories, by the committed results of bench.foreign."""
+    from bench.foreign.report import markdown
+
+    return markdown(json.loads((root / "bench/results/foreign_cpu.json").read_text()))
+
+
 def suggest(root: Path = ROOT) -> str:
     """Whether advice is right, by the committed results of bench.suggest."""
     from bench.suggest import markdown
@@ -177,6 +184,7 @@ PARTS = {
     "peers": peers,
     "conformance": conformance,
     "frameworks": frameworks,
+    "foreign": foreign,
     "suggest": suggest,
     "changes": changes,
 }

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from bench import results
 from bench.foreign.job import CHECKOUTS, JOBS, Missing
-from bench.foreign.report import COLUMNS, lines
+from bench.foreign.report import COLUMNS, lines, summary
 from bench.foreign.worker import CHECKPOINT, WAYS, Worker, profile
 from bench.heap import cpu_name
 from bench.measure import Profile, in_own_process
@@ -55,13 +55,9 @@ def measure(
     about = {"job": name, "source": JOBS[name].source, "chain": JOBS[name].chain}
     try:
         found = in_own_process(profile, name, checkouts)
-        edited = CHECKPOINT in methods and JOBS[name].blocks is not None
-        memory = in_own_process(profile, name, checkouts, True)["peak"] if edited else None
-    except Missing as reason:
-        yield about | {"skipped": str(reason)}
-        return
-    except Exception as error:
-        yield about | {"skipped": f"fails: {type(error).__name__}: {error}"}
+    except Exception as error:  # The code is not ours, and another version may raise any.
+        reason = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
+        yield about | {"skipped": reason.splitlines()[0]}
         return
     shape = Profile(found["idle"], found["peak"])
     yield about | found | {"activations": shape.activation_bytes}
@@ -69,8 +65,9 @@ def measure(
     budgets: dict[float | str, tuple[int, list[str]]] = {
         share: (shape.budget(share), unedited) for share in shares
     }
-    if memory is not None:
-        budgets[CHECKPOINT] = memory, ["default", CHECKPOINT]
+    if CHECKPOINT in methods and JOBS[name].blocks is not None:
+        edited = in_own_process(profile, name, checkouts, True)
+        budgets[CHECKPOINT] = edited["peak"], ["default", CHECKPOINT]
     for share, (budget, ways) in budgets.items():
         with ExitStack() as stack:
             start = partial(Worker, name, checkouts, found["seconds"])
@@ -168,18 +165,18 @@ def main(
     document |= {"jobs": [], "cells": []}
     for name in jobs:
         with console.status(name):
-            about, *cells = measure(name, checkouts, shares, methods, steps)
-        document["jobs"].append(about)
-        document["cells"] += cells
-        if path and path != "-":
-            # After each job: a run takes hours.
-            results.write_json(document, path)
-        if "skipped" in about:
-            console.print(f"{name}: {about['skipped']}")
+            for row in measure(name, checkouts, shares, methods, steps):
+                document["cells" if "method" in row else "jobs"].append(row)
+                if path and path != "-":
+                    # After each row: a run takes hours.
+                    results.write_json(document, path)
+                if "skipped" in row:
+                    console.print(f"{name}: {row['skipped']}")
     shown = Table(*COLUMNS, title="Steps against plain PyTorch's, at shares of the activations")
     for line in lines(document):
         shown.add_row(*line)
     console.print(shown)
+    console.print(summary(document))
     if path == "-":
         results.write_json(document, path)
 

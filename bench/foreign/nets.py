@@ -42,7 +42,9 @@ def t5(job: ForeignJob) -> Loss:
     """T5, an encoder and a decoder of four layers."""
     transformers = job.package("transformers")
     sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_heads": 4}
-    config = transformers.T5Config(vocab_size=512, decoder_start_token_id=0, **sizes)
+    config = transformers.T5Config(
+        vocab_size=512, decoder_start_token_id=0, use_cache=False, **sizes
+    )
     model = job.add_module("model", transformers.T5ForConditionalGeneration(config))
     text, labels = job.randint(512, 8, 96), job.randint(512, 8, 48)
     return lambda _: model(input_ids=text, labels=labels).loss
