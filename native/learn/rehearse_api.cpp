@@ -22,24 +22,18 @@ class Records {
   explicit Records(const Program& program) : program_(program) {}
 
   std::vector<int64_t> all() {
-    ProgramReader in(program_.code, program_.numbers);
-    while (!in.at_end()) {
-      const Instruction instruction = in.instruction();
-      if (instruction == Instruction::constant) {
-        const auto name = static_cast<size_t>(in.amount("name"));
-        const int64_t size_bytes = in.amount("size");
-        add({DTR_OP_LOG_CONSTANT, make(), size_bytes});
-        assign(name, newest());
-      } else if (instruction == Instruction::release) {
-        release(static_cast<size_t>(in.amount("name")));
-      } else if (instruction == Instruction::copy || instruction == Instruction::copy_from) {
-        const auto name = static_cast<size_t>(in.amount("name"));
-        const auto source = static_cast<size_t>(in.amount("name"));
-        const int64_t storage = of(source);
-        ++names_of_[storage];
-        assign(name, storage);
+    for (const Instruction& of : Instructions(program_.code, program_.numbers, Names::live)) {
+      if (of.kind == Instruction::constant) {
+        add({DTR_OP_LOG_CONSTANT, make(), of.results[0].size_bytes});
+        assign(of.results[0].name, newest());
+      } else if (of.kind == Instruction::release) {
+        release(of.arguments[0]);
+      } else if (of.is_operator()) {
+        run(of);
       } else {
-        run(instruction, in);
+        const int64_t storage = storages_[of.arguments[0]];
+        ++names_of_[storage];
+        assign(of.results[0].name, storage);
       }
     }
     return std::move(records_);
@@ -51,7 +45,6 @@ class Records {
   void add(std::initializer_list<int64_t> numbers) {
     records_.insert(records_.end(), numbers.begin(), numbers.end());
   }
-  int64_t of(size_t name) const { return storages_[name]; }
   // A storage that is about to get its first name.
   int64_t make() {
     names_of_.push_back(1);
@@ -70,53 +63,44 @@ class Records {
     if (storage != kNone && --names_of_[storage] == 0) add({DTR_OP_LOG_RELEASE, storage, 0});
   }
 
-  void run(Instruction instruction, ProgramReader& in) {
-    const int64_t time = in.amount("time");
-    std::vector<int64_t> arguments(in.count("args"));
-    for (int64_t& argument : arguments) argument = of(static_cast<size_t>(in.amount("name")));
-    const uint32_t count = in.count("results");
+  void run(const Instruction& of) {
+    const bool mutates = of.kind == Instruction::mutate;
+    std::vector<int64_t> arguments;
+    for (const uint32_t name : of.arguments) arguments.push_back(storages_[name]);
     std::vector<int64_t> results;
-    std::vector<int64_t> fresh(count, kNone);       // by result: which of those with memory it is
-    std::vector<std::pair<size_t, int64_t>> named;  // once the operator has ended
+    std::vector<int64_t> fresh(of.results.size(), kNone);  // which of those with memory it is
+    std::vector<std::pair<size_t, int64_t>> named;         // once the operator has ended
     int64_t made = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-      if (instruction == Instruction::mutate) {
-        results.push_back(in.number("index", INT64_MIN, INT64_MAX));
+    for (size_t i = 0; i < of.results.size(); ++i) {
+      const Result& result = of.results[i];
+      if (mutates) {
+        results.push_back(result.is_read ? result.alias : ~result.alias);
         continue;
       }
-      const auto name = static_cast<size_t>(in.amount("name"));
-      const int64_t size_bytes = in.amount("size");
-      const int64_t alias = in.number("alias", -1, INT32_MAX);
-      if (alias >= 0) {
-        ++names_of_[arguments[static_cast<size_t>(alias)]];
-        named.emplace_back(name, arguments[static_cast<size_t>(alias)]);
+      if (!result.is_fresh()) {
+        const int64_t storage = arguments[static_cast<size_t>(result.alias)];
+        ++names_of_[storage];
+        named.emplace_back(result.name, storage);
         continue;
       }
       fresh[i] = made++;
-      named.emplace_back(name, make());
-      if (instruction == Instruction::effect)
-        results.insert(results.end(), {DTR_OP_LOG_CONSTANT, newest(), size_bytes});
+      named.emplace_back(result.name, make());
+      if (of.kind == Instruction::effect)
+        results.insert(results.end(), {DTR_OP_LOG_CONSTANT, newest(), result.size_bytes});
       else
-        results.insert(results.end(), {newest(), 0, size_bytes, -1});
+        results.insert(results.end(), {newest(), 0, result.size_bytes, -1});
     }
-    const uint64_t op = operators_++;
-    if (instruction != Instruction::call || made > 0)
-      add_operator(instruction, time, op, arguments, results, fresh, made);
+    if (of.kind != Instruction::call || made > 0) {
+      add_memory(of.op, fresh);
+      const int32_t kind = mutates                          ? DTR_OP_LOG_MUTATE
+                           : of.kind == Instruction::effect ? DTR_OP_LOG_EFFECT
+                                                            : DTR_OP_LOG_CALL;
+      add({kind, 0, of.cost, static_cast<int64_t>(arguments.size())});
+      for (const int64_t argument : arguments) add({argument, 0});
+      add({mutates ? static_cast<int64_t>(results.size()) : made});
+      records_.insert(records_.end(), results.begin(), results.end());
+    }
     for (const auto& [name, storage] : named) assign(name, storage);
-  }
-
-  void add_operator(Instruction instruction, int64_t time, uint64_t op,
-                    const std::vector<int64_t>& arguments, const std::vector<int64_t>& results,
-                    const std::vector<int64_t>& fresh, int64_t made) {
-    add_memory(op, fresh);
-    const bool mutates = instruction == Instruction::mutate;
-    const int32_t kind = instruction == Instruction::call ? DTR_OP_LOG_CALL
-                         : mutates                        ? DTR_OP_LOG_MUTATE
-                                                          : DTR_OP_LOG_EFFECT;
-    add({kind, 0, time, static_cast<int64_t>(arguments.size())});
-    for (const int64_t argument : arguments) add({argument, 0});
-    add({mutates ? static_cast<int64_t>(results.size()) : made});
-    records_.insert(records_.end(), results.begin(), results.end());
   }
 
   void add_memory(uint64_t op, const std::vector<int64_t>& fresh) {
@@ -137,7 +121,6 @@ class Records {
   std::vector<int64_t> records_;
   std::vector<int64_t> storages_;  // by name
   std::vector<int64_t> names_of_;  // by storage: how many it has
-  uint64_t operators_ = 0;
 };
 
 Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {

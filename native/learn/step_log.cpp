@@ -33,7 +33,7 @@ class Hash {
   uint64_t value_ = 14695981039346656037u;  // FNV-1a, a number at a time
 };
 
-int64_t number_of(Instruction instruction) { return static_cast<int64_t>(instruction); }
+int64_t number_of(Instruction::Kind instruction) { return static_cast<int64_t>(instruction); }
 
 // Reads one record after the other.
 class Records {
@@ -151,9 +151,9 @@ void StepLog::append(const std::vector<int64_t>& records) {
       }
     }
     if (!is_fresh) continue;  // views alone
-    const Instruction instruction = kind == DTR_OP_LOG_CALL     ? Instruction::call
-                                    : kind == DTR_OP_LOG_MUTATE ? Instruction::mutate
-                                                                : Instruction::effect;
+    const Instruction::Kind instruction = kind == DTR_OP_LOG_CALL     ? Instruction::call
+                                          : kind == DTR_OP_LOG_MUTATE ? Instruction::mutate
+                                                                      : Instruction::effect;
     code.insert(code.end(),
                 {number_of(instruction), cost_ns, static_cast<int64_t>(arguments.size())});
     code.insert(code.end(), arguments.begin(), arguments.end());
@@ -293,7 +293,7 @@ OwnedProgram StepLog::last_steps(const Repetition& of) const {
   const auto define = [&](int64_t name, int64_t size) { alive[static_cast<size_t>(name)] = size; };
   OwnedProgram steps;
   for (uint64_t at = 0; at < from;) {
-    const auto instruction = static_cast<Instruction>(code[at]);
+    const auto instruction = static_cast<Instruction::Kind>(code[at]);
     if (instruction == Instruction::constant) {
       define(code[at + 1], code[at + 2]);
       at += 3;

@@ -27,7 +27,7 @@ double quick_log2(double x) {
 }  // namespace
 
 Player::Player(const Plan& plan) : plan_(plan) {
-  for (const Storage& storage : plan.storages)
+  for (const simrd::LogStorage& storage : plan.storages)
     log_size_.push_back(quick_log2(static_cast<double>(storage.size_bytes)));
   mark_.resize(plan.storages.size());
   op_mark_.resize(plan.ops.size());
@@ -74,10 +74,10 @@ const Outcome& Player::run(uint64_t budget_bytes, const Score& score,
   most_ = most_remat_cost;
   try {
     for (const Event& event : plan_.events) switch (event.kind) {
-        case Event::kConstant:
-        case Event::kRun: {
+        case Event::constant:
+        case Event::run: {
           const Op& op = plan_.ops[event.id];
-          for (uint32_t t = op.first_output; t < op.first_output + op.outputs; ++t) {
+          for (uint32_t t = op.first_output; t < op.end_output(); ++t) {
             const uint32_t storage = plan_.tensors[t].storage;
             ++references_[storage];
             if (t == op.first_output || plan_.tensors[t - 1].storage != storage)
@@ -85,23 +85,23 @@ const Outcome& Player::run(uint64_t budget_bytes, const Score& score,
             numerator_known_[storage] = 0;
           }
           materialize(op.first_output, false);
-          for (uint32_t t = op.first_output; t < op.first_output + op.outputs; ++t)
+          for (uint32_t t = op.first_output; t < op.end_output(); ++t)
             access_[plan_.tensors[t].storage] = clock_;
-          if (event.kind == Event::kConstant) {
+          if (event.kind == Event::constant) {
             const uint32_t storage = plan_.tensors[op.first_output].storage;
             lock(storage);
             pinned_[storage] = 1;
           } else {
-            for (uint32_t i = op.inputs; i < plan_.inputs_end(event.id); ++i)
-              use_[plan_.tensors[plan_.inputs[i]].storage] = Use::unknown;
+            for (const uint32_t input : op.inputs)
+              use_[plan_.tensors[input].storage] = Use::unknown;
             ++position_;
           }
           break;
         }
-        case Event::kGet:
+        case Event::get:
           ++references_[plan_.tensors[event.id].storage];
           break;
-        case Event::kRelease: {
+        case Event::release: {
           const uint32_t storage = plan_.tensors[event.id].storage;
           if (--references_[storage] == 0 && score_.keep == 0 && state_[storage] == kResident &&
               !pinned_[storage])
@@ -144,11 +144,8 @@ void Player::materialize(uint32_t wanted, bool again) {
 }
 
 void Player::begin_step(uint32_t tensor, bool again) {
-  const uint32_t op = plan_.tensors[tensor].op;
-  const uint32_t begin = plan_.ops[op].inputs, end = plan_.inputs_end(op);
   const size_t first = missing_.size();
-  for (uint32_t i = begin; i < end; ++i) {
-    const uint32_t input = plan_.inputs[i];
+  for (const uint32_t input : plan_.ops[plan_.tensors[tensor].op].inputs) {
     access_[plan_.tensors[input].storage] = clock_;
     if (defined_[input])
       lock(plan_.tensors[input].storage);
@@ -159,13 +156,12 @@ void Player::begin_step(uint32_t tensor, bool again) {
 }
 
 void Player::execute(const Step& step) {
-  const uint32_t id = plan_.tensors[step.tensor].op;
-  const Op& op = plan_.ops[id];
+  const Op& op = plan_.ops[plan_.tensors[step.tensor].op];
   make_room(op.total_bytes);
   clock_ += op.cost;
   memory_ += op.total_bytes;
   outcome_.peak_bytes = std::max(outcome_.peak_bytes, memory_);
-  const uint32_t end = op.first_output + op.outputs;
+  const uint32_t end = op.end_output();
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
     if (defined_[tensor]) {
       memory_ -= plan_.tensors[tensor].size_bytes;
@@ -181,8 +177,7 @@ void Player::execute(const Step& step) {
     ++outcome_.remat_ops;
     ++outcome_.remats[plan_.tensors[step.tensor].storage];
   }
-  for (uint32_t i = op.inputs; i < plan_.inputs_end(id); ++i)
-    unlock(plan_.tensors[plan_.inputs[i]].storage);
+  for (const uint32_t input : op.inputs) unlock(plan_.tensors[input].storage);
   if (outcome_.remat_cost > most_) throw Stop{Status::too_costly};
 }
 
@@ -197,7 +192,7 @@ void Player::make_room(uint64_t bytes) {
     if (storage == kNone) throw Stop{Status::out_of_memory};
     outcome_.evictions.push_back({outcome_.executions, storage});
     undone.emplace_back();
-    for (const uint32_t tensor : plan_.storages[storage].tensors)
+    for (const uint32_t tensor : plan_.links[storage].tensors)
       if (defined_[tensor]) undone.back().push_back(tensor);
     evict(storage);
   }
@@ -222,7 +217,7 @@ void Player::evict(uint32_t storage) {
   state_[storage] = kEvicted;
   memory_ -= plan_.storages[storage].size_bytes;
   leave(storage);
-  for (const uint32_t tensor : plan_.storages[storage].tensors) defined_[tensor] = 0;
+  for (const uint32_t tensor : plan_.links[storage].tensors) defined_[tensor] = 0;
   needed_[storage] = next_use(storage) != kNone;
   forget_ancestors_below(storage);
   forget_use_above(storage);
@@ -269,7 +264,7 @@ void Player::leave(uint32_t storage) {
 
 // The next position of the program that reads it, from the present one on.
 uint32_t Player::direct_use(uint32_t storage) {
-  const std::vector<uint32_t>& uses = plan_.storages[storage].uses;
+  const std::vector<uint32_t>& uses = plan_.links[storage].uses;
   uint32_t& at = use_at_[storage];
   while (at < uses.size() && uses[at] < position_) ++at;
   return at < uses.size() ? uses[at] : kNone;
@@ -293,7 +288,7 @@ uint32_t Player::next_use(uint32_t wanted) {
   open(wanted);
   while (!uses_.empty()) {
     const uint32_t at = uses_.back().storage;
-    const std::vector<uint32_t>& children = plan_.storages[at].children;
+    const std::vector<uint32_t>& children = plan_.links[at].children;
     if (uses_.back().next_child == children.size()) {
       use_[at] = Use::known;
       uses_.pop_back();
@@ -319,7 +314,7 @@ void Player::forget_ancestors_below(uint32_t storage) {
   while (!walk_.empty()) {
     const uint32_t at = walk_.back();
     walk_.pop_back();
-    for (const uint32_t child : plan_.storages[at].children) {
+    for (const uint32_t child : plan_.links[at].children) {
       if (state_[child] == kUnborn || mark_[child] == marks_) continue;
       mark_[child] = marks_;
       numerator_known_[child] = 0;
@@ -337,7 +332,7 @@ void Player::forget_use_above(uint32_t storage) {
   while (!walk_.empty()) {
     const uint32_t at = walk_.back();
     walk_.pop_back();
-    for (const uint32_t parent : plan_.storages[at].parents) {
+    for (const uint32_t parent : plan_.links[at].parents) {
       if (mark_[parent] == marks_) continue;
       mark_[parent] = marks_;
       use_[parent] = Use::unknown;
@@ -379,7 +374,7 @@ double Player::numerator(uint32_t storage, double most) {
       if (sum > most) return 0;
       const uint32_t at = walk.back();
       walk.pop_back();
-      for (const uint32_t parent : plan_.storages[at].parents) {
+      for (const uint32_t parent : plan_.links[at].parents) {
         if (mark_[parent] == marks_ || state_[parent] != kEvicted) continue;
         mark_[parent] = marks_;
         walk.push_back(parent);
@@ -402,7 +397,7 @@ double Player::numerator(uint32_t storage, double most) {
       if (sum > most) return 0;
       const uint32_t at = walk.back();
       walk.pop_back();
-      for (const uint32_t child : plan_.storages[at].children) {
+      for (const uint32_t child : plan_.links[at].children) {
         if (mark_[child] == marks_ || state_[child] != kEvicted) continue;
         mark_[child] = marks_;
         if (next_use(child) == kNone) continue;
@@ -421,7 +416,7 @@ double Player::numerator(uint32_t storage, double most) {
 bool Player::goes_first(uint32_t storage) {
   if (score_.spare == 0) return true;
   const double large = score_.spare * static_cast<double>(plan_.storages[storage].size_bytes);
-  const std::vector<uint32_t>& children = plan_.storages[storage].children;
+  const std::vector<uint32_t>& children = plan_.links[storage].children;
   return std::none_of(children.begin(), children.end(), [&](uint32_t child) {
     return state_[child] == kResident &&
            static_cast<double>(plan_.storages[child].size_bytes) >= large &&

@@ -119,7 +119,7 @@ class Player {
   std::vector<int64_t> cost_;    // of all ops of its tensors so far
   std::vector<int64_t> access_;  // when it was last used
   std::vector<double> log_size_;
-  std::vector<uint32_t> use_at_;    // where in Storage::uses the next one stands
+  std::vector<uint32_t> use_at_;    // where in Links::uses the next one stands
   std::vector<uint32_t> next_use_;  // as use_ says: forgotten where what is evicted below changes
   std::vector<Use> use_;
   std::vector<uint8_t> needed_;           // of what is evicted: whether it has a next use

@@ -117,7 +117,7 @@ void Search::change(Point& point) {
       by = uniform() < 0.5 ? 1 : -1;
     } else if (which < 0.8 && !evicted_.empty()) {
       storage = pick(evicted_);  // keep what it is computed from
-      const std::vector<uint32_t>& parents = plan_.storages[storage].parents;
+      const std::vector<uint32_t>& parents = plan_.links[storage].parents;
       if (!parents.empty()) {
         if (uniform() < 0.5) point.weights[storage] -= kOutweighs * static_cast<float>(uniform());
         storage = pick(parents);

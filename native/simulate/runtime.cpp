@@ -36,36 +36,9 @@ struct Thrash {};
 // What does not count is no reason to end before it has repeated so many times what it computes.
 constexpr int64_t kMostTimes = 8;
 
-// A CALL, MUTATE or EFFECT where it stands in the program.
-struct Operator {
-  uint64_t at = 0;     // of its kind
-  uint64_t index = 0;  // among the operators
-};
-
-// What a CALL, MUTATE or EFFECT says, read where it stands.
-struct Operands {
-  bool mutates;
-  bool repeatable;
-  int64_t cost;
-  const int64_t* args;
-  uint64_t arg_count;
-  const int64_t* rest;  // results by threes, or mutated indices
-  uint64_t rest_count;
-
-  int64_t name(uint64_t i) const { return rest[3 * i]; }
-  int64_t size(uint64_t i) const { return rest[3 * i + 1]; }
-  bool is_fresh(uint64_t i) const { return rest[3 * i + 2] < 0; }
-  uint64_t mutated(uint64_t i) const { return static_cast<uint64_t>(std::max(rest[i], ~rest[i])); }
-};
-
-struct Checked {
-  uint64_t names;
-  uint64_t bytes;  // of all that is allocated, 512 at least for each
-};
-
 // Checks what operators allocate; results: how many each has. Returns the bytes of all temporaries,
 // with 512 for each.
-unsigned __int128 check_workspace(const Program& program, const std::vector<uint32_t>& results) {
+unsigned __int128 check_workspace(const Program& program, const std::vector<size_t>& results) {
   if (results.size() != program.operators)
     throw InvalidArgument("operators is " + std::to_string(program.operators) +
                           "; the program has " + std::to_string(results.size()));
@@ -91,7 +64,7 @@ unsigned __int128 check_workspace(const Program& program, const std::vector<uint
         allowed = allowed && static_cast<uint64_t>(value) < is_there.size() && is_there[value];
         if (allowed) is_there[value] = false;
       } else {
-        allowed &= kind == Trace::result && value < results[k];
+        allowed &= kind == Trace::result && static_cast<uint64_t>(value) < results[k];
       }
       if (!allowed)
         throw InvalidArgument("workspace: operator " + std::to_string(k) + " has the entry " +
@@ -103,59 +76,18 @@ unsigned __int128 check_workspace(const Program& program, const std::vector<uint
   return bytes;
 }
 
-// Checks every number of a program, so that running it need not.
-Checked check_program(const Program& program) {
-  uint64_t names = 0;
+// Checks what operators allocate. Returns the bytes of all that is allocated, with 512 for each.
+uint64_t check_memory(const Program& program, const Instructions& instructions) {
   unsigned __int128 bytes = 0;
-  std::vector<uint32_t> results;  // of each operator
-  ProgramReader reader(program.code, program.numbers);
-  const auto name = [&] {
-    // Every name takes a number of the program, at least.
-    const int64_t value = reader.number("name", 0, static_cast<int64_t>(program.numbers));
-    names = std::max(names, static_cast<uint64_t>(value) + 1);
-  };
-  const auto size = [&] { bytes += static_cast<uint64_t>(reader.amount("size")) + 512; };
-  while (!reader.at_end()) {
-    switch (reader.instruction()) {
-      case Instruction::constant:
-        name();
-        size();
-        break;
-      case Instruction::call:
-      case Instruction::effect: {
-        reader.amount("time");
-        const uint32_t args = reader.count("number of arguments");
-        for (uint32_t i = 0; i < args; ++i) name();
-        results.push_back(reader.count("number of results", 3));
-        for (uint32_t i = results.back(); i > 0; --i) {
-          name();
-          size();
-          reader.number("alias", -1, int64_t{args} - 1);
-        }
-        break;
-      }
-      case Instruction::mutate: {
-        results.push_back(0);
-        reader.amount("time");
-        const uint32_t args = reader.count("number of arguments");
-        for (uint32_t i = 0; i < args; ++i) name();
-        for (uint32_t i = reader.count("number of mutated arguments"); i > 0; --i)
-          reader.number("mutated argument", -int64_t{args}, int64_t{args} - 1);
-        break;
-      }
-      case Instruction::copy:
-      case Instruction::copy_from:
-        name();
-        name();
-        break;
-      case Instruction::release:
-        name();
-        break;
-    }
+  std::vector<size_t> results;  // of each operator
+  for (const Instruction& of : instructions) {
+    if (of.is_operator()) results.push_back(of.kind == Instruction::mutate ? 0 : of.results.size());
+    for (const Result& result : of.results)
+      if (result.is_fresh()) bytes += static_cast<uint64_t>(result.size_bytes) + 512;
   }
   if (program.workspace_at) bytes += check_workspace(program, results);
   constexpr uint64_t kMost = uint64_t{1} << 60;
-  return {names, static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost))};
+  return static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost));
 }
 
 // A pool, an engine on it and a framework over it, taken apart in the right order.
@@ -246,18 +178,19 @@ struct Buffer {
 class RuntimeSimulation final : private Observer {
  public:
   RuntimeSimulation(const dtr_runtime_options& options, const Program& program,
-                    const Checked& checked, Simulation& out)
+                    const Instructions& instructions, uint64_t needed_bytes, Simulation& out)
       : options_(options),
         program_(program),
+        instructions_(instructions),
         out_(out),
-        world_(options, checked.bytes),
+        world_(options, needed_bytes),
         engine_(of(world_.engine)),
         framework_(of(world_.sim)),
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
         trajectory_(out.trajectory),
-        names_(checked.names, nullptr) {
+        names_(instructions.names(), nullptr) {
     engine_.watch(this);
   }
 
@@ -301,49 +234,29 @@ class RuntimeSimulation final : private Observer {
   // ---- the program ----
 
   void execute_all() {
-    const int64_t* code = program_.code;
-    Operator next;
-    for (uint64_t at = 0; at < program_.numbers;) {
-      next.at = at;
-      switch (static_cast<Instruction>(code[at])) {
-        case Instruction::constant:
-          define(code[at + 1], make_buffer(code[at + 2]));
-          if (options_.swap_bytes > 0) meet(buffer_of(at + 1)->tensor);
+    for (const Instruction& of : instructions_) switch (of.kind) {
+        case Instruction::constant: {
+          Buffer* buffer = adopt(make_tensor(of.results[0].size_bytes));
+          define(of.results[0].name, buffer);
+          if (options_.swap_bytes > 0) meet(buffer->tensor);
           ++tensors_;
-          at += 3;
-          break;
-        case Instruction::call:
-        case Instruction::effect:
-          execute_call(next);
-          at += 3 + code[at + 2];
-          at += 1 + 3 * code[at];
-          ++next.index;
-          break;
-        case Instruction::mutate:
-          execute_mutate(next);
-          at += 3 + code[at + 2];
-          at += 1 + code[at];
-          ++next.index;
-          break;
-        case Instruction::copy:
-          define(code[at + 1], buffer_of(at + 2));
-          at += 3;
-          break;
-        case Instruction::copy_from: {
-          Buffer* source = buffer_of(at + 2);
-          ++source->names;  // it may lose its last name here
-          let_go(code[at + 1]);
-          define(code[at + 1], source);
-          --source->names;
-          at += 3;
           break;
         }
+        case Instruction::call:
+        case Instruction::effect:
+          execute_call(of);
+          break;
+        case Instruction::mutate:
+          execute_mutate(of);
+          break;
+        case Instruction::copy:
+        case Instruction::copy_from:
+          define(of.results[0].name, names_[of.arguments[0]]);
+          break;
         case Instruction::release:
-          let_go(code[at + 1]);
-          at += 2;
+          let_go(of.arguments[0]);
           break;
       }
-    }
   }
 
   // What an operator has met may be swapped out.
@@ -354,86 +267,75 @@ class RuntimeSimulation final : private Observer {
     engine_.op_end(frame_, 0, 0, 0);
   }
 
-  Operands operands_of(const Operator& of) const {
-    const int64_t* code = program_.code + of.at;
-    Operands operands;
-    operands.mutates = static_cast<Instruction>(code[0]) == Instruction::mutate;
-    operands.repeatable = static_cast<Instruction>(code[0]) != Instruction::effect;
-    operands.cost = code[1];
-    operands.arg_count = static_cast<uint64_t>(code[2]);
-    operands.args = code + 3;
-    operands.rest_count = static_cast<uint64_t>(operands.args[operands.arg_count]);
-    operands.rest = operands.args + operands.arg_count + 1;
-    return operands;
+  SimulatedTensor* argument(const Instruction& of, size_t i) const {
+    return names_[of.arguments[i]]->tensor;
   }
 
-  void execute_call(const Operator& of) {
-    const Operands operands = operands_of(of);
+  static bool repeatable(const Instruction& of) { return of.kind != Instruction::effect; }
+
+  void execute_call(const Instruction& of) {
     const uint64_t first = tensors_;
-    tensors_ += operands.rest_count;
-    bool any_fresh = false;
-    for (uint64_t i = 0; i < operands.rest_count; ++i) any_fresh |= operands.is_fresh(i);
-    if (any_fresh || !operands.repeatable) {
-      execute(of, operands, first);
-      for (uint64_t i = 0; i < operands.rest_count; ++i)
-        if (operands.is_fresh(i)) {
-          if (operands.repeatable) note_storage(results_[i]->storage, first + i);
-          define(operands.name(i), adopt(results_[i]));
+    tensors_ += of.results.size();
+    if (!repeatable(of) || std::any_of(of.results.begin(), of.results.end(),
+                                       [](const Result& result) { return result.is_fresh(); })) {
+      execute(of, first);
+      for (size_t i = 0; i < of.results.size(); ++i)
+        if (of.results[i].is_fresh()) {
+          if (repeatable(of)) note_storage(results_[i]->storage, first + i);
+          define(of.results[i].name, adopt(results_[i]));
           results_[i] = nullptr;
         }
       results_.clear();
     }
-    for (uint64_t i = 0; i < operands.rest_count; ++i)
-      if (!operands.is_fresh(i))
-        define(operands.name(i), buffer_of(of.at + 3 + operands.rest[3 * i + 2]));
+    for (const Result& result : of.results)
+      if (!result.is_fresh())
+        define(result.name, names_[of.arguments[static_cast<size_t>(result.alias)]]);
   }
 
-  void execute_mutate(const Operator& of) {
-    const Operands operands = operands_of(of);
+  void execute_mutate(const Instruction& of) {
     const uint64_t first = tensors_;
-    tensors_ += operands.rest_count;
-    execute(of, operands, first);
+    tensors_ += of.results.size();
+    execute(of, first);
     // If two of the arguments are one storage, its new version is the first's.
-    for (uint64_t i = operands.rest_count; i-- > 0;)
-      note_storage(buffer_of(of.at + 3 + operands.mutated(i))->tensor->storage, first + i);
+    for (size_t i = of.results.size(); i-- > 0;)
+      note_storage(names_[of.results[i].name]->tensor->storage, first + i);
   }
 
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
-  void execute(const Operator& of, const Operands& operands, uint64_t first_tensor) {
-    if (of.index == program_.counted_from && of.index > 0) begin_counting();
-    if (of.index == out_.plan_from && out_.make_plan) begin_plan();
-    trajectory_.begins(of.index);
-    if (frame_.buffer.size() < operands.arg_count + operands.rest_count)
-      frame_.buffer.resize(operands.arg_count + operands.rest_count);
-    for (uint64_t i = 0; i < operands.arg_count; ++i)
-      frame_.buffer[i] = reinterpret_cast<int64_t>(buffer_of(of.at + 3 + i)->tensor);
-    if (operands.mutates)
-      for (uint64_t i = 0; i < operands.rest_count; ++i)
-        frame_.buffer[operands.mutated(i)] |=
-            operands.rest[i] < 0 ? DTR_USE_WRITE_ONLY : DTR_USE_MUTATE;
-    const uint32_t flags = operands.repeatable ? DTR_OP_RECOMPUTABLE : 0;
-    const int64_t told_ns = told_cost(of, operands);
+  void execute(const Instruction& of, uint64_t first_tensor) {
+    const size_t arguments = of.arguments.size();
+    if (of.op == program_.counted_from && of.op > 0) begin_counting();
+    if (of.op == out_.plan_from && out_.make_plan) begin_plan();
+    trajectory_.begins(of.op);
+    if (frame_.buffer.size() < arguments + of.results.size())
+      frame_.buffer.resize(arguments + of.results.size());
+    for (size_t i = 0; i < arguments; ++i)
+      frame_.buffer[i] = reinterpret_cast<int64_t>(argument(of, i));
+    if (of.kind == Instruction::mutate)
+      for (const Result& result : of.results)
+        frame_.buffer[static_cast<size_t>(result.alias)] |=
+            result.is_read ? DTR_USE_MUTATE : DTR_USE_WRITE_ONLY;
+    const uint32_t flags = repeatable(of) ? DTR_OP_RECOMPUTABLE : 0;
+    const int64_t told_ns = told_cost(of);
     frame_.told_ns = told_ns;
-    make_ahead(of, operands);
-    const int32_t need =
-        engine_.op_begin(frame_, static_cast<uint32_t>(operands.arg_count), flags, 0);
+    make_ahead(of);
+    const int32_t need = engine_.op_begin(frame_, static_cast<uint32_t>(arguments), flags, 0);
     if (need & DTR_HAS_DROPPED) {
       int64_t ids[64];
       while (engine_.drain_dropped(ids, 64) > 0) continue;
     }
     if (need & DTR_NEED_WORK)
       while (engine_.op_prepare(frame_) > 0) rematerialize();
-    for (uint64_t i = 0; i < operands.arg_count; ++i)
-      check_resident(*buffer_of(of.at + 3 + i)->tensor->storage);
-    trajectory_.run_begins(of.index, true);
+    for (size_t i = 0; i < arguments; ++i) check_resident(*argument(of, i)->storage);
+    trajectory_.run_begins(of.op, true);
     for (SimulatedTensor* tensor : ahead_) results_.push_back(tensor);
     ahead_.clear();
-    run_kernel(of, operands);
-    for (uint64_t i = 0; i < operands.arg_count; ++i) used(buffer_of(of.at + 3 + i)->tensor);
+    run_kernel(of);
+    for (size_t i = 0; i < arguments; ++i) used(argument(of, i));
     end_run();
     for (uint64_t i = 0; i < results_.size(); ++i)
       frame_.buffer[i] = reinterpret_cast<int64_t>(results_[i]);
-    if (operands.repeatable) {
+    if (repeatable(of)) {
       out_.decide('M', first_tensor);  // before what dies because it has run
       ++out_.result.model_ops;
     }
@@ -442,24 +344,24 @@ class RuntimeSimulation final : private Observer {
     trajectory_.ended(frame_.signature.value());
     if (id > 0) {
       if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
-      closures_[id] = of;
+      closures_[id] = &of;
     }
-    out_.result.model_cost += operands.cost;
+    out_.result.model_cost += of.cost;
   }
 
-  int64_t told_cost(const Operator& of, const Operands& operands) const {
-    if (!program_.weights) return operands.cost;
-    return static_cast<int64_t>(program_.weights[of.index] * static_cast<double>(operands.cost));
+  int64_t told_cost(const Instruction& of) const {
+    if (!program_.weights) return of.cost;
+    return static_cast<int64_t>(program_.weights[of.op] * static_cast<double>(of.cost));
   }
 
   // The first results have memory that was allocated before, for the operator to fill.
-  void make_ahead(const Operator& of, const Operands& operands) {
-    if (!program_.made_ahead || operands.mutates) return;
-    const uint64_t count = std::min<uint64_t>(program_.made_ahead[of.index], operands.rest_count);
+  void make_ahead(const Instruction& of) {
+    if (!program_.made_ahead || of.kind == Instruction::mutate) return;
+    const size_t count = std::min<size_t>(program_.made_ahead[of.op], of.results.size());
     if (count == 0) return;
-    trajectory_.run_begins(of.index, true, true);
-    for (uint64_t i = 0; i < count && operands.is_fresh(i); ++i)
-      ahead_.push_back(make_tensor(operands.size(i)));
+    trajectory_.run_begins(of.op, true, true);
+    for (size_t i = 0; i < count && of.results[i].is_fresh(); ++i)
+      ahead_.push_back(make_tensor(of.results[i].size_bytes));
     trajectory_.run_ends();
   }
 
@@ -479,21 +381,22 @@ class RuntimeSimulation final : private Observer {
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
   // for views.
-  void run_kernel(const Operator& of, const Operands& operands) {
-    const uint64_t count = operands.mutates ? 0 : operands.rest_count;
+  void run_kernel(const Instruction& of) {
+    const size_t count = of.kind == Instruction::mutate ? 0 : of.results.size();
     results_.resize(count, nullptr);
-    const auto make_result = [&](uint64_t i) {
-      if (operands.is_fresh(i) && !results_[i]) results_[i] = make_tensor(operands.size(i));
+    const auto make_result = [&](size_t i) {
+      const Result& result = of.results[i];
+      if (result.is_fresh() && !results_[i]) results_[i] = make_tensor(result.size_bytes);
     };
     if (program_.workspace_at) {
-      const int64_t end = program_.workspace_at[of.index + 1];
-      for (int64_t at = program_.workspace_at[of.index]; at < end; at += 2) {
+      const int64_t end = program_.workspace_at[of.op + 1];
+      for (int64_t at = program_.workspace_at[of.op]; at < end; at += 2) {
         const int64_t kind = program_.workspace[at];
         const int64_t value = program_.workspace[at + 1];
         if (kind == allocate) {
           temporaries_.push_back(make_tensor(value));
         } else if (kind == result) {
-          make_result(static_cast<uint64_t>(value));
+          make_result(static_cast<size_t>(value));
         } else {
           used(temporaries_[value]);
           framework_.release_tensor(temporaries_[value]);
@@ -501,7 +404,7 @@ class RuntimeSimulation final : private Observer {
         }
       }
     }
-    for (uint64_t i = 0; i < count; ++i) make_result(i);
+    for (size_t i = 0; i < count; ++i) make_result(i);
     for (const SimulatedTensor* tensor : temporaries_) used(tensor);
     release_all(temporaries_);
   }
@@ -519,11 +422,10 @@ class RuntimeSimulation final : private Observer {
   // ---- rematerialization, as native/bridge/repeat.h has it ----
 
   void rematerialize() {
-    while (const int64_t id = engine_.remat_next(frame_)) step(closures_[id]);
+    while (const int64_t id = engine_.remat_next(frame_)) step(*closures_[id]);
   }
 
-  void step(const Operator& of) {
-    const Operands operands = operands_of(of);
+  void step(const Instruction& of) {
     uint64_t waiting = 0;  // those not begun stand at the bottom, and wait for nothing
     while (!frame_.remat.stack[waiting].inputs.op) ++waiting;
     out_.result.chain_depth =
@@ -533,10 +435,10 @@ class RuntimeSimulation final : private Observer {
     for (const Storage* storage : frame_.remat.step_outputs)
       revived += storage->state != State::resident;
 
-    trajectory_.run_begins(of.index, false);
+    trajectory_.run_begins(of.op, false);
     rebuild();
     for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
-    run_kernel(of, operands);
+    run_kernel(of);
     for (const SimulatedTensor* tensor : rebuilt_) used(tensor);
     end_run();
     const uint64_t arguments = arguments_.size();
@@ -551,7 +453,7 @@ class RuntimeSimulation final : private Observer {
     release_all(results_);
     release_all(rebuilt_);
 
-    out_.result.remat_cost += operands.cost;
+    out_.result.remat_cost += of.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
     int64_t most = options_.common.max_recompute;
@@ -602,23 +504,13 @@ class RuntimeSimulation final : private Observer {
 
   Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_}; }
 
-  Buffer* make_buffer(int64_t size_bytes) { return adopt(make_tensor(size_bytes)); }
-
-  Buffer* buffer_of(uint64_t at) const {
-    Buffer* buffer = names_[program_.code[at]];
-    if (!buffer)
-      throw InvalidArgument("program: name " + std::to_string(program_.code[at]) + " in number " +
-                            std::to_string(at) + " stands for nothing there");
-    return buffer;
-  }
-
-  void define(int64_t name, Buffer* buffer) {
+  void define(uint32_t name, Buffer* buffer) {
     ++buffer->names;
     let_go(name);
     names_[name] = buffer;
   }
 
-  void let_go(int64_t name) {
+  void let_go(uint32_t name) {
     Buffer* buffer = names_[name];
     names_[name] = nullptr;
     if (buffer && --buffer->names == 0) drop(buffer);
@@ -757,6 +649,7 @@ class RuntimeSimulation final : private Observer {
 
   const dtr_runtime_options& options_;
   const Program& program_;
+  const Instructions& instructions_;
   Simulation& out_;
   World world_;
   Engine& engine_;
@@ -768,9 +661,9 @@ class RuntimeSimulation final : private Observer {
   dtr_engine_stats engine_before_{};
   dtr_pool_stats pool_before_{};
   std::vector<Buffer*> names_;
-  std::vector<Operator> closures_;         // by the engine's op ids
-  std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
-  uint64_t tensors_ = 0;                   // of the log, so far
+  std::vector<const Instruction*> closures_;  // by the engine's op ids
+  std::vector<uint64_t> storage_tensors_;     // by the engine's storage ids
+  uint64_t tensors_ = 0;                      // of the log, so far
   uint64_t serials_ = 0;
   // Of the op in flight; kept to be released if it does not come to its end.
   std::vector<SimulatedTensor*> ahead_;
@@ -813,7 +706,8 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
   if (options.common.least_size_share != 0)
     throw InvalidArgument("least_size_share is " + std::to_string(options.common.least_size_share) +
                           "; allowed with runtime semantics: 0");
-  const Checked checked = check_program(program);
+  const Instructions instructions(program.code, program.numbers, Names::live);
+  const uint64_t needed_bytes = check_memory(program, instructions);
   if (options.space != DTR_SPACE_BYTES &&
       options.common.budget_bytes < World::chunk_bytes(options)) {
     // No chunk fits, so no block does.
@@ -821,7 +715,7 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
     simulation.result.clock = 1;
     return;
   }
-  RuntimeSimulation run(options, program, checked, simulation);
+  RuntimeSimulation run(options, program, instructions, needed_bytes, simulation);
   try {
     run.run();
   } catch (...) {

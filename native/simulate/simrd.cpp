@@ -19,8 +19,10 @@ void add(T& sum, T amount, const char* what) {
 
 }  // namespace
 
-Machine::Machine(const dtr_simulation_options& options, Simulation& simulation, Given* given)
+Machine::Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
+                 Given* given)
     : options_(options),
+      log_(log),
       simulation_(simulation),
       result_(simulation.result),
       given_(given),
@@ -44,108 +46,29 @@ Machine::Machine(const dtr_simulation_options& options, Simulation& simulation, 
   result_.clock = 1;
 }
 
-// ---- the program ----
-
-namespace {
-
-// One of MUTATE's: whether the old content is read is nothing to simrd.
-size_t mutated_index(ProgramReader& program, int64_t last) {
-  const int64_t index = program.number("MUTATE's index", -1 - last, last);
-  return static_cast<size_t>(std::max(index, ~index));
-}
-
-// Whether a view is made of more than the storage that it looks at.
-bool has_wide_views(const int64_t* numbers, uint64_t count) {
-  ProgramReader program(numbers, count);
-  std::vector<uint64_t> storage_of;  // by name
-  uint64_t storages = 0;
-  const auto named = [&]() -> uint64_t& {
-    const auto names = static_cast<int64_t>(storage_of.size());
-    return storage_of[static_cast<size_t>(program.number("a name", 0, names - 1))];
-  };
-  std::vector<uint64_t*> arguments;
-  while (!program.at_end()) {
-    const Instruction instruction = program.instruction();
-    if (instruction == Instruction::constant) {
-      program.amount("CONSTANT's name");
-      program.amount("CONSTANT's size");
-      storage_of.push_back(storages++);
-    } else if (instruction == Instruction::copy) {
-      program.amount("COPY's destination");
-      const uint64_t source = named();
-      storage_of.push_back(source);
-    } else if (instruction == Instruction::copy_from) {
-      uint64_t& name = named();
-      const uint64_t source = named();
-      name = source;
-    } else if (instruction == Instruction::release) {
-      named();
-    } else {
-      program.amount("time");
-      arguments.clear();
-      for (uint32_t left = program.count("number of arguments"); left > 0; --left)
-        arguments.push_back(&named());
-      const int64_t last = static_cast<int64_t>(arguments.size()) - 1;
-      if (instruction == Instruction::mutate) {
-        for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left)
-          *arguments[mutated_index(program, last)] = storages++;
-        continue;
-      }
-      std::vector<uint64_t> results;
-      for (uint32_t left = program.count("CALL's number of results", 3); left > 0; --left) {
-        program.amount("a result's name");
-        program.amount("a result's size");
-        const int64_t alias = program.number("a result's alias", -1, last);
-        results.push_back(alias < 0 ? storages++ : *arguments[static_cast<size_t>(alias)]);
-        for (const uint64_t* argument : arguments)
-          if (alias >= 0 && *argument != results.back()) return true;
-      }
-      storage_of.insert(storage_of.end(), results.begin(), results.end());
-    }
-  }
-  return false;
-}
-
-}  // namespace
-
-void Machine::run(const int64_t* program, uint64_t numbers) {
-  if (caches_regions_ && has_wide_views(program, numbers)) regions_.expect_circles();
-  ProgramReader reader(program, numbers);
+void Machine::run() {
+  if (caches_regions_ && log_.has_wide_views()) regions_.expect_circles();
   try {
-    while (!reader.at_end()) switch (reader.instruction()) {
-        case Instruction::constant:
-          constant(reader);
+    for (const Event& event : log_.events) switch (event.kind) {
+        case Event::run:
+          compute(event.id);
           break;
-        case Instruction::call:
-          call(reader);
+        case Event::constant:
+          compute(event.id);
+          pin(log_.ops[event.id].first_output);
           break;
-        case Instruction::mutate:
-          mutate(reader);
+        case Event::get:
+          get(event.id);
           break;
-        case Instruction::copy: {
-          const int64_t name = reader.amount("COPY's destination");
-          const uint32_t source = names_[named(reader, "COPY's source")];
-          define(reader, name, source);
-          get(source);
-          break;
-        }
-        case Instruction::copy_from: {
-          const uint32_t name = named(reader, "COPY_FROM's destination");
-          const uint32_t source = names_[named(reader, "COPY_FROM's source")];
-          const uint32_t old = names_[name];
-          names_[name] = source;
-          release(old);
-          get(source);
-          break;
-        }
-        case Instruction::release:
-          release(names_[named(reader, "RELEASE's name")]);
-          break;
-        case Instruction::effect:
-          effect(reader);
+        case Event::release:
+          release(event.id);
           break;
       }
-    finish();
+    // The output condition: what the program still refers to, it wants.
+    for (const uint32_t tensor : log_.outputs) {
+      if (!tensors_[tensor].defined) materialize(tensor, true);
+      pin(tensor);
+    }
     if (given_ != nullptr) given_->check_end(result_.model_ops + result_.remat_ops);
   } catch (const Stop& stop) {
     result_.status = stop.status;
@@ -153,116 +76,19 @@ void Machine::run(const int64_t* program, uint64_t numbers) {
   result_.end_bytes = memory_;
 }
 
-// A name that is defined; its index in names_.
-uint32_t Machine::named(ProgramReader& program, const char* what) {
-  return static_cast<uint32_t>(program.number(what, 0, static_cast<int64_t>(names_.size()) - 1));
-}
-
-void Machine::define(ProgramReader& program, int64_t name, uint32_t tensor) {
-  if (name != static_cast<int64_t>(names_.size()))
-    program.fail("a new name", name, std::to_string(names_.size()) + ", the next one");
-  names_.push_back(tensor);
-}
-
-void Machine::read_arguments(ProgramReader& program) {
-  argument_names_.clear();
-  arguments_.clear();
-  for (uint32_t left = program.count("number of arguments"); left > 0; --left) {
-    argument_names_.push_back(named(program, "an argument"));
-    arguments_.push_back(names_[argument_names_.back()]);
-  }
-}
-
-void Machine::constant(ProgramReader& program) {
-  const int64_t name = program.amount("CONSTANT's name");
-  arguments_.clear();
-  results_.assign(1, {name, static_cast<uint64_t>(program.amount("CONSTANT's size")), -1});
-  const uint32_t tensor = compute(0);
-  pin(tensor);
-  define(program, name, tensor);
-}
-
-void Machine::call(ProgramReader& program) {
-  const int64_t cost = program.amount("CALL's time");
-  read_arguments(program);
-  results_.clear();
-  for (uint32_t left = program.count("CALL's number of results", 3); left > 0; --left) {
-    Result result;
-    result.name = program.amount("a result's name");
-    result.size_bytes = static_cast<uint64_t>(program.amount("a result's size"));
-    result.alias =
-        program.number("a result's alias", -1, static_cast<int64_t>(arguments_.size()) - 1);
-    if (result.alias >= 0) result.size_bytes = 0;
-    results_.push_back(result);
-  }
-  if (results_.empty()) return;
-  const uint32_t first = compute(cost);
-  for (uint32_t i = 0; i < results_.size(); ++i) define(program, results_[i].name, first + i);
-}
-
-// simrd knows but its constants.
-void Machine::effect(ProgramReader& program) {
-  program.amount("EFFECT's time");
-  for (uint32_t left = program.count("EFFECT's number of arguments"); left > 0; --left)
-    named(program, "EFFECT's argument");
-  for (uint32_t left = program.count("EFFECT's number of results", 3); left > 0; --left) {
-    constant(program);
-    program.number("EFFECT's alias", -1, -1);
-  }
-}
-
-// Results of the arguments' sizes take the arguments' names; then the old tensors go.
-void Machine::mutate(ProgramReader& program) {
-  const int64_t cost = program.amount("MUTATE's time");
-  read_arguments(program);
-  results_.clear();
-  std::vector<uint32_t> mutated;
-  for (uint32_t left = program.count("MUTATE's number of indices"); left > 0; --left) {
-    const size_t index = mutated_index(program, static_cast<int64_t>(arguments_.size()) - 1);
-    mutated.push_back(argument_names_[index]);
-    results_.push_back({-1, storages_[tensors_[arguments_[index]].storage].size_bytes, -1});
-  }
-  if (results_.empty()) return;
-  const uint32_t first = compute(cost);
-  for (uint32_t i = 0; i < mutated.size(); ++i) {
-    const uint32_t old = names_[mutated[i]];
-    names_[mutated[i]] = first + i;
-    release(old);
-  }
-}
-
-// The output condition: what the program still refers to, it wants.
-void Machine::finish() {
-  for (const uint32_t tensor : names_) {
-    if (tensors_[tensor].references <= 0) continue;
-    if (!tensors_[tensor].defined) materialize(tensor, true);
-    pin(tensor);
-  }
-}
-
-// ---- tensors ----
-
-// A new op over arguments_ that gives results_; runs it. Returns its first tensor.
-uint32_t Machine::compute(int64_t cost) {
-  const auto id = static_cast<uint32_t>(ops_.size());
-  const auto first = static_cast<uint32_t>(tensors_.size());
+// Defines an op, and runs it.
+void Machine::compute(uint32_t id) {
+  const Op& op = log_.ops[id];
   const auto first_storage = static_cast<uint32_t>(storages_.size());
   const bool has_regions = caches_regions_ || walks_neighborhood_;
-  ops_.emplace_back();
-  Op& op = ops_.back();
-  op.cost = cost;
-  op.first_output = first;
-  op.outputs = static_cast<uint32_t>(results_.size());
-  op.inputs = arguments_;
-  for (const Result& result : results_) {
-    const auto tensor = static_cast<uint32_t>(tensors_.size());
-    add(op.total_bytes, result.size_bytes, "sizes");
-    uint32_t at = static_cast<uint32_t>(storages_.size());
-    if (result.alias >= 0) {
-      at = tensors_[arguments_[static_cast<size_t>(result.alias)]].storage;
-    } else {
+  const auto each_storage = [&](auto&& visit) {
+    for (uint32_t tensor = op.first_output; tensor < op.end_output(); ++tensor)
+      visit(log_.tensors[tensor].storage, tensor);
+  };
+  each_storage([&](uint32_t at, uint32_t tensor) {
+    if (at == storages_.size()) {
       storages_.emplace_back();
-      storages_.back().size_bytes = result.size_bytes;
+      storages_.back().size_bytes = log_.storages[at].size_bytes;
       storages_.back().root = tensor;
       // Until it is computed it counts as evicted, with no cost in its component.
       if (keeps_components_) storages_.back().component = components_.create(0);
@@ -271,25 +97,19 @@ uint32_t Machine::compute(int64_t cost) {
       if (has_regions) regions_.add_storage(tensor);
       if (banishes()) evicted_dependents_.emplace_back();
     }
-    Storage& storage = storages_[at];
-    storage.tensors.push_back(tensor);
-    ++storage.references;
-    tensors_.emplace_back();
-    tensors_.back().op = id;
-    tensors_.back().storage = at;
-    tensors_.back().size_bytes = result.size_bytes;
-  }
+    storages_[at].tensors.push_back(tensor);
+    ++storages_[at].references;
+    tensors_.push_back({log_.tensors[tensor]});
+  });
   if (is_marginal_)
-    for (const Result& result : results_)
-      if (result.alias >= 0)
-        update_needed(tensors_[arguments_[static_cast<size_t>(result.alias)]].storage, true);
+    each_storage([&](uint32_t at, uint32_t tensor) {
+      if (log_.is_view(tensor)) update_needed(at, true);
+    });
   if (has_regions) regions_.begin_op(first_storage, static_cast<uint32_t>(storages_.size()));
-  add_edges(id);
-  if (is_marginal_)
-    for (uint32_t i = 0; i < results_.size(); ++i) update_needed(tensors_[first + i].storage);
-  materialize(first, false);
-  for (uint32_t i = 0; i < results_.size(); ++i) stamp(tensors_[first + i].storage);
-  return first;
+  add_edges(op);
+  if (is_marginal_) each_storage([&](uint32_t at, uint32_t) { update_needed(at); });
+  materialize(op.first_output, false);
+  each_storage([&](uint32_t at, uint32_t) { stamp(at); });
 }
 
 // Adds to a storage's cost and edges.
@@ -304,9 +124,8 @@ void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t
   if (cost != 0) pool_.set_own(at, own_cost(at));
 }
 
-void Machine::add_edges(uint32_t id) {
-  const Op& op = ops_[id];
-  const uint32_t end = op.first_output + op.outputs;
+void Machine::add_edges(const Op& op) {
+  const uint32_t end = op.end_output();
   sources_.clear();
   plain_op_ = true;
   for (const uint32_t input : op.inputs) {
@@ -323,7 +142,7 @@ void Machine::add_edges(uint32_t id) {
     // All views count, each op once: the cost of bringing the storage and its views back. (What
     // this op made of it stands at the end.)
     const auto own = std::find(views.rbegin(), views.rend(), tensor);
-    const bool counted = view && tensors_[*(own + 1)].op == id;
+    const bool counted = view && tensors_[*(own + 1)].op == tensors_[tensor].op;
     touch(to, counted ? 0 : op.cost, static_cast<uint32_t>(op.inputs.size()), 0);
     for (const uint32_t from : sources_) {
       if (from == to) continue;
@@ -341,7 +160,7 @@ void Machine::add_edges(uint32_t id) {
   if (!banishes()) return;
   links_.resize(tensors_.size());
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
-    links_[tensor].parents = op.inputs;
+    links_[tensor].parents.assign(op.inputs.begin(), op.inputs.end());
   for (const uint32_t input : op.inputs)
     for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
       links_[input].children.push_back(tensor);
@@ -359,7 +178,7 @@ void Machine::add_ordered_edges(const Op& op) {
       children.insert(children.begin() + at, tensors_[op.first_output + i].storage);
     }
   }
-  for (uint32_t tensor = op.first_output; tensor < op.first_output + op.outputs; ++tensor)
+  for (uint32_t tensor = op.first_output; tensor < op.end_output(); ++tensor)
     for (const uint32_t input : op.inputs)
       graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
 }
@@ -390,8 +209,8 @@ void Machine::begin_step(uint32_t tensor, bool rematerialize) {
   const Storage& storage = storages_[tensors_[tensor].storage];
   check(!tensors_[tensor].defined && !storage.banished);
   check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
-  const std::vector<uint32_t>& parents =
-      banishes() ? links_[tensor].parents : ops_[tensors_[tensor].op].inputs;
+  Span<uint32_t> parents = log_.ops[tensors_[tensor].op].inputs;
+  if (banishes()) parents = {links_[tensor].parents.data(), links_[tensor].parents.size()};
   for (const uint32_t parent : parents) {
     const uint32_t from = tensors_[parent].storage;
     if (!banishes() || storages_[from].references > 0) stamp(from);
@@ -409,14 +228,14 @@ void Machine::begin_step(uint32_t tensor, bool rematerialize) {
 // All inputs are there and locked.
 void Machine::execute(const Step& step) {
   const uint32_t wanted = step.tensor;
-  const Op& op = ops_[tensors_[wanted].op];
+  const Op& op = log_.ops[tensors_[wanted].op];
   make_room(op.total_bytes);
   defined_.clear();
   revived_.clear();
   add(result_.clock, op.cost, "times");
   add(memory_, op.total_bytes, "sizes");
   result_.peak_bytes = std::max(result_.peak_bytes, memory_);
-  const uint32_t end = op.first_output + op.outputs;
+  const uint32_t end = op.end_output();
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
     if (tensor != wanted && !tensors_[tensor].defined) defined_.push_back(tensor);
   defined_.push_back(wanted);
@@ -469,7 +288,8 @@ void Machine::execute(const Step& step) {
 
 void Machine::unlock_inputs(uint32_t tensor) {
   if (!banishes()) {
-    for (const uint32_t input : ops_[tensors_[tensor].op].inputs) unlock(tensors_[input].storage);
+    for (const uint32_t input : log_.ops[tensors_[tensor].op].inputs)
+      unlock(tensors_[input].storage);
     return;
   }
   // simrd walks the list that banishing shortens meanwhile: the input behind a banished one is

@@ -24,8 +24,8 @@
 #include "given.h"
 #include "mersenne.h"
 #include "pool.h"
-#include "program.h"
 #include "regions.h"
+#include "simrd_log.h"
 #include "simulation.h"
 
 namespace dtr::simrd {
@@ -33,19 +33,8 @@ namespace dtr::simrd {
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr int64_t kNever = INT64_MIN / 4;  // the last access of what was never accessed
 
-struct Op {
-  int64_t cost = 0;
-  uint64_t total_bytes = 0;
-  uint32_t first_output = 0;
-  uint32_t outputs = 0;
-  std::vector<uint32_t> inputs;  // tensors in argument order, repeated if given twice
-};
-
-struct Tensor {
-  uint32_t op = 0;
-  uint32_t storage = 0;
-  uint64_t size_bytes = 0;  // 0: a view
-  int32_t references = 1;   // by the program
+struct TensorState : Tensor {
+  int32_t references = 1;  // by the program
   bool defined = false;
 };
 
@@ -113,9 +102,10 @@ class Machine {
  public:
   // Throws InvalidArgument for options that simrd has no meaning for.
   // given: what is evicted for room, instead of what the heuristic would choose; may be null.
-  Machine(const dtr_simulation_options& options, Simulation& simulation, Given* given = nullptr);
-  // Runs the program; its outcome is in the simulation. Throws InvalidArgument if it is malformed.
-  void run(const int64_t* program, uint64_t numbers);
+  Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
+          Given* given = nullptr);
+  // Runs the log; its outcome is in the simulation.
+  void run();
 
  private:
   // What ends a run early.
@@ -130,20 +120,10 @@ class Machine {
     size_t next_missing;  // the one it waits for
   };
 
-  // ---- simrd.cpp: the program ----
-  void constant(ProgramReader& program);
-  void call(ProgramReader& program);
-  void mutate(ProgramReader& program);
-  void effect(ProgramReader& program);
-  void finish();
-  uint32_t named(ProgramReader& program, const char* what);
-  void define(ProgramReader& program, int64_t name, uint32_t tensor);
-  void read_arguments(ProgramReader& program);
-
-  // ---- simrd.cpp: tensors ----
-  uint32_t compute(int64_t cost);
+  // ---- simrd.cpp ----
+  void compute(uint32_t op);
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
-  void add_edges(uint32_t op);
+  void add_edges(const Op& op);
   void add_ordered_edges(const Op& op);
   void materialize(uint32_t tensor, bool rematerialize);
   void begin_step(uint32_t tensor, bool rematerialize);
@@ -177,6 +157,7 @@ class Machine {
   double score(uint32_t storage, Cost cost, int64_t newest) const;
 
   const dtr_simulation_options options_;
+  const Log& log_;
   Simulation& simulation_;
   dtr_simulation_result& result_;
   Given* const given_;
@@ -185,8 +166,7 @@ class Machine {
   bool keeps_components_ = false;
   bool is_marginal_ = false;
 
-  std::vector<Op> ops_;
-  std::vector<Tensor> tensors_;
+  std::vector<TensorState> tensors_;  // of the log, those that were computed so far
   std::vector<Storage> storages_;
   Graph graph_;               // the storages, parallel to storages_
   Pool pool_;                 // the resident, unlocked storages
@@ -194,7 +174,6 @@ class Machine {
   std::vector<Links> links_;  // parallel to tensors_, and
   std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both
                                                                   // for banishing only
-  std::vector<uint32_t> names_;                                   // the tensor of each name
   uint64_t memory_ = 0;
   Components components_;
   Regions regions_{graph_};
@@ -207,13 +186,6 @@ class Machine {
   std::vector<uint32_t> pending_;  // worklist
   uint32_t walks_ = 0;
   // Of the op that is being defined or executed:
-  std::vector<uint32_t> argument_names_, arguments_;  // and their tensors
-  struct Result {
-    int64_t name;
-    uint64_t size_bytes;
-    int64_t alias;
-  };
-  std::vector<Result> results_;
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments
   bool plain_op_ = false;          // all of them are resident, and nothing is to be repeated
   std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last

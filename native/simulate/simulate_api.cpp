@@ -42,7 +42,8 @@ int32_t dtr_simulate_simrd(const dtr_simulation_options* options, const int64_t*
       throw dtr::InvalidArgument(
           "the heuristic is a callable; allowed with simrd's semantics: scores and random");
     auto simulation = std::make_unique<dtr::Simulation>();
-    dtr::simrd::Machine(*options, *simulation).run(program, numbers);
+    const dtr::simrd::Log log(program, numbers);
+    dtr::simrd::Machine(*options, log, *simulation).run();
     *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }
@@ -66,7 +67,8 @@ int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t
                                  "; allowed: 0 (eager), 2 (ignore)");
     auto simulation = std::make_unique<dtr::Simulation>();
     dtr::Given given(evictions, count);
-    dtr::simrd::Machine(options, *simulation, &given).run(program, numbers);
+    const dtr::simrd::Log log(program, numbers);
+    dtr::simrd::Machine(options, log, *simulation, &given).run();
     *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }

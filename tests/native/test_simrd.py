@@ -365,7 +365,7 @@ def test_deep_chains_need_no_recursion() -> None:
         ([1, 5, 0, 1, 0, 8, 0], "alias"),
         ([0, 0, 8, 2, 5, 1, 0, 1, 1], "index"),
         ([3, 0, 0], "source"),
-        ([4, 0, 0], "destination"),
+        ([0, 0, 8, 4, 1, 0], "destination"),
         ([5, 0], "RELEASE"),
         ([1, 2**62, 0, 1, 0, 1, -1, 1, 2**62, 1, 0, 1, 1, 1, -1], "too large"),
     ],

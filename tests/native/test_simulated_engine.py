@@ -309,17 +309,20 @@ def test_many_simulations_leave_nothing_behind(programs):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ([9], "instruction .* is 9; allowed: 0 to 6"),
-        ([0, 0], "the program ends here"),
-        ([0, 0, -5], "size .* is -5"),
-        ([5, 7], "name .* is 7"),
-        ([5, -1], "name .* is -1"),
-        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "number of results .* is 1"),
-        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "alias .* is 1; allowed: -1 to 0"),
-        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "mutated argument .* is 1; allowed: -1 to 0"),
-        ([0, 0, 8, 2, 1, 1, 0, 1, -2], "mutated argument .* is -2; allowed: -1 to 0"),
-        ([3, 0, 1], "name 1 in number 2 stands for nothing there"),
-        ([0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1], "name 0 in number 8 stands for nothing there"),
+        ([9], "number 0, instruction, is 9; allowed: 0 to 6"),
+        ([0, 0], "it ends before CONSTANT's size"),
+        ([0, 0, -5], "number 2, CONSTANT's size, is -5"),
+        ([5, 7], "number 1, RELEASE's name, is 7; allowed: none, as there is no name yet"),
+        ([5, -1], "RELEASE's name, is -1"),
+        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "CALL's number of results, is 1"),
+        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "CALL's alias, is 1; allowed: -1 to 0"),
+        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "MUTATE's index of an argument, is 1; allowed: -1 to 0"),
+        ([0, 0, 8, 2, 1, 1, 0, 1, -2], "MUTATE's index of an argument, is -2; allowed: -1 to 0"),
+        ([0, 0, 8, 3, 1, 1], "number 5, COPY's source, is 1; allowed: 0"),
+        (
+            [0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1],
+            "number 8, CALL's argument, is 0; allowed: a name that stands for something there",
+        ),
     ],
 )
 def test_a_program_that_makes_no_sense_is_named(code, message):
